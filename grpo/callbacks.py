@@ -1,0 +1,119 @@
+"""What happens beside a step: the metrics file, the progress bar, and stopping cleanly."""
+
+import json
+import math
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from grpo.hardware import peak_memory
+
+ACCURACY = "rewards/correctness/mean"
+
+
+class MetricsFile(TrainerCallback):
+    """Write `metrics.jsonl`: one object a logged step, TRL's names unchanged, and the memory in GB."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.path.exists():  # a continued run does the steps after its checkpoint again
+            lines = self.path.read_text().splitlines(keepends=True)
+            self.path.write_text("".join(line for line in lines if json.loads(line)["step"] <= state.global_step))
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not state.is_world_process_zero or not logs or "reward" not in logs:
+            return
+        row = {"step": state.global_step, **logs, **peak_memory()}
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        with self.path.open("a") as file:
+            file.write(json.dumps(finite) + "\n")
+
+
+class ProgressBar(TrainerCallback):
+    """Show step, reward, accuracy, step time and what is left; without a terminal, as one line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bar = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[readings]}"),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.task = self.bar.add_task("", total=state.max_steps, completed=state.global_step, readings="")
+        self.bar.start()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.bar.update(self.task, completed=state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not state.is_world_process_zero or not logs or "reward" not in logs:
+            return
+        readings = f"reward {logs['reward']:.2f}"
+        if ACCURACY in logs:
+            readings += f"  accuracy {100 * (logs[ACCURACY] or 0):.0f} %"
+        readings += f"  {logs.get('step_time', 0):.2f} s/step"
+        self.bar.update(self.task, readings=readings)
+        if not self.console.is_terminal and state.global_step % max(1, state.max_steps // 10) == 0:
+            self.console.print(f"step {state.global_step}/{state.max_steps}  {readings}", highlight=False)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.bar.stop()
+
+
+class StopOnSignal(TrainerCallback):
+    """On Ctrl-C or SIGTERM finish the step, save a checkpoint and stop; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self.before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopOnSignal":
+        self.before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number).name
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.received:
+            control.should_save = control.should_training_stop = True

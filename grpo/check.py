@@ -1,0 +1,123 @@
+"""One line for what is wrong with a configuration: where, what was meant, what is possible. No heavy import here."""
+
+import difflib
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import fields
+
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from grpo.config import LORA_CONFIG, ROOT, ConfigError, Reward, library_fields
+
+LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+LEVELS = ("token", "sequence")
+REWARD_KEYS = [field.name for field in fields(Reward)]
+
+
+def meant(word: object, possible: Iterable[object]) -> str:
+    """Return `; did you mean a, b?` with the names closest to `word`, or a list of what is possible."""
+    names = sorted({str(name) for name in possible})
+    close = difflib.get_close_matches(str(word), names, n=3, cutoff=0.6)
+    if close:
+        return f"; did you mean {', '.join(close)}?"
+    return f"; possible: {', '.join(names)}" if 0 < len(names) <= 30 else ""
+
+
+def explain(error: Exception) -> str:
+    """Turn what Hydra or OmegaConf raised into one line."""
+    if isinstance(error, MissingConfigException):
+        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        return f"{group}={choice}: no such choice{meant(choice, error.options or [])}"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: not an override ({_first_line(error)}); write key=value, in quotes if it has spaces"
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    if isinstance(cause, MissingMandatoryValue):
+        return f"{cause.full_key or ''}: needs a value".lstrip(": ")
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+        if type(cause).__name__.startswith("Config"):
+            return f"{cause.full_key}: no such key{meant(cause.key, _possible_keys(cause))}"
+        return f"{cause.full_key}: {_first_line(cause)}"
+    return " ".join(str(error).split("\n")[:2])
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n")[0]
+
+
+def _possible_keys(error: OmegaConfBaseException) -> list[str]:
+    parent = error.parent_node
+    keys = [str(key) for key in parent] if isinstance(parent, DictConfig) else []
+    if str(error.full_key) == str(error.key):  # at the top, a choice from a group may have been meant
+        keys += [path.name for path in (ROOT / "conf").iterdir() if path.is_dir()]
+    return keys
+
+
+def check(config: DictConfig) -> None:
+    """Check what can be checked without loading a library.
+
+    Raises:
+        ConfigError: with the first thing that is wrong.
+    """
+    check_rewards(config)
+    check_peft(config)
+    for key, possible in (("loss_type", LOSS_TYPES), ("importance_sampling_level", LEVELS)):
+        value = config.train[key]
+        if value not in possible:
+            raise ConfigError(f"train.{key}={value}: unknown{meant(value, possible)}")
+    check_groups(config.train)
+
+
+def check_rewards(config: DictConfig) -> None:
+    """Check that there is a reward function, and the keys of each."""
+    if not config.reward:
+        raise ConfigError("reward: a run needs at least one reward function, for example reward=[correctness]")
+    if config.train.reward_weights is not None:
+        raise ConfigError("train.reward_weights: a weight stands beside its function, reward.<name>.weight=0.5")
+    for name, reward in config.reward.items():
+        for key in reward:
+            if key not in REWARD_KEYS:
+                raise ConfigError(f"reward.{name}.{key}: no such key{meant(key, REWARD_KEYS)}")
+        if "fn" not in reward:
+            raise ConfigError(f"reward.{name}.fn: needs a value, package.module.function or path/to/file.py:function")
+
+
+def check_peft(config: DictConfig) -> None:
+    """Check the names of the adapter's options, and that the generation can take a quantized policy."""
+    if config.peft is None:
+        return
+    known = [*library_fields(LORA_CONFIG), "quantization"]
+    for key in config.peft:
+        if key not in known:
+            raise ConfigError(f"peft.{key}: not an option of peft.LoraConfig{meant(key, known)}")
+    if config.train.use_vllm and "quantization" in config.peft:
+        raise ConfigError("peft=qlora: vLLM cannot take a quantized policy; use generation=transformers or peft=lora")
+
+
+def check_groups(train: DictConfig) -> None:
+    """Check that a generation batch holds whole groups of `num_generations` completions."""
+    generations = train.num_generations
+    if generations is None or generations < 2:
+        raise ConfigError(
+            f"train.num_generations={generations}: the advantage compares the completions of a group, so a group "
+            "needs at least 2; 4 to 16 is usual"
+        )
+    size, processes = train.per_device_train_batch_size, int(os.environ.get("WORLD_SIZE", "1"))
+    if size < 1:
+        raise ConfigError(f"train.per_device_train_batch_size={size}: at least 1")
+    slices = processes * (train.steps_per_generation or train.gradient_accumulation_steps)
+    batch = train.generation_batch_size or size * slices
+    if batch % generations == 0:
+        return
+    fitting = [n for n in range(2, batch + 1) if batch % n == 0]
+    nearest = sorted(sorted(fitting, key=lambda n: abs(n - generations))[:4])
+    advice = f"nearest train.num_generations: {', '.join(map(str, nearest))}"
+    if not train.generation_batch_size:
+        step = generations // math.gcd(generations, slices)
+        sizes = [str(n) for n in (size // step * step, (size // step + 1) * step) if n]
+        advice += f"; or nearest train.per_device_train_batch_size: {', '.join(sizes)}"
+    raise ConfigError(
+        f"train.num_generations={generations}: a batch of {batch} completions does not hold whole groups; {advice}"
+    )

@@ -1,0 +1,195 @@
+"""The schema of the configuration.
+
+Composition has to be quick, and importing `trl.GRPOConfig` takes seconds. So the names, types and defaults of the
+libraries' own options are read from the source text of the installed libraries, which is never out of date.
+"""
+
+import ast
+import functools
+from dataclasses import dataclass, field, make_dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+ROOT = Path(__file__).resolve().parents[1]
+GRPO_CONFIG = (
+    ("transformers", "training_args.py", "TrainingArguments"),
+    ("trl", "trainer/base_config.py", "_BaseConfig"),
+    ("trl", "trainer/grpo_config.py", "GRPOConfig"),
+)
+LORA_CONFIG = (
+    ("peft", "config.py", "PeftConfigMixin"),
+    ("peft", "config.py", "PeftConfig"),
+    ("peft", "tuners/lora/config.py", "LoraConfig"),
+)
+# Fields of GRPOConfig that the run sets: the run directory is Hydra's, and a token in a configuration would be written
+# to disk (`HF_TOKEN` in the environment is not).
+NOT_SETTABLE = ("output_dir", "hub_token")
+
+
+class ConfigError(ValueError):
+    """The user asked for something that cannot be; the message is one line that says what to change."""
+
+
+class RunError(RuntimeError):
+    """A run ended early; the message is one line that says why, and `status` is the exit status."""
+
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass
+class Model:
+    """The policy. Names are those of `trl.ModelConfig`."""
+
+    model_name_or_path: str = MISSING
+    """A folder with `config.json` and safetensors, or the name of a model on the Hugging Face hub."""
+    model_revision: str = "main"
+    """Branch, tag or commit on the hub."""
+    dtype: str = "float32"
+    """In which the weights are loaded: `auto`, `float32`, `bfloat16` or `float16`."""
+    attn_implementation: str | None = None
+    """For example `sdpa` or `flash_attention_2`; None lets transformers choose."""
+    shape: dict[str, Any] = field(default_factory=dict)
+    """The architecture's numbers, so that planning needs no download."""
+
+
+@dataclass
+class Answer:
+    """Where a row's reference answer is."""
+
+    column: str = "answer"
+    pattern: str | None = None
+    """Regular expression whose first group is the final answer; None takes the whole column."""
+
+
+@dataclass
+class Evaluation:
+    """The held-out problems."""
+
+    split: str = "test"
+    """A split of the data set, slices included: `test`, `train[:200]`."""
+    size: int = 200
+    """How many problems, from the start of the split; 0 switches the evaluation off."""
+
+
+@dataclass
+class Task:
+    """What is asked."""
+
+    dataset: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `datasets.load_dataset`; or `generator`, the dotted path of a function that returns the rows."""
+    split: str = "train"
+    """The split to train on, slices included: `train`, `train[200:]`."""
+    prompt: str = "{question}"
+    """The prompt, with the columns of the data set in braces."""
+    system_prompt: str | None = None
+    """The first message of a conversational prompt."""
+    conversational: bool = False
+    """Whether prompts are lists of messages, to which the chat template is applied."""
+    answer: Answer = field(default_factory=Answer)
+    eval: Evaluation = field(default_factory=Evaluation)
+
+
+@dataclass
+class Reward:
+    """One reward function."""
+
+    fn: str = MISSING
+    """`package.module.function` or `path/to/file.py:function`."""
+    weight: float = 1.0
+    """Its factor in the sum of all rewards."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments passed at every call."""
+
+
+@dataclass
+class Gpu:
+    """The facts of the card that a profile was made for; they describe, they do not configure."""
+
+    name: str = MISSING
+    architecture: str = MISSING
+    memory_gb: float = MISSING
+    bf16: bool = MISSING
+    """Whether the card computes in bfloat16."""
+
+
+@dataclass
+class Plan:
+    """What happens when the machine does not suit."""
+
+    enforce: bool = True
+    """Stop when the machine is not the one that the profile needs; `false` goes on anyway."""
+
+
+@functools.cache
+def library_fields(classes: tuple[tuple[str, str, str], ...]) -> dict[str, tuple[Any, Any]]:
+    """Return `{name: (type, default)}` of dataclass fields, read from source without importing the libraries.
+
+    Args:
+        classes: triples of package, file in the package and class name; a later class overrides an earlier one.
+    """
+    fields = {}
+    for package, file, name in classes:
+        spec = find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            raise ConfigError(f"the package {package} is not installed; run `make install`")
+        tree = ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text())
+        body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+        for node in body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
+                fields[node.target.id] = (_type(ast.unparse(node.annotation)), _default(node.value))
+    return fields
+
+
+def _type(annotation: str) -> Any:
+    optional = annotation.endswith(" | None")
+    simple = {"int": int, "float": float, "bool": bool}.get(annotation.removesuffix(" | None"))
+    if simple is None:
+        return Any
+    return simple | None if optional else simple
+
+
+def _default(value: ast.expr | None) -> Any:
+    """Return a literal default, None for a computed one, `MISSING` for none at all."""
+    if isinstance(value, ast.Call):
+        value = next((word.value for word in value.keywords if word.arg in ("default", "default_factory")), None)
+    if value is None:
+        return MISSING
+    try:
+        return ast.literal_eval(value)
+    except ValueError:
+        return None
+
+
+def register() -> None:
+    """Tell Hydra the schema, and OmegaConf what `${project:path}` (a path in this folder) and `${not:value}` are."""
+    OmegaConf.register_new_resolver("project", lambda path: str(ROOT / path), replace=True)
+    OmegaConf.register_new_resolver("not", lambda value: not value, replace=True)
+    train = [
+        (name, kind, field(default=default))
+        for name, (kind, default) in library_fields(GRPO_CONFIG).items()
+        if name not in NOT_SETTABLE
+    ]
+    groups: list[tuple[str, Any, Any]] = [
+        ("model", Model, field(default_factory=Model)),
+        ("task", Task, field(default_factory=Task)),
+        ("reward", dict[str, Any], field(default_factory=dict)),
+        ("peft", Any, field(default=None)),
+        ("train", make_dataclass("GRPOConfig", train), MISSING),
+        ("gpu", Gpu | None, field(default=None)),
+        ("plan", Plan, field(default_factory=Plan)),
+    ]
+    ConfigStore.instance().store(name="schema", node=make_dataclass("Config", groups))
+
+
+def train_arguments(train: DictConfig) -> dict[str, Any]:
+    """Return the arguments of `trl.GRPOConfig` that differ from TRL's own defaults."""
+    known = library_fields(GRPO_CONFIG)
+    values = OmegaConf.to_container(train, resolve=True)
+    assert isinstance(values, dict)
+    return {str(name): value for name, value in values.items() if value != known[str(name)][1]}

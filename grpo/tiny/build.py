@@ -1,0 +1,133 @@
+"""Build the tiny policy that ships with the project: `python -m grpo.tiny.build`.
+
+A Llama of one million parameters is taught word problems by a careless pupil: every calculation of the pupil is
+right, but in six steps out of ten the operation is not the one that the words ask for. What comes out can compute,
+usually picks the wrong operation, and so has something to find by reinforcement learning.
+"""
+
+import argparse
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import torch
+from rich.progress import track
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, get_cosine_schedule_with_warmup
+
+from grpo.tasks.arithmetic import Problem, calculate, problem, problems
+
+CARELESS = 0.6
+MISTAKES = {"+": "-", "-": "+", "*": "+", "/": "-"}
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+
+
+def solution(asked: Problem, rng: random.Random, careless: float = CARELESS) -> str:
+    """Write the pupil's solution: a line for each calculation, then the answer behind `####` as in GSM8K."""
+    lines, value = [], asked.start
+    for operation, number in asked.steps:
+        mistake = MISTAKES[operation]
+        if rng.random() < careless and calculate(value, mistake, number):
+            operation = mistake
+        result = calculate(value, operation, number)
+        if not result:
+            break
+        lines.append(f"{value} {operation} {number} = {result}")
+        value = result
+    return "\n".join([*lines, f"#### {value}"])
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of words and single digits that decodes to what it encoded."""
+    split = pre_tokenizers.Split(Regex(r" ?[A-Za-z]+| ?\d| ?[^\sA-Za-z\d]+|\s"), behavior="isolated")
+    pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    rng = random.Random(0)
+    words: set[str] = set()
+    for drawn in (problem(rng) for _ in range(5000)):
+        text = f"{drawn.question}\n{solution(drawn, rng)}\n"
+        words.update(word for word, _ in pre_tokenizer.pre_tokenize_str(text))
+    vocabulary = ["<pad>", "<eos>", "<unk>", *sorted(words)]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+        model_max_length=128,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+    """Return the untaught policy."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def batches(tokenizer: PreTrainedTokenizerFast, size: int, seed: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield batches of training problems with the pupil's solutions; only the solutions carry labels."""
+    rng = random.Random(seed)
+    stream = problems("train", seed)
+    while True:
+        rows = []
+        for drawn in islice(stream, size):
+            prompt = tokenizer(drawn.question + "\n")["input_ids"]
+            target = tokenizer(solution(drawn, rng))["input_ids"] + [tokenizer.eos_token_id]
+            rows.append((prompt + target, [-100] * len(prompt) + target))
+        width = max(len(ids) for ids, _ in rows)
+        pad = tokenizer.pad_token_id
+        yield {
+            "input_ids": torch.tensor([[pad] * (width - len(ids)) + ids for ids, _ in rows]),
+            "attention_mask": torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids, _ in rows]),
+            "labels": torch.tensor([[-100] * (width - len(ids)) + labels for ids, labels in rows]),
+        }
+
+
+def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, batch_size: int, seed: int) -> None:
+    """Train on the pupil's solutions, with a warm-up and a cosine to zero."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=100, num_training_steps=steps)
+    for batch in track(islice(batches(tokenizer, batch_size, seed), steps), "teaching", total=steps):
+        loss = model(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+
+def main() -> None:
+    """Build, teach and write the policy."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="folder to write")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, args.seed)
+    print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
+    teach(model, tokenizer, args.steps, args.batch_size, args.seed)
+    model.half().save_pretrained(args.output)
+    tokenizer.save_pretrained(args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Makes .venv and installs the project with the exact versions of constraints.txt; `make install` calls it.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+log=.venv/install.log
+
+fail() { echo "install: $*" >&2; exit 1; }
+
+for python in "${PYTHON:-}" python3 python3.12 python3.11 python3.13; do
+  [ -n "$python" ] && "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
+  python=
+done
+[ -n "$python" ] || fail "no Python 3.11 or later found; install one, or name it: make PYTHON=/path/to/python3"
+"$python" -m venv .venv >/dev/null || fail "$python cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv"
+: >"$log"
+
+# Shows what is being collected and downloaded; the rest of what pip says is in the log.
+try() { "$@" 2>>"$log" | tee -a "$log" | grep -E --line-buffered '^(Collecting|  Downloading|Installing)'; return "${PIPESTATUS[0]}"; }
+pip() { try .venv/bin/python -m pip install --disable-pip-version-check --retries 2 -c constraints.txt "$@"; }
+
+install() {
+  pip "$@" && return
+  if grep -qiE 'name resolution|not known|unreachable|refused|timed out|connection (error|broken|reset)|no route|proxyerror' "$log"; then
+    fail "the package index cannot be reached; connect to the network, or name a mirror in PIP_INDEX_URL, and run make again ($log)"
+  fi
+  fail "$(grep -m1 '^ERROR' "$log" || tail -n 1 "$log") (more in $log)"
+}
+
+# Without an NVIDIA GPU the CUDA packages, several GB, would be of no use: take torch's CPU build, from where pip is told
+# to look or from PyTorch's own index, which uv knows. Only if neither has one, the CUDA build runs on the CPU as well.
+if ! nvidia-smi -L >/dev/null 2>&1; then
+  torch=$(sed -n 's/^torch==//p' constraints.txt)
+  echo "no NVIDIA GPU here: looking for the CPU build of torch $torch"
+  pip "torch==$torch+cpu" || { pip uv && try .venv/bin/uv pip install --python .venv --torch-backend=cpu "torch==$torch"; } ||
+    echo "no CPU build of torch $torch can be had for $("$python" --version): taking the CUDA build"
+fi
+install -e '.[dev]'
+echo "installed in .venv: $(du -sh .venv | cut -f1)"
