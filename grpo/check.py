@@ -111,13 +111,13 @@ def check_groups(train: DictConfig) -> None:
     batch = train.generation_batch_size or size * slices
     if batch % generations == 0:
         return
-    fitting = [n for n in range(2, batch + 1) if batch % n == 0]
-    nearest = sorted(sorted(fitting, key=lambda n: abs(n - generations))[:4])
-    advice = f"nearest train.num_generations: {', '.join(map(str, nearest))}"
+    fitting = sorted((n for n in range(2, batch + 1) if batch % n == 0), key=lambda n: abs(n - generations))
+    advice = {"num_generations": sorted(fitting[:4])}
     if not train.generation_batch_size:
         step = generations // math.gcd(generations, slices)
-        sizes = [str(n) for n in (size // step * step, (size // step + 1) * step) if n]
-        advice += f"; or nearest train.per_device_train_batch_size: {', '.join(sizes)}"
+        advice["per_device_train_batch_size"] = [n for n in (size // step * step, (size // step + 1) * step) if n]
+    nearest = "; or ".join(f"train.{key}={', '.join(map(str, values))}" for key, values in advice.items() if values)
     raise ConfigError(
-        f"train.num_generations={generations}: a batch of {batch} completions does not hold whole groups; {advice}"
+        f"train.num_generations={generations}: a batch of {batch} completions does not hold whole groups; "
+        f"nearest {nearest}"
     )

@@ -1,0 +1,20 @@
+"""What several test modules need."""
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from grpo.config import ROOT, register
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub: no test needs the network
+
+
+@pytest.fixture(scope="session")
+def composed() -> Iterator[Callable[..., DictConfig]]:
+    """A function from overrides, as on the command line, to the composed configuration."""
+    register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        yield lambda *overrides: compose("config", list(overrides))

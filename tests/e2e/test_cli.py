@@ -1,0 +1,115 @@
+"""The command line as a user types it, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+QUICK = ["train.max_steps=2", "train.per_device_train_batch_size=8", "task.dataset.size=64", "task.eval.size=8"]
+
+
+def command(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    environment.pop("HYDRA_FULL_ERROR", None)
+    line = [sys.executable, "-m", "grpo.train", *arguments]
+    return subprocess.run(line, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_help_fits_one_screen_and_says_how_to_choose(tmp_path: Path) -> None:
+    done = command(tmp_path, "--help")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= 200
+    for word in ("+gpu=", "model=", "task=", "reward=", "-m ", "--cfg job", "rtx3080", "qwen2_5_1_5b", "gsm8k"):
+        assert word in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_whole_configuration_is_shown_without_running(tmp_path: Path) -> None:
+    done = command(tmp_path, "+gpu=rtx3080", "--cfg", "job")
+    assert done.returncode == 0
+    assert "per_device_train_batch_size: 8" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+WRONG = {
+    "an unknown field": (["train.num_generation=4"], "did you mean num_generations"),
+    "an unknown group": (["modle=tiny"], "did you mean model?"),
+    "an unknown choice": (["model=qwen2_5_0_5"], "did you mean qwen2_5_0_5b"),
+    "an unknown card": (["+gpu=rtx3081"], "did you mean rtx3080"),
+    "a card without the plus": (["gpu=rtx3080"], "+gpu=rtx3080"),
+    "a wrong type": (["train.num_generations=four"], "train.num_generations: Value 'four'"),
+    "no override at all": (["train.num_generations"], "write key=value"),
+    "parts of groups": (["train.num_generations=7"], "num_generations=2, 4, 8, 16; or train.per_device_train"),
+    "a group of one": (["train.num_generations=1"], "at least 2"),
+    "a model that is nowhere": (["model.model_name_or_path=no/model"], "neither a folder nor a model"),
+    "a folder without a model": (["model.model_name_or_path=."], "no config.json"),
+    "a missing task file": (
+        ["task=gsm8k", "task.dataset.path=json", "task.dataset.name=null", "+task.dataset.data_files=no.jsonl"],
+        "Unable to find",
+    ),
+    "a missing column": (["task.prompt='{problem}'"], "no column problem; it has: question, answer"),
+    "a card that is not here": (["+gpu=h200"], "plan.enforce=false"),
+    "a run directory that cannot be written": (["hydra.run.dir=/dev/null/run"], "hydra.run.dir="),
+    "nothing to resume": (["train.resume_from_checkpoint=empty"], "no such directory"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_gets_one_line_and_status_2(tmp_path: Path, case: str) -> None:
+    arguments, says = WRONG[case]
+    done = command(tmp_path, *arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("grpo.train: ")
+    assert says in done.stderr
+
+
+def test_a_run_from_the_command_line_fills_one_run_directory(tmp_path: Path) -> None:
+    done = command(tmp_path, *QUICK, "train.seed=3")
+    assert done.returncode == 0, done.stderr
+    (run_dir,) = (tmp_path / "outputs").glob("*/*")
+    assert {path.name for path in run_dir.iterdir()} >= {
+        ".hydra",
+        "metrics.jsonl",
+        "completions",
+        "evaluation.json",
+        "checkpoint-2",
+        "model",
+        "summary.json",
+        "train.log",
+    }
+    assert "train.seed=3" in (run_dir / ".hydra" / "overrides.yaml").read_text()
+    assert str(run_dir.relative_to(tmp_path)) in done.stdout
+
+
+def test_an_interrupted_command_goes_on_where_it_was(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "grpo.train", *QUICK, "train.max_steps=2000", "train.save_steps=5"]
+    with subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while not list(tmp_path.glob("outputs/*/*/checkpoint-5/trainer_state.json")):
+            assert process.poll() is None
+        process.kill()  # no chance to save or to say goodbye
+    (run_dir,) = (tmp_path / "outputs").glob("*/*")
+    steps = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    overrides = [*QUICK, "train.max_steps=2000", "train.save_steps=5"]
+    done = subprocess.Popen(
+        [sys.executable, "-m", "grpo.train", *overrides, "train.resume_from_checkpoint=auto"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with done:
+        while json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])["step"] <= steps + 1:
+            assert done.poll() is None
+        done.terminate()
+        assert "train.resume_from_checkpoint=auto continues" in done.communicate()[1]
+    assert done.returncode == 130
+    assert list((tmp_path / "outputs").glob("*/*")) == [run_dir]
+    numbers = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert numbers == list(range(1, len(numbers) + 1))

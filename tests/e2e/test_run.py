@@ -1,0 +1,213 @@
+"""Whole runs in this process, with the shipped policy and TRL: a few small steps each."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+import torch
+from omegaconf import DictConfig
+from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grpo.check import check
+from grpo.config import ROOT, ConfigError, RunError
+from grpo.run import run
+
+SMALL = [
+    "train.max_steps=2",
+    "train.per_device_train_batch_size=8",
+    "train.num_generations=4",
+    "task.dataset.size=64",
+    "task.eval.size=8",
+]
+RECIPES = sorted(path.stem for path in (ROOT / "conf" / "train").glob("*.yaml"))
+Compose = Callable[..., DictConfig]
+
+
+def train(composed: Compose, run_dir: Path, *overrides: str) -> dict[str, Any]:
+    config = composed(*SMALL, *overrides)
+    check(config)
+    run_dir.mkdir(exist_ok=True)
+    return run(config, run_dir)
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    (file,) = folder.glob("*.safetensors")
+    return load_file(file)
+
+
+def test_a_run_leaves_what_the_run_directory_promises(
+    composed: Compose, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    summary = train(composed, tmp_path)
+    assert summary == json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("completed", 2)
+    assert summary["versions"]["trl"]
+    evaluation = json.loads((tmp_path / "evaluation.json").read_text())
+    for when in ("before", "after"):
+        low, high = evaluation[when]["interval"]
+        assert low <= evaluation[when]["accuracy"] <= high
+        assert (evaluation[when]["samples"], summary[f"accuracy_{when}"]) == (8, evaluation[when]["accuracy"])
+    rows = metrics(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2]
+    assert {"reward", "rewards/correctness/mean", "completions/mean_length", "memory/host_gb"} <= set(rows[0])
+    assert len(list((tmp_path / "completions").glob("*.parquet"))) == 2
+    completions = pandas.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    assert {"prompt", "completion", "correctness", "advantage"} <= set(completions.columns)
+    assert (tmp_path / "checkpoint-2" / "trainer_state.json").exists()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert AutoTokenizer.from_pretrained(tmp_path / "model")("Mia")["input_ids"]
+    before = AutoModelForCausalLM.from_pretrained(ROOT / "grpo" / "tiny", dtype="float32").state_dict()
+    assert any(not torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not list((tmp_path / "model").glob("*.bin"))
+
+    printed = capfd.readouterr()
+    assert "accuracy before" in printed.out
+    assert "accuracy after" in printed.out
+    assert "step 1/2  reward" in printed.err
+    chatter = printed.out + printed.err
+    assert "Loading weights" not in chatter
+    assert "Advantage" not in chatter
+    assert "Advantage" in (tmp_path / "train.log").read_text()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_trains(composed: Compose, tmp_path: Path, recipe: str) -> None:
+    assert train(composed, tmp_path, f"train={recipe}", "task.eval.size=0")["status"] == "completed"
+    assert all(row["grad_norm"] >= 0 for row in metrics(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "override", ["train.optim=adamw_8bit", "train.loss_type=dr_grpo", "train.gradient_checkpointing=true"]
+)
+def test_other_choices_train(composed: Compose, tmp_path: Path, override: str) -> None:
+    assert train(composed, tmp_path, override)["status"] == "completed"
+
+
+def test_a_reference_policy_gives_a_divergence(composed: Compose, tmp_path: Path) -> None:
+    train(composed, tmp_path, "train.beta=0.04", "task.eval.size=0")
+    first, second = metrics(tmp_path)
+    assert first["kl"] == pytest.approx(0, abs=1e-6)
+    assert second["kl"] > 0
+
+
+def test_eight_bit_adamw_keeps_its_state_in_bytes(composed: Compose, tmp_path: Path) -> None:
+    train(composed, tmp_path, "train.optim=adamw_8bit", "task.eval.size=0")
+    state = torch.load(tmp_path / "checkpoint-2" / "optimizer.pt", weights_only=True)["state"]
+    assert any(values["state1"].dtype == torch.uint8 for values in state.values())
+
+
+@pytest.mark.parametrize("peft", ["lora", "qlora"])
+def test_an_adapter_is_what_comes_out(composed: Compose, tmp_path: Path, peft: str) -> None:
+    assert train(composed, tmp_path, f"peft={peft}", "train.max_steps=3")["status"] == "completed"
+    adapter = weights(tmp_path / "model")
+    assert adapter
+    assert all("lora_" in name for name in adapter)
+    # `lora_B` starts at zero: what is not zero has been learned.
+    assert any(value.abs().max() > 0 for name, value in adapter.items() if "lora_B" in name)
+    assert AutoPeftModelForCausalLM.from_pretrained(tmp_path / "model")
+
+
+def test_qlora_holds_its_base_in_four_bits(composed: Compose, tmp_path: Path) -> None:
+    from grpo.data import load_task
+    from grpo.run import make_trainer
+
+    config = composed(*SMALL, "peft=qlora")
+    model = make_trainer(config, tmp_path, load_task(config.task)[0]).model
+    kinds = {type(module).__name__ for module in model.modules()}
+    assert "Linear4bit" in kinds
+
+
+def test_a_conversational_task_goes_through_the_chat_template(composed: Compose, tmp_path: Path) -> None:
+    train(composed, tmp_path, "task.conversational=true", "task.prompt='{question}'")
+    completions = pandas.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    assert completions["prompt"][0][0]["role"] == "user"
+    assert completions["completion"][0][0]["role"] == "assistant"
+
+
+def test_a_reward_of_ones_own_stands_beside_correctness(composed: Compose, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def brevity(completions, limit, **columns):\n    return [-len(text) / limit for text in completions]\n"
+    )
+    train(
+        composed,
+        tmp_path,
+        f"+reward.short.fn={tmp_path / 'mine.py'}:brevity",
+        "+reward.short.weight=0.5",
+        "+reward.short.kwargs={limit: 100}",
+        "task.eval.size=0",
+    )
+    row = metrics(tmp_path)[0]
+    assert row["rewards/short/mean"] < 0
+    assert row["reward"] == pytest.approx(row["rewards/correctness/mean"] + 0.5 * row["rewards/short/mean"], abs=1e-5)
+
+
+def test_a_continued_run_ends_like_one_that_was_not_interrupted(composed: Compose, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    common = ["train.max_steps=4", "train.save_steps=2", "task.eval.size=4"]
+    train(composed, whole, *common)
+    train(composed, broken, *common)
+    for path in [broken / "checkpoint-4" / "optimizer.pt", broken / "summary.json"]:
+        path.unlink()  # as if the machine had gone down while the last checkpoint was written
+    summary = train(composed, broken, *common, "train.resume_from_checkpoint=auto")
+    assert (summary["status"], summary["steps"]) == ("completed", 4)
+    assert [row["step"] for row in metrics(broken)] == [1, 2, 3, 4]
+    assert "checkpoint-2" in (broken / "train.log").read_text()
+    for name, value in weights(whole / "model").items():
+        assert torch.equal(value, weights(broken / "model")[name]), name
+
+
+def test_a_signal_ends_a_run_with_a_checkpoint_that_can_be_continued(composed: Compose, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        while not (tmp_path / "metrics.jsonl").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    summary = train(composed, tmp_path, "train.max_steps=200", "task.dataset.size=400")
+    assert summary["status"] == "stopped"
+    assert summary["reason"].startswith("SIGTERM after step ")
+    assert (tmp_path / f"checkpoint-{summary['steps']}").is_dir()
+    steps = f"train.max_steps={summary['steps'] + 1}"
+    assert train(composed, tmp_path, steps, "train.resume_from_checkpoint=auto")["status"] == "completed"
+
+
+def test_a_reward_that_raises_ends_the_run_with_its_reason(composed: Compose, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def broken(completions, **columns):\n    raise KeyError('level')\n")
+    with pytest.raises(RunError, match="KeyError: 'level'"):
+        train(composed, tmp_path, f"+reward.mine.fn={tmp_path / 'mine.py'}:broken")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["status"], summary["reason"]) == ("failed", "KeyError: 'level'")
+    assert "Traceback" in (tmp_path / "train.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["train.gradient_accumulation_steps=0"], ""),
+        (["train.lr_scheduler_type=constnat"], "constnat"),
+        (["train.optim=adamw_9bit"], "adamw_9bit"),
+        (["generation=vllm_colocate"], "vLLM is not available"),
+        (["reward=[]", "+reward.mine.fn=rewards.nothing.f"], "No module named 'rewards.nothing'"),
+    ],
+)
+def test_what_the_libraries_refuse_is_one_line(
+    composed: Compose, tmp_path: Path, overrides: list[str], says: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train(composed, tmp_path, *overrides)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"

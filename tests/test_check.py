@@ -1,0 +1,113 @@
+import os
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+
+from grpo.check import LOSS_TYPES, check, check_groups, meant
+from grpo.config import ConfigError
+
+sizes = st.integers(1, 40)
+
+
+def batch(size: int, slices: int, generations: int, generation_batch_size: int | None = None) -> DictConfig:
+    return OmegaConf.create(
+        {
+            "per_device_train_batch_size": size,
+            "gradient_accumulation_steps": slices,
+            "steps_per_generation": None,
+            "generation_batch_size": generation_batch_size,
+            "num_generations": generations,
+        }
+    )
+
+
+def suggestions(message: str, key: str) -> list[int]:
+    _, found, rest = message.partition(f" train.{key}=")
+    return [int(number) for number in rest.split(";")[0].split(", ")] if found else []
+
+
+@given(size=sizes, slices=sizes, generations=st.integers(2, 40))
+def test_a_batch_passes_exactly_when_it_holds_whole_groups(size: int, slices: int, generations: int) -> None:
+    whole = size * slices % generations == 0
+    try:
+        check_groups(batch(size, slices, generations))
+    except ConfigError:
+        assert not whole
+    else:
+        assert whole
+
+
+@given(size=sizes, slices=sizes, generations=st.integers(2, 40))
+def test_every_suggested_size_is_valid_and_none_between_is_nearer(size: int, slices: int, generations: int) -> None:
+    try:
+        check_groups(batch(size, slices, generations))
+    except ConfigError as error:
+        for number in suggestions(str(error), "num_generations"):
+            check_groups(batch(size, slices, number))
+        nearest = suggestions(str(error), "per_device_train_batch_size")
+        assert nearest
+        for number in nearest:
+            check_groups(batch(number, slices, generations))
+        between = range(min(nearest) + 1 if min(nearest) < size else 1, max(nearest))
+        for number in between:
+            with pytest.raises(ConfigError):
+                check_groups(batch(number, slices, generations))
+
+
+def test_every_process_counts_for_a_batch() -> None:
+    with mock.patch.dict(os.environ, WORLD_SIZE="4"):
+        check_groups(batch(2, 1, 8))
+    with pytest.raises(ConfigError, match="a batch of 2 completions"):
+        check_groups(batch(2, 1, 8))
+
+
+def test_a_generation_batch_that_was_set_counts() -> None:
+    check_groups(batch(3, 1, 8, generation_batch_size=24))
+    with pytest.raises(ConfigError, match="a batch of 20 completions"):
+        check_groups(batch(8, 1, 8, generation_batch_size=20))
+
+
+def test_close_names_are_offered_once() -> None:
+    assert meant("modle", ["model", "model", "task"]) == "; did you mean model?"
+    assert meant("x", ["model", "task"]) == "; possible: model, task"
+    assert meant("x", map(str, range(1000))) == ""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["reward=[]"], "at least one reward function"),
+        (["+reward.mine.weight=2"], "reward.mine.fn: needs a value"),
+        (["+reward.mine.fm=x.py:f"], "reward.mine.fm: no such key"),
+        (["train.reward_weights=[1]"], "reward.<name>.weight"),
+        (["train.loss_type=grop"], "did you mean grpo?"),
+        (["train.importance_sampling_level=tokens"], "did you mean token?"),
+        (["peft=lora", "+peft.lora_alhpa=3"], "did you mean lora_alpha"),
+        (["peft=qlora", "generation=vllm_colocate"], "generation=transformers or peft=lora"),
+    ],
+)
+def test_what_is_wrong_is_said(composed: Callable[..., DictConfig], overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(composed(*overrides))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_loss_types_are_those_that_trl_computes() -> None:
+    import ast
+    import inspect
+    import textwrap
+
+    from trl import GRPOTrainer
+
+    tree = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._compute_loss)))
+    compared = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and ast.unparse(node.left) == "self.loss_type":
+            value = ast.literal_eval(node.comparators[0])
+            compared |= {value} if isinstance(value, str) else set(value)
+    assert set(LOSS_TYPES) == compared
