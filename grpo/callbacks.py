@@ -27,7 +27,8 @@ class MetricsFile(TrainerCallback):
     ) -> None:
         if self.path.exists():  # a continued run does the steps after its checkpoint again
             lines = self.path.read_text().splitlines(keepends=True)
-            self.path.write_text("".join(line for line in lines if json.loads(line)["step"] <= state.global_step))
+            whole = [line for line in lines if line.endswith("\n")]
+            self.path.write_text("".join(line for line in whole if json.loads(line)["step"] <= state.global_step))
 
     def on_log(
         self,

@@ -1,0 +1,57 @@
+"""`make install` as a newcomer meets it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from grpo.config import ROOT
+
+FILES = ["Makefile", "pyproject.toml", "constraints.txt", "launch/install.sh"]
+
+
+def make(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_"))}
+    line = ["make", "--no-print-directory", "install", f"PYTHON={sys.executable}"]
+    return subprocess.run(
+        line, cwd=folder, env={**kept, **environment}, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def copy(folder: Path) -> Path:
+    for name in FILES:
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def test_a_dead_network_gives_one_clear_line(tmp_path: Path) -> None:
+    nowhere = "http://127.0.0.1:9/simple"
+    done = make(copy(tmp_path), PIP_INDEX_URL=nowhere, PIP_CONFIG_FILE=os.devnull, UV_DEFAULT_INDEX=nowhere)
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make")]
+    assert said == [
+        "install: the package index cannot be reached; connect to the network, or name a mirror in PIP_INDEX_URL, "
+        "and run make again (.venv/install.log)"
+    ]
+    assert not (tmp_path / ".venv" / "installed").exists()
+
+
+def test_a_python_that_is_too_old_gives_one_clear_line(tmp_path: Path) -> None:
+    copy(tmp_path)
+    (tmp_path / "bin").mkdir()
+    for name in ("python3", "python3.11", "python3.12", "python3.13"):
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    done = subprocess.run(
+        ["launch/install.sh"],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("install: no Python 3.11 or later found")
+    assert len(done.stderr.splitlines()) == 1

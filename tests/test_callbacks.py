@@ -1,0 +1,75 @@
+import io
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from transformers import TrainerControl, TrainerState
+
+from grpo.callbacks import MetricsFile, ProgressBar, StopOnSignal
+
+LOGS = {"reward": 0.25, "rewards/correctness/mean": 0.5, "step_time": 1.25}
+
+
+def state(step: int, steps: int = 100) -> TrainerState:
+    return TrainerState(global_step=step, max_steps=steps)
+
+
+def test_a_row_has_its_step_and_no_number_that_json_does_not_know(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    MetricsFile(file).on_log(None, state(3), None, logs={**LOGS, "kl": float("nan"), "loss": float("inf")})
+    row = json.loads(file.read_text(), parse_constant=pytest.fail)
+    assert (row["step"], row["reward"], row["kl"], row["loss"]) == (3, 0.25, None, None)
+
+
+def test_only_steps_are_rows_and_only_one_process_writes_them(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    MetricsFile(file).on_log(None, state(3), None, logs={"train_runtime": 5})
+    other = state(3)
+    other.is_world_process_zero = False
+    MetricsFile(file).on_log(None, other, None, logs=LOGS)
+    assert not file.exists()
+
+
+def test_a_continued_run_forgets_the_steps_after_its_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    for step in (1, 2, 3):
+        MetricsFile(file).on_log(None, state(step), None, logs=LOGS)
+    MetricsFile(file).on_train_begin(None, state(2), None)
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2]
+
+
+def test_a_line_that_was_cut_off_is_forgotten_as_well(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2, "rew')
+    MetricsFile(file).on_train_begin(None, state(2), None)
+    assert file.read_text() == '{"step": 1}\n'
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_shows_step_reward_accuracy_and_step_time(terminal: bool) -> None:
+    output = io.StringIO()
+    bar = ProgressBar(Console(file=output, force_terminal=terminal, width=120))
+    bar.on_train_begin(None, state(0), None)
+    bar.on_step_end(None, state(10), None)
+    bar.on_log(None, state(10), None, logs=LOGS)
+    bar.on_train_end(None, state(10), None)
+    for text in ("10/100", "reward 0.25", "accuracy 50 %", "1.25 s/step"):
+        assert text in output.getvalue()
+
+
+def test_a_signal_stops_after_the_step_and_a_second_one_at_once() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with StopOnSignal() as stop:
+        quiet, told = TrainerControl(), TrainerControl()
+        stop.on_step_end(None, state(1), quiet)
+        assert not quiet.should_training_stop
+        os.kill(os.getpid(), signal.SIGTERM)
+        stop.on_step_end(None, state(1), told)
+        assert told.should_training_stop
+        assert told.should_save
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
