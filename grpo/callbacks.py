@@ -28,7 +28,9 @@ class MetricsFile(TrainerCallback):
         if self.path.exists():  # a continued run does the steps after its checkpoint again
             lines = self.path.read_text().splitlines(keepends=True)
             whole = [line for line in lines if line.endswith("\n")]
-            self.path.write_text("".join(line for line in whole if json.loads(line)["step"] <= state.global_step))
+            partial = self.path.with_suffix(".partial")
+            partial.write_text("".join(line for line in whole if json.loads(line)["step"] <= state.global_step))
+            partial.replace(self.path)
 
     def on_log(
         self,

@@ -105,8 +105,9 @@ def check_groups(train: DictConfig) -> None:
             "needs at least 2; 4 to 16 is usual"
         )
     size, processes = train.per_device_train_batch_size, int(os.environ.get("WORLD_SIZE", "1"))
-    if size < 1:
-        raise ConfigError(f"train.per_device_train_batch_size={size}: at least 1")
+    for key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        if train[key] < 1:
+            raise ConfigError(f"train.{key}={train[key]}: at least 1")
     slices = processes * (train.steps_per_generation or train.gradient_accumulation_steps)
     batch = train.generation_batch_size or size * slices
     if batch % generations == 0:

@@ -54,10 +54,9 @@ def run(config: DictConfig, run_dir: Path) -> dict[str, Any]:
     except KeyboardInterrupt:
         summary |= {"status": "stopped", "reason": "interrupted at once, without a checkpoint of the last steps"}
     except Exception as error:
-        log.exception("the run failed")
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        summary["reason"] = reason
-        raise RunError(f"failed: {reason}; the traceback is in {run_dir / 'train.log'}") from error
+        summary["reason"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        where = os.path.relpath(run_dir / "train.log")
+        raise RunError(f"failed: {summary['reason']}; the traceback is in {where}") from error
     finally:
         summary |= {
             "wall_time_s": round(time.monotonic() - started, 1),
@@ -75,12 +74,15 @@ def train(config: DictConfig, run_dir: Path, console: Console, summary: dict[str
     if config.plan.enforce:
         check_gpu(config.gpu)
     checkpoint = resolve(config.train.resume_from_checkpoint, run_dir)
+    if config.train.resume_from_checkpoint:
+        told = f"going on from {os.path.relpath(checkpoint)}" if checkpoint else "no run to go on with: starting anew"
+        log.info(told)
+        console.print(told, highlight=False)
     policy.make_available(config.model)
     problems, held_out = load_task(config.task)
     stop = StopOnSignal()
     callbacks = [MetricsFile(run_dir / "metrics.jsonl"), ProgressBar(console), stop]
     trainer = make_trainer(config, run_dir, problems)
-    trainer.remove_callback(PrinterCallback)
     for callback in callbacks:
         trainer.add_callback(callback)
 
@@ -118,7 +120,7 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset) -> GRPOTr
     arguments.pop("resume_from_checkpoint", None)
     user_init_kwargs = arguments.pop("model_init_kwargs", {})
     try:
-        return GRPOTrainer(
+        trainer = GRPOTrainer(
             model=config.model.model_name_or_path,
             reward_funcs=load_rewards(config),
             args=GRPOConfig(
@@ -133,8 +135,10 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset) -> GRPOTr
             peft_config=policy.peft_config(config.peft),
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
-        log.exception("the configuration was refused")
         raise ConfigError(" ".join(str(error).split())) from error
+    trainer.remove_callback(PrinterCallback)
+    policy.keep_differentiable(trainer.model)
+    return trainer
 
 
 def load_rewards(config: DictConfig) -> list[Callable[..., Any]]:
@@ -164,8 +168,20 @@ def output_in(file: Path) -> Iterator[None]:
         library.utils.logging.enable_propagation()
     transformers.utils.logging.disable_default_handler()
     logging.captureWarnings(True)
+    root, level = logging.getLogger(), logging.getLogger().level
     with file.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
-        yield
+        handler = logging.StreamHandler(stream)
+        handler.setFormatter(logging.Formatter("[%(asctime)s][%(name)s][%(levelname)s] %(message)s"))
+        root.addHandler(handler)
+        root.setLevel(logging.INFO)
+        try:
+            yield
+        except Exception:
+            log.exception("the run ended here")
+            raise
+        finally:
+            root.removeHandler(handler)
+            root.setLevel(level)
 
 
 def report(summary: dict[str, Any], run_dir: Path) -> None:

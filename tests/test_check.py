@@ -84,6 +84,7 @@ def test_close_names_are_offered_once() -> None:
         (["+reward.mine.weight=2"], "reward.mine.fn: needs a value"),
         (["+reward.mine.fm=x.py:f"], "reward.mine.fm: no such key"),
         (["train.reward_weights=[1]"], "reward.<name>.weight"),
+        (["train.gradient_accumulation_steps=0"], "train.gradient_accumulation_steps=0: at least 1"),
         (["train.loss_type=grop"], "did you mean grpo?"),
         (["train.importance_sampling_level=tokens"], "did you mean token?"),
         (["peft=lora", "+peft.lora_alhpa=3"], "did you mean lora_alpha"),

@@ -88,6 +88,11 @@ def test_a_run_from_the_command_line_fills_one_run_directory(tmp_path: Path) -> 
     assert str(run_dir.relative_to(tmp_path)) in done.stdout
 
 
+def last_step(run_dir: Path) -> int:
+    lines = [line for line in (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True) if line[-1] == "\n"]
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
 def test_an_interrupted_command_goes_on_where_it_was(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "grpo.train", *QUICK, "train.max_steps=2000", "train.save_steps=5"]
     with subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -95,7 +100,7 @@ def test_an_interrupted_command_goes_on_where_it_was(tmp_path: Path) -> None:
             assert process.poll() is None
         process.kill()  # no chance to save or to say goodbye
     (run_dir,) = (tmp_path / "outputs").glob("*/*")
-    steps = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    steps = last_step(run_dir)
     overrides = [*QUICK, "train.max_steps=2000", "train.save_steps=5"]
     done = subprocess.Popen(
         [sys.executable, "-m", "grpo.train", *overrides, "train.resume_from_checkpoint=auto"],
@@ -105,7 +110,7 @@ def test_an_interrupted_command_goes_on_where_it_was(tmp_path: Path) -> None:
         text=True,
     )
     with done:
-        while json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])["step"] <= steps + 1:
+        while last_step(run_dir) <= steps + 1:
             assert done.poll() is None
         done.terminate()
         assert "train.resume_from_checkpoint=auto continues" in done.communicate()[1]
