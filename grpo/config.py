@@ -88,7 +88,7 @@ class Task:
     prompt: str = "{question}"
     """The prompt, with the columns of the data set in braces."""
     system_prompt: str | None = None
-    """The first message of a conversational prompt."""
+    """The first message of a conversational prompt; a plain prompt begins with it."""
     conversational: bool = False
     """Whether prompts are lists of messages, to which the chat template is applied."""
     answer: Answer = field(default_factory=Answer)

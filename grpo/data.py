@@ -66,7 +66,7 @@ def _prepare(dataset: Dataset, task: DictConfig) -> Dataset:
 def _prompt(row: dict[str, Any], task: DictConfig) -> str | list[dict[str, str]]:
     text = task.prompt.format(**row)
     if not task.conversational:
-        return text
+        return f"{task.system_prompt}\n\n{text}" if task.system_prompt else text
     system = [{"role": "system", "content": task.system_prompt}] if task.system_prompt else []
     return [*system, {"role": "user", "content": text}]
 

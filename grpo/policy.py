@@ -5,7 +5,6 @@ from typing import Any
 
 import httpx
 import torch
-from bitsandbytes.nn import Linear4bit
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from omegaconf import DictConfig, OmegaConf
@@ -72,5 +71,5 @@ def keep_differentiable(model: torch.nn.Module) -> None:
     residual connections carry.
     """
     for module in model.modules():
-        if isinstance(module, Linear4bit):
+        if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False

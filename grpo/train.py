@@ -65,6 +65,8 @@ def main() -> None:
     register()
     try:
         job()
+    except KeyboardInterrupt:
+        leave(RunError("interrupted before the training began", status=130))
     except Exception as error:
         if WANTS_TRACEBACK:
             raise

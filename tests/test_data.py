@@ -50,6 +50,11 @@ def test_a_local_file_in_the_format_of_gsm8k_is_read(composed: Callable[..., Dic
     assert len(held_out) == 2
 
 
+def test_a_plain_prompt_begins_with_the_system_prompt(composed: Callable[..., DictConfig], local: list[str]) -> None:
+    task = composed(*local, "task.conversational=false").task
+    assert load_task(task)[0][0]["prompt"] == f"{task.system_prompt}\n\n2 + 3?"
+
+
 def test_without_evaluation_no_split_is_held_out(composed: Callable[..., DictConfig], local: list[str]) -> None:
     assert load_task(composed(*local, "task.eval.size=0", "task.eval.split=nothing").task)[1] is None
 
