@@ -49,11 +49,13 @@ def run(config: DictConfig, run_dir: Path) -> dict[str, Any]:
         with output_in(run_dir / "train.log"):
             train(config, run_dir, console, summary)
     except ConfigError as error:
+        log.exception("the input is wrong")
         summary["reason"] = str(error)
         raise
     except KeyboardInterrupt:
         summary |= {"status": "stopped", "reason": "interrupted at once, without a checkpoint of the last steps"}
     except Exception as error:
+        log.exception("the run failed")
         summary["reason"] = f"{type(error).__name__}: {error}".splitlines()[0]
         where = os.path.relpath(run_dir / "train.log")
         raise RunError(f"failed: {summary['reason']}; the traceback is in {where}") from error
@@ -77,7 +79,7 @@ def train(config: DictConfig, run_dir: Path, console: Console, summary: dict[str
     if config.train.resume_from_checkpoint:
         told = f"going on from {os.path.relpath(checkpoint)}" if checkpoint else "no run to go on with: starting anew"
         log.info(told)
-        console.print(told, highlight=False)
+        console.print(told, highlight=False, soft_wrap=True)
     policy.make_available(config.model)
     problems, held_out = load_task(config.task)
     stop = StopOnSignal()
@@ -162,26 +164,14 @@ def evaluate_policy(trainer: GRPOTrainer, held_out: Dataset, config: DictConfig,
 
 @contextlib.contextmanager
 def output_in(file: Path) -> Iterator[None]:
-    """Send what the libraries print, log and warn to the log file, so that the terminal shows the run."""
+    """Send what the libraries print and warn where Hydra sends what they log, so that the terminal shows the run."""
     for library in (transformers, datasets):
         library.utils.logging.disable_progress_bar()
         library.utils.logging.enable_propagation()
     transformers.utils.logging.disable_default_handler()
     logging.captureWarnings(True)
-    root, level = logging.getLogger(), logging.getLogger().level
     with file.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
-        handler = logging.StreamHandler(stream)
-        handler.setFormatter(logging.Formatter("[%(asctime)s][%(name)s][%(levelname)s] %(message)s"))
-        root.addHandler(handler)
-        root.setLevel(logging.INFO)
-        try:
-            yield
-        except Exception:
-            log.exception("the run ended here")
-            raise
-        finally:
-            root.removeHandler(handler)
-            root.setLevel(level)
+        yield
 
 
 def report(summary: dict[str, Any], run_dir: Path) -> None:

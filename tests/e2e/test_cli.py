@@ -4,9 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from grpo.resume import is_whole
 
 QUICK = ["train.max_steps=2", "train.per_device_train_batch_size=8", "task.dataset.size=64", "task.eval.size=8"]
 
@@ -88,33 +92,46 @@ def test_a_run_from_the_command_line_fills_one_run_directory(tmp_path: Path) -> 
     assert str(run_dir.relative_to(tmp_path)) in done.stdout
 
 
+def test_a_failure_leaves_its_traceback_in_the_log_and_one_line_on_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def broken(completions, **columns):\n    return completions[0] + 1\n")
+    done = command(tmp_path, *QUICK, "+reward.mine.fn=mine.py:broken")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("grpo.train: failed: TypeError: ")
+    (log,) = (tmp_path / "outputs").glob("*/*/train.log")
+    assert str(log.relative_to(tmp_path)) in done.stderr
+    assert 'mine.py", line 2' in log.read_text()
+
+
 def last_step(run_dir: Path) -> int:
     lines = [line for line in (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True) if line[-1] == "\n"]
     return json.loads(lines[-1])["step"] if lines else 0
 
 
+def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert process.poll() is None, "the run ended too early"
+        assert time.monotonic() < deadline, "it has not happened"
+        time.sleep(0.05)
+
+
 def test_an_interrupted_command_goes_on_where_it_was(tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "grpo.train", *QUICK, "train.max_steps=2000", "train.save_steps=5"]
-    with subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while not list(tmp_path.glob("outputs/*/*/checkpoint-5/trainer_state.json")):
-            assert process.poll() is None
+    overrides = [*QUICK, "train.max_steps=2000", "train.save_steps=5"]
+    line = [sys.executable, "-m", "grpo.train", *overrides]
+    quiet = {"cwd": tmp_path, "stdout": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(line, stderr=subprocess.DEVNULL, **quiet) as process:
+        wait_until(lambda: any(map(is_whole, tmp_path.glob("outputs/*/*/checkpoint-5"))), process)
         process.kill()  # no chance to save or to say goodbye
     (run_dir,) = (tmp_path / "outputs").glob("*/*")
     steps = last_step(run_dir)
-    overrides = [*QUICK, "train.max_steps=2000", "train.save_steps=5"]
-    done = subprocess.Popen(
-        [sys.executable, "-m", "grpo.train", *overrides, "train.resume_from_checkpoint=auto"],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with done:
-        while last_step(run_dir) <= steps + 1:
-            assert done.poll() is None
-        done.terminate()
-        assert "train.resume_from_checkpoint=auto continues" in done.communicate()[1]
-    assert done.returncode == 130
+    line.append("train.resume_from_checkpoint=auto")
+    with subprocess.Popen(line, stderr=subprocess.PIPE, **quiet) as process:
+        wait_until(lambda: last_step(run_dir) > steps + 1, process)
+        process.terminate()
+        said = process.communicate(timeout=60)[1]
+    assert "train.resume_from_checkpoint=auto continues" in said
+    assert process.returncode == 130
     assert list((tmp_path / "outputs").glob("*/*")) == [run_dir]
     numbers = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert numbers == list(range(1, len(numbers) + 1))
