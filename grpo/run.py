@@ -46,8 +46,15 @@ def run(config: DictConfig, run_dir: Path) -> dict[str, Any]:
     summary: dict[str, Any] = {"status": "failed", "reason": None}
     console = Console(file=sys.stderr)
     try:
+        if config.plan.enforce:
+            check_gpu(config.gpu)
+        checkpoint = resolve(config.train.resume_from_checkpoint, run_dir)
+        if config.train.resume_from_checkpoint:
+            told = f"going on from {os.path.relpath(checkpoint)}" if checkpoint else "nothing to go on with: a new run"
+            console.print(told, highlight=False, soft_wrap=True)
+        policy.make_available(config.model)
         with output_in(run_dir / "train.log"):
-            train(config, run_dir, console, summary)
+            train(config, run_dir, checkpoint, console, summary)
     except ConfigError as error:
         log.exception("the input is wrong")
         summary["reason"] = str(error)
@@ -71,16 +78,10 @@ def run(config: DictConfig, run_dir: Path) -> dict[str, Any]:
     return summary
 
 
-def train(config: DictConfig, run_dir: Path, console: Console, summary: dict[str, Any]) -> None:
-    """Do the run and put its outcome into `summary` as it goes."""
-    if config.plan.enforce:
-        check_gpu(config.gpu)
-    checkpoint = resolve(config.train.resume_from_checkpoint, run_dir)
-    if config.train.resume_from_checkpoint:
-        told = f"going on from {os.path.relpath(checkpoint)}" if checkpoint else "no run to go on with: starting anew"
-        log.info(told)
-        console.print(told, highlight=False, soft_wrap=True)
-    policy.make_available(config.model)
+def train(
+    config: DictConfig, run_dir: Path, checkpoint: Path | None, console: Console, summary: dict[str, Any]
+) -> None:
+    """Do the run, from `checkpoint` if there is one, and put its outcome into `summary` as it goes."""
     problems, held_out = load_task(config.task)
     stop = StopOnSignal()
     callbacks = [MetricsFile(run_dir / "metrics.jsonl"), ProgressBar(console), stop]
@@ -97,11 +98,13 @@ def train(config: DictConfig, run_dir: Path, console: Console, summary: dict[str
             write_json(evaluation_file, evaluation)
         summary["accuracy_before"] = evaluation["before"]["accuracy"]
 
-    with stop:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    summary["steps"] = trainer.state.global_step
+    try:
+        with stop:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    finally:
+        summary["steps"] = trainer.state.global_step
     if stop.received:
-        summary |= {"status": "stopped", "reason": f"{stop.received} after step {trainer.state.global_step}"}
+        summary |= {"status": "stopped", "reason": f"{stop.received} after step {summary['steps']}"}
         return
     trainer.save_model(str(run_dir / "model"))
     (run_dir / "model" / "training_args.bin").unlink(missing_ok=True)  # a pickle; `.hydra` says the same in words

@@ -217,7 +217,7 @@ def test_a_reward_that_raises_ends_the_run_with_its_reason(
     with pytest.raises(RunError, match="KeyError: 'level'"):
         train(composed, tmp_path, f"+reward.mine.fn={tmp_path / 'mine.py'}:broken")
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert (summary["status"], summary["reason"]) == ("failed", "KeyError: 'level'")
+    assert (summary["status"], summary["reason"], summary["steps"]) == ("failed", "KeyError: 'level'", 0)
     assert "mine.py" in caplog.text  # the traceback
 
 
