@@ -10,7 +10,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from grpo.config import LORA_CONFIG, ROOT, ConfigError, Reward, library_fields
+from grpo.config import LORA_CONFIG, NOT_SETTABLE, ROOT, ConfigError, Reward, library_fields
 
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 LEVELS = ("token", "sequence")
@@ -37,6 +37,9 @@ def explain(error: Exception) -> str:
     if isinstance(cause, MissingMandatoryValue):
         return f"{cause.full_key or ''}: needs a value".lstrip(": ")
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+        group, _, key = str(cause.full_key).rpartition(".")
+        if group == "train" and key in NOT_SETTABLE:
+            return f"{cause.full_key}: {NOT_SETTABLE[key]}"
         if type(cause).__name__.startswith("Config"):
             return f"{cause.full_key}: no such key{meant(cause.key, _possible_keys(cause))}"
         return f"{cause.full_key}: {_first_line(cause)}"

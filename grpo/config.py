@@ -25,9 +25,11 @@ LORA_CONFIG = (
     ("peft", "config.py", "PeftConfig"),
     ("peft", "tuners/lora/config.py", "LoraConfig"),
 )
-# Fields of GRPOConfig that the run sets: the run directory is Hydra's, and a token in a configuration would be written
-# to disk (`HF_TOKEN` in the environment is not).
-NOT_SETTABLE = ("output_dir", "hub_token")
+# Fields of GRPOConfig that are not for the configuration, and what to use instead.
+NOT_SETTABLE = {
+    "output_dir": "the run directory is Hydra's, hydra.run.dir=…",
+    "hub_token": "it would be written to disk; set HF_TOKEN in the environment",
+}
 
 
 class ConfigError(ValueError):

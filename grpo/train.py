@@ -65,6 +65,9 @@ def main() -> None:
     register()
     try:
         job()
+    except BrokenPipeError:  # whoever read the output has closed it, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except KeyboardInterrupt:
         leave(RunError("interrupted before the training began", status=130))
     except Exception as error:
