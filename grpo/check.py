@@ -85,6 +85,8 @@ def check_rewards(config: DictConfig) -> None:
                 raise ConfigError(f"reward.{name}.{key}: no such key{meant(key, REWARD_KEYS)}")
         if "fn" not in reward:
             raise ConfigError(f"reward.{name}.fn: needs a value, package.module.function or path/to/file.py:function")
+        if not isinstance(reward.get("weight", 1.0), int | float):
+            raise ConfigError(f"reward.{name}.weight={reward.weight}: a number is needed")
 
 
 def check_peft(config: DictConfig) -> None:

@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import string
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, load_dataset
@@ -36,8 +38,12 @@ def load_split(task: DictConfig, split: str) -> Dataset:
             dataset = Dataset.from_list(getattr(importlib.import_module(module), function)(split=split, **arguments))
         else:
             dataset = load_dataset(**arguments, split=split)
+    except StopIteration:  # what `datasets` makes of an empty file
+        raise ConfigError(f"task.dataset={_flat(arguments)}, split {split}: there are no rows in it") from None
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+        if Path(str(arguments.get("path"))).suffix:
+            reason += "; for a file: task.dataset.path=json task.dataset.name=null +task.dataset.data_files=…"
         raise ConfigError(f"task.dataset={_flat(arguments)}, split {split}: {reason}") from error
     if len(dataset) == 0:
         raise ConfigError(f"task.dataset={_flat(arguments)}, split {split}: there are no rows in it")
@@ -50,7 +56,13 @@ def _flat(arguments: dict[str, Any]) -> str:
 
 def _prepare(dataset: Dataset, task: DictConfig) -> Dataset:
     columns = ", ".join(dataset.column_names)
-    wanted = [task.answer.column, *re.findall(r"{(\w*)", task.prompt)]
+    try:
+        wanted = [task.answer.column, *(name for _, name, _, _ in string.Formatter().parse(task.prompt) if name)]
+        groups = re.compile(task.answer.pattern or "()").groups
+    except (ValueError, re.error) as error:
+        raise ConfigError(f"task.prompt or task.answer.pattern: {error}") from error
+    if groups == 0:
+        raise ConfigError(f"task.answer.pattern={task.answer.pattern}: put the final answer in parentheses")
     for name in wanted:
         if name not in dataset.column_names:
             raise ConfigError(

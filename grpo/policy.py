@@ -25,7 +25,9 @@ def make_available(model: DictConfig) -> None:
     name = model.model_name_or_path
     if Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
-            raise ConfigError(f"model.model_name_or_path={name}: the folder holds no model (no config.json)")
+            adapter = (Path(name) / "adapter_config.json").is_file()
+            what = "an adapter, not a model: name its base" if adapter else "no model (no config.json)"
+            raise ConfigError(f"model.model_name_or_path={name}: the folder holds {what}")
         return
     try:
         snapshot_download(name, revision=model.model_revision, allow_patterns=FILES)

@@ -39,17 +39,21 @@ def newest_checkpoint(run_dir: Path) -> Path | None:
     return next(whole, None)
 
 
-def resolve(resume_from: str | None, run_dir: Path) -> Path | None:
-    """Return the checkpoint to continue from, for `auto` (None if there is none yet), a run directory or a checkpoint.
+def resolve(resume_from: str | bool | None, run_dir: Path) -> Path | None:
+    """Return the checkpoint to continue from.
+
+    Args:
+        resume_from: `auto` or, as transformers has it, true (None if there is none yet); a run directory; a checkpoint.
+        run_dir: where `auto` looks.
 
     Raises:
         ConfigError: a directory was named and there is no whole checkpoint in it.
     """
     if not resume_from:
         return None
-    if resume_from == "auto":
+    if resume_from in ("auto", True):
         return newest_checkpoint(run_dir)
-    named = Path(resume_from)
+    named = Path(str(resume_from))
     checkpoint = named if is_whole(named) else newest_checkpoint(named)
     if checkpoint is None:
         what = "no whole checkpoint in it" if named.is_dir() else "there is no such directory"
@@ -82,7 +86,9 @@ def continue_interrupted(arguments: list[str]) -> list[str]:
     The command line comes back unchanged if a run directory is named in it or if there is no such run.
     """
     overrides = [text for text in arguments if "=" in text and not text.startswith("-")]
-    if f"{KEY}=auto" in overrides and not any(text.startswith("hydra.run.dir=") for text in overrides):
+    if {f"{KEY}=auto", f"{KEY}=true"} & set(overrides) and not any(
+        text.startswith("hydra.run.dir=") for text in overrides
+    ):
         run_dir = interrupted_run(overrides)
         if run_dir:
             return [*arguments, f"hydra.run.dir={run_dir}"]

@@ -16,16 +16,15 @@ def load(fn: str, name: str, kwargs: dict[str, Any] | None = None) -> Callable[.
     Raises:
         ValueError: one line that says which file or module, which line and why.
     """
-    place, separator, function = fn.rpartition(":" if ".py:" in fn else ".")
+    place, separator, function = fn.rpartition(":" if ".py" in fn else ".")
     if not separator:
         raise ValueError(f"reward.{name}.fn={fn}: write package.module.function or path/to/file.py:function")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise ValueError(f"reward.{name}.fn={fn}: there is no file {Path(place).absolute()}")
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-        line = str(error).splitlines()[0] if str(error) else ""
-        raise ValueError(f"reward.{name}.fn={fn}: {type(error).__name__}: {line}{where}") from error
+        raise ValueError(f"reward.{name}.fn={fn}: {_what_and_where(error)}") from error
     found = getattr(module, function, None)
     if not callable(found):
         offered = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
@@ -47,9 +46,15 @@ def _bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Ca
     return bound
 
 
+def _what_and_where(error: Exception) -> str:
+    """Return kind, reason, file and line of an import that failed, on one line."""
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {' '.join(str(error).split())} ({frame.filename}, line {frame.lineno})"
+
+
 def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path.absolute()}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -82,6 +82,7 @@ def test_close_names_are_offered_once() -> None:
     [
         (["reward=[]"], "at least one reward function"),
         (["+reward.mine.weight=2"], "reward.mine.fn: needs a value"),
+        (["reward.correctness.weight=much"], "reward.correctness.weight=much: a number"),
         (["+reward.mine.fm=x.py:f"], "reward.mine.fm: no such key"),
         (["train.reward_weights=[1]"], "reward.<name>.weight"),
         (["train.gradient_accumulation_steps=0"], "train.gradient_accumulation_steps=0: at least 1"),

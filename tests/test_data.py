@@ -67,6 +67,10 @@ def test_without_evaluation_no_split_is_held_out(composed: Callable[..., DictCon
         ("task.prompt='{query}'", "no column query; it has: question, answer, level"),
         ("task.answer.column=solution", "no column solution"),
         ("task.answer.pattern='=> (.*)'", "matches no row"),
+        ("task.answer.pattern='=> (.*'", "missing ), unterminated"),
+        ("task.answer.pattern='=> .*'", "in parentheses"),
+        ("task.prompt='{question'", "task.prompt or task.answer.pattern: expected '}'"),
+        ("task.dataset.path=rows.jsonl", "task.dataset.path=json"),
         ("task.split='train[:0]'", "no data"),
     ],
 )
@@ -81,8 +85,15 @@ def test_what_is_wrong_with_the_data_is_one_line(
 
 def test_an_empty_file_is_one_line(composed: Callable[..., DictConfig], local: list[str], tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("")
-    with pytest.raises(ConfigError, match=r"task\.dataset="):
+    with pytest.raises(ConfigError, match="there are no rows in it"):
         load_task(composed(*local).task)
+
+
+def test_a_broken_file_is_one_line(composed: Callable[..., DictConfig], local: list[str], tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": \n')
+    with pytest.raises(ConfigError, match="JSON parse error") as caught:
+        load_task(composed(*local).task)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_generator_of_no_rows_is_one_line(composed: Callable[..., DictConfig]) -> None:

@@ -66,7 +66,7 @@ def test_a_run_directory_and_a_checkpoint_can_be_named(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "run", 5)
     assert resolve(str(tmp_path / "run"), tmp_path / "other") == checkpoint
     assert resolve(str(checkpoint), tmp_path / "other") == checkpoint
-    assert resolve("auto", tmp_path / "run") == checkpoint
+    assert resolve("auto", tmp_path / "run") == resolve(True, tmp_path / "run") == checkpoint
     assert resolve("auto", tmp_path / "other") is None
     assert resolve(None, tmp_path / "run") is None
 

@@ -84,7 +84,8 @@ def test_a_reward_loads_from_a_module() -> None:
     ("fn", "says"),
     [
         ("brevity", "write package.module.function or path/to/file.py:function"),
-        ("missing.py:f", "no file"),
+        ("missing.py:f", "there is no file"),
+        ("rewards/correctness.py", "path/to/file.py:function"),
         ("rewards.nothing.f", "No module named 'rewards.nothing'"),
         ("rewards.correctness.correct", "it has: "),
     ],
@@ -94,6 +95,13 @@ def test_a_reward_that_cannot_be_loaded_is_explained(fn: str, says: str) -> None
         load(fn, "mine")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_syntax_error_is_named_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("x = 1\ndef f(completions)\n    return 1\n")
+    with pytest.raises(ValueError, match=r"SyntaxError: expected ':' \(.*mine.py, line 2\)"):
+        load(f"{file}:f", "mine")
 
 
 def test_a_file_that_breaks_on_import_is_named_with_the_line(tmp_path: Path) -> None:
