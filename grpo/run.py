@@ -141,6 +141,12 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset) -> GRPOTr
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
+    prompts = trainer.args.generation_batch_size // trainer.args.num_generations
+    if len(problems) < prompts:  # TRL would do no step at all and call that a success
+        raise ConfigError(
+            f"task: {len(problems)} problems to train on, and a batch takes {prompts}: lower "
+            f"train.per_device_train_batch_size={trainer.args.per_device_train_batch_size} or add problems"
+        )
     trainer.remove_callback(PrinterCallback)
     policy.keep_differentiable(trainer.model)
     return trainer

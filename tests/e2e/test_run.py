@@ -224,6 +224,7 @@ def test_a_reward_that_raises_ends_the_run_with_its_reason(
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
+        (["task.dataset.size=1"], "1 problems to train on, and a batch takes 2"),
         (["train.lr_scheduler_type=constnat"], "constnat"),
         (["train.optim=adamw_9bit"], "adamw_9bit"),
         (["generation=vllm_colocate"], "vLLM is not available"),
