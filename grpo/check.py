@@ -10,7 +10,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from grpo.config import LORA_CONFIG, NOT_SETTABLE, ROOT, ConfigError, Reward, library_fields
+from grpo.config import GRPO_CONFIG, LORA_CONFIG, NOT_SETTABLE, ROOT, ConfigError, Reward, library_fields
 
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 LEVELS = ("token", "sequence")
@@ -64,6 +64,10 @@ def check(config: DictConfig) -> None:
     Raises:
         ConfigError: with the first thing that is wrong.
     """
+    known = library_fields(GRPO_CONFIG)
+    for key in config.train:  # `+train.key` gets past the schema
+        if key not in known or key in NOT_SETTABLE:
+            raise ConfigError(f"train.{key}: {NOT_SETTABLE.get(key) or 'no such key' + meant(key, known)}")
     check_rewards(config)
     check_peft(config)
     for key, possible in (("loss_type", LOSS_TYPES), ("importance_sampling_level", LEVELS)):

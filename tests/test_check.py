@@ -81,6 +81,8 @@ def test_close_names_are_offered_once() -> None:
     ("overrides", "message"),
     [
         (["reward=[]"], "at least one reward function"),
+        (["+train.num_generation=4"], "train.num_generation: no such key; did you mean num_generations"),
+        (["+train.hub_token=secret"], "HF_TOKEN"),
         (["+reward.mine.weight=2"], "reward.mine.fn: needs a value"),
         (["reward.correctness.weight=much"], "reward.correctness.weight=much: a number"),
         (["+reward.mine.fm=x.py:f"], "reward.mine.fm: no such key"),
