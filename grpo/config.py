@@ -110,6 +110,22 @@ class Reward:
 
 
 @dataclass
+class Update:
+    """How the gradient of one optimizer step is computed from its rollouts."""
+
+    max_tokens_per_microbatch: Any = "auto"
+    """Tokens, with padding, that go through the policy at once; `auto` begins with the longest possible row and grows
+    while the card's memory allows. One row is computed however long it is."""
+    skip_zero_advantage: bool = True
+    """Leave out rows that add exactly nothing: their advantage is zero, and neither a KL penalty nor an entropy bonus
+    acts on them."""
+    on_oom: str = "retry"
+    """When memory runs out: `retry` the step, from the same rollouts, with half the tokens, or `raise`."""
+    max_skipped_steps: int = 5
+    """Stop after so many steps in a row whose gradient was not finite; none of them changes the policy."""
+
+
+@dataclass
 class Gpu:
     """The facts of the card that a profile was made for; they describe, they do not configure."""
 
@@ -183,6 +199,7 @@ def register() -> None:
         ("reward", dict[str, Any], field(default_factory=dict)),
         ("peft", Any, field(default=None)),
         ("train", make_dataclass("GRPOConfig", train), MISSING),
+        ("update", Update, field(default_factory=Update)),
         ("gpu", Gpu | None, field(default=None)),
         ("plan", Plan, field(default_factory=Plan)),
     ]

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 from transformers import PrinterCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from grpo import policy
 from grpo.callbacks import MetricsFile, ProgressBar, StopOnSignal
@@ -28,6 +28,7 @@ from grpo.data import load_task
 from grpo.evaluate import evaluate
 from grpo.hardware import check_gpu, peak_memory
 from grpo.resume import resolve
+from grpo.trainer import ExactGRPOTrainer, Update
 from rewards.correctness import correctness
 from rewards.loader import load
 
@@ -103,8 +104,9 @@ def train(
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         summary["steps"] = trainer.state.global_step
-    if stop.received:
-        summary |= {"status": "stopped", "reason": f"{stop.received} after step {summary['steps']}"}
+    if trainer.stop_reason or stop.received:
+        reason = trainer.stop_reason or f"{stop.received} after step {summary['steps']}"
+        summary |= {"status": "stopped", "reason": reason}
         return
     trainer.save_model(str(run_dir / "model"))
     (run_dir / "model" / "training_args.bin").unlink(missing_ok=True)  # a pickle; `.hydra` says the same in words
@@ -115,8 +117,8 @@ def train(
     summary["status"] = "completed"
 
 
-def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset) -> GRPOTrainer:
-    """Return TRL's trainer for a composed configuration.
+def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset) -> ExactGRPOTrainer:
+    """Return the trainer for a composed configuration.
 
     Raises:
         ConfigError: TRL, transformers or PEFT refused it.
@@ -125,7 +127,7 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset) -> GRPOTr
     arguments.pop("resume_from_checkpoint", None)
     user_init_kwargs = arguments.pop("model_init_kwargs", {})
     try:
-        trainer = GRPOTrainer(
+        trainer = ExactGRPOTrainer(
             model=config.model.model_name_or_path,
             reward_funcs=load_rewards(config),
             args=GRPOConfig(
@@ -138,6 +140,7 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset) -> GRPOTr
             train_dataset=problems,
             quantization_config=policy.quantization_config(config.peft),
             peft_config=policy.peft_config(config.peft),
+            update=Update(**config["update"]),  # `.update` is a method
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
@@ -158,7 +161,9 @@ def load_rewards(config: DictConfig) -> list[Callable[..., Any]]:
     return [load(reward["fn"], name, reward.get("kwargs")) for name, reward in rewards.items()]
 
 
-def evaluate_policy(trainer: GRPOTrainer, held_out: Dataset, config: DictConfig, console: Console) -> dict[str, Any]:
+def evaluate_policy(
+    trainer: ExactGRPOTrainer, held_out: Dataset, config: DictConfig, console: Console
+) -> dict[str, Any]:
     """Evaluate the policy as it is now; what a right answer is, `correctness` says, whatever is rewarded."""
     return evaluate(
         model=trainer.accelerator.unwrap_model(trainer.model),

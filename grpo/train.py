@@ -33,7 +33,7 @@ def job(config: DictConfig) -> float | None:
 
         summary = run(config, Path(hydra_config.runtime.output_dir))
         if summary["status"] == "stopped":
-            again = "the same command with train.resume_from_checkpoint=auto continues"
+            again = "train.resume_from_checkpoint=auto continues it"
             raise RunError(f"stopped: {summary['reason']}; {again}", status=130)
         return summary["accuracy_after"]
     except (ConfigError, RunError) as error:

@@ -1,0 +1,145 @@
+"""Stock TRL and ours on the same fixed rollouts: what both compute, step by step."""
+
+import atexit
+import functools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo.config import ROOT
+
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+VOCABULARY = 87
+LONGEST = 24
+
+
+@functools.cache
+def tiny_llama() -> str:
+    """A folder with a random policy of 35,000 parameters whose gradients are neither tiny nor all alike."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+    )
+    folder = tempfile.mkdtemp(prefix="tiny-llama-")
+    atexit.register(shutil.rmtree, folder)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def rollouts(
+    prompts: list[str], trainer: Any, length: Callable[[torch.Generator], int] | None = None
+) -> dict[str, Any]:
+    """Completions that depend on nothing but the process and the number of generations so far."""
+    trainer.generations = getattr(trainer, "generations", -1) + 1
+    generator = torch.Generator().manual_seed(1000 * trainer.accelerator.process_index + trainer.generations)
+    completions = []
+    for _ in prompts:
+        tokens = torch.randint(3, VOCABULARY, ((length or any_length)(generator),), generator=generator).tolist()
+        if tokens[-1] % 3:
+            tokens[-1] = trainer.processing_class.eos_token_id  # two thirds end, the others were cut off
+        completions.append(tokens)
+    tokenizer = trainer.processing_class
+    return {"prompt_ids": tokenizer(prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
+
+
+def any_length(generator: torch.Generator) -> int:
+    """Few long completions and many short ones."""
+    return 1 + int(torch.rand(1, generator=generator) ** 3 * LONGEST)
+
+
+def reward(prompts: list[str], completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    """Anything, but equal within the groups of every second prompt."""
+    return [0.5 if len(prompt) % 2 else (sum(ids) % 7) / 3 for prompt, ids in zip(prompts, completion_ids, strict=True)]
+
+
+class Record(TrainerCallback):
+    """The weights before each step, the gradients before the optimizer takes them, and what was logged."""
+
+    def __init__(self, start_from: Sequence[dict[str, torch.Tensor]] = ()) -> None:
+        """Record; begin each step with these weights, so that rounding in one step is not the next one's error."""
+        self.start_from = start_from
+        self.weights: list[dict[str, torch.Tensor]] = []
+        self.gradients: list[dict[str, torch.Tensor]] = []
+        self.logs: list[dict[str, Any]] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if self.start_from:
+            model.load_state_dict(self.start_from[len(self.weights)])
+        self.weights.append({name: weight.clone() for name, weight in model.state_dict().items()})
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        named = model.named_parameters()
+        self.gradients.append({name: p.grad.clone() for name, p in named if p.grad is not None})
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if "loss" in logs:
+            self.logs.append(dict(logs))
+
+
+def make(trainer_class: type[GRPOTrainer], directory: Path, **options: Any) -> GRPOTrainer:
+    """A trainer on the fixed rollouts; `options` are fields of GRPOConfig or arguments of the trainer."""
+    arguments: dict[str, Any] = {
+        name: options.pop(name)
+        for name in ("model", "update", "peft_config", "rollout_func", "reward_funcs", "callbacks", "train_dataset")
+        if name in options
+    }
+    length = options.pop("length", any_length)
+    settings: dict[str, Any] = {
+        "output_dir": str(directory),
+        "per_device_train_batch_size": 16,
+        "num_generations": 4,
+        "max_completion_length": LONGEST,
+        "learning_rate": 3e-3,
+        # AdamW moves a weight whose gradient is zero but for rounding as far as any other; this is above the rounding
+        "adam_epsilon": 1e-4,
+        "max_grad_norm": 0.0,
+        "max_steps": 2,
+        "beta": 0.0,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        **options,
+    }
+    words = ["Mia has 3 apples .", "How many ?", "Tom had 1 2 pens and lost 4 .", "1", "2 plus 2", "a b c d e f g h"]
+    required: dict[str, Any] = {
+        "model": tiny_llama(),
+        "reward_funcs": reward,
+        "args": GRPOConfig(**settings),
+        "train_dataset": Dataset.from_dict({"prompt": [f"{word} {i}" for i in range(8) for word in words]}),
+        "processing_class": AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny"),
+        "rollout_func": lambda prompts, trainer: rollouts(prompts, trainer, length),
+    }
+    return trainer_class(**{**required, **arguments})
+
+
+def train(trainer: GRPOTrainer, start_from: Sequence[dict[str, torch.Tensor]] = ()) -> Record:
+    """Train and return what happened; `start_from` are weights to begin each step with."""
+    record = Record(start_from)
+    trainer.add_callback(record)
+    trainer.train()
+    return record
+
+
+def relative_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """The norm of the difference over the norm, of all tensors together."""
+    assert ours.keys() == theirs.keys()
+    difference = sum(float((ours[name].double() - theirs[name].double()).pow(2).sum()) for name in theirs)
+    size = sum(float(theirs[name].double().pow(2).sum()) for name in theirs)
+    return (difference / size) ** 0.5 if size else difference**0.5

@@ -1,0 +1,82 @@
+"""How many tokens a micro-batch may have, and what to do when that was too many."""
+
+import torch
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+
+# Without a reading of free memory there is nothing to grow by, and on a CPU more tokens at once are not faster.
+UNMEASURED = 4096
+# The share of a card's memory that `auto` plans with; the rest is for fragments and for what else runs there.
+USABLE = 0.9
+
+
+class DoesNotFit(RuntimeError):
+    """One completion alone is too much for the memory; the message says what to change."""
+
+
+class TokenBudget:
+    """`max_tokens_per_microbatch` as a run goes on: it grows while memory allows, and halves when memory runs out."""
+
+    def __init__(self, setting: int | str, device: torch.device) -> None:
+        """Begin with a number of tokens, or with `auto`: the longest possible row first.
+
+        Raises:
+            ValueError: the setting is neither `auto` nor a positive number.
+        """
+        if setting != "auto" and not (isinstance(setting, int) and setting > 0):
+            raise ValueError(f"update.max_tokens_per_microbatch={setting}: `auto` or a positive number of tokens")
+        self.measured = setting == "auto" and device.type == "cuda"
+        self.device = device
+        self.tokens = setting if isinstance(setting, int) else UNMEASURED
+        self.ceiling: float = float("inf")
+        self.begun = not self.measured
+        self.occupied = 0
+
+    def begin(self, longest: int) -> bool:
+        """Start `auto` at the longest possible row of `longest` tokens; return whether that row is to be tried now."""
+        if self.begun:
+            return False
+        self.begun, self.tokens = True, longest
+        return True
+
+    def halve(self, tokens: int) -> None:
+        """Memory ran out at a micro-batch of so many tokens: from now on half of that, and free what can be freed."""
+        self.tokens = max(1, min(self.tokens, tokens) // 2)
+        self.ceiling = min(self.ceiling, tokens)
+        self.release()
+
+    def release(self) -> None:
+        """Free what can be freed after an out-of-memory error."""
+        clear_device_cache(garbage_collection=True)
+
+    def watch(self) -> None:
+        """Begin to measure what an update takes."""
+        if self.measured:
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self.occupied = torch.cuda.memory_allocated(self.device)
+
+    def grow(self, largest: int) -> None:
+        """After an update whose largest micro-batch had so many tokens: grow by at most two, as memory allows."""
+        if self.measured and largest:
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            total *= torch.cuda.get_per_process_memory_fraction(self.device)
+            self.tokens = self.grown(largest, torch.cuda.max_memory_allocated(self.device), total)
+
+    def grown(self, largest: int, peak: float, total: float) -> int:
+        """Return the next budget, if `largest` tokens took the memory from `occupied` to `peak` bytes of `total`.
+
+        What a micro-batch takes is taken to be proportional to its tokens. Never twice as much at once, never as much
+        as did not fit before, and no change while micro-batches stay far below the budget.
+        """
+        if largest < self.tokens / 2:
+            return self.tokens
+        fits = largest * (USABLE * total - self.occupied) / max(1, peak - self.occupied)
+        return max(self.tokens, int(min(fits, 2 * self.tokens, self.ceiling - 1)))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an exception means that memory ran out, on any device."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and (
+        should_reduce_batch_size(error) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
+    )

@@ -1,0 +1,119 @@
+"""Steps whose gradient is not finite: which rows they had, and what to try."""
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+
+from grpo.batch import Batch, loss_mask
+from grpo.config import Update
+from grpo.rollout import RolloutTrainer
+
+log = logging.getLogger(__name__)
+KEPT = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages")
+ADVICE = (
+    "lower learning_rate, max_grad_norm or adam_beta2, or look at the data: a reward that is infinite or huge, "
+    "a completion that is empty or endless"
+)
+
+
+@dataclass
+class Seen:
+    """What the loss was computed of, without what is large."""
+
+    batch: Batch
+    loss: torch.Tensor
+    finite: torch.Tensor
+    """Whether all log-probabilities of a row are finite, (rows)."""
+
+
+def seen(batch: Batch, loss: torch.Tensor, logps: torch.Tensor) -> Seen:
+    """Note a batch, its loss, and its log-probabilities (rows, completion length); nothing waits for the device."""
+    kept = {key: batch[key] for key in KEPT if key in batch}
+    return Seen(kept, loss.detach(), torch.isfinite(logps.detach()).all(1))
+
+
+class GuardedTrainer(RolloutTrainer):
+    """TRL's trainer, whose policy and optimizer a gradient that is not finite cannot touch."""
+
+    def __init__(self, *args: Any, update: Update | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, update=update, **kwargs)
+        self.stop_reason: str | None = None
+        """Why training ended before its time, if it did."""
+        self._seen: list[Seen] = []
+        self._steps_skipped = self._skipped_in_a_row = 0
+
+    def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """TRL's loss; what it was computed of is kept until it is known whether the gradient is finite."""
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if torch.is_grad_enabled() and self._logps is not None:
+            self._seen.append(seen(inputs, loss, self._logps))
+        return loss
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Return the norm; if it is not finite, drop all gradients, so that the optimizer's step changes nothing."""
+        grad_norm = super()._get_grad_norm(model, grad_norm)
+        if grad_norm is None or math.isfinite(grad_norm):
+            self._skipped_in_a_row = 0
+        else:
+            model.zero_grad(set_to_none=True)
+            self._steps_skipped += 1
+            self._skipped_in_a_row += 1
+            step = self.state.global_step + 1
+            file = Path(self.args.output_dir) / "skipped_rows.jsonl"
+            write_rows(file, step, self._seen, self._tokenizer)
+            problem = f"the gradient of step {step} is not finite"
+            log.warning("%s: the policy stays as it is; the rows are in %s", problem, file)
+            if self._skipped_in_a_row >= self.update.max_skipped_steps:
+                self.stop_reason = f"{problem}, number {self._skipped_in_a_row} in a row; see {file.name}; {ADVICE}"
+                self.control.should_training_stop = self.control.should_save = True
+        self._seen = []
+        return grad_norm
+
+
+def suspects(step: Sequence[Seen]) -> tuple[int, list[tuple[Batch, int]]]:
+    """Return the rows that a step's gradient may be not finite for, as narrow as can be told, and how narrow that is.
+
+    0: the rows with a log-probability that is not finite. 1: without one, the rows of the micro-batches whose loss is
+    not finite. 2: all rows; only the gradient overflowed.
+    """
+    rows = [(part, row) for part in step for row in range(part.finite.numel())]
+    by_row = [(part.batch, row) for part, row in rows if not part.finite[row]]
+    by_loss = [(part.batch, row) for part, row in rows if not torch.isfinite(part.loss)]
+    for level, found in enumerate((by_row, by_loss)):
+        if found:
+            return level, found
+    return 2, [(part.batch, row) for part, row in rows]
+
+
+def write_rows(file: Path, step: int, seen_rows: Sequence[Seen], tokenizer: Any) -> None:
+    """Append one JSON object a suspicious row: step, prompt and completion as text, advantage, tokens in the loss.
+
+    All processes have to call it; only the first writes, the rows of those that can tell best.
+    """
+    level, rows = suspects(seen_rows)
+    lines = []
+    for batch, row in rows:
+        prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()]
+        completion = batch["completion_ids"][row][batch["completion_mask"][row].bool()]
+        content = {
+            "step": step,
+            "advantage": batch["advantages"][row].tolist(),
+            "loss_tokens": int(loss_mask(batch)[row].sum()),
+            "prompt": tokenizer.decode(prompt),
+            "completion": tokenizer.decode(completion),
+        }
+        lines.append(json.dumps(content) + "\n")
+    found = gather_object([(level, line) for line in lines])
+    if PartialState().is_main_process:
+        best = min((level for level, _ in found), default=0)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a") as stream:
+            stream.writelines(line for level, line in found if level == best)

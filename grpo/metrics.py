@@ -1,0 +1,101 @@
+"""TRL's metrics of a step, put together from those of its micro-batches.
+
+TRL computes a metric as a mean over the tokens, or the rows, of what it is given at once. The mean over a step is then
+the mean of the micro-batches weighted by the tokens, or rows, that each was over.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+CLIP_RATIOS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio")
+EXTREMES = {"clip_ratio/low_min": min, "clip_ratio/high_max": max}
+# Without a forward pass, skipped rows have no entropy and no importance weight; see `StepMetrics.result`.
+UNKNOWN_FOR_SKIPPED = ("entropy", "vespo/phi_seq_mean")
+
+
+@dataclass
+class StepMetrics:
+    """Sums over the micro-batches of one optimizer step, on one process or, merged, on all."""
+
+    by_sequence: bool
+    """Whether clip ratios count rows (`importance_sampling_level="sequence"`) instead of tokens."""
+    tokens: int = 0
+    """Tokens of the loss in all rows of the step, the skipped ones included."""
+    rows: int = 0
+    """All rows of the step."""
+    skipped: int = 0
+    """Rows that were left out."""
+    skipped_tokens: int = 0
+    """Tokens of the loss in the rows that were left out."""
+    microbatches: int = 0
+    padded_tokens: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    """The sum of each metric over the tokens or rows it is a mean of."""
+    counts: dict[str, float] = field(default_factory=dict)
+    extremes: dict[str, float] = field(default_factory=dict)
+
+    def add(self, metrics: Mapping[str, list[float]], tokens: int, rows: int, policy_weight: float) -> None:
+        """Add what TRL recorded for a micro-batch with so many tokens of the loss and rows.
+
+        Args:
+            policy_weight: share of the micro-batch's `policy_loss` in the step's.
+        """
+        for name, values in metrics.items():
+            for value in values:
+                if name in EXTREMES:
+                    if not math.isnan(value):
+                        self.extremes[name] = EXTREMES[name](self.extremes.get(name, value), value)
+                elif name == "policy_loss":
+                    self._add(name, value * policy_weight, 0)
+                elif name == "vespo/phi_seq_mean" or (self.by_sequence and name in CLIP_RATIOS):
+                    self._add(name, value * rows, rows)
+                else:
+                    self._add(name, value * tokens, tokens)
+
+    def _add(self, name: str, total: float, count: float) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + total
+        self.counts[name] = self.counts.get(name, 0) + count
+
+    def result(self) -> dict[str, float]:
+        """Return the metrics of the step.
+
+        A skipped row has no advantage, so it is never clipped: the clip ratios count it and mean what TRL means. Its
+        entropy is not known: `update/entropy` is over the rows that were computed, and `entropy` is there only where
+        these are all rows.
+        """
+        result = {}
+        for name, total in self.sums.items():
+            if name == "policy_loss":
+                result[name] = total
+                continue
+            count = self.counts[name]
+            if name in CLIP_RATIOS:
+                count = self.rows if self.by_sequence else self.tokens
+            mean = total / count if count else math.nan
+            if name in UNKNOWN_FOR_SKIPPED:
+                result[f"update/{name}"] = mean
+                if self.skipped_tokens:
+                    continue
+            result[name] = mean
+        unclipped = self.skipped if self.by_sequence else self.skipped_tokens
+        for name, value in self.extremes.items():
+            result[name] = EXTREMES[name](value, 0.0) if unclipped else value
+        result["update/microbatches"] = self.microbatches
+        result["update/padded_tokens"] = self.padded_tokens
+        result["update/rows_skipped"] = self.skipped
+        return result
+
+
+def merge(parts: Iterable[StepMetrics]) -> StepMetrics:
+    """Return the sums over all processes; the number of micro-batches is that of the process with the most."""
+    first, *others = parts
+    for part in others:
+        for name in ("tokens", "rows", "skipped", "skipped_tokens", "padded_tokens"):
+            setattr(first, name, getattr(first, name) + getattr(part, name))
+        first.microbatches = max(first.microbatches, part.microbatches)
+        for name in part.sums:
+            first._add(name, part.sums[name], part.counts[name])
+        for name, value in part.extremes.items():
+            first.extremes[name] = EXTREMES[name](first.extremes.get(name, value), value)
+    return first

@@ -1,0 +1,166 @@
+"""Rollouts within the memory: generation by halves, log-probabilities by micro-batches, and the time each takes."""
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+
+from grpo.batch import Batch, lengths, pick, take
+from grpo.budget import DoesNotFit, TokenBudget, is_out_of_memory
+from grpo.config import Update
+from grpo.microbatch import Microbatch, half, pack
+
+log = logging.getLogger(__name__)
+SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+
+
+class RolloutTrainer(GRPOTrainer):
+    """TRL's trainer with generation and scoring that shrink until they fit; `ExactGRPOTrainer` adds the update."""
+
+    accelerator: Any
+    entropy_coef: float
+    _current_train_step_time: float
+    _entropy_window_stats: torch.Tensor | None
+
+    def __init__(self, *args: Any, update: Update | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.update = update or Update()
+        if self.update.on_oom not in ("retry", "raise"):
+            raise ValueError(f"update.on_oom={self.update.on_oom}: `retry` or `raise`")
+        self.budget = TokenBudget(self.update.max_tokens_per_microbatch, self.accelerator.device)
+        self._sharded = self.accelerator.distributed_type.value in SHARDED
+        self._prompts_at_once: int | None = None
+        self._oom_retries = 0
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._logps: torch.Tensor | None = None  # of the last pass with a gradient, (rows, completion length)
+
+    def _survives(self, error: RuntimeError) -> bool:
+        """Tell whether to go on after an exception; with sharded weights the other processes already wait for this."""
+        return is_out_of_memory(error) and self.update.on_oom == "retry" and not self._sharded
+
+    @contextmanager
+    def _clock(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        if self.model.training:
+            self._seconds[phase] += time.perf_counter() - started
+
+    def _prepare_inputs(self, generation_batch: Any) -> Batch:
+        with self._clock("rollout"):
+            return super()._prepare_inputs(generation_batch)
+
+    def _generate(self, prompts: list) -> Any:
+        with self._clock("generate"):
+            return super()._generate(prompts)
+
+    def _calculate_rewards(self, *args: Any) -> torch.Tensor:
+        with self._clock("reward"):
+            return super()._calculate_rewards(*args)
+
+    def _generate_single_turn(
+        self, prompt_ids: list, images: list | None, multimodal_fields: Batch, num_generations: int, **options: Any
+    ) -> tuple[list, list | None]:
+        """Complete prompts; what does not fit into memory goes in two halves, and the smaller number stays."""
+        count = len(prompt_ids)
+        if self.use_vllm or count <= (self._prompts_at_once or count):
+            try:
+                return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **options)
+            except RuntimeError as error:
+                if self.use_vllm or not self._survives(error):
+                    raise
+                if count == 1:
+                    raise DoesNotFit(
+                        "one completion does not fit into memory while it is generated: lower max_completion_length, "
+                        "or use a smaller or quantized model"
+                    ) from error
+            self._oom_retries += 1
+            self._prompts_at_once = count - half(count, num_generations)
+            self.budget.release()
+            log.warning("out of memory in generation: %d prompts at once from now on", self._prompts_at_once)
+        middle = half(count, num_generations)
+        fields = {**multimodal_fields, "num_images": [len(row or []) for row in images]} if images else {}
+        completions = []
+        for rows in (range(middle), range(middle, count)):
+            part = pick(fields, rows)
+            part.pop("num_images", None)
+            part_images = [images[row] for row in rows] if images else None
+            part_ids = [prompt_ids[row] for row in rows]
+            completions += self._generate_single_turn(part_ids, part_images, part, num_generations, **options)[0]
+        return completions, None
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **fields: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Score completions, (rows, logits_to_keep); without a gradient in micro-batches under the token budget."""
+        compute = super()._get_per_token_logps_and_entropies
+        if torch.is_grad_enabled() or compute_aux_loss or self._sharded:
+            options = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
+            result = compute(model, input_ids, attention_mask, logits_to_keep, batch_size, **options, **fields)
+            self._logps = result[0].detach()
+            return result
+        prompt = input_ids.size(1) - logits_to_keep
+        batch = {key: value for key, value in fields.items() if value is not None} | {
+            "prompt_ids": input_ids[:, :prompt],
+            "prompt_mask": attention_mask[:, :prompt],
+            "completion_ids": input_ids[:, prompt:],
+            "completion_mask": attention_mask[:, prompt:],
+        }
+
+        def score(part: Microbatch) -> tuple[int, torch.Tensor, torch.Tensor | None]:
+            inputs = take(batch, part, self.pad_to_multiple_of)
+            ids = torch.cat((inputs.pop("prompt_ids"), inputs.pop("completion_ids")), dim=1)
+            completion_mask = inputs.pop("completion_mask")
+            mask = torch.cat((inputs.pop("prompt_mask"), completion_mask), dim=1)
+            width = completion_mask.size(1)
+            logps, entropies, _ = compute(model, ids, mask, width, compute_entropy=compute_entropy, **inputs)
+            return width, logps, entropies
+
+        with self._clock("logprobs"):
+            return *self._score_all(batch, score, compute_entropy), None
+
+    def _score_all(
+        self, batch: Batch, score: Callable[[Microbatch], tuple[int, torch.Tensor, Any]], compute_entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Score all rows that have a completion; zero elsewhere, as in TRL. Starts anew when memory runs out."""
+        prompts, completions = lengths(batch)
+        rows = [row for row, length in enumerate(completions) if length]
+        logps = torch.zeros(batch["completion_ids"].shape, device=batch["completion_ids"].device)
+        entropies = torch.zeros_like(logps) if compute_entropy else None
+        retried = False
+        while True:
+            try:
+                for part in pack(prompts, completions, self.budget.tokens, rows):
+                    width, part_logps, part_entropies = score(part)
+                    logps[list(part.rows), :width] = part_logps
+                    if entropies is not None:
+                        entropies[list(part.rows), :width] = part_entropies
+                return logps, entropies
+            except RuntimeError as error:
+                if not self._survives(error):
+                    raise
+                if retried and len(part.rows) == 1:
+                    raise DoesNotFit(too_long(part)) from error
+            retried = True
+            self._oom_retries += 1
+            self.budget.halve(part.tokens)
+
+
+def too_long(part: Microbatch) -> str:
+    """Say what to do about a row that does not fit alone."""
+    return (
+        f"a single row of {part.prompt_length} prompt and {part.completion_length} completion tokens does not fit into "
+        "memory: lower max_completion_length, use gradient_checkpointing=True, LoRA or QLoRA, or a smaller model"
+    )

@@ -1,0 +1,286 @@
+"""TRL's `GRPOTrainer` with the same gradient for less work, and without dying of an out-of-memory error.
+
+The rollouts of an optimizer step are kept until all are there. The rows that matter are then sorted by length into
+micro-batches, each goes through TRL's own loss, and the losses are weighted so that their sum is TRL's.
+"""
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from accelerate.utils import DistributedType, gather_object
+from torch.nn.parallel import DistributedDataParallel
+
+from grpo.batch import Batch, idle, join, lengths, longest, loss_mask, take
+from grpo.budget import DoesNotFit
+from grpo.config import Update
+from grpo.guard import GuardedTrainer
+from grpo.metrics import StepMetrics, merge
+from grpo.microbatch import Microbatch, has_work, pack, shares
+from grpo.rollout import too_long
+
+__all__ = ["DoesNotFit", "ExactGRPOTrainer", "Update"]
+log = logging.getLogger(__name__)
+ROW_MEANS = ("grpo", "sapo", "dr_grpo", "luspo")
+TOKEN_MEANS = ("bnpo",)  # the other loss types divide by a number that does not depend on the rows at hand
+
+
+class Piece(NamedTuple):
+    """A micro-batch of one of the step's batches."""
+
+    batch: Batch
+    part: Microbatch
+    tokens: int
+    """Tokens of the loss in it."""
+    token_share: float
+    """Their share in the tokens of the batch."""
+
+
+class Alone:
+    """The accelerator as in a process without others: what is gathered or reduced is its own.
+
+    Processes have different micro-batches, and one may run out of memory: inside of one, nobody waits for another.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._accelerator, name)
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def reduce(self, tensor: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+        return tensor
+
+
+class ExactGRPOTrainer(GuardedTrainer):
+    """A drop-in for `trl.GRPOTrainer`: the same constructor, and one more argument.
+
+    What cannot be divided exactly is computed TRL's way, `per_device_train_batch_size` rows at once:
+    `top_entropy_quantile` below 1, the auxiliary loss of a router, optimizers that step during the backward pass.
+
+    Args:
+        update: the `update` group of the configuration; its defaults if None.
+    """
+
+    def __init__(self, *args: Any, update: Update | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, update=update, **kwargs)
+        one_pass = self.top_entropy_quantile < 1.0 or self.aux_loss_enabled
+        self._divisible = not (one_pass or self.args.n_gpu > 1 or "lomo" in self.args.optim)
+        self._only_advantage_acts = self.beta == 0.0 and not self._entropy_bonus_enabled
+        self._slices: list[Batch] = []
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Keep a slice of the rollouts; with the last one of the optimizer step, compute its gradient."""
+        started = time.perf_counter()
+        if self._divisible:
+            model.train()
+            if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers
+                self.optimizer.train()
+            self._slices.append(self._prepare_inputs(inputs))
+            loss = torch.zeros((), device=self.accelerator.device)
+            if self.accelerator.sync_gradients:
+                loss = self._update_policy(model)
+            self._step += 1
+            self._current_train_step_time += time.perf_counter() - started
+            if self.accelerator.sync_gradients:
+                self._metrics["train"]["step_time"].append(self._current_train_step_time)
+                self._current_train_step_time = 0.0
+        else:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        self._seconds["step"] += time.perf_counter() - started
+        if self.accelerator.sync_gradients:
+            seconds, self._seconds = self._seconds, defaultdict(float)
+            seconds["update"] = seconds.pop("step") - seconds.pop("rollout", 0.0)
+            for phase in ("generate", "reward", "logprobs", "update"):
+                self._metrics["train"][f"time/{phase}"].append(seconds[phase])
+        return loss
+
+    def _update_policy(self, model: Any) -> torch.Tensor:
+        """Compute the gradient of all rows of the step, again and smaller while memory runs out; return the loss."""
+        batches = self._batches()
+        nothing = Piece(*idle(batches[0][0]), 0, 0.0)
+        entropy_stats = self._entropy_window_stats
+        trial = self._worst_case(batches)
+        retried = False
+        while True:
+            self._seen = []
+            self._entropy_window_stats = entropy_stats
+            pieces = trial + self._pieces(batches)
+            if self._sharded:  # every micro-batch gathers weights from all processes
+                pieces += [nothing] * (self._most(len(pieces)) - len(pieces))
+            step = self._count(batches, pieces)
+            self.budget.watch()
+            loss, failed = self._backward(model, pieces, step)
+            alone = failed is not None and len(failed.part.rows) == 1 and (retried or failed in trial)
+            any_failed, any_alone = self._any(failed is not None, alone)
+            if not any_failed:
+                break
+            if any_alone:
+                raise DoesNotFit(too_long((failed or pieces[0]).part))
+            model.zero_grad(set_to_none=True)
+            self.budget.halve(failed.part.tokens if failed else self.budget.tokens)
+            log.warning("out of memory in the update: at most %d tokens at once from now on", self.budget.tokens)
+            self._oom_retries += 1
+            retried, trial = True, []
+        self._finish(model, nothing, step)
+        if self.state.global_step and pieces:  # before the first step there is no optimizer state in memory
+            self.budget.grow(max(piece.part.tokens for piece in pieces))
+        return loss
+
+    def _batches(self) -> list[tuple[Batch, int]]:
+        """Return the step's rows as batches whose rows can be mixed, each with the number of TRL's slices in it.
+
+        Rows mix within a generation, which shares its padding and its number of tokens; but where the loss is a mean
+        over the tokens of a slice, only within that slice.
+        """
+        slices, self._slices = self._slices, []
+        if self.loss_type in TOKEN_MEANS or self._entropy_bonus_enabled:
+            return [(part, 1) for part in slices]
+        generations = defaultdict(list)
+        for part in slices:
+            generations[id(part["num_items_in_batch"])].append(part)
+        return [(join(parts), len(parts)) for parts in generations.values()]
+
+    def _pieces(self, batches: Sequence[tuple[Batch, int]]) -> list[Piece]:
+        """Divide the rows with work into micro-batches under the token budget."""
+        pieces = []
+        for batch, slices in batches:
+            tokens = loss_mask(batch).sum(1).tolist()
+            advantages = None
+            if self.update.skip_zero_advantage and self._only_advantage_acts:
+                advantages = batch["advantages"].reshape(len(tokens), -1).abs().amax(1).tolist()
+            rows = [row for row, work in enumerate(has_work(tokens, advantages)) if work]
+            token_shares = shares(tokens)
+            share = {**dict.fromkeys(ROW_MEANS, shares([1] * len(tokens))), **dict.fromkeys(TOKEN_MEANS, token_shares)}
+            for part in pack(*lengths(batch), self.budget.tokens, rows, share.get(self.loss_type)):
+                if self.loss_type in share:  # TRL divides the loss of each of its slices by their number
+                    part = replace(part, weight=part.weight * slices)
+                counted = sum(tokens[row] for row in part.rows)
+                pieces.append(Piece(batch, part, counted, sum(token_shares[row] for row in part.rows)))
+        return pieces
+
+    def _worst_case(self, batches: Sequence[tuple[Batch, int]]) -> list[Piece]:
+        """Return, for the first step of `auto`, the longest row that can come: if it does not fit, it shows now."""
+        batch = max((batch for batch, _ in batches), key=lambda batch: max(lengths(batch)[0]))
+        inputs, part = longest(batch, self.max_completion_length)
+        return [Piece(inputs, part, 0, 0.0)] if self.budget.begin(part.tokens) else []
+
+    def _backward(self, model: Any, pieces: Sequence[Piece], step: StepMetrics) -> tuple[torch.Tensor, Piece | None]:
+        """Add up the gradients of micro-batches; return the loss, and the one at which memory ran out.
+
+        Inside, no process waits for another, so that each may run out of memory: gradients stay its own, metrics too,
+        and DDP is bypassed. Only sharded weights need the others, and for them the number of micro-batches is equal.
+        """
+        module = model.module if isinstance(model, DistributedDataParallel) else model
+        gradients = self.accelerator.gradient_state
+        own = nullcontext()
+        if self._sharded and not gradients.plugin_kwargs.get("sync_each_batch", False):
+            own = self.accelerator.no_sync(model)
+        loss = torch.zeros((), device=self.accelerator.device)
+        piece = None
+        gradients._set_sync_gradients(False)
+        try:
+            with own, self._alone():
+                for piece in pieces:
+                    with self._recorded(piece, step):
+                        loss += self._backward_one(module, piece)
+        except RuntimeError as error:
+            if not self._survives(error):
+                raise
+            return loss, piece
+        finally:
+            gradients._set_sync_gradients(True)
+        return loss, None
+
+    def _backward_one(self, model: Any, piece: Piece) -> torch.Tensor:
+        inputs = take(piece.batch, piece.part, self.pad_to_multiple_of)
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs) * piece.part.weight
+        deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
+        return loss.detach()
+
+    def _finish(self, model: Any, nothing: Piece, step: StepMetrics) -> None:
+        """Let all processes average their gradients, in a micro-batch that adds nothing, and log the step's metrics.
+
+        It is also where TRL's entropy controller sees the end of the step, and what gives every weight a gradient of
+        zero, as in TRL, where no row has work.
+        """
+        metrics = self._metrics["train"]
+        if self.accelerator.num_processes > 1 or self._entropy_bonus_enabled or not step.microbatches:
+            self._metrics["train"] = defaultdict(list)
+            self._backward_one(model, nothing)
+            recorded, self._metrics["train"] = self._metrics["train"], metrics
+            metrics["entropy_coef"] += recorded.pop("entropy_coef", [])
+            step.add(recorded, tokens=0, rows=0, policy_weight=0.0)
+        if self.accelerator.num_processes > 1:
+            step = merge(gather_object([step]))
+        for name, value in step.result().items():
+            metrics[name].append(value)
+        metrics["update/max_tokens_per_microbatch"].append(self.budget.tokens)
+
+    def _count(self, batches: Sequence[tuple[Batch, int]], pieces: Sequence[Piece]) -> StepMetrics:
+        tokens = sum(int(loss_mask(batch).sum()) for batch, _ in batches)
+        rows = sum(len(batch["prompt_ids"]) for batch, _ in batches)
+        return StepMetrics(
+            by_sequence=self.importance_sampling_level == "sequence",
+            tokens=tokens,
+            rows=rows,
+            skipped=rows - sum(len(piece.part.rows) for piece in pieces if piece.part.weight),
+            skipped_tokens=tokens - sum(piece.tokens for piece in pieces),
+            microbatches=len(pieces),
+            padded_tokens=sum(piece.part.tokens for piece in pieces),
+        )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        together, self.accelerator = self.accelerator, Alone(self.accelerator)
+        try:
+            yield
+        finally:
+            self.accelerator = together
+
+    @contextmanager
+    def _recorded(self, piece: Piece, step: StepMetrics) -> Iterator[None]:
+        """Put what TRL records of a micro-batch into `step`, and let its entropy bonus weigh what it has to.
+
+        The bonus is a mean over tokens whatever the policy loss is a mean of, but both get the micro-batch's weight.
+        """
+        metrics, self._metrics["train"] = self._metrics["train"], defaultdict(list)
+        coefficient = self.entropy_coef
+        weight = piece.part.weight
+        if self._entropy_bonus_enabled:
+            self.entropy_coef = coefficient * piece.token_share / weight if weight else 0.0
+        try:
+            yield
+            slices = self.current_gradient_accumulation_steps * self.accelerator.num_processes
+            if weight:
+                step.add(self._metrics["train"], piece.tokens, len(piece.part.rows), weight / slices)
+        finally:
+            self._metrics["train"], self.entropy_coef = metrics, coefficient
+
+    def _most(self, count: int) -> int:
+        """Return the largest of these numbers over all processes."""
+        return int(self.accelerator.gather(torch.tensor([count], device=self.accelerator.device)).max())
+
+    def _any(self, *flags: bool) -> list[bool]:
+        """Return which of these is true on any process."""
+        if self.accelerator.num_processes == 1:
+            return list(flags)
+        mine = torch.tensor(flags, dtype=torch.int, device=self.accelerator.device)
+        return [bool(count) for count in self.accelerator.reduce(mine, "sum").tolist()]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log as TRL does, with the number of steps redone and skipped since the last time."""
+        if self.model.training and "loss" in logs:
+            logs |= {"update/oom_retries": self._oom_retries, "update/steps_skipped": self._steps_skipped}
+            self._oom_retries = self._steps_skipped = 0
+        super().log(logs, start_time)
