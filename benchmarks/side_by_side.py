@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,9 @@ def rollouts(
     for _ in prompts:
         tokens = torch.randint(3, VOCABULARY, ((length or any_length)(generator),), generator=generator).tolist()
         if tokens[-1] % 3:
-            tokens[-1] = trainer.processing_class.eos_token_id  # two thirds end, the others were cut off
+            tokens[-1] = trainer._tokenizer.eos_token_id  # two thirds end, the others were cut off
         completions.append(tokens)
-    tokenizer = trainer.processing_class
+    tokenizer = trainer._tokenizer
     return {"prompt_ids": tokenizer(prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
 
 
@@ -92,11 +93,8 @@ class Record(TrainerCallback):
 
 def make(trainer_class: type[GRPOTrainer], directory: Path, **options: Any) -> GRPOTrainer:
     """A trainer on the fixed rollouts; `options` are fields of GRPOConfig or arguments of the trainer."""
-    arguments: dict[str, Any] = {
-        name: options.pop(name)
-        for name in ("model", "update", "peft_config", "rollout_func", "reward_funcs", "callbacks", "train_dataset")
-        if name in options
-    }
+    known = {field.name for field in fields(GRPOConfig)}
+    arguments = {name: options.pop(name) for name in list(options) if name not in known and name != "length"}
     length = options.pop("length", any_length)
     settings: dict[str, Any] = {
         "output_dir": str(directory),

@@ -4,7 +4,7 @@ import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 # Without a reading of free memory there is nothing to grow by, and on a CPU more tokens at once are not faster.
-UNMEASURED = 4096
+UNMEASURED = 1024
 # The share of a card's memory that `auto` plans with; the rest is for fragments and for what else runs there.
 USABLE = 0.9
 
@@ -22,7 +22,7 @@ class TokenBudget:
         Raises:
             ValueError: the setting is neither `auto` nor a positive number.
         """
-        if setting != "auto" and not (isinstance(setting, int) and setting > 0):
+        if setting != "auto" and (type(setting) is not int or setting < 1):
             raise ValueError(f"update.max_tokens_per_microbatch={setting}: `auto` or a positive number of tokens")
         self.measured = setting == "auto" and device.type == "cuda"
         self.device = device

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from trl import GRPOTrainer
 
-from grpo.batch import Batch, lengths, pick, take
+from grpo.batch import IMAGES, Batch, lengths, pick, take
 from grpo.budget import DoesNotFit, TokenBudget, is_out_of_memory
 from grpo.config import Update
 from grpo.microbatch import Microbatch, half, pack
@@ -83,7 +84,10 @@ class RolloutTrainer(GRPOTrainer):
             self.budget.release()
             log.warning("out of memory in generation: %d prompts at once from now on", self._prompts_at_once)
         middle = half(count, num_generations)
-        fields = {**multimodal_fields, "num_images": [len(row or []) for row in images]} if images else {}
+        fields = dict(multimodal_fields)
+        if images:
+            fields["num_images"] = [len(row or []) for row in images]
+            fields |= {key: torch.as_tensor(np.array(fields[key])) for key in IMAGES if key in fields}
         completions = []
         for rows in (range(middle), range(middle, count)):
             part = pick(fields, rows)
@@ -139,7 +143,7 @@ class RolloutTrainer(GRPOTrainer):
         rows = [row for row, length in enumerate(completions) if length]
         logps = torch.zeros(batch["completion_ids"].shape, device=batch["completion_ids"].device)
         entropies = torch.zeros_like(logps) if compute_entropy else None
-        retried = False
+        alone = False
         while True:
             try:
                 for part in pack(prompts, completions, self.budget.tokens, rows):
@@ -151,9 +155,9 @@ class RolloutTrainer(GRPOTrainer):
             except RuntimeError as error:
                 if not self._survives(error):
                     raise
-                if retried and len(part.rows) == 1:
+                if alone and len(part.rows) == 1:
                     raise DoesNotFit(too_long(part)) from error
-            retried = True
+            alone = len(part.rows) == 1
             self._oom_retries += 1
             self.budget.halve(part.tokens)
 

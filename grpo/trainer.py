@@ -109,7 +109,7 @@ class ExactGRPOTrainer(GuardedTrainer):
         nothing = Piece(*idle(batches[0][0]), 0, 0.0)
         entropy_stats = self._entropy_window_stats
         trial = self._worst_case(batches)
-        retried = False
+        alone = False
         while True:
             self._seen = []
             self._entropy_window_stats = entropy_stats
@@ -119,17 +119,18 @@ class ExactGRPOTrainer(GuardedTrainer):
             step = self._count(batches, pieces)
             self.budget.watch()
             loss, failed = self._backward(model, pieces, step)
-            alone = failed is not None and len(failed.part.rows) == 1 and (retried or failed in trial)
-            any_failed, any_alone = self._any(failed is not None, alone)
+            again = alone  # a single row may fail for the fragments that others left, but not twice
+            alone = failed is not None and len(failed.part.rows) == 1
+            any_failed, hopeless = self._any(failed is not None, alone and (again or failed in trial))
             if not any_failed:
                 break
-            if any_alone:
+            if hopeless:
                 raise DoesNotFit(too_long((failed or pieces[0]).part))
             model.zero_grad(set_to_none=True)
             self.budget.halve(failed.part.tokens if failed else self.budget.tokens)
             log.warning("out of memory in the update: at most %d tokens at once from now on", self.budget.tokens)
             self._oom_retries += 1
-            retried, trial = True, []
+            trial = []
         self._finish(model, nothing, step)
         if self.state.global_step and pieces:  # before the first step there is no optimizer state in memory
             self.budget.grow(max(piece.part.tokens for piece in pieces))

@@ -1,0 +1,222 @@
+"""One policy update by stock TRL and by ours, on the same rollouts, in turns: time, memory and gradient.
+
+`python -m benchmarks.update` prints a table and writes `benchmarks/update_cpu.json`: SmolLM2-135M's shape in float32,
+about half an hour on two cores. On a GPU it takes the shapes of Qwen2.5-1.5B and 7B, in bfloat16 with LoRA and gradient
+checkpointing, and writes `benchmarks/update_cuda.json`.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from peft import LoraConfig
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
+from trl import GRPOTrainer
+
+from benchmarks.side_by_side import make, relative_difference
+from grpo.config import ROOT, Update
+from grpo.trainer import ExactGRPOTrainer
+
+GROUP = 8
+LONGEST = 256
+
+
+def log_normal(generator: torch.Generator) -> int:
+    """Completion lengths as policies have them: about 80 tokens in the mean, 256 at the most."""
+    return min(LONGEST, 1 + int(math.exp(math.log(62) + 0.8 * float(torch.randn(1, generator=generator)))))
+
+
+def full(generator: torch.Generator) -> int:
+    """Every completion reaches the limit."""
+    return LONGEST
+
+
+# letter: what it is, completion length, longest prompt, share of groups without variance of the reward
+WORKLOADS: dict[str, tuple[str, Callable[[torch.Generator], int], int, float]] = {
+    "a": ("log-normal lengths, half of the groups equal", log_normal, 96, 0.5),
+    "b": ("log-normal lengths", log_normal, 96, 0.0),
+    "c": ("equal lengths", full, 96, 0.0),
+    "d": ("long prompts", log_normal, 768, 0.0),
+}
+
+
+def build_policy(model: str, device: str) -> Any:
+    """Return a policy of a known shape with random weights."""
+    shape = yaml.safe_load((ROOT / "conf" / "model" / f"{model}.yaml").read_text())["shape"]
+    shape.pop("parameters", None)
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape), dtype=dtype)
+
+
+def rollout(workload: str, rows: int) -> tuple[dict[str, Any], list[float]]:
+    """Return fixed rollouts and their rewards; prompts are between half as long as the longest and the longest."""
+    _, length, longest_prompt, equal = WORKLOADS[workload]
+    generator = torch.Generator().manual_seed(1)
+    prompts, completions, rewards = [], [], []
+    for group in range(rows // GROUP):
+        size = int(longest_prompt * (0.5 + 0.5 * float(torch.rand(1, generator=generator))))
+        prompt = torch.randint(3, 80, (size,), generator=generator).tolist()
+        for _ in range(GROUP):
+            prompts.append(prompt)
+            completions.append(torch.randint(3, 80, (length(generator),), generator=generator).tolist())
+            constant = group < equal * (rows // GROUP)
+            rewards.append(0.0 if constant else float(torch.rand(1, generator=generator)))
+    return {"prompt_ids": prompts, "completion_ids": completions, "logprobs": None}, rewards
+
+
+def trainer_for(trainer_class: type[GRPOTrainer], workload: str, args: argparse.Namespace, folder: str) -> GRPOTrainer:
+    """Return a trainer whose rollouts are the workload's; TRL's slices have 8 rows."""
+    fixed, rewards = rollout(workload, args.rows)
+    on_gpu = args.device == "cuda"
+    trainer = make(
+        trainer_class,
+        Path(folder),
+        model=build_policy(args.model, args.device),
+        rollout_func=lambda prompts, trainer: fixed,
+        reward_funcs=lambda **kwargs: rewards,
+        per_device_train_batch_size=GROUP,
+        gradient_accumulation_steps=args.rows // GROUP,
+        num_generations=GROUP,
+        max_completion_length=LONGEST,
+        gradient_checkpointing=on_gpu,
+        bf16=on_gpu,
+        peft_config=LoraConfig(r=16, target_modules="all-linear") if on_gpu else None,
+        **({"update": Update(max_tokens_per_microbatch=args.budget)} if trainer_class is ExactGRPOTrainer else {}),
+    )
+    trainer.create_optimizer()
+    trainer.current_gradient_accumulation_steps = args.rows // GROUP
+    return trainer
+
+
+def update(trainer: GRPOTrainer, workload: str, rows: int) -> tuple[float, float, dict[str, torch.Tensor]]:
+    """Compute the gradient of one optimizer step; return seconds, peak memory in GB above the start, and gradient."""
+    trainer.model.zero_grad(set_to_none=True)
+    inputs = [{"prompt": f"{row // GROUP}"} for row in range(rows)]
+    torch.manual_seed(0)
+    trainer._step = 0
+    slices = rows // GROUP
+    start_memory = reset_peak()
+    started = time.perf_counter()
+    for place in range(slices):
+        trainer.accelerator.gradient_state._set_sync_gradients(place == slices - 1)
+        trainer.training_step(trainer.model, inputs, None)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    peak = read_peak() - start_memory
+    gradients = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+    return seconds, peak, gradients
+
+
+def reset_peak() -> float:
+    """Forget the peak of memory so far and return what is in use, in GB."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated() / 2**30
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return read_peak()
+
+
+def read_peak() -> float:
+    """Return the peak of the memory in use, in GB."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 2**20
+
+
+def measure(workload: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Update by both in turns, `args.repeats` times."""
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = trainer_for(GRPOTrainer, workload, args, folder)
+        ours = trainer_for(ExactGRPOTrainer, workload, args, folder)
+        ours.model.load_state_dict(theirs.model.state_dict())
+        times: dict[str, list[float]] = {"trl": [], "ours": []}
+        peaks: dict[str, list[float]] = {"trl": [], "ours": []}
+        for _ in range(args.repeats):
+            for name, trainer in (("trl", theirs), ("ours", ours)):
+                seconds, peak, gradients = update(trainer, workload, args.rows)
+                times[name].append(round(seconds, 3))
+                peaks[name].append(round(peak, 3))
+                if name == "trl":
+                    reference = {key: value.clone() for key, value in gradients.items()}
+                else:
+                    difference = relative_difference(gradients, reference)
+                trainer.model.zero_grad(set_to_none=True)
+                del gradients
+    metrics = ours._metrics["train"]
+    return {
+        "workload": f"({workload}) {WORKLOADS[workload][0]}",
+        "model": args.model,
+        "seconds": times,
+        "time_ratio": round(statistics.median(times["trl"]) / statistics.median(times["ours"]), 2),
+        "peak_gb": peaks,
+        "memory_ratio": round(statistics.median(peaks["trl"]) / statistics.median(peaks["ours"]), 2),
+        "gradient_difference": difference,
+        **{name: metrics[name][-1] for name in ("update/microbatches", "update/padded_tokens", "update/rows_skipped")},
+        "update/max_tokens_per_microbatch": metrics["update/max_tokens_per_microbatch"][-1],
+    }
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--rows", type=int, default=64, help="completions of a step, in groups of 8")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--budget", default="auto", type=lambda text: text if text == "auto" else int(text))
+    parser.add_argument("--models", nargs="+", help="names of conf/model")
+    parser.add_argument("--no-write", action="store_true")
+    args = parser.parse_args()
+    logging.set_verbosity_error()
+    args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    models = args.models or (["qwen2_5_1_5b", "qwen2_5_7b"] if args.device == "cuda" else ["smollm2_135m"])
+    table = Table("model", "workload", "TRL s", "ours s", "faster", "TRL GB", "ours GB", "less", "gradient")
+    results = []
+    for args.model in models:
+        for workload in args.workloads:
+            result = measure(workload, args)
+            results.append(result)
+            seconds, peaks = result["seconds"], result["peak_gb"]
+            table.add_row(
+                args.model,
+                result["workload"],
+                *(f"{statistics.median(seconds[name]):.1f}" for name in ("trl", "ours")),
+                f"{result['time_ratio']:.2f}x",
+                *(f"{statistics.median(peaks[name]):.2f}" for name in ("trl", "ours")),
+                f"{result['memory_ratio']:.2f}x",
+                f"{result['gradient_difference']:.1e}",
+            )
+            Console().print(table)
+    if not args.no_write:
+        machine = {"device": args.device, "cpu_cores": os.cpu_count(), "rows": args.rows}
+        if args.device == "cuda":
+            machine["card"] = torch.cuda.get_device_name()
+        versions = {name: version(name) for name in ("torch", "trl", "transformers", "peft")}
+        content = {"date": str(date.today()), **machine, "versions": versions, "results": results}
+        (ROOT / "benchmarks" / f"update_{args.device}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

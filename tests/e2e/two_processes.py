@@ -1,0 +1,111 @@
+"""Run by `torchrun`: stock TRL and ours on two processes, several cases; writes what it found as JSON."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from trl import GRPOTrainer
+
+from benchmarks.side_by_side import Record, make, relative_difference, rollouts, tiny_llama, train
+from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
+
+tiny_llama()  # before there are several: afterwards only the first would save its whole policy
+RANK = PartialState(cpu=True).process_index
+OPTIONS: dict[str, Any] = {"use_cpu": True, "ddp_find_unused_parameters": False, "max_steps": 2}
+SMALL = Update(max_tokens_per_microbatch=100)
+
+
+def idle_second(completion_ids: list, **kwargs: Any) -> list[float]:
+    """All rows of the second process are equal."""
+    return [1.0 if RANK else (sum(ids) % 7) / 3 for ids in completion_ids]
+
+
+def long_first(prompts: list, trainer: Any) -> dict[str, Any]:
+    """The first process has long completions, the second short ones."""
+    return rollouts(prompts, trainer, (lambda generator: 24) if RANK == 0 else (lambda generator: 2))
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "unequal numbers": {"rollout_func": long_first},
+    "one process has nothing to do": {"reward_funcs": idle_second},
+    "nothing to do at all": {"reward_funcs": lambda prompts, **kwargs: [1.0] * len(prompts)},
+    "sequence level, KL, 4 slices, 2 iterations": {
+        "importance_sampling_level": "sequence",
+        "loss_type": "grpo",
+        "beta": 0.04,
+        "num_iterations": 2,
+        "max_steps": 4,
+        "gradient_accumulation_steps": 4,
+        "per_device_train_batch_size": 4,
+    },
+    "adaptive entropy": {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 5.0, "max_steps": 3},
+    "bnpo": {"loss_type": "bnpo"},
+    "undivided": {"top_entropy_quantile": 0.2},
+}
+
+
+def out_of_memory(trainer: GRPOTrainer, where: str, *calls: int) -> None:
+    """Let the second process run out of memory at certain passes through a layer."""
+    count = 0
+
+    def fault(*args: Any) -> None:
+        nonlocal count
+        count += 1
+        if RANK == 1 and count in calls:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    layer = trainer.model.model.layers[0]
+    register = layer.register_forward_pre_hook if where == "forward" else layer.register_full_backward_pre_hook
+    register(fault)
+
+
+def differences(record: Record, reference: Record) -> list[float]:
+    pairs = zip(record.gradients, reference.gradients, strict=True)
+    return [relative_difference(mine, stock) for mine, stock in pairs]
+
+
+def main() -> None:
+    found: dict[str, Any] = {}
+    folder = Path(tempfile.mkdtemp())
+    for name, case in CASES.items():
+        theirs = train(make(GRPOTrainer, folder, **{**OPTIONS, **case}))
+        trainer = make(ExactGRPOTrainer, folder, update=SMALL, **{**OPTIONS, **case})
+        ours = train(trainer, start_from=theirs.weights)
+        found[name] = {"gradient": max(differences(ours, theirs)), "logs": ours.logs, "trl": theirs.logs}
+
+    reference = train(make(ExactGRPOTrainer, folder, update=SMALL, **OPTIONS))
+    for where in ("forward", "backward"):
+        trainer = make(ExactGRPOTrainer, folder, update=SMALL, **OPTIONS)
+        out_of_memory(trainer, where, 1, 2)
+        record = train(trainer)
+        found[f"out of memory, {where}"] = {"gradient": max(differences(record, reference)), "logs": record.logs}
+
+    trainer = make(ExactGRPOTrainer, folder, update=SMALL, **OPTIONS)
+    out_of_memory(trainer, "forward", *range(1, 1000))
+    try:
+        trainer.train()
+    except DoesNotFit as error:
+        found["does not fit"] = str(error)
+
+    trainer = make(ExactGRPOTrainer, folder, update=SMALL, **OPTIONS)
+    if RANK == 1:
+        compute = trainer._compute_loss
+        trainer._compute_loss = lambda *args: compute(*args) * float("nan")
+    record = train(trainer)
+    found["not finite"] = {"logs": record.logs}
+    weights = torch.cat([weight.flatten() for weight in trainer.model.state_dict().values()])
+    everywhere = [torch.empty_like(weights) for _ in range(2)]
+    dist.all_gather(everywhere, weights)
+    found["weights equal"] = torch.equal(*everywhere)
+    if RANK == 0:  # the only one that writes
+        found["not finite"]["rows"] = (folder / "skipped_rows.jsonl").read_text().splitlines()
+        Path(sys.argv[1]).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

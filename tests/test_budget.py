@@ -1,0 +1,78 @@
+"""How many tokens a micro-batch may have."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo.budget import UNMEASURED, TokenBudget, is_out_of_memory
+
+CPU = torch.device("cpu")
+
+
+def measured(tokens: int) -> TokenBudget:
+    """A budget as on a card: `auto`, begun at a row of so many tokens."""
+    budget = TokenBudget("auto", torch.device("cuda"))
+    assert budget.begin(tokens)
+    return budget
+
+
+def test_auto_begins_at_the_longest_possible_row_and_asks_for_it_to_be_tried_once() -> None:
+    budget = measured(700)
+    assert budget.tokens == 700
+    assert not budget.begin(900)
+
+
+def test_auto_without_a_memory_reading_is_a_fixed_number() -> None:
+    budget = TokenBudget("auto", CPU)
+    assert not budget.begin(100_000)
+    budget.watch()
+    budget.grow(UNMEASURED)
+    assert budget.tokens == UNMEASURED
+
+
+def test_a_number_is_kept_until_memory_runs_out() -> None:
+    budget = TokenBudget(1000, CPU)
+    assert not budget.begin(5000)
+    budget.grow(1000)
+    assert budget.tokens == 1000
+    budget.halve(800)
+    assert budget.tokens == 400
+
+
+@pytest.mark.parametrize("setting", ["many", 0, -5, 2.5, None, True])
+def test_anything_but_auto_and_positive_numbers_is_refused(setting: object) -> None:
+    with pytest.raises(ValueError, match="max_tokens_per_microbatch"):
+        TokenBudget(setting, CPU)  # type: ignore[arg-type]
+
+
+@given(st.integers(100, 10**6), st.floats(0.01, 0.8), st.floats(0.01, 0.2))
+def test_growth_stays_within_what_the_measurement_allows(tokens: int, occupied: float, taken: float) -> None:
+    budget = measured(tokens)
+    budget.occupied = int(occupied * 10**11)
+    grown = budget.grown(tokens, peak=budget.occupied + taken * 10**11, total=10**11)
+    assert tokens <= grown <= 2 * tokens
+    predicted = budget.occupied + taken * 10**11 * grown / tokens
+    assert grown == tokens or predicted <= 0.9 * 10**11 * (1 + 1e-9)
+
+
+def test_growth_never_returns_to_what_did_not_fit() -> None:
+    budget = measured(1000)
+    budget.halve(1000)
+    for _ in range(10):
+        budget.tokens = budget.grown(budget.tokens, peak=1e6, total=1e11)
+    assert budget.tokens == 999
+
+
+def test_small_microbatches_are_no_reason_to_grow() -> None:
+    assert measured(1000).grown(300, peak=1e6, total=1e11) == 1000
+
+
+def test_out_of_memory_is_recognized_on_every_device() -> None:
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60)
+    assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("out of memory."))
