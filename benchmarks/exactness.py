@@ -36,8 +36,9 @@ for loss_type in LOSS_TYPES:
         "max_steps": 4,
         **FOUR,
     }
-    CASES[f"{loss_type}, 4 slices, 2 iterations, truncated masked, batch scale"] = {
+    CASES[f"{loss_type}, 4 slices, 2 iterations, truncated masked, batch scale, prompts not shared"] = {
         "loss_type": loss_type,
+        "update": Update(max_tokens_per_microbatch=120, share_prompts=False),
         "num_iterations": 2,
         "max_steps": 4,
         "mask_truncated_completions": True,

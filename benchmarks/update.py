@@ -52,7 +52,7 @@ WORKLOADS: dict[str, tuple[str, Callable[[torch.Generator], int], int, float]] =
     "a": ("log-normal lengths, half of the groups equal", log_normal, 96, 0.5),
     "b": ("log-normal lengths", log_normal, 96, 0.0),
     "c": ("equal lengths", full, 96, 0.0),
-    "d": ("long prompts", log_normal, 768, 0.0),
+    "d": ("long prompts", log_normal, 512, 0.0),
 }
 
 

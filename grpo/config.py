@@ -119,6 +119,8 @@ class Update:
     skip_zero_advantage: bool = True
     """Leave out rows that add exactly nothing: their advantage is zero, and neither a KL penalty nor an entropy bonus
     acts on them."""
+    share_prompts: bool = True
+    """Compute a prompt once for its completions where that is cheaper and the architecture is known to allow it."""
     on_oom: str = "retry"
     """When memory runs out: `retry` the step, from the same rollouts, with half the tokens, or `raise`."""
     max_skipped_steps: int = 5

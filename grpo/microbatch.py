@@ -2,10 +2,12 @@
 
 A batch is rows of prompts padded on the left and completions padded on the right. A micro-batch is some of its rows,
 cut to its own longest prompt and its own longest completion, so that it costs rows x (prompt + completion) tokens.
+Rows of one prompt can also go through the policy as one sequence: the prompt once, then the completions, which do not
+see each other (`grpo/shared_prompt.py`). That costs prompt + all completions, and more for attention.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 # What a micro-batch costs on top of its tokens, as a share of the budget: starting one is not free.
 OVERHEAD = 1 / 16
@@ -23,11 +25,19 @@ class Microbatch:
     """Tokens of the longest completion, at least 1."""
     weight: float = 1.0
     """The factor of this micro-batch's loss in the loss of the batch."""
+    shared: tuple[int, int] | None = None
+    """Where rows of one prompt share it: number and length of the sequences that go through the policy."""
+
+    @property
+    def sequences(self) -> tuple[int, int]:
+        """Number and padded length of the sequences that go through the policy."""
+        return self.shared or (len(self.rows), self.prompt_length + self.completion_length)
 
     @property
     def tokens(self) -> int:
         """Tokens with padding."""
-        return len(self.rows) * (self.prompt_length + self.completion_length)
+        number, length = self.sequences
+        return number * length
 
 
 def has_work(tokens: Sequence[int], advantages: Sequence[float] | None) -> list[bool]:
@@ -55,8 +65,10 @@ def pack(
     budget: int,
     rows: Sequence[int] | None = None,
     share: Sequence[float] | None = None,
+    prompts: Sequence[Hashable] | None = None,
+    hidden_size: int = 0,
 ) -> list[Microbatch]:
-    """Divide rows into micro-batches of at most `budget` tokens each, with as little padding as sorting allows.
+    """Divide rows into micro-batches of at most `budget` tokens each, in the cheapest of several ways.
 
     Each row appears once. A row that exceeds the budget by itself is a micro-batch by itself. The largest micro-batch
     comes first, so that what does not fit into memory shows at once.
@@ -67,6 +79,8 @@ def pack(
         budget: `max_tokens_per_microbatch`, tokens with padding.
         rows: the rows to divide; None takes all.
         share: each row's share in the loss; a micro-batch weighs what its rows do. None gives every one weight 1.
+        prompts: what is equal for rows with equal prompts, which are then shared if that is cheaper; None for never.
+        hidden_size: of the policy, for the price of attention; 0 leaves it out.
     """
     rows = range(len(prompt_lengths)) if rows is None else rows
     pairs = {row: (prompt_lengths[row], max(1, completion_lengths[row])) for row in rows}
@@ -75,19 +89,57 @@ def pack(
         sorted(rows, key=lambda row: pairs[row][::-1]),
         sorted(rows, key=lambda row: sum(pairs[row])),
     ]
-    divided = [_divide([(row, *pairs[row]) for row in order], budget) for order in orders]
-    best = min(divided, key=lambda parts: cost(parts, budget))
+    plans = [_divide([(row, *pairs[row]) for row in order], budget) for order in orders]
+    if prompts is not None and len({prompts[row] for row in rows}) < len(rows):
+        plans.append(_share({row: prompts[row] for row in rows}, pairs, budget))
+    best = min(plans, key=lambda parts: cost(parts, budget, hidden_size))
     if share is not None:
-        best = [
-            Microbatch(part.rows, part.prompt_length, part.completion_length, sum(share[row] for row in part.rows))
-            for part in best
-        ]
+        best = [replace(part, weight=sum(share[row] for row in part.rows)) for part in best]
     return sorted(best, key=lambda part: -part.tokens)
 
 
-def cost(microbatches: Sequence[Microbatch], budget: int) -> float:
-    """Return what computing the micro-batches costs, in tokens."""
-    return sum(part.tokens + OVERHEAD * budget for part in microbatches)
+def cost(microbatches: Sequence[Microbatch], budget: int, hidden_size: int = 0) -> float:
+    """Return what computing the micro-batches costs, in tokens.
+
+    A layer of a transformer multiplies a token with 12 hidden_size^2 weights and attends to its sequence with
+    2 hidden_size multiplications a token of it (Kaplan et al., 2001.08361, table 1), which is a sixth of a token's
+    weights for every hidden_size tokens of length.
+    """
+    total = 0.0
+    for part in microbatches:
+        total += part.tokens + OVERHEAD * budget
+        if hidden_size:
+            total += part.tokens * part.sequences[1] / (6 * hidden_size)
+    return total
+
+
+def _share(prompts: Mapping[int, Hashable], pairs: Mapping[int, tuple[int, int]], budget: int) -> list[Microbatch]:
+    """Let rows with equal prompts share them, as many rows a sequence as the budget allows.
+
+    The last token of the prompt is repeated for each completion, as it predicts the first token, and the last token
+    of a completion is not needed.
+    """
+    equal: dict[Hashable, list[int]] = {}
+    for row, prompt in prompts.items():
+        equal.setdefault(prompt, []).append(row)
+    units: list[tuple[int, list[int]]] = []  # length and rows of each sequence
+    for members in equal.values():
+        prompt = pairs[members[0]][0]
+        length, unit = prompt - 1, list[int]()
+        for row in sorted(members, key=lambda row: pairs[row][1]):
+            if unit and length + pairs[row][1] > budget:
+                units.append((length, unit))
+                length, unit = prompt - 1, []
+            length += pairs[row][1]
+            unit.append(row)
+        units.append((length, unit))
+    units.sort(key=lambda unit: unit[0])
+    parts = []
+    for part in _divide([(place, 0, length) for place, (length, _) in enumerate(units)], budget):
+        rows = tuple(row for place in part.rows for row in units[place][1])
+        longest_prompt, longest_completion = (max(pairs[row][side] for row in rows) for side in (0, 1))
+        parts.append(Microbatch(rows, longest_prompt, longest_completion, shared=part.sequences))
+    return parts
 
 
 def _divide(order: list[tuple[int, int, int]], budget: int) -> list[Microbatch]:

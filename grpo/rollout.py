@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from trl import GRPOTrainer
 
-from grpo.batch import IMAGES, Batch, lengths, pick, take
+from grpo.batch import BOTH, IMAGES, Batch, lengths, pick, take
 from grpo.budget import DoesNotFit, TokenBudget, is_out_of_memory
 from grpo.config import Update
 from grpo.microbatch import Microbatch, half, pack
+from grpo.shared_prompt import can_share, real_tokens, score
 
 log = logging.getLogger(__name__)
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
@@ -34,6 +35,8 @@ class RolloutTrainer(GRPOTrainer):
         if self.update.on_oom not in ("retry", "raise"):
             raise ValueError(f"update.on_oom={self.update.on_oom}: `retry` or `raise`")
         self.budget = TokenBudget(self.update.max_tokens_per_microbatch, self.accelerator.device)
+        self._can_share = self.update.share_prompts and can_share(self.model.config)
+        self._part: Microbatch | None = None  # that goes through the policy right now
         self._sharded = self.accelerator.distributed_type.value in SHARDED
         self._prompts_at_once: int | None = None
         self._oom_retries = 0
@@ -109,48 +112,49 @@ class RolloutTrainer(GRPOTrainer):
         **fields: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Score completions, (rows, logits_to_keep); without a gradient in micro-batches under the token budget."""
-        compute = super()._get_per_token_logps_and_entropies
-        if torch.is_grad_enabled() or compute_aux_loss or self._sharded:
+        if self._part is not None and self._part.shared:
+            with self.accelerator.autocast():
+                result = (*score(model, input_ids, attention_mask, logits_to_keep), None)
+        elif self._part is not None or torch.is_grad_enabled() or compute_aux_loss or self._sharded:
             options = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
+            compute = super()._get_per_token_logps_and_entropies
             result = compute(model, input_ids, attention_mask, logits_to_keep, batch_size, **options, **fields)
-            self._logps = result[0].detach()
-            return result
-        prompt = input_ids.size(1) - logits_to_keep
-        batch = {key: value for key, value in fields.items() if value is not None} | {
-            "prompt_ids": input_ids[:, :prompt],
-            "prompt_mask": attention_mask[:, :prompt],
-            "completion_ids": input_ids[:, prompt:],
-            "completion_mask": attention_mask[:, prompt:],
-        }
+        else:
+            prompt = input_ids.size(1) - logits_to_keep
+            batch = {key: value for key, value in fields.items() if value is not None} | {
+                "prompt_ids": input_ids[:, :prompt],
+                "prompt_mask": attention_mask[:, :prompt],
+                "completion_ids": input_ids[:, prompt:],
+                "completion_mask": attention_mask[:, prompt:],
+            }
+            with self._clock("logprobs"):
+                return *self._score_all(model, batch, compute_entropy), None
+        self._logps = result[0].detach()
+        return result
 
-        def score(part: Microbatch) -> tuple[int, torch.Tensor, torch.Tensor | None]:
-            inputs = take(batch, part, self.pad_to_multiple_of)
-            ids = torch.cat((inputs.pop("prompt_ids"), inputs.pop("completion_ids")), dim=1)
-            completion_mask = inputs.pop("completion_mask")
-            mask = torch.cat((inputs.pop("prompt_mask"), completion_mask), dim=1)
-            width = completion_mask.size(1)
-            logps, entropies, _ = compute(model, ids, mask, width, compute_entropy=compute_entropy, **inputs)
-            return width, logps, entropies
-
-        with self._clock("logprobs"):
-            return *self._score_all(batch, score, compute_entropy), None
-
-    def _score_all(
-        self, batch: Batch, score: Callable[[Microbatch], tuple[int, torch.Tensor, Any]], compute_entropy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _score_all(self, model: Any, batch: Batch, compute_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Score all rows that have a completion; zero elsewhere, as in TRL. Starts anew when memory runs out."""
-        prompts, completions = lengths(batch)
+        _, completions = lengths(batch)
         rows = [row for row, length in enumerate(completions) if length]
         logps = torch.zeros(batch["completion_ids"].shape, device=batch["completion_ids"].device)
         entropies = torch.zeros_like(logps) if compute_entropy else None
         alone = False
         while True:
             try:
-                for part in pack(prompts, completions, self.budget.tokens, rows):
-                    width, part_logps, part_entropies = score(part)
-                    logps[list(part.rows), :width] = part_logps
+                for part in self._divide(batch, rows):
+                    inputs = take(batch, part, self.pad_to_multiple_of)
+                    width = inputs["completion_ids"].size(1)
+                    ids, mask = (
+                        torch.cat((inputs.pop(f"prompt_{kind}"), inputs.pop(f"completion_{kind}")), dim=1)
+                        for kind in ("ids", "mask")
+                    )
+                    with self._at(part):
+                        found = self._get_per_token_logps_and_entropies(
+                            model, ids, mask, width, compute_entropy=compute_entropy, **inputs
+                        )
+                    logps[list(part.rows), :width] = found[0]
                     if entropies is not None:
-                        entropies[list(part.rows), :width] = part_entropies
+                        entropies[list(part.rows), :width] = found[1]
                 return logps, entropies
             except RuntimeError as error:
                 if not self._survives(error):
@@ -160,6 +164,23 @@ class RolloutTrainer(GRPOTrainer):
             alone = len(part.rows) == 1
             self._oom_retries += 1
             self.budget.halve(part.tokens)
+
+    def _divide(self, batch: Batch, rows: Sequence[int], share: Sequence[float] | None = None) -> list[Microbatch]:
+        """Divide rows of a batch into micro-batches; see `grpo.microbatch.pack`."""
+        prompts = None
+        if self._can_share and not batch.keys() & {*IMAGES, *BOTH}:
+            prompts = real_tokens(batch["prompt_ids"], batch["prompt_mask"])
+        hidden_size = self.model.config.get_text_config().hidden_size
+        return pack(*lengths(batch), self.budget.tokens, rows, share, prompts, hidden_size)
+
+    @contextmanager
+    def _at(self, part: Microbatch) -> Iterator[None]:
+        """While inside, what is scored is this micro-batch."""
+        self._part = part
+        try:
+            yield
+        finally:
+            self._part = None
 
 
 def too_long(part: Microbatch) -> str:

@@ -21,7 +21,7 @@ from grpo.budget import DoesNotFit
 from grpo.config import Update
 from grpo.guard import GuardedTrainer
 from grpo.metrics import StepMetrics, merge
-from grpo.microbatch import Microbatch, has_work, pack, shares
+from grpo.microbatch import Microbatch, has_work, shares
 from grpo.rollout import too_long
 
 __all__ = ["DoesNotFit", "ExactGRPOTrainer", "Update"]
@@ -161,7 +161,7 @@ class ExactGRPOTrainer(GuardedTrainer):
             rows = [row for row, work in enumerate(has_work(tokens, advantages)) if work]
             token_shares = shares(tokens)
             share = {**dict.fromkeys(ROW_MEANS, shares([1] * len(tokens))), **dict.fromkeys(TOKEN_MEANS, token_shares)}
-            for part in pack(*lengths(batch), self.budget.tokens, rows, share.get(self.loss_type)):
+            for part in self._divide(batch, rows, share.get(self.loss_type)):
                 if self.loss_type in share:  # TRL divides the loss of each of its slices by their number
                     part = replace(part, weight=part.weight * slices)
                 counted = sum(tokens[row] for row in part.rows)
@@ -203,7 +203,7 @@ class ExactGRPOTrainer(GuardedTrainer):
 
     def _backward_one(self, model: Any, piece: Piece) -> torch.Tensor:
         inputs = take(piece.batch, piece.part, self.pad_to_multiple_of)
-        with self.compute_loss_context_manager():
+        with self.compute_loss_context_manager(), self._at(piece.part):
             loss = self.compute_loss(model, inputs) * piece.part.weight
         deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
