@@ -192,7 +192,7 @@ def main() -> None:
     logging.set_verbosity_error()
     args.device = "cuda" if torch.cuda.is_available() else "cpu"
     models = args.models or (["qwen2_5_1_5b", "qwen2_5_7b"] if args.device == "cuda" else ["smollm2_135m"])
-    table = Table("model", "workload", "TRL s", "ours s", "faster", "TRL GB", "ours GB", "less", "gradient")
+    table = Table("", "TRL s", "ours s", "faster", "TRL GB", "ours GB", "less", "gradient")
     results = []
     for args.model in models:
         for workload in args.workloads:
@@ -200,8 +200,7 @@ def main() -> None:
             results.append(result)
             seconds, peaks = result["seconds"], result["peak_gb"]
             table.add_row(
-                args.model,
-                result["workload"],
+                f"({workload}) {args.model}",
                 *(f"{statistics.median(seconds[name]):.1f}" for name in ("trl", "ours")),
                 f"{result['time_ratio']:.2f}x",
                 *(f"{statistics.median(peaks[name]):.2f}" for name in ("trl", "ours")),
@@ -209,13 +208,20 @@ def main() -> None:
                 f"{result['gradient_difference']:.1e}",
             )
             Console().print(table)
-    if not args.no_write:
-        machine = {"device": args.device, "cpu_cores": os.cpu_count(), "rows": args.rows}
-        if args.device == "cuda":
-            machine["card"] = torch.cuda.get_device_name()
-        versions = {name: version(name) for name in ("torch", "trl", "transformers", "peft")}
-        content = {"date": str(date.today()), **machine, "versions": versions, "results": results}
-        (ROOT / "benchmarks" / f"update_{args.device}.json").write_text(json.dumps(content, indent=1) + "\n")
+            if not args.no_write:
+                write(results, args)
+    for workload in args.workloads:
+        Console().print(f"({workload}) {WORKLOADS[workload][0]}", highlight=False)
+
+
+def write(results: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    """Write what has been measured so far."""
+    machine = {"device": args.device, "cpu_cores": os.cpu_count(), "rows": args.rows}
+    if args.device == "cuda":
+        machine["card"] = torch.cuda.get_device_name()
+    versions = {name: version(name) for name in ("torch", "trl", "transformers", "peft")}
+    content = {"date": str(date.today()), **machine, "versions": versions, "results": results}
+    (ROOT / "benchmarks" / f"update_{args.device}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -67,6 +67,17 @@ def pick(batch: Batch, rows: Sequence[int]) -> Batch:
     return picked
 
 
+def can_split(fields: Batch, images: list | None) -> bool:
+    """Tell whether it is known which part of the images' tensors, as generation has them, belongs to which prompt."""
+    if not images or "pixel_values" not in fields:
+        return True
+    return "spatial_shapes" not in fields and len(fields["pixel_values"]) in (
+        len(images),
+        sum(len(row or []) for row in images),
+        sum(int(grid[0]) * int(grid[1]) * int(grid[2]) for grid in fields.get("image_grid_thw", [])),
+    )
+
+
 def trim(batch: Batch, prompt_length: int, completion_length: int) -> Batch:
     """Return the batch with prompts cut on the left and completions on the right to these lengths in tokens."""
     padded_prompt = batch["prompt_ids"].size(1)
@@ -103,14 +114,16 @@ def lengths(batch: Batch) -> tuple[list[int], list[int]]:
 
 
 def idle(batch: Batch) -> tuple[Batch, Microbatch]:
-    """Return the cheapest micro-batch there is, of weight zero: the row with the shortest prompt and one masked token.
+    """Return a cheap micro-batch of weight zero: a row with a short prompt, with images if any has, one masked token.
 
     Its gradient is zero for every weight that takes part in a forward pass, as TRL's is for rows without advantage.
     """
     prompts, _ = lengths(batch)
-    row = min(range(len(prompts)), key=prompts.__getitem__)
+    without_images = [number == 0 for number in batch.get("num_images", [0] * len(prompts))]
+    row = min(range(len(prompts)), key=lambda row: (without_images[row], prompts[row]))
     part = Microbatch((0,), prompts[row], 1, weight=0.0)
     picked = trim(pick(batch, [row]), prompts[row], 1)
+    picked.pop("old_per_token_logps", None)  # an importance weight of exactly 1
     return picked | {key: torch.zeros_like(picked[key]) for key in ("completion_mask", "advantages")}, part
 
 
@@ -119,10 +132,13 @@ def longest(batch: Batch, completion_length: int) -> tuple[Batch, Microbatch]:
     prompts, _ = lengths(batch)
     row = max(range(len(prompts)), key=prompts.__getitem__)
     picked = trim(pick(batch, [row]), prompts[row], completion_length)
-    for key in COMPLETION:
-        if key in picked and picked[key].ndim == 2 and picked[key].size(1) > 1:
-            missing = completion_length - picked[key].size(1)
-            picked[key] = torch.nn.functional.pad(picked[key], (0, missing))
+    present = picked["completion_ids"].size(1)
+    missing = completion_length - present
+    for key, value in picked.items():
+        if (key in COMPLETION and value.ndim == 2 and value.size(1) == present) or key in BOTH:
+            # of a reference, a log-probability that makes its exponential zero
+            fill = -1e4 if key == "ref_per_token_logps" else 0
+            picked[key] = torch.nn.functional.pad(value, (0, missing), value=fill)
     picked["completion_mask"] = torch.ones_like(picked["completion_ids"])
     # a loss of exactly zero, whatever the padding: no token counts, and no importance weight comes from zeros
     picked["tool_mask"] = torch.zeros_like(picked["completion_ids"])

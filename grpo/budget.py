@@ -31,12 +31,9 @@ class TokenBudget:
         self.begun = not self.measured
         self.occupied = 0
 
-    def begin(self, longest: int) -> bool:
-        """Start `auto` at the longest possible row of `longest` tokens; return whether that row is to be tried now."""
-        if self.begun:
-            return False
+    def begin(self, longest: int) -> None:
+        """Start `auto` at the longest possible row, of so many tokens."""
         self.begun, self.tokens = True, longest
-        return True
 
     def halve(self, tokens: int) -> None:
         """Memory ran out at a micro-batch of so many tokens: from now on half of that, and free what can be freed."""
@@ -77,6 +74,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an exception means that memory ran out, on any device."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and (
-        should_reduce_batch_size(error) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
-    )
+    if not isinstance(error, RuntimeError) or "CUDNN_STATUS_NOT_SUPPORTED" in str(error):
+        return False
+    return should_reduce_batch_size(error) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)

@@ -75,6 +75,18 @@ def check(config: DictConfig) -> None:
         if value not in possible:
             raise ConfigError(f"train.{key}={value}: unknown{meant(value, possible)}")
     check_groups(config.train)
+    check_update(config["update"])
+
+
+def check_update(update: DictConfig) -> None:
+    """Check the values of the `update` group."""
+    tokens = update.max_tokens_per_microbatch
+    if tokens != "auto" and (type(tokens) is not int or tokens < 1):
+        raise ConfigError(f"update.max_tokens_per_microbatch={tokens}: auto, or a positive number of tokens")
+    if update.on_oom not in ("retry", "raise"):
+        raise ConfigError(f"update.on_oom={update.on_oom}: unknown{meant(update.on_oom, ('retry', 'raise'))}")
+    if update.max_skipped_steps < 1:
+        raise ConfigError(f"update.max_skipped_steps={update.max_skipped_steps}: a positive number of steps")
 
 
 def check_rewards(config: DictConfig) -> None:

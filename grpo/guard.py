@@ -41,7 +41,7 @@ def seen(batch: Batch, loss: torch.Tensor, logps: torch.Tensor) -> Seen:
 
 
 class GuardedTrainer(RolloutTrainer):
-    """TRL's trainer, whose policy and optimizer a gradient that is not finite cannot touch."""
+    """TRL's trainer, whose weights, and what the optimizer keeps of each, no gradient touches that is not finite."""
 
     def __init__(self, *args: Any, update: Update | None = None, **kwargs: Any) -> None:
         super().__init__(*args, update=update, **kwargs)
@@ -71,7 +71,9 @@ class GuardedTrainer(RolloutTrainer):
             write_rows(file, step, self._seen, self._tokenizer)
             problem = f"the gradient of step {step} is not finite"
             log.warning("%s: the policy stays as it is; the rows are in %s", problem, file)
-            if self._skipped_in_a_row >= self.update.max_skipped_steps:
+            # in float16 a loss scale that is still to be found overflows too, and is halved each time
+            searching = self.accelerator.scaler is not None and self.accelerator.scaler.get_scale() > 1
+            if self._skipped_in_a_row >= self.update.max_skipped_steps and not searching:
                 self.stop_reason = f"{problem}, number {self._skipped_in_a_row} in a row; see {file.name}; {ADVICE}"
                 self.control.should_training_stop = self.control.should_save = True
         self._seen = []

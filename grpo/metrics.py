@@ -46,6 +46,8 @@ class StepMetrics:
                 if name in EXTREMES:
                     if not math.isnan(value):
                         self.extremes[name] = EXTREMES[name](self.extremes.get(name, value), value)
+                elif not tokens and not rows:  # nothing was computed, but there is such a metric
+                    self._add(name, 0.0, 0)
                 elif name == "policy_loss":
                     self._add(name, value * policy_weight, 0)
                 elif name == "vespo/phi_seq_mean" or (self.by_sequence and name in CLIP_RATIOS):
@@ -79,8 +81,11 @@ class StepMetrics:
                     continue
             result[name] = mean
         unclipped = self.skipped if self.by_sequence else self.skipped_tokens
-        for name, value in self.extremes.items():
-            result[name] = EXTREMES[name](value, 0.0) if unclipped else value
+        for name, extreme in EXTREMES.items():
+            if unclipped and (name in self.extremes or "clip_ratio/low_mean" in self.sums):
+                result[name] = extreme(self.extremes.get(name, 0.0), 0.0)
+            elif name in self.extremes:
+                result[name] = self.extremes[name]
         result["update/microbatches"] = self.microbatches
         result["update/padded_tokens"] = self.padded_tokens
         result["update/rows_skipped"] = self.skipped

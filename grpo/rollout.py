@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from trl import GRPOTrainer
 
-from grpo.batch import BOTH, IMAGES, Batch, lengths, pick, take
+from grpo.batch import BOTH, IMAGES, Batch, can_split, lengths, pick, take
 from grpo.budget import DoesNotFit, TokenBudget, is_out_of_memory
 from grpo.config import Update
 from grpo.microbatch import Microbatch, half, pack
@@ -35,13 +35,14 @@ class RolloutTrainer(GRPOTrainer):
         if self.update.on_oom not in ("retry", "raise"):
             raise ValueError(f"update.on_oom={self.update.on_oom}: `retry` or `raise`")
         self.budget = TokenBudget(self.update.max_tokens_per_microbatch, self.accelerator.device)
-        self._can_share = self.update.share_prompts and can_share(self.model.config)
+        self._can_share = self.update.share_prompts and can_share(self.model)
         self._part: Microbatch | None = None  # that goes through the policy right now
         self._sharded = self.accelerator.distributed_type.value in SHARDED
         self._prompts_at_once: int | None = None
         self._oom_retries = 0
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._logps: torch.Tensor | None = None  # of the last pass with a gradient, (rows, completion length)
+        self._logps: torch.Tensor | None = None  # of the last micro-batch, (rows, completion length)
+        self._rolled_out = False  # whether the rollouts of the step at hand are there
 
     def _survives(self, error: RuntimeError) -> bool:
         """Tell whether to go on after an exception; with sharded weights the other processes already wait for this."""
@@ -55,8 +56,11 @@ class RolloutTrainer(GRPOTrainer):
             self._seconds[phase] += time.perf_counter() - started
 
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
+        self._rolled_out = False
         with self._clock("rollout"):
-            return super()._prepare_inputs(generation_batch)
+            inputs = super()._prepare_inputs(generation_batch)
+        self._rolled_out = True
+        return inputs
 
     def _generate(self, prompts: list) -> Any:
         with self._clock("generate"):
@@ -72,16 +76,19 @@ class RolloutTrainer(GRPOTrainer):
         """Complete prompts; what does not fit into memory goes in two halves, and the smaller number stays."""
         count = len(prompt_ids)
         if self.use_vllm or count <= (self._prompts_at_once or count):
+            checkpointing = self.model.is_gradient_checkpointing
             try:
                 return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **options)
             except RuntimeError as error:
                 if self.use_vllm or not self._survives(error):
                     raise
-                if count == 1:
+                if count == 1 or options.get("has_tool_images") or not can_split(multimodal_fields, images):
                     raise DoesNotFit(
-                        "one completion does not fit into memory while it is generated: lower max_completion_length, "
-                        "or use a smaller or quantized model"
+                        f"{count} completions do not fit into memory while they are generated: lower "
+                        "max_completion_length or per_device_train_batch_size, or use a smaller or quantized model"
                     ) from error
+            if checkpointing:  # TRL switches it off for generation, and an exception keeps it off
+                self.model.gradient_checkpointing_enable(self.args.gradient_checkpointing_kwargs)
             self._oom_retries += 1
             self._prompts_at_once = count - half(count, num_generations)
             self.budget.release()
@@ -140,8 +147,9 @@ class RolloutTrainer(GRPOTrainer):
         entropies = torch.zeros_like(logps) if compute_entropy else None
         alone = False
         while True:
+            parts = self._divide(batch, rows)
             try:
-                for part in self._divide(batch, rows):
+                for part in parts:
                     inputs = take(batch, part, self.pad_to_multiple_of)
                     width = inputs["completion_ids"].size(1)
                     ids, mask = (
@@ -183,9 +191,10 @@ class RolloutTrainer(GRPOTrainer):
             self._part = None
 
 
-def too_long(part: Microbatch) -> str:
-    """Say what to do about a row that does not fit alone."""
+def too_long(part: Microbatch | None) -> str:
+    """Say what to do about a row that does not fit alone, on this process or, with None, on another."""
+    row = f"of {part.prompt_length} prompt and {part.completion_length} completion tokens" if part else "elsewhere"
     return (
-        f"a single row of {part.prompt_length} prompt and {part.completion_length} completion tokens does not fit into "
-        "memory: lower max_completion_length, use gradient_checkpointing=True, LoRA or QLoRA, or a smaller model"
+        f"a single row {row} does not fit into memory: lower max_completion_length, use gradient_checkpointing=True, "
+        "LoRA or QLoRA, or a smaller model"
     )

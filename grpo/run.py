@@ -28,7 +28,7 @@ from grpo.data import load_task
 from grpo.evaluate import evaluate
 from grpo.hardware import check_gpu, peak_memory
 from grpo.resume import resolve
-from grpo.trainer import ExactGRPOTrainer, Update
+from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
 from rewards.correctness import correctness
 from rewards.loader import load
 
@@ -64,7 +64,8 @@ def run(config: DictConfig, run_dir: Path) -> dict[str, Any]:
         summary |= {"status": "stopped", "reason": "interrupted at once, without a checkpoint of the last steps"}
     except Exception as error:
         log.exception("the run failed")
-        summary["reason"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        kind = "" if isinstance(error, DoesNotFit) else f"{type(error).__name__}: "
+        summary["reason"] = f"{kind}{error}".splitlines()[0]
         where = os.path.relpath(run_dir / "train.log")
         raise RunError(f"failed: {summary['reason']}; the traceback is in {where}") from error
     finally:

@@ -29,11 +29,18 @@ class Packed(NamedTuple):
     """Where the prediction of each completion token is, among S x T, (B, C)."""
 
 
-def can_share(config: Any) -> bool:
-    """Tell whether a policy of this configuration computes the same for shared prompts."""
+def can_share(model: Any) -> bool:
+    """Tell whether a policy computes the same for shared prompts."""
+    config = model.config
     layers = getattr(config, "layer_types", None) or ["full_attention"]
-    known = config.model_type in ARCHITECTURES and set(layers) == {"full_attention"}
-    return known and config._attn_implementation == "sdpa"  # others do not take the mask, or as slowly as it is large
+    rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    return (
+        config.model_type in ARCHITECTURES
+        and set(layers) == {"full_attention"}
+        and rotation not in ("dynamic", "longrope")  # by the length of the whole sequence
+        and config._attn_implementation == "sdpa"  # others do not take the mask
+        and not getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+    )
 
 
 def pack_rows(

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import DistributedType, gather_object
-from torch.nn.parallel import DistributedDataParallel
 
 from grpo.batch import Batch, idle, join, lengths, longest, loss_mask, take
 from grpo.budget import DoesNotFit
@@ -53,8 +52,10 @@ class Alone:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._accelerator, name)
 
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+    def gather(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
         return tensor
+
+    gather_for_metrics = pad_across_processes = gather
 
     def reduce(self, tensor: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
         return tensor
@@ -88,13 +89,15 @@ class ExactGRPOTrainer(GuardedTrainer):
             loss = torch.zeros((), device=self.accelerator.device)
             if self.accelerator.sync_gradients:
                 loss = self._update_policy(model)
+            if self.args.torch_empty_cache_steps and self.state.global_step % self.args.torch_empty_cache_steps == 0:
+                self.budget.release()
             self._step += 1
             self._current_train_step_time += time.perf_counter() - started
             if self.accelerator.sync_gradients:
                 self._metrics["train"]["step_time"].append(self._current_train_step_time)
                 self._current_train_step_time = 0.0
         else:
-            loss = super().training_step(model, inputs, num_items_in_batch)
+            loss = self._undivided_step(model, inputs, num_items_in_batch)
         self._seconds["step"] += time.perf_counter() - started
         if self.accelerator.sync_gradients:
             seconds, self._seconds = self._seconds, defaultdict(float)
@@ -103,10 +106,22 @@ class ExactGRPOTrainer(GuardedTrainer):
                 self._metrics["train"][f"time/{phase}"].append(seconds[phase])
         return loss
 
+    def _undivided_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
+        """Do a step TRL's way."""
+        try:
+            return super().training_step(model, inputs, num_items_in_batch)
+        except RuntimeError as error:
+            if not (self._rolled_out and self._survives(error)):
+                raise
+            raise DoesNotFit(
+                "the update does not fit into memory, and its loss cannot be divided (top_entropy_quantile below 1, a "
+                "router's auxiliary loss, LOMO): lower per_device_train_batch_size and raise "
+                "gradient_accumulation_steps, or do without"
+            ) from error
+
     def _update_policy(self, model: Any) -> torch.Tensor:
         """Compute the gradient of all rows of the step, again and smaller while memory runs out; return the loss."""
         batches = self._batches()
-        nothing = Piece(*idle(batches[0][0]), 0, 0.0)
         entropy_stats = self._entropy_window_stats
         trial = self._worst_case(batches)
         alone = False
@@ -115,23 +130,25 @@ class ExactGRPOTrainer(GuardedTrainer):
             self._entropy_window_stats = entropy_stats
             pieces = trial + self._pieces(batches)
             if self._sharded:  # every micro-batch gathers weights from all processes
-                pieces += [nothing] * (self._most(len(pieces)) - len(pieces))
+                pieces += [self._nothing(batches)] * (self._most(len(pieces)) - len(pieces))
             step = self._count(batches, pieces)
             self.budget.watch()
             loss, failed = self._backward(model, pieces, step)
             again = alone  # a single row may fail for the fragments that others left, but not twice
             alone = failed is not None and len(failed.part.rows) == 1
-            any_failed, hopeless = self._any(failed is not None, alone and (again or failed in trial))
+            any_failed, hopeless = self._any(
+                failed is not None, alone and (again or any(failed is piece for piece in trial))
+            )
             if not any_failed:
                 break
             if hopeless:
-                raise DoesNotFit(too_long((failed or pieces[0]).part))
+                raise DoesNotFit(too_long(failed.part if failed else None))
             model.zero_grad(set_to_none=True)
             self.budget.halve(failed.part.tokens if failed else self.budget.tokens)
             log.warning("out of memory in the update: at most %d tokens at once from now on", self.budget.tokens)
             self._oom_retries += 1
             trial = []
-        self._finish(model, nothing, step)
+        self._finish(model, batches, step)
         if self.state.global_step and pieces:  # before the first step there is no optimizer state in memory
             self.budget.grow(max(piece.part.tokens for piece in pieces))
         return loss
@@ -170,9 +187,16 @@ class ExactGRPOTrainer(GuardedTrainer):
 
     def _worst_case(self, batches: Sequence[tuple[Batch, int]]) -> list[Piece]:
         """Return, for the first step of `auto`, the longest row that can come: if it does not fit, it shows now."""
+        if self.budget.begun:
+            return []
         batch = max((batch for batch, _ in batches), key=lambda batch: max(lengths(batch)[0]))
         inputs, part = longest(batch, self.max_completion_length)
-        return [Piece(inputs, part, 0, 0.0)] if self.budget.begin(part.tokens) else []
+        self.budget.begin(part.tokens)
+        return [Piece(inputs, part, 0, 0.0)]
+
+    def _nothing(self, batches: Sequence[tuple[Batch, int]]) -> Piece:
+        """Return a micro-batch that adds nothing."""
+        return Piece(*idle(batches[0][0]), 0, 0.0)
 
     def _backward(self, model: Any, pieces: Sequence[Piece], step: StepMetrics) -> tuple[torch.Tensor, Piece | None]:
         """Add up the gradients of micro-batches; return the loss, and the one at which memory ran out.
@@ -180,7 +204,9 @@ class ExactGRPOTrainer(GuardedTrainer):
         Inside, no process waits for another, so that each may run out of memory: gradients stay its own, metrics too,
         and DDP is bypassed. Only sharded weights need the others, and for them the number of micro-batches is equal.
         """
-        module = model.module if isinstance(model, DistributedDataParallel) else model
+        module = model
+        if self.accelerator.num_processes > 1 and not self._sharded:
+            module = self.accelerator.unwrap_model(model, keep_torch_compile=False)
         gradients = self.accelerator.gradient_state
         own = nullcontext()
         if self._sharded and not gradients.plugin_kwargs.get("sync_each_batch", False):
@@ -209,16 +235,18 @@ class ExactGRPOTrainer(GuardedTrainer):
         self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
         return loss.detach()
 
-    def _finish(self, model: Any, nothing: Piece, step: StepMetrics) -> None:
+    def _finish(self, model: Any, batches: Sequence[tuple[Batch, int]], step: StepMetrics) -> None:
         """Let all processes average their gradients, in a micro-batch that adds nothing, and log the step's metrics.
 
-        It is also where TRL's entropy controller sees the end of the step, and what gives every weight a gradient of
-        zero, as in TRL, where no row has work.
+        It is also where TRL's entropy controller sees the end of the step, and what gives a gradient of zero, as in
+        TRL, to weights that only skipped rows use.
         """
         metrics = self._metrics["train"]
-        if self.accelerator.num_processes > 1 or self._entropy_bonus_enabled or not step.microbatches:
+        several = self.accelerator.num_processes > 1 or self._sharded
+        images_skipped = step.skipped and "pixel_values" in batches[0][0]
+        if several or images_skipped or self._entropy_bonus_enabled or not step.microbatches:
             self._metrics["train"] = defaultdict(list)
-            self._backward_one(model, nothing)
+            self._backward_one(model, self._nothing(batches))
             recorded, self._metrics["train"] = self._metrics["train"], metrics
             metrics["entropy_coef"] += recorded.pop("entropy_coef", [])
             step.add(recorded, tokens=0, rows=0, policy_weight=0.0)

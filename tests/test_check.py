@@ -91,6 +91,13 @@ def test_close_names_are_offered_once() -> None:
         (["train.loss_type=grop"], "did you mean grpo?"),
         (["train.importance_sampling_level=tokens"], "did you mean token?"),
         (["peft=lora", "+peft.lora_alhpa=3"], "did you mean lora_alpha"),
+        (
+            ["update.max_tokens_per_microbatch=many"],
+            "update.max_tokens_per_microbatch=many: auto, or a positive number",
+        ),
+        (["update.max_tokens_per_microbatch=0"], "a positive number"),
+        (["update.on_oom=retyr"], "did you mean retry?"),
+        (["update.max_skipped_steps=0"], "update.max_skipped_steps=0: a positive number of steps"),
         (["peft=qlora", "generation=vllm_colocate"], "generation=transformers or peft=lora"),
     ],
 )

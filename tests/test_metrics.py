@@ -69,7 +69,8 @@ def test_processes_are_merged_as_if_they_were_one() -> None:
 
 def test_a_step_in_which_nothing_was_computed_has_ratios_of_zero() -> None:
     metrics = step(skipped=10, skipped_tokens=100)
-    metrics.add({"clip_ratio/low_mean": [0.0], "entropy": [0.0]}, tokens=0, rows=0, policy_weight=0.0)
+    recorded = {"clip_ratio/low_mean": [0.0], "clip_ratio/low_min": [math.nan], "entropy": [math.nan]}
+    metrics.add(recorded, tokens=0, rows=0, policy_weight=0.0)
     result = metrics.result()
-    assert result["clip_ratio/low_mean"] == 0.0
+    assert result["clip_ratio/low_mean"] == result["clip_ratio/low_min"] == 0.0
     assert math.isnan(result["update/entropy"])

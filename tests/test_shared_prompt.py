@@ -1,9 +1,12 @@
 """Rows that share a prompt, against the same rows on their own."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import PromptTuningConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer import add_fused_lm_head
 
@@ -43,7 +46,7 @@ ROWS = [([5, 6, 7, 8], [9, 10]), ([5, 6, 7, 8], [11]), ([5, 6, 7, 8], [9, 12, 13
 def test_shared_prompts_change_neither_scores_nor_gradients(architecture: str, checkpointing: bool) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **SIZES)).train()
-    assert can_share(model.config)
+    assert can_share(model)
     if checkpointing:
         model.gradient_checkpointing_enable()
     add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
@@ -68,14 +71,22 @@ def test_shared_prompts_change_neither_scores_nor_gradients(architecture: str, c
     assert not with_prompts_shared[0][mask[:, -width:] == 0].any()
 
 
-def test_architectures_that_would_compute_something_else_do_not_share() -> None:
-    assert not can_share(AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", n_layer=1, n_embd=12)).config)
-    sliding = AutoConfig.for_model("qwen2", **SIZES, use_sliding_window=True, max_window_layers=1, sliding_window=4)
-    sliding._attn_implementation = "sdpa"
-    assert not can_share(sliding)
-    eager = AutoConfig.for_model("llama", **SIZES)
-    eager._attn_implementation = "eager"
-    assert not can_share(eager)
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        ("gpt2", {"n_layer": 1, "n_embd": 12}),
+        ("qwen2", {**SIZES, "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 4}),
+        ("llama", {**SIZES, "attn_implementation": "eager"}),
+        ("llama", {**SIZES, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}}),
+    ],
+)
+def test_policies_that_would_compute_something_else_do_not_share(architecture: str, options: dict[str, Any]) -> None:
+    assert not can_share(AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **options)))
+
+
+def test_prompt_learning_does_not_share() -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES))
+    assert not can_share(get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)))
 
 
 PROMPT = st.sampled_from([(5, 6, 7), (5, 6, 8), (9,)])

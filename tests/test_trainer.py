@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from benchmarks.exactness import CASES, compare
-from benchmarks.side_by_side import make, relative_difference, train
+from benchmarks.side_by_side import make, relative_difference, reward, train
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
 
 SMALL = Update(max_tokens_per_microbatch=100, share_prompts=False)  # several micro-batches a step
@@ -166,6 +166,13 @@ def test_a_row_that_does_not_fit_alone_ends_the_run_with_what_to_change(tmp_path
         trainer.train()
 
 
+def test_a_loss_that_cannot_be_divided_says_what_to_do_when_it_does_not_fit(tmp_path: Path) -> None:
+    trainer = ours(tmp_path, top_entropy_quantile=0.2)
+    trainer.model.model.layers[0].register_forward_pre_hook(OutOfMemory(1))
+    with pytest.raises(DoesNotFit, match="lower per_device_train_batch_size and raise gradient_accumulation_steps"):
+        trainer.train()
+
+
 def test_on_oom_raise_leaves_the_error_to_the_caller(tmp_path: Path) -> None:
     trainer = ours(tmp_path, Update(on_oom="raise"))
     trainer.model.model.layers[0].register_forward_pre_hook(OutOfMemory(1))
@@ -202,8 +209,20 @@ def test_auto_tries_the_longest_possible_row_first_and_its_gradient_is_nothing(t
         assert relative_difference(mine, stock) <= 1e-5
 
 
+@pytest.mark.parametrize("options", [{"num_iterations": 2}, {"beta": 0.04, "length": lambda generator: 1}], ids=str)
+def test_the_step_after_the_trial_survives_lack_of_memory(tmp_path: Path, options: dict[str, Any]) -> None:
+    untouched = train(ours(tmp_path, **options))
+    trainer = ours(tmp_path, **options)
+    trainer.budget.begun = False
+    trainer.model.model.layers[0].register_full_backward_pre_hook(OutOfMemory(2))
+    faulty = train(trainer)
+    assert faulty.logs[0]["update/oom_retries"] == 1
+    for mine, stock in zip(faulty.gradients, untouched.gradients, strict=True):
+        assert relative_difference(mine, stock) <= 1e-5
+
+
 def test_generation_that_does_not_fit_is_split_between_prompts(tmp_path: Path) -> None:
-    options = {"rollout_func": None, "top_k": 1, "log_completions": True, "num_completions_to_print": 0}
+    options = {"rollout_func": None, "top_k": 1, "gradient_checkpointing": True}
     completions: dict[str, list[str]] = {}
     sizes: list[int] = []
     for name in ("whole", "split"):
@@ -222,13 +241,14 @@ def test_generation_that_does_not_fit_is_split_between_prompts(tmp_path: Path) -
     assert completions["whole"] == completions["split"]
     assert sizes == [16, 16, 16, 8, 4, 4, 4, 4, 4, 4, 4, 4]
     assert [row["update/oom_retries"] for row in record.logs] == [2, 0]
+    assert trainer.model.is_gradient_checkpointing
 
 
 def test_a_completion_that_cannot_be_generated_alone_ends_the_run_with_what_to_change(tmp_path: Path) -> None:
     trainer = ours(tmp_path, rollout_func=None)
     fault = OutOfMemory(*range(1, 100))
     trainer.model.generate = lambda **inputs: fault()
-    with pytest.raises(DoesNotFit, match="while it is generated: lower max_completion_length"):
+    with pytest.raises(DoesNotFit, match=r"1 completions do not fit .* generated: lower max_completion_length"):
         trainer.train()
 
 
@@ -329,6 +349,20 @@ def test_after_too_many_skipped_steps_the_run_stops_with_a_checkpoint_and_advice
         assert word in trainer.stop_reason
     assert (tmp_path / "checkpoint-3" / "trainer_state.json").exists()
     assert [row["update/steps_skipped"] for row in record.logs] == [0, 1, 1]
+
+
+def test_a_loss_scale_that_is_still_too_high_does_not_stop_the_run(tmp_path: Path) -> None:
+    """As in float16: the scaler halves its scale at each step that overflows, until it fits."""
+    large = {"scale_rewards": "none", "reward_funcs": lambda **columns: [64 * value for value in reward(**columns)]}
+    trainer = ours(tmp_path, Update(100, max_skipped_steps=2), max_steps=10, max_grad_norm=1.0, **large)
+    scaler = trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    # what accelerate does before it clips, under fp16, which it has on GPUs only
+    trainer.accelerator.unscale_gradients = lambda: scaler.unscale_(trainer.optimizer.optimizer)
+    record = train(trainer)
+    skipped = [row["update/steps_skipped"] for row in record.logs]
+    assert skipped == sorted(skipped, reverse=True)
+    assert 2 < sum(skipped) < 10
+    assert trainer.stop_reason is None
 
 
 def test_skipped_steps_that_are_not_in_a_row_do_not_stop_the_run(tmp_path: Path) -> None:

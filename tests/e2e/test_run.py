@@ -239,3 +239,42 @@ def test_what_the_libraries_refuse_is_one_line(
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"
+
+
+def test_the_update_group_reaches_the_trainer_and_its_metrics_the_run_directory(
+    composed: Compose, tmp_path: Path
+) -> None:
+    train(composed, tmp_path, "update.max_tokens_per_microbatch=64", "update.skip_zero_advantage=false")
+    for row in metrics(tmp_path):
+        assert row["update/max_tokens_per_microbatch"] == 64
+        assert (row["update/rows_skipped"], row["update/oom_retries"], row["update/steps_skipped"]) == (0, 0, 0)
+        assert row["update/microbatches"] > 1
+        assert all(row[f"time/{phase}"] >= 0 for phase in ("generate", "reward", "logprobs", "update"))
+
+
+def test_a_run_whose_gradients_are_not_finite_stops_with_a_checkpoint_and_the_rows(
+    composed: Compose, tmp_path: Path
+) -> None:
+    (tmp_path / "infinite.py").write_text("def reward(completions, **columns):\n    return [float('inf'), 0.0] * 4\n")
+    overrides = [f"+reward.infinite.fn={tmp_path}/infinite.py:reward", "train.scale_rewards=none"]
+    overrides += ["update.max_skipped_steps=2", "train.max_steps=9"]
+    before = AutoModelForCausalLM.from_pretrained(ROOT / "grpo" / "tiny", dtype="float32").state_dict()
+    summary = train(composed, tmp_path / "run", *overrides)
+    assert (summary["status"], summary["steps"]) == ("stopped", 2)
+    assert "step 2 is not finite, number 2 in a row" in summary["reason"]
+    assert "learning_rate" in summary["reason"]
+    assert (tmp_path / "run" / "skipped_rows.jsonl").read_text().count("\n") > 0
+    after = weights(tmp_path / "run" / "checkpoint-2")
+    assert all(torch.equal(before[name], value) for name, value in after.items())
+
+
+def test_a_row_that_fits_nowhere_ends_the_run_with_what_to_change(
+    composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr("grpo.trainer.ExactGRPOTrainer._compute_loss", no_memory)
+    with pytest.raises(RunError, match=r"failed: a single row of .* does not fit into memory: lower max_completion_"):
+        train(composed, tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"

@@ -1,0 +1,112 @@
+"""The demo by stock TRL and by ours, whole steps: the same learning, never slower.
+
+`python -m benchmarks.train` takes two minutes a run, three seeds by both in turns; it prints a table and writes
+`benchmarks/train.json` and `docs/train_by_both.png`.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> None:
+    """Do the demo's run, with stock TRL's trainer if asked to."""
+    from hydra import compose, initialize_config_dir
+    from trl import GRPOTrainer
+
+    import grpo.run
+    from grpo.config import register
+
+    class StockTrainer(GRPOTrainer):
+        stop_reason = None
+
+        def __init__(self, update: Any, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+
+    register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("config", overrides)
+    if trainer == "trl":
+        grpo.run.ExactGRPOTrainer = StockTrainer  # type: ignore[misc,assignment]
+    run_dir.mkdir(parents=True)
+    grpo.run.run(config, run_dir)
+
+
+def run(trainer: str, seed: int, overrides: list[str]) -> dict[str, Any]:
+    """Do the demo's run in a process of its own and return what it measured; times are medians over the steps."""
+    run_dir = ROOT / "outputs" / "benchmarks" / f"train-{date.today()}-{time.time_ns()}-{trainer}-{seed}"
+    command = [sys.executable, "-m", "benchmarks.train", "--only", trainer, "--directory", str(run_dir)]
+    subprocess.run([*command, f"train.seed={seed}", *overrides], check=True, stdout=subprocess.DEVNULL)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "trainer": trainer,
+        "seed": seed,
+        "before": summary["accuracy_before"],
+        "after": summary["accuracy_after"],
+        "step_s": round(statistics.median(row["step_time"] for row in rows), 3),
+        "steps_s": round(sum(row["step_time"] for row in rows), 1),
+        "update_s": round(statistics.median(row.get("time/update", float("nan")) for row in rows), 3),
+        "peak_host_gb": round(summary["memory/host_gb"], 2),
+        "curve": [round(row["rewards/correctness/mean"], 3) for row in rows],
+    }
+
+
+def draw(runs: list[dict[str, Any]], path: Path) -> None:
+    """Draw the share of right completions over time, each seed by both."""
+    figure, axes = plt.subplots(figsize=(7, 3.6), dpi=150)
+    for trainer, color, label in (("trl", "tab:grey", "stock TRL"), ("ours", "tab:blue", "this trainer")):
+        for number, each in enumerate(run for run in runs if run["trainer"] == trainer):
+            seconds = [each["steps_s"] * (step + 1) / len(each["curve"]) for step in range(len(each["curve"]))]
+            axes.plot(seconds, each["curve"], color=color, linewidth=1, label=label if number == 0 else None)
+    axes.set(xlabel="seconds of training", ylabel="right answers", ylim=(0, 1), xlim=(0, None))
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Run, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", choices=["trl", "ours"], help="one run in this process; for the benchmark itself")
+    parser.add_argument("--directory", type=Path, help="run directory of --only")
+    parser.add_argument("overrides", nargs="*", help="of the configuration; nothing is written with any")
+    args = parser.parse_args()
+    if args.only:
+        run_in_this_process(args.only, args.directory, args.overrides)
+        return
+    runs = []
+    for seed in args.seeds:
+        for trainer in ("trl", "ours"):
+            runs.append(run(trainer, seed, args.overrides))
+    table = Table("seed", "trainer", "before", "after", "seconds a step", "of it update", "160 steps", "peak host GB")
+    for each in runs:
+        accuracy = [f"{each[when]:.1%}" for when in ("before", "after")]
+        numbers = [str(each[name]) for name in ("step_s", "update_s", "steps_s", "peak_host_gb")]
+        table.add_row(str(each["seed"]), each["trainer"], *accuracy, *numbers)
+    Console().print(table)
+    if not args.overrides:
+        result = {"date": str(date.today()), "cpu_cores": os.cpu_count(), "runs": runs}
+        (ROOT / "benchmarks" / "train.json").write_text(json.dumps(result) + "\n")
+        draw(runs, ROOT / "docs" / "train_by_both.png")
+
+
+if __name__ == "__main__":
+    main()
