@@ -59,7 +59,7 @@ def run(trainer: str, seed: int, overrides: list[str]) -> dict[str, Any]:
         "after": summary["accuracy_after"],
         "step_s": round(statistics.median(row["step_time"] for row in rows), 3),
         "steps_s": round(sum(row["step_time"] for row in rows), 1),
-        "update_s": round(statistics.median(row.get("time/update", float("nan")) for row in rows), 3),
+        "update_s": round(statistics.median(row["time/update"] for row in rows), 3) if trainer == "ours" else None,
         "peak_host_gb": round(summary["memory/host_gb"], 2),
         "curve": [round(row["rewards/correctness/mean"], 3) for row in rows],
     }
@@ -99,7 +99,7 @@ def main() -> None:
     table = Table("seed", "trainer", "before", "after", "seconds a step", "of it update", "160 steps", "peak host GB")
     for each in runs:
         accuracy = [f"{each[when]:.1%}" for when in ("before", "after")]
-        numbers = [str(each[name]) for name in ("step_s", "update_s", "steps_s", "peak_host_gb")]
+        numbers = [str(each[name] or "") for name in ("step_s", "update_s", "steps_s", "peak_host_gb")]
         table.add_row(str(each["seed"]), each["trainer"], *accuracy, *numbers)
     Console().print(table)
     if not args.overrides:

@@ -10,34 +10,24 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate.utils import DistributedType, gather_object
 
-from grpo.batch import Batch, idle, join, lengths, longest, loss_mask, take
+from grpo.batch import Batch, loss_mask, take
 from grpo.budget import DoesNotFit
 from grpo.config import Update
 from grpo.guard import GuardedTrainer
 from grpo.metrics import StepMetrics, merge
-from grpo.microbatch import Microbatch, has_work, shares
+from grpo.microbatch import has_work, shares
+from grpo.pieces import Piece, batches_of, count, nothing, worst_case
 from grpo.rollout import too_long
 
 __all__ = ["DoesNotFit", "ExactGRPOTrainer", "Update"]
 log = logging.getLogger(__name__)
 ROW_MEANS = ("grpo", "sapo", "dr_grpo", "luspo")
 TOKEN_MEANS = ("bnpo",)  # the other loss types divide by a number that does not depend on the rows at hand
-
-
-class Piece(NamedTuple):
-    """A micro-batch of one of the step's batches."""
-
-    batch: Batch
-    part: Microbatch
-    tokens: int
-    """Tokens of the loss in it."""
-    token_share: float
-    """Their share in the tokens of the batch."""
 
 
 class Alone:
@@ -121,17 +111,21 @@ class ExactGRPOTrainer(GuardedTrainer):
 
     def _update_policy(self, model: Any) -> torch.Tensor:
         """Compute the gradient of all rows of the step, again and smaller while memory runs out; return the loss."""
-        batches = self._batches()
+        slices, self._slices = self._slices, []
+        batches = batches_of(slices, mix=self.loss_type not in TOKEN_MEANS and not self._entropy_bonus_enabled)
         entropy_stats = self._entropy_window_stats
-        trial = self._worst_case(batches)
+        trial = []
+        if not self.budget.begun:  # `auto` on a GPU: whether the longest row fits shows in the first step
+            trial = [worst_case(batches, self.max_completion_length)]
+            self.budget.begin(trial[0].part.tokens)
         alone = False
         while True:
             self._seen = []
             self._entropy_window_stats = entropy_stats
             pieces = trial + self._pieces(batches)
             if self._sharded:  # every micro-batch gathers weights from all processes
-                pieces += [self._nothing(batches)] * (self._most(len(pieces)) - len(pieces))
-            step = self._count(batches, pieces)
+                pieces += [nothing(batches)] * (self._most(len(pieces)) - len(pieces))
+            step = count(batches, pieces, by_sequence=self.importance_sampling_level == "sequence")
             self.budget.watch()
             loss, failed = self._backward(model, pieces, step)
             again = alone  # a single row may fail for the fragments that others left, but not twice
@@ -153,20 +147,6 @@ class ExactGRPOTrainer(GuardedTrainer):
             self.budget.grow(max(piece.part.tokens for piece in pieces))
         return loss
 
-    def _batches(self) -> list[tuple[Batch, int]]:
-        """Return the step's rows as batches whose rows can be mixed, each with the number of TRL's slices in it.
-
-        Rows mix within a generation, which shares its padding and its number of tokens; but where the loss is a mean
-        over the tokens of a slice, only within that slice.
-        """
-        slices, self._slices = self._slices, []
-        if self.loss_type in TOKEN_MEANS or self._entropy_bonus_enabled:
-            return [(part, 1) for part in slices]
-        generations = defaultdict(list)
-        for part in slices:
-            generations[id(part["num_items_in_batch"])].append(part)
-        return [(join(parts), len(parts)) for parts in generations.values()]
-
     def _pieces(self, batches: Sequence[tuple[Batch, int]]) -> list[Piece]:
         """Divide the rows with work into micro-batches under the token budget."""
         pieces = []
@@ -184,19 +164,6 @@ class ExactGRPOTrainer(GuardedTrainer):
                 counted = sum(tokens[row] for row in part.rows)
                 pieces.append(Piece(batch, part, counted, sum(token_shares[row] for row in part.rows)))
         return pieces
-
-    def _worst_case(self, batches: Sequence[tuple[Batch, int]]) -> list[Piece]:
-        """Return, for the first step of `auto`, the longest row that can come: if it does not fit, it shows now."""
-        if self.budget.begun:
-            return []
-        batch = max((batch for batch, _ in batches), key=lambda batch: max(lengths(batch)[0]))
-        inputs, part = longest(batch, self.max_completion_length)
-        self.budget.begin(part.tokens)
-        return [Piece(inputs, part, 0, 0.0)]
-
-    def _nothing(self, batches: Sequence[tuple[Batch, int]]) -> Piece:
-        """Return a micro-batch that adds nothing."""
-        return Piece(*idle(batches[0][0]), 0, 0.0)
 
     def _backward(self, model: Any, pieces: Sequence[Piece], step: StepMetrics) -> tuple[torch.Tensor, Piece | None]:
         """Add up the gradients of micro-batches; return the loss, and the one at which memory ran out.
@@ -246,28 +213,16 @@ class ExactGRPOTrainer(GuardedTrainer):
         images_skipped = step.skipped and "pixel_values" in batches[0][0]
         if several or images_skipped or self._entropy_bonus_enabled or not step.microbatches:
             self._metrics["train"] = defaultdict(list)
-            self._backward_one(model, self._nothing(batches))
+            self._backward_one(model, nothing(batches))
             recorded, self._metrics["train"] = self._metrics["train"], metrics
-            metrics["entropy_coef"] += recorded.pop("entropy_coef", [])
+            if self._entropy_bonus_enabled:
+                metrics["entropy_coef"] += recorded.pop("entropy_coef")
             step.add(recorded, tokens=0, rows=0, policy_weight=0.0)
         if self.accelerator.num_processes > 1:
             step = merge(gather_object([step]))
         for name, value in step.result().items():
             metrics[name].append(value)
         metrics["update/max_tokens_per_microbatch"].append(self.budget.tokens)
-
-    def _count(self, batches: Sequence[tuple[Batch, int]], pieces: Sequence[Piece]) -> StepMetrics:
-        tokens = sum(int(loss_mask(batch).sum()) for batch, _ in batches)
-        rows = sum(len(batch["prompt_ids"]) for batch, _ in batches)
-        return StepMetrics(
-            by_sequence=self.importance_sampling_level == "sequence",
-            tokens=tokens,
-            rows=rows,
-            skipped=rows - sum(len(piece.part.rows) for piece in pieces if piece.part.weight),
-            skipped_tokens=tokens - sum(piece.tokens for piece in pieces),
-            microbatches=len(pieces),
-            padded_tokens=sum(piece.part.tokens for piece in pieces),
-        )
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

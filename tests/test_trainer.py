@@ -360,8 +360,8 @@ def test_a_loss_scale_that_is_still_too_high_does_not_stop_the_run(tmp_path: Pat
     trainer.accelerator.unscale_gradients = lambda: scaler.unscale_(trainer.optimizer.optimizer)
     record = train(trainer)
     skipped = [row["update/steps_skipped"] for row in record.logs]
-    assert skipped == sorted(skipped, reverse=True)
-    assert 2 < sum(skipped) < 10
+    assert skipped[:3] == [1, 1, 1]
+    assert 0 in skipped
     assert trainer.stop_reason is None
 
 
