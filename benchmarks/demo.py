@@ -1,6 +1,6 @@
 """The demo for several seeds: a table, `benchmarks/demo.json` and `docs/learning_curve.png`.
 
-`python -m benchmarks.demo` takes about three minutes a seed at the most.
+`python -m benchmarks.demo` takes about a minute a seed.
 """
 
 import argparse
