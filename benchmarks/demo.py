@@ -50,7 +50,12 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
         ends = [(0, run["before"]), (run["steps"], run["after"])]
         axes.plot(*zip(*ends, strict=True), "o", color=line.get_color(), markersize=6, clip_on=False)
     axes.plot([], [], "o", color="grey", label="greedy, held out")
-    axes.set(xlabel="GRPO step (128 completions)", ylabel="right answers", ylim=(0, 1), xlim=(0, None))
+    finish(figure, axes, "GRPO step (128 completions)", path)
+
+
+def finish(figure: Any, axes: Any, label: str, path: Path) -> None:
+    """Label, tidy and save a plot of the share of right answers."""
+    axes.set(xlabel=label, ylabel="right answers", ylim=(0, 1), xlim=(0, None))
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -19,6 +19,8 @@ import matplotlib.pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.demo import finish
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -72,13 +74,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
         for number, each in enumerate(run for run in runs if run["trainer"] == trainer):
             seconds = [each["steps_s"] * (step + 1) / len(each["curve"]) for step in range(len(each["curve"]))]
             axes.plot(seconds, each["curve"], color=color, linewidth=1, label=label if number == 0 else None)
-    axes.set(xlabel="seconds of training", ylabel="right answers", ylim=(0, 1), xlim=(0, None))
-    axes.yaxis.set_major_formatter("{x:.0%}")
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
-    figure.tight_layout()
-    figure.savefig(path)
+    finish(figure, axes, "seconds of training", path)
 
 
 def main() -> None:
