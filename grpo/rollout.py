@@ -42,6 +42,7 @@ class RolloutTrainer(GRPOTrainer):
         self._oom_retries = 0
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._logps: torch.Tensor | None = None  # of the last micro-batch, (rows, completion length)
+        self._generated_at = -1  # the step that the latest rollouts were made in
         self._rolled_out = False  # whether the rollouts of the step at hand are there
 
     def _survives(self, error: RuntimeError) -> bool:
@@ -63,6 +64,7 @@ class RolloutTrainer(GRPOTrainer):
         return inputs
 
     def _generate(self, prompts: list) -> Any:
+        self._generated_at = self.state.global_step
         with self._clock("generate"):
             return super()._generate(prompts)
 

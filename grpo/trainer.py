@@ -75,7 +75,12 @@ class ExactGRPOTrainer(GuardedTrainer):
             model.train()
             if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers
                 self.optimizer.train()
-            self._slices.append(self._prepare_inputs(inputs))
+            rollouts = self._prepare_inputs(inputs)
+            if self._generated_at == self.state.global_step:
+                # the old policy is still the policy: its importance weight is 1, and not 1 but for the rounding between
+                # two micro-batches, which in bfloat16 exceeds the clip range of GSPO
+                rollouts = {key: value for key, value in rollouts.items() if key != "old_per_token_logps"}
+            self._slices.append(rollouts)
             loss = torch.zeros((), device=self.accelerator.device)
             if self.accelerator.sync_gradients:
                 loss = self._update_policy(model)

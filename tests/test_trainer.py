@@ -89,6 +89,21 @@ def test_times_and_the_update_are_logged(tmp_path: Path) -> None:
     assert row["step_time"] >= row["time/update"]
 
 
+def test_importance_weights_are_exactly_one_until_the_policy_changes(tmp_path: Path) -> None:
+    """As in TRL, where the same row is computed twice in the same way; here rounding would differ."""
+    trainer = ours(tmp_path, num_iterations=2, importance_sampling_level="sequence", epsilon=1e-5, learning_rate=0.0)
+    score_all = trainer._score_all
+
+    def rounded(*args: Any) -> Any:
+        logps, entropies = score_all(*args)
+        return logps + 1e-2 * torch.randn(logps.shape, generator=torch.Generator().manual_seed(0)), entropies
+
+    trainer._score_all = rounded
+    first, second = train(trainer).logs
+    assert first["clip_ratio/region_mean"] == 0
+    assert second["clip_ratio/region_mean"] > 0
+
+
 # --- Memory runs out ---
 
 
