@@ -3,10 +3,7 @@
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
-# Without a reading of free memory there is nothing to grow by, and on a CPU more tokens at once are not faster.
-UNMEASURED = 1024
-# The share of a card's memory that `auto` plans with; the rest is for fragments and for what else runs there.
-USABLE = 0.9
+from grpo.job import UNMEASURED, USABLE
 
 
 class DoesNotFit(RuntimeError):

@@ -30,6 +30,8 @@ NOT_SETTABLE = {
     "output_dir": "the run directory is Hydra's, hydra.run.dir=…",
     "hub_token": "it would be written to disk; set HF_TOKEN in the environment",
 }
+# Fields of GRPOConfig that are numbers to TRL; null leaves them to the plan.
+PLANNED = ("vllm_gpu_memory_utilization",)
 
 
 class ConfigError(ValueError):
@@ -95,6 +97,8 @@ class Task:
     """Whether prompts are lists of messages, to which the chat template is applied."""
     answer: Answer = field(default_factory=Answer)
     eval: Evaluation = field(default_factory=Evaluation)
+    max_prompt_length: int = 512
+    """Tokens of the longest prompt, chat template included, that memory is planned for."""
 
 
 @dataclass
@@ -121,6 +125,8 @@ class Update:
     acts on them."""
     share_prompts: bool = True
     """Compute a prompt once for its completions where that is cheaper and the architecture is known to allow it."""
+    gradients_on_host: bool = False
+    """Let gradients wait in host memory, so that the card holds one of them at a time: the same result, slower."""
     on_oom: str = "retry"
     """When memory runs out: `retry` the step, from the same rollouts, with half the tokens, or `raise`."""
     max_skipped_steps: int = 5
@@ -129,7 +135,7 @@ class Update:
 
 @dataclass
 class Gpu:
-    """The facts of the card that a profile was made for; they describe, they do not configure."""
+    """The facts of the card that a profile was made for."""
 
     name: str = MISSING
     architecture: str = MISSING
@@ -140,10 +146,18 @@ class Gpu:
 
 @dataclass
 class Plan:
-    """What happens when the machine does not suit."""
+    """Whether a run fits into the memory it will find, before anything is loaded."""
 
     enforce: bool = True
-    """Stop when the machine is not the one that the profile needs; `false` goes on anyway."""
+    """Do not train what does not fit, or without the card that the profile is for; `false` goes on anyway."""
+    format: str = "text"
+    """What `python -m grpo.plan` prints: `text` or `json`."""
+    table: bool = False
+    """Print models x methods for this card instead of one plan."""
+    processes: int | None = None
+    """How many processes will train; None takes what `torchrun` says, else 1."""
+    host_gb: float | None = None
+    """Host memory to plan with, GB; None takes this machine's where it is the one that will train."""
 
 
 @functools.cache
@@ -191,7 +205,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("project", lambda path: str(ROOT / path), replace=True)
     OmegaConf.register_new_resolver("not", lambda value: not value, replace=True)
     train = [
-        (name, kind, field(default=default))
+        (name, kind | None if name in PLANNED else kind, field(default=default))
         for name, (kind, default) in library_fields(GRPO_CONFIG).items()
         if name not in NOT_SETTABLE
     ]

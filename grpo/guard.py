@@ -14,6 +14,7 @@ from accelerate.utils import gather_object
 
 from grpo.batch import Batch, loss_mask
 from grpo.config import Update
+from grpo.host_gradients import HostGradients
 from grpo.rollout import RolloutTrainer
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,28 @@ class GuardedTrainer(RolloutTrainer):
         """Why training ended before its time, if it did."""
         self._seen: list[Seen] = []
         self._steps_skipped = self._skipped_in_a_row = 0
+        self._host_gradients: HostGradients | None = None
+        if self.update.gradients_on_host and (self.accelerator.num_processes > 1 or self.args.fp16):
+            raise ValueError(
+                "update.gradients_on_host works with one process, in bfloat16 or float32: use FSDP or ZeRO with several"
+            )
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """Create the optimizer, and let its gradients wait in host memory where that is asked for."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self.update.gradients_on_host and self._host_gradients is None:
+            self._host_gradients = HostGradients(self.model, optimizer)
+        return optimizer
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        if self._host_gradients:
+            return self._host_gradients.clip(self.args.max_grad_norm)
+        return super()._clip_grad_norm(model)
+
+    def _drop_gradients(self, model: Any) -> None:
+        model.zero_grad(set_to_none=True)
+        if self._host_gradients:
+            self._host_gradients.drop()
 
     def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
         """TRL's loss; what it was computed of is kept until it is known whether the gradient is finite."""
@@ -59,11 +82,13 @@ class GuardedTrainer(RolloutTrainer):
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """Return the norm; if it is not finite, drop all gradients, so that the optimizer's step changes nothing."""
+        if self._host_gradients and grad_norm is None:
+            grad_norm = self._host_gradients.clip(math.inf)
         grad_norm = super()._get_grad_norm(model, grad_norm)
         if grad_norm is None or math.isfinite(grad_norm):
             self._skipped_in_a_row = 0
         else:
-            model.zero_grad(set_to_none=True)
+            self._drop_gradients(model)
             self._steps_skipped += 1
             self._skipped_in_a_row += 1
             step = self.state.global_step + 1

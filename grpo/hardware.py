@@ -1,17 +1,24 @@
-"""What machine is this: devices and memory."""
+"""What machine is this: cards and memory. PyTorch is imported only where it is asked, as planning does without it."""
 
+import os
 import resource
+import subprocess
+from pathlib import Path
 
-import torch
+import psutil
 from omegaconf import DictConfig
 
 from grpo.config import ConfigError
 
+GB = 2**30
+
 
 def describe() -> str:
     """Return the accelerators of this machine in words."""
+    import torch
+
     cards = [
-        f"{torch.cuda.get_device_name(i)} with {torch.cuda.get_device_properties(i).total_memory / 2**30:.0f} GB"
+        f"{torch.cuda.get_device_name(i)} with {torch.cuda.get_device_properties(i).total_memory / GB:.0f} GB"
         for i in range(torch.cuda.device_count())
     ]
     return ", ".join(cards) or "no NVIDIA GPU"
@@ -27,8 +34,10 @@ def check_gpu(gpu: DictConfig | None) -> None:
     """
     if gpu is None:
         return
+    import torch
+
     here = max((torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())), default=0)
-    lacking = "" if here >= 0.9 * gpu.memory_gb * 2**30 else f"{gpu.memory_gb:g} GB"
+    lacking = "" if here >= 0.9 * gpu.memory_gb * GB else f"{gpu.memory_gb:g} GB"
     if not lacking and gpu.bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
         lacking = "bfloat16"
     if lacking:
@@ -38,9 +47,70 @@ def check_gpu(gpu: DictConfig | None) -> None:
         )
 
 
+def free_card_memory() -> tuple[str, float, float] | None:
+    """Return name, total and free bytes of the NVIDIA GPU that a run would use; None without one.
+
+    Several visible ones are taken to be alike, and the one with least free memory counts.
+    """
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, check=True, timeout=10).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    cards = [[part.strip() for part in line.split(",")] for line in lines if line.count(",") == 4]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        chosen = [word.strip() for word in visible.split(",")]
+        cards = [
+            card for card in cards if card[0] in chosen or any(word and card[1].startswith(word) for word in chosen)
+        ]
+    numbers = [
+        (name, float(total) * 2**20, float(free) * 2**20) for _, _, name, total, free in cards if total.isdigit()
+    ]
+    return min(numbers, key=lambda card: card[2], default=None)
+
+
+def host_memory(root: Path = Path("/")) -> tuple[float, float]:
+    """Return bytes of host memory, used and in all: the machine's, or those of a control group with less left.
+
+    Cached files that the kernel would drop do not count as used. Control groups (Docker, Kubernetes, Slurm) limit each
+    of their ancestors too; see the kernel's cgroup-v2.rst and cgroup-v1/memory.rst.
+
+    Args:
+        root: where `proc` and `sys` are.
+    """
+    memory = psutil.virtual_memory()
+    found = [(float(memory.total - memory.available), float(memory.total))]
+    file = root / "proc/self/cgroup"
+    for line in file.read_text().splitlines() if file.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, names = root / "sys/fs/cgroup", ("memory.current", "memory.max", "inactive_file")
+        elif "memory" in controllers.split(","):
+            top = root / "sys/fs/cgroup/memory"
+            names = ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file")
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in [group, *group.parents]:
+            if not folder.is_relative_to(top):
+                break
+            try:
+                used, limit = ((folder / name).read_text().strip() for name in names[:2])
+                cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                if limit != "max" and int(limit) < memory.total:
+                    found.append((float(int(used) - int(cached.get(names[2], 0))), float(limit)))
+            except (OSError, ValueError):
+                continue  # the root group has no limit, and inside a container the path may not exist
+    return min(found, key=lambda pair: pair[1] - pair[0])
+
+
 def peak_memory() -> dict[str, float]:
     """Return the highest memory use so far in GB (2**30 bytes): of this process and, if there is one, of the GPU."""
+    import torch
+
     readings = {"memory/host_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
     if torch.cuda.is_available():
-        readings["memory/peak_allocated_gb"] = torch.cuda.max_memory_allocated() / 2**30
+        readings["memory/peak_allocated_gb"] = torch.cuda.max_memory_allocated() / GB
+        readings["memory/peak_reserved_gb"] = torch.cuda.max_memory_reserved() / GB
     return readings

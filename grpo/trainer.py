@@ -142,7 +142,7 @@ class ExactGRPOTrainer(GuardedTrainer):
                 break
             if hopeless:
                 raise DoesNotFit(too_long(failed.part if failed else None))
-            model.zero_grad(set_to_none=True)
+            self._drop_gradients(model)
             self.budget.halve(failed.part.tokens if failed else self.budget.tokens)
             log.warning("out of memory in the update: at most %d tokens at once from now on", self.budget.tokens)
             self._oom_retries += 1

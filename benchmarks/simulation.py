@@ -1,0 +1,158 @@
+"""The memory of an update by simulation, beside the plan: `python -m benchmarks.simulation`.
+
+PyTorch's `MemTracker` follows every tensor of a real policy, TRL's head, autograd and the optimizer, which under
+`FakeTensorMode` compute shapes and no numbers. It shares no formula with `grpo.memory`. Of TRL's head only the kernels
+are stood in for, as Triton's work in place on a GPU and their replacement for the CPU does not.
+"""
+
+import argparse
+import json
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from peft import LoraConfig, get_peft_model
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+from transformers import AutoConfig, AutoModelForCausalLM
+from trl.kernels import chunked_logprob
+from trl.trainer.utils import add_fused_lm_head
+
+from grpo.config import ROOT
+from grpo.job import GB, Adapter, Job
+from grpo.memory import update
+from grpo.shape import shape_of
+
+HERE = Path(__file__).parent
+MODELS = ("qwen2_5_0_5b", "llama3_2_1b")
+MICROBATCHES = ((1, 1042), (4, 1042), (8, 2048))  # rows, tokens of each
+
+
+def main() -> None:
+    """Simulate all cases, print them beside the plan, and write `simulation.json`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="*", default=MODELS, help="names of conf/model")
+    parser.add_argument("--output", type=Path, default=HERE / "simulation.json")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    console = Console()
+    cases = [
+        (model, method, checkpointing, rows, length)
+        for model in options.models
+        for method in ("full", "lora")
+        for checkpointing in (False, True)
+        for rows, length in MICROBATCHES
+    ]
+    results = [compare(*case) for case in track(cases, "simulating", console=console)]
+    table = Table("model", "method", "checkpointing", "micro-batch", "simulated GB", "planned GB", "difference")
+    for row in results:
+        table.add_row(
+            row["model"],
+            row["method"],
+            "yes" if row["checkpointing"] else "no",
+            f"{row['rows']} x {row['length']}",
+            f"{row['simulated_gb']:.2f}",
+            f"{row['planned_gb']:.2f}",
+            f"{row['difference']:+.1%}",
+        )
+    console.print(table)
+    worst = max(abs(row["difference"]) for row in results)
+    console.print(f"largest difference {worst:.1%}")
+    options.output.write_text(json.dumps({"torch": torch.__version__, "worst": worst, "cases": results}, indent=1) + "\n")
+
+
+def compare(model: str, method: str, checkpointing: bool, rows: int, length: int) -> dict[str, Any]:
+    """Simulate an update and plan it; GB of both."""
+    numbers = read_yaml(ROOT / "conf" / "model" / f"{model}.yaml")["shape"]
+    started = time.monotonic()
+    simulated = simulate(numbers, method, checkpointing, rows, length) / GB
+    job = Job(
+        prompt=0,
+        completion=length,
+        rows=rows,
+        tokens=rows * length,
+        adapter=Adapter(16) if method == "lora" else None,
+        optimizer="adamw_torch_fused",
+        checkpointing=checkpointing,
+    )
+    planned = sum(update(shape_of(numbers), job).values()) / GB
+    return {
+        "model": model,
+        "method": method,
+        "checkpointing": checkpointing,
+        "rows": rows,
+        "length": length,
+        "simulated_gb": round(simulated, 3),
+        "planned_gb": round(planned, 3),
+        "difference": planned / simulated - 1,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def simulate(numbers: dict[str, Any], method: str, checkpointing: bool, rows: int, length: int) -> float:
+    """Return the peak in bytes over two optimizer steps of two micro-batches each, in bfloat16."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = policy(numbers, method, checkpointing)
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        optimizer = torch.optim.AdamW(trained, foreach=False)
+        tracker = MemTracker()
+        tracker.track_external(model, optimizer)
+        with tracker, in_place_kernels(), torch.autocast("cpu", torch.bfloat16):
+            ids = torch.zeros(rows, length, dtype=torch.long)
+            mask = torch.ones(rows, 1, length, length, dtype=torch.bool)
+            for _ in range(2):
+                for _ in range(2):
+                    tracker.reset_mod_stats()
+                    output = model(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True)
+                    output.log_probs.mean().backward()
+                    del output
+                optimizer.step()
+                optimizer.zero_grad()
+        return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+
+
+def policy(numbers: dict[str, Any], method: str, checkpointing: bool) -> Any:
+    """Return a policy of this shape whose weights have no numbers."""
+    shape = {name: value for name, value in numbers.items() if name != "parameters"}
+    config = AutoConfig.for_model(**shape, use_cache=False)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+        add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+        if method == "lora":
+            model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+    fakes: dict[int, torch.Tensor] = {}  # tied weights stay tied
+    for module in model.modules():
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is None:
+                continue
+            fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            module._parameters.pop(name, None)
+            if tensor.requires_grad:
+                module._parameters[name] = fakes.setdefault(id(tensor), torch.nn.Parameter(fake))
+            else:  # frozen weights too: MemTracker wants a gradient of every parameter
+                module._buffers[name] = fakes.setdefault(id(tensor), fake)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        if method == "lora":
+            model.enable_input_require_grads()
+    return model.train()
+
+
+def in_place_kernels() -> Any:
+    """Stand in for the kernels of TRL's head with what takes no memory of its own, as Triton's do."""
+    return patch.multiple(
+        chunked_logprob,
+        _forward_tile=lambda *args, **options: None,
+        _backward_tile=lambda *args, **options: None,
+        _addmm_fp32=lambda total, a, b: None,
+    )
+
+
+if __name__ == "__main__":
+    main()

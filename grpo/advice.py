@@ -1,0 +1,181 @@
+"""What to change in a run that does not fit, or that wastes its card; each piece of advice has been planned again."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hydra import compose
+from omegaconf import DictConfig, OmegaConf
+
+from grpo.check import check
+from grpo.config import ROOT, ConfigError
+from grpo.fit import Plan, make_plan
+from grpo.workload import find_shape, shipped_models
+
+MOST = 4
+"""Suggestions that are shown."""
+WASTE = 0.5
+"""A run that uses less of its card than this could do more with it."""
+Change = tuple[dict[str, str], str]
+"""Overrides, and what they do to the result."""
+
+
+class Planner:
+    """Plans variants of one command line."""
+
+    def __init__(self, overrides: Sequence[str]) -> None:
+        self.overrides = list(overrides)
+        self.composed: dict[tuple[str, ...], DictConfig] = {}
+
+    def config(self, change: dict[str, str]) -> DictConfig:
+        """Compose the command line with other overrides; choices of groups need Hydra, values do not."""
+        groups = {key: value for key, value in change.items() if (ROOT / "conf" / key).is_dir()}
+        kept = [word for word in self.overrides if word.lstrip("+~").split("=")[0] not in groups]
+        line = (*kept, *(f"{key}={value}" for key, value in groups.items()))
+        if line not in self.composed:
+            self.composed[line] = compose("config", list(line))
+        config = self.composed[line].copy()
+        for key, value in change.items():
+            if key not in groups:
+                OmegaConf.update(config, key, OmegaConf.create(f"value: {value}").value)
+        return config
+
+    def plan(self, change: dict[str, str]) -> Plan | None:
+        """Plan with other overrides; None if they do not go together."""
+        config = self.config(change)
+        try:
+            check(config)
+            return make_plan(config)
+        except ConfigError:
+            return None
+
+
+def advise(overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what to add to a command line whose run does not fit or wastes its card, least harm to the result first.
+
+    Args:
+        overrides: of the command line. Hydra has to be initialized.
+    """
+    planner = Planner(overrides)
+    plan = planner.plan({})
+    assert plan is not None, "what is advised on has been planned"
+    config = planner.config({})
+    if plan.problem:
+        return remedies(config, planner.plan)
+    if not plan.unified and plan.peak_gb < WASTE * plan.capacity_gb:
+        return uses(config, planner.plan)
+    return []
+
+
+def remedies(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
+    """Return changes that make a run fit: the least that do together, then those that do alone."""
+    changes = list(harmless_first(config))
+    together: list[Change] = []
+    found: list[dict[str, Any]] = []
+    for change in changes:
+        together.append(change)
+        if suggestion := verified(together, plan):
+            for needless in together[:-1]:  # what came before may no longer be needed
+                fewer = [kept for kept in together if kept is not needless]
+                if shorter := verified(fewer, plan):
+                    together, suggestion = fewer, shorter
+            found.append(suggestion)
+            break
+    for change in changes:
+        if len(found) < MOST and (suggestion := verified([change], plan)) and suggestion not in found:
+            found.append(suggestion)
+    return found
+
+
+def verified(changes: Sequence[Change], plan: Callable[[dict[str, str]], Plan | None]) -> dict[str, Any] | None:
+    """Return changes as a suggestion if the run fits with them, else None."""
+    overrides: dict[str, str] = {}
+    for change, _ in changes:
+        overrides |= change
+    planned = plan(overrides)
+    if planned is None or planned.problem:
+        return None
+    effects = [effect for change, effect in changes if change.items() <= overrides.items()]
+    words = [f"{key}={value}" for key, value in overrides.items()]
+    return {"overrides": words, "effect": "; ".join(effects), "peak_gb": planned.peak_gb}
+
+
+def harmless_first(config: DictConfig) -> Iterator[Change]:
+    """Yield what can make a run smaller, beginning with what leaves the result as it is."""
+    train, update, peft = config.train, config["update"], config.peft
+    full, optimizer = peft is None, train.optim or ""
+    colocated = train.use_vllm and train.vllm_mode == "colocate"
+    half = "bfloat16" if config.gpu is None or config.gpu.bf16 else "float16"
+    shorter = train.max_completion_length // 2
+    for applies, key, value, effect in (
+        (update.max_tokens_per_microbatch != "auto", "update.max_tokens_per_microbatch", "auto", "the same result"),
+        (
+            colocated and train.vllm_gpu_memory_utilization is not None,
+            "train.vllm_gpu_memory_utilization",
+            "null",
+            "the same result, vLLM takes what is left",
+        ),
+        (
+            colocated and not train.vllm_enable_sleep_mode,
+            "train.vllm_enable_sleep_mode",
+            "true",
+            "the same result, vLLM wakes up for each generation",
+        ),
+        (
+            not train.gradient_checkpointing,
+            "train.gradient_checkpointing",
+            "true",
+            "the same result, one more forward pass",
+        ),
+        (colocated, "generation", "transformers", "the same algorithm, slower generation"),
+        (
+            full and not update.gradients_on_host,
+            "update.gradients_on_host",
+            "true",
+            "the same result, slower, gradients in host memory",
+        ),
+        ("8bit" not in optimizer, "train.optim", "adamw_8bit", "optimizer state in 8 bits"),
+        (
+            full and not optimizer.startswith("paged_"),
+            "train.optim",
+            "paged_adamw_8bit",
+            "optimizer state in 8 bits, in host memory where the card is full",
+        ),
+        (config.model.dtype == "float32", "model.dtype", half, "weights in half precision"),
+        (full, "peft", "lora", "trains adapters instead of all weights"),
+        (full or not peft.get("quantization"), "peft", "qlora", "trains adapters on a base in 4 bits"),
+        (shorter >= 128, "train.max_completion_length", str(shorter), f"cuts completions after {shorter} tokens"),
+        *((True, "model", name, "a smaller model") for name in other_models(config, larger=False)),
+    ):
+        if applies:
+            yield {key: value}, effect
+
+
+def uses(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
+    """Return changes that put an idle card to use and still fit."""
+    train, peft = config.train, config.peft
+    changes: list[Change] = []
+    if peft is not None and peft.get("quantization"):
+        changes.append(({"peft": "lora"}, "weights in half precision instead of 4 bits, faster"))
+    changes += [({"model": name}, "a larger model") for name in other_models(config, larger=True)]
+    if train.gradient_checkpointing:
+        changes.append(({"train.gradient_checkpointing": "false"}, "the same result, a forward pass less"))
+    if peft is not None:
+        changes.append(({"peft": "none"}, "trains all weights instead of adapters"))
+    changes.append(({"train.num_generations": str(2 * train.num_generations)}, "larger groups"))
+    found: list[dict[str, Any]] = []
+    for change in changes:
+        models = sum("model=" in suggestion["overrides"][0] for suggestion in found)
+        if len(found) < MOST and not ("model" in change[0] and models) and (suggestion := verified([change], plan)):
+            found.append(suggestion)
+    return found
+
+
+def other_models(config: DictConfig, larger: bool) -> list[str]:
+    """Return the shipped models that are larger or smaller than the chosen one, its family first, then by size."""
+    here = find_shape(config.model)
+    models = [
+        (shape.model_type != here.model_type, -shape.parameters(), choice)
+        for choice, (_, shape) in shipped_models().items()
+        if shape.parameters() != here.parameters() and (shape.parameters() > here.parameters()) == larger
+    ]
+    return [choice for _, _, choice in sorted(models)]

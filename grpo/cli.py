@@ -1,0 +1,47 @@
+"""What the command lines share: one line on stderr for what is wrong, and an exit status."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from grpo.check import explain
+from grpo.config import ConfigError, RunError, register
+
+WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ
+
+
+def leave(error: Exception, program: str) -> NoReturn:
+    """Say in one line on stderr what was wrong and exit: with 2 for wrong input, else with the run's status."""
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        message, status = explain(error), 2
+    elif isinstance(error, ConfigError):
+        message, status = str(error), 2
+    elif isinstance(error, RunError):
+        message, status = str(error), error.status
+    elif isinstance(error, OSError):
+        message, status = f"cannot write the run directory: {error}; choose another with hydra.run.dir=…", 2
+    else:
+        message, status = f"{type(error).__name__}: {error}", 1
+    print(f"{program}: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+def start(job: Callable[[], object], program: str) -> None:
+    """Run a Hydra job as a command line. With HYDRA_FULL_ERROR=1 errors come with their traceback."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, instead of printing and leaving
+    register()
+    try:
+        job()
+    except BrokenPipeError:  # whoever read the output has closed it, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        leave(RunError("interrupted before it began", status=130), program)
+    except Exception as error:
+        if WANTS_TRACEBACK:
+            raise
+        leave(error, program)

@@ -1,0 +1,188 @@
+"""Whether a run fits: the memory it will find, what it will take, and what the configuration leaves to be chosen."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from omegaconf import DictConfig
+
+from grpo.config import ConfigError
+from grpo.hardware import free_card_memory, host_memory
+from grpo.job import GB, USABLE, Job
+from grpo.memory import host, phases, weights
+from grpo.shape import Shape
+from grpo.workload import find_shape, job_of
+
+HEADROOM = 0.08
+"""The share of the card that a plan leaves free, for fragments of the allocator and for what was not thought of."""
+MOST_TOKENS = 16384
+"""Tokens that keep any GPU busy; larger micro-batches are not faster."""
+HOST_LIMIT = 0.95
+"""The share of host memory beyond which a run stops itself before it is killed."""
+ENGINE = 1.5 * GB
+"""What vLLM needs beside weights and cache: activations of a batch, CUDA graphs."""
+
+
+@dataclass
+class Machine:
+    """The memory that a run will find, in bytes."""
+
+    device: str
+    """`cuda`, or `cpu` for a run without a GPU."""
+    name: str
+    capacity: float
+    host: float | None
+    """None where the run will be on another machine."""
+
+
+@dataclass
+class Plan:
+    """What a run will take, in GB (2**30 bytes), and what was chosen for it."""
+
+    model: str
+    device: str
+    phases: dict[str, dict[str, float]]
+    capacity_gb: float
+    host: dict[str, float]
+    host_capacity_gb: float | None
+    settings: dict[str, Any]
+    """What the plan chose where the configuration leaves it open."""
+    unified: bool = False
+    """Whether the device's memory is the host's, as on a CPU."""
+    suggestions: list[dict[str, Any]] = field(default_factory=list)
+    """Each with `overrides`, `effect` and the `peak_gb` it was verified to have."""
+
+    @property
+    def peak_gb(self) -> float:
+        """The largest phase."""
+        return max(sum(parts.values()) for parts in self.phases.values())
+
+    @property
+    def host_gb(self) -> float:
+        """What the host holds; on a CPU that is everything."""
+        return self.peak_gb if self.unified else sum(self.host.values())
+
+    @property
+    def problem(self) -> str | None:
+        """Why it does not fit, or None."""
+        if self.peak_gb > (1 - HEADROOM) * self.capacity_gb:
+            worst = max(self.phases, key=lambda phase: sum(self.phases[phase].values()))
+            return f"{self.peak_gb:.1f} GB in the {worst} phase, and {self.device} has {self.capacity_gb:.1f} GB"
+        if not self.unified and self.host_capacity_gb and self.host_gb > HOST_LIMIT * self.host_capacity_gb:
+            return f"{self.host_gb:.1f} GB of host memory, and there are {self.host_capacity_gb:.1f} GB"
+        return None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `plan.json` holds."""
+        return {
+            "fits": self.problem is None,
+            "problem": self.problem,
+            "model": self.model,
+            "device": self.device,
+            "peak_gb": self.peak_gb,
+            "capacity_gb": self.capacity_gb,
+            "headroom": 1 - self.peak_gb / self.capacity_gb,
+            "host_gb": self.host_gb,
+            "host_capacity_gb": self.host_capacity_gb,
+            "phases": self.phases,
+            "host": self.host,
+            "settings": self.settings,
+            "suggestions": self.suggestions,
+        }
+
+
+def machine_for(config: DictConfig) -> Machine:
+    """Return the machine that a configuration is for: the card of its profile, else the card here, else the CPU.
+
+    Raises:
+        ConfigError: the profile's card has no memory.
+    """
+    used, limit = host_memory()
+    here = None if config.train.use_cpu else free_card_memory()
+    planned = None if config.plan.host_gb is None else config.plan.host_gb * GB
+    if planned is not None and planned <= 0:
+        raise ConfigError(f"plan.host_gb={config.plan.host_gb}: a positive number of GB")
+    if config.gpu is not None:
+        if not config.gpu.memory_gb > 0:
+            raise ConfigError(f"gpu.memory_gb={config.gpu.memory_gb}: how many GB the card has")
+        capacity, name = config.gpu.memory_gb * GB, config.gpu.name
+        if here and here[1] >= 0.9 * capacity:  # that card, or a larger one
+            return Machine("cuda", name, min(capacity, here[2]), planned or limit)
+        return Machine("cuda", name, capacity, planned)
+    if here:
+        return Machine("cuda", here[0], here[2], planned or limit)
+    return Machine("cpu", "this machine without a GPU", planned or limit - used, planned or limit)
+
+
+def make_plan(config: DictConfig) -> Plan:
+    """Plan the run of a composed configuration.
+
+    Raises:
+        ConfigError: something that memory follows from is missing or impossible.
+    """
+    machine = machine_for(config)
+    shape = find_shape(config.model)
+    job = replace(job_of(config, machine.device), capacity=machine.capacity)
+    job, settings = choose(config, shape, job)
+    return Plan(
+        model=config.model.model_name_or_path,
+        device=machine.name,
+        phases={
+            phase: {name: size / GB for name, size in parts.items()} for phase, parts in phases(shape, job).items()
+        },
+        capacity_gb=machine.capacity / GB,
+        host={name: size / GB for name, size in host(shape, job).items()},
+        host_capacity_gb=machine.host / GB if machine.host else None,
+        settings=settings,
+        unified=machine.device == "cpu",
+    )
+
+
+def peak(shape: Shape, job: Job, *names: str) -> float:
+    """Return the bytes of the largest phase, or of the largest of those named."""
+    return max(sum(parts.values()) for phase, parts in phases(shape, job).items() if not names or phase in names)
+
+
+def choose(config: DictConfig, shape: Shape, job: Job) -> tuple[Job, dict[str, Any]]:
+    """Return the job with what the configuration leaves to the plan: vLLM's share, rows at once, tokens at once."""
+    settings: dict[str, Any] = {}
+    limit = USABLE * job.capacity
+    automatic = config["update"].max_tokens_per_microbatch == "auto" and job.device == "cuda"
+    if automatic:
+        job = replace(job, tokens=job.row)
+    colocated = config.train.use_vllm and config.train.vllm_mode == "colocate"
+    if colocated and config.train.vllm_gpu_memory_utilization is None:
+        job = replace(job, vllm_share=vllm_share(shape, job, limit))
+        settings["train.vllm_gpu_memory_utilization"] = job.vllm_share
+    if not config.train.use_vllm:  # the trainer halves what does not fit, so only one row has to
+        while job.rows > 1 and peak(shape, job, "rollout") > limit:
+            job = replace(job, rows=(job.rows + 1) // 2)
+        settings["rows_generated_at_once"] = job.rows
+    if automatic:
+        low, high = job.row, max(job.row, min(MOST_TOKENS, job.row * rows_of_step(config.train)))
+        while low < high:
+            middle = (low + high + 1) // 2
+            if peak(shape, replace(job, tokens=middle), "logprobs", "update") <= limit:
+                low = middle
+            else:
+                high = middle - 1
+        job = replace(job, tokens=low)
+    settings["update.max_tokens_per_microbatch"] = job.tokens
+    return job, settings
+
+
+def vllm_share(shape: Shape, job: Job, limit: float) -> float:
+    """Return vLLM's share of the card: its weights and the cache of all rows, or what the training leaves of it."""
+    plain = replace(job, vllm_share=0.0)
+    copy = weights(shape, replace(job, quantized=False, weight_bytes=job.compute_bytes)) / job.vllm_shards
+    cache = sum(size for name, size in phases(shape, plain)["rollout"].items() if name == "kv cache")
+    awake = phases(shape, plain)["load"] if job.vllm_sleeps else phases(shape, plain)["update"]
+    taken = sum(awake.values()) + (phases(shape, plain)["update"].get("optimizer", 0.0) if job.vllm_sleeps else 0.0)
+    least = (copy + ENGINE + cache / job.rows) / job.capacity
+    wanted = (copy + ENGINE + cache) / job.capacity
+    left = (limit - taken) / job.capacity
+    return round(max(least, min(wanted, left)) + 0.005, 2)
+
+
+def rows_of_step(train: DictConfig) -> int:
+    """Return the completions of one optimizer step on a device."""
+    return train.per_device_train_batch_size * train.gradient_accumulation_steps

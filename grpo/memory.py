@@ -1,0 +1,200 @@
+"""What a run takes in memory, by phase and component: arithmetic on the architecture's numbers, no torch.
+
+All functions return bytes. Which tensors live when was read from the libraries' source and from what autograd keeps of
+a layer; `benchmarks/simulation.py` compares the sum with PyTorch's `MemTracker`, which knows none of these formulas.
+"""
+
+from grpo.activations import head_backward, head_forward, layer_activations, layer_backward, layer_forward
+from grpo.job import GB, Adapter, Job
+from grpo.shape import Shape
+
+CONTEXT = 0.6 * GB
+"""Outside of PyTorch's allocator: CUDA context, loaded kernels, cuBLAS's workspaces."""
+HOST = {"cuda": 2.5 * GB, "cpu": 0.55 * GB}
+"""A Python process with the libraries loaded, and what they keep."""
+STATES = {"adamw": 2, "adam": 2, "lion": 1, "sgd": 0, "rmsprop": 1, "adagrad": 1, "ademamix": 3, "adafactor": 0.01}
+"""Numbers that an optimizer keeps for each parameter."""
+BLOCK = 256
+"""Numbers that share a scale in an 8-bit optimizer state of bitsandbytes."""
+SLEEPING = 0.3 * GB
+"""What a sleeping vLLM engine still holds: CUDA graphs and its communication buffers."""
+
+Components = dict[str, float]
+
+
+def weights(shape: Shape, job: Job) -> float:
+    """Bytes of the model's weights.
+
+    NF4: half a byte a number, and for 64 numbers a scale of 4 bytes, or with double quantization one of 1 byte and
+    4 bytes for 256 of these (2305.14314, section 3).
+    """
+    if not job.quantized:
+        return shape.parameters() * job.weight_bytes
+    packed = sum(inputs * outputs * count for inputs, outputs, count in shape.linears().values())
+    scale = (1 + 4 / 256) / 64 if job.double_quantized else 4 / 64
+    return packed * (0.5 + scale) + (shape.parameters() - packed) * job.weight_bytes
+
+
+def adapter_parameters(shape: Shape, adapter: Adapter) -> int:
+    """Number of LoRA parameters, rank x (inputs + outputs) a module (2106.09685, section 4)."""
+    return sum(
+        adapter.rank * (inputs + outputs) * count
+        for name, (inputs, outputs, count) in shape.linears().items()
+        if adapter.modules is None or name in adapter.modules
+    )
+
+
+def unpacked(shape: Shape, job: Job) -> float:
+    """Bytes of the largest linear module's weight, unpacked from 4 bits while it is multiplied with; else none."""
+    largest = max(inputs * outputs for inputs, outputs, _ in shape.linears().values())
+    return job.compute_bytes * largest if job.quantized else 0.0
+
+
+def trained(shape: Shape, job: Job) -> tuple[float, float]:
+    """Number of parameters that are trained, and bytes of a number in them and in their gradients."""
+    if job.adapter:
+        return adapter_parameters(shape, job.adapter), job.adapter.number_bytes
+    return shape.parameters(), job.weight_bytes
+
+
+def optimizer_state(shape: Shape, job: Job) -> float:
+    """Bytes of the optimizer's state.
+
+    PyTorch's optimizers keep numbers of the parameter's type, those of bitsandbytes float32, or in 8 bits 1 byte and a
+    scale of 4 bytes for 256 numbers; of embeddings transformers has these keep float32 all the same.
+    """
+    count, size = trained(shape, job)
+    name = job.optimizer.removeprefix("paged_")
+    states = next((number for known, number in STATES.items() if name.startswith(known)), 2)
+    if "8bit" in name:
+        embeddings = 0 if job.adapter else shape.embeddings
+        return states * ((count - embeddings) * (1 + 4 / BLOCK) + embeddings * 4)
+    if "32bit" in name or name != job.optimizer:
+        size = 4
+    return count * states * size
+
+
+def kv_cache(shape: Shape, job: Job) -> float:
+    """Bytes of keys and values of all rows at full length; a layer with a sliding window keeps only the window."""
+    length = job.row
+    seen = length * (shape.num_hidden_layers - shape.num_sliding_layers)
+    seen += min(length, shape.sliding_window or length) * shape.num_sliding_layers
+    return job.rows * seen * 2 * shape.kv_width * job.compute_bytes
+
+
+def persistent(shape: Shape, job: Job) -> Components:
+    """What is on the device in every phase once the first step is done."""
+    base = weights(shape, job)
+    count, size = trained(shape, job)
+    parts = {
+        "context": CONTEXT if job.device == "cuda" else 0.0,
+        "process": HOST["cpu"] if job.device == "cpu" else 0.0,
+        "weights": 0.0 if job.offload_weights else base / job.weight_shards,
+        "adapter": count * size / job.weight_shards if job.adapter else 0.0,
+        "reference": base / job.weight_shards if job.reference and not job.offload_weights else 0.0,
+    }
+    if job.weight_shards > 1 or job.offload_weights:  # the layer at work and the next are whole
+        parts["gathered layers"] = 2 * base / shape.num_hidden_layers
+    if not (job.offload_optimizer or job.optimizer.startswith("paged_")):
+        parts["optimizer"] = optimizer_state(shape, job) / job.optimizer_shards
+    if job.vllm_share:
+        parts["vllm"] = SLEEPING if job.vllm_sleeps else job.vllm_share * job.capacity
+    return parts
+
+
+def rollout(shape: Shape, job: Job) -> Components:
+    """While completions are generated: by vLLM in its share, else by the policy in the larger of two moments.
+
+    One is the prompts' pass through a layer; the other the last token, when the logits have been copied in float32 for
+    temperature, softmax and sampling, and a layer's cache is copied to grow by a token (transformers' DynamicCache).
+    """
+    parts = persistent(shape, job)
+    if job.vllm_share:
+        return parts | {"vllm": job.vllm_share * job.capacity}
+    logits = job.rows * shape.vocab_size * (job.compute_bytes + 12 + 16 * job.sampling_filter)
+    copied = job.rows * (job.row) * 2 * shape.kv_width * job.compute_bytes
+    mask = job.prompt * (1 + job.compute_bytes)
+    prefill = job.rows * job.prompt * (layer_forward(shape, job) + mask)
+    return parts | {
+        "kv cache": kv_cache(shape, job),
+        "activations": max(prefill, copied),
+        "logits": logits,
+        "unpacked": unpacked(shape, job),
+    }
+
+
+def logprobs(shape: Shape, job: Job) -> Components:
+    """While completions are scored without a gradient: one layer of a micro-batch, then the head."""
+    layer = layer_forward(shape, job) + job.sequence * job.compute_bytes
+    return persistent(shape, job) | {
+        "activations": job.microbatch * max(layer, job.compute_bytes * 2 * shape.hidden_size),
+        "head": head_forward(shape, job, job.microbatch),
+        "unpacked": unpacked(shape, job),
+    }
+
+
+def update(shape: Shape, job: Job) -> Components:
+    """While the policy learns: the larger of a micro-batch's backward pass, with the step's earlier gradients there,
+    and the optimizer's step.
+
+    The backward pass is at its peak in the head, when all layers' activations are kept, or in the last layer. With
+    checkpointing (1604.06174) a layer keeps its input, and one layer at a time is computed again; that is not there
+    yet in the head.
+    """
+    tokens = job.microbatch
+    count, size = trained(shape, job)
+    kept = tokens * layer_activations(shape, job)
+    inputs = tokens * job.compute_bytes * shape.hidden_size * shape.num_hidden_layers
+    final = tokens * (4 + (2 if job.adapter else 3) * job.compute_bytes) * shape.hidden_size  # norm and head
+    head = head_backward(shape, job, tokens)
+    layer = tokens * layer_backward(shape, job)
+    if job.checkpointing:
+        activations, work = inputs + final, max(head, kept + layer)
+    else:
+        activations, work = kept * shape.num_hidden_layers + final, max(head, layer)
+    gradients = count * size / job.gradient_shards
+    if job.gradients_on_host or job.offload_optimizer:  # that of one matrix, and what it is added to
+        gradients = 2 * size * shape.hidden_size * shape.intermediate_size if job.adapter is None else 0.0
+    if job.weight_bytes > job.compute_bytes and not job.quantized:  # autocast keeps its copies until the pass is over
+        activations += job.compute_bytes * sum(i * o * n for i, o, n in shape.linears().values())
+    if job.optimizer == "adamw_torch":  # torch's `foreach` holds the square roots of all second moments at once
+        step = count * size / job.optimizer_shards
+        if step > activations + work:
+            return persistent(shape, job) | {"gradients": gradients, "optimizer step": step}
+    parts = {"gradients": gradients, "activations": activations, "backward": work, "unpacked": unpacked(shape, job)}
+    return persistent(shape, job) | parts
+
+
+def phases(shape: Shape, job: Job) -> dict[str, Components]:
+    """Return bytes on the device by phase and component; what is zero is left out."""
+    loading = {name: size for name, size in persistent(shape, job).items() if name != "optimizer"}
+    if job.quantized:  # each tensor arrives whole and is then packed
+        loading["loading"] = job.weight_bytes * shape.hidden_size * shape.intermediate_size
+    if job.vllm_share:
+        loading["vllm"] = job.vllm_share * job.capacity
+    found = {
+        "load": loading,
+        "rollout": rollout(shape, job),
+        "logprobs": logprobs(shape, job),
+        "update": update(shape, job),
+    }
+    return {phase: {name: size for name, size in parts.items() if size} for phase, parts in found.items()}
+
+
+def host(shape: Shape, job: Job) -> Components:
+    """Return bytes of host memory by component, of all processes of this machine together.
+
+    Where the devices' memory is the host's, what they hold is not among them. Several processes without sharding each
+    read the weights into host memory before they move them (TRL's `device_map=None`).
+    """
+    count, size = trained(shape, job)
+    parts = {"processes": HOST[job.device] * job.processes}
+    if job.device == "cuda" and job.processes > 1:
+        parts["loading"] = weights(shape, job) * (1 if job.weight_shards > 1 else job.processes)
+    if job.offload_weights:
+        parts["offloaded weights"] = weights(shape, job) * (2 if job.reference else 1)
+    if job.offload_optimizer or job.optimizer.startswith("paged_"):
+        parts["offloaded optimizer"] = optimizer_state(shape, job)
+    if job.gradients_on_host or job.offload_optimizer:
+        parts["offloaded gradients"] = count * size
+    return {name: size for name, size in parts.items() if size}

@@ -1,0 +1,91 @@
+"""Say whether a run fits before anything is loaded: `python -m grpo.plan`, with the command line of `grpo.train`.
+
+Nothing is downloaded or imported that is not needed, so that it answers in a second on any machine.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from grpo.advice import advise
+from grpo.check import check, meant
+from grpo.cli import leave, start
+from grpo.config import ROOT, ConfigError
+from grpo.fit import HEADROOM, Plan, make_plan
+
+PROGRAM = "grpo.plan"
+FORMATS = ("text", "json")
+PHASES = {"load": "load", "rollout": "rollout", "logprobs": "log-probabilities", "update": "update"}
+
+
+@hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
+def job(config: DictConfig) -> None:
+    """Plan one command line and leave with status 1 if it does not fit."""
+    try:
+        if config.plan.format not in FORMATS:
+            raise ConfigError(f"plan.format={config.plan.format}: unknown{meant(config.plan.format, FORMATS)}")
+        check(config)
+        run_dir = Path(HydraConfig.get().runtime.output_dir)
+        overrides = list(HydraConfig.get().overrides.task)
+        if config.plan.table:
+            from grpo.plan_table import models_by_methods
+
+            models_by_methods(config, overrides, run_dir)
+            return
+        plan = make_plan(config)
+        plan.suggestions = advise(overrides)
+        content = json.dumps(plan.as_dict(), indent=2)
+        (run_dir / "plan.json").write_text(content + "\n")
+    except ConfigError as error:
+        leave(error, PROGRAM)
+    if config.plan.format == "json":
+        print(content)
+    else:
+        show(plan, Console())
+    if plan.problem:
+        sys.exit(1)
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Print a plan: a table of phases, the verdict, what was chosen, and what to change."""
+    table = Table(title=f"{plan.model} on {plan.device}, GB", title_justify="left")
+    table.add_column("")
+    for phase in plan.phases:
+        table.add_column(PHASES[phase], justify="right")
+    for name in dict.fromkeys(name for parts in plan.phases.values() for name in parts):
+        table.add_row(name, *(f"{parts[name]:.2f}" if name in parts else "" for parts in plan.phases.values()))
+    table.add_section()
+    table.add_row("together", *(f"{sum(parts.values()):.2f}" for parts in plan.phases.values()), style="bold")
+    console.print(table)
+    left = 1 - plan.peak_gb / plan.capacity_gb
+    console.print(f"peak {plan.peak_gb:.1f} GB of {plan.capacity_gb:.1f} GB, {left:.0%} left", highlight=False)
+    if not plan.unified:
+        known = f" of {plan.host_capacity_gb:.1f} GB" if plan.host_capacity_gb else ", another machine's, not checked"
+        console.print(f"host memory {plan.host_gb:.1f} GB{known}", highlight=False)
+    chosen = "  ".join(f"{key}={value}" for key, value in plan.settings.items())
+    console.print(f"with {chosen}", highlight=False, soft_wrap=True)
+    if plan.problem:
+        console.print(f"[bold red]does not fit[/]: {plan.problem}, of which {HEADROOM:.0%} stay free", highlight=False)
+    else:
+        console.print("[bold green]fits[/]")
+    if plan.suggestions:
+        console.print("what would fit:" if plan.problem else "what would use the card better:")
+    for suggestion in plan.suggestions:
+        words = " ".join(suggestion["overrides"])
+        effect = f"{suggestion['peak_gb']:.1f} GB; {suggestion['effect']}"
+        console.print(f"  [bold]{words}[/]\n      {effect}", highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command line."""
+    start(job, PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

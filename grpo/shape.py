@@ -1,0 +1,155 @@
+"""The numbers of an architecture that its memory follows from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+QK_NORM = ("qwen3", "qwen3_moe", "olmo2", "gemma3", "gemma3_text")
+QKV_BIAS = ("qwen2", "qwen2_moe")
+# Families whose `config.json` does not mention that input and output embedding are one, and they are.
+TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "opt")
+# What the same number is called in other families' configurations.
+OTHER_NAMES = {
+    "num_experts": ("num_local_experts", "n_routed_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "moe_topk"),
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "num_layers"),
+    "num_attention_heads": ("n_head",),
+    "intermediate_size": ("n_inner", "ffn_dim"),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder of transformer layers. Names are those of Hugging Face configurations."""
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    """Width of a dense feed-forward layer."""
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_word_embeddings: bool = False
+    num_experts: int = 0
+    """Of a mixture; 0 for dense layers."""
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    """Width of an expert."""
+    shared_expert_intermediate_size: int = 0
+    """Width of the expert that every token goes through."""
+    num_dense_layers: int = 0
+    """Layers of a mixture that are not mixtures."""
+    sliding_window: int = 0
+    """Tokens that a layer with a sliding window sees; 0 without."""
+    num_sliding_layers: int = 0
+    given_parameters: int = 0
+    """Number of parameters where it is known; else it is computed."""
+
+    @property
+    def query_width(self) -> int:
+        """Numbers in a token's queries."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers in a token's keys, and in its values."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def active_width(self) -> int:
+        """Width of the feed-forward layer that a token goes through, all of its experts together."""
+        if not self.num_experts:
+            return self.intermediate_size
+        mixture = self.num_experts_per_tok * self.moe_intermediate_size + self.shared_expert_intermediate_size
+        return max(mixture, self.intermediate_size if self.num_dense_layers else 0)
+
+    @property
+    def embeddings(self) -> int:
+        """Parameters of the token embedding."""
+        return self.vocab_size * self.hidden_size
+
+    def linears(self) -> dict[str, tuple[int, int, int]]:
+        """Return the linear modules of all layers: inputs, outputs and how many there are of each name.
+
+        Experts of a mixture are not among them: transformers holds these as single tensors, which PEFT's `all-linear`
+        leaves alone.
+        """
+        hidden, layers = self.hidden_size, self.num_hidden_layers
+        modules = {
+            "q_proj": (hidden, self.query_width, layers),
+            "k_proj": (hidden, self.kv_width, layers),
+            "v_proj": (hidden, self.kv_width, layers),
+            "o_proj": (self.query_width, hidden, layers),
+        }
+        width = self.shared_expert_intermediate_size if self.num_experts else self.intermediate_size
+        if width:
+            modules |= {
+                "gate_proj": (hidden, width, layers),
+                "up_proj": (hidden, width, layers),
+                "down_proj": (width, hidden, layers),
+            }
+        return modules
+
+    def parameters(self) -> int:
+        """Return the number of parameters, tied ones once."""
+        if self.given_parameters:
+            return self.given_parameters
+        hidden, layers = self.hidden_size, self.num_hidden_layers
+        linear = sum(inputs * outputs * count for inputs, outputs, count in self.linears().values())
+        mixtures = layers - self.num_dense_layers if self.num_experts else 0
+        experts = mixtures * self.num_experts * (3 * self.moe_intermediate_size + 1) * hidden
+        dense = self.num_dense_layers * 3 * self.intermediate_size * hidden if self.num_experts else 0
+        norms = (2 * layers + 1) * hidden
+        if self.model_type in QK_NORM:
+            norms += 2 * layers * self.head_dim
+        biases = layers * (self.query_width + 2 * self.kv_width) if self.model_type in QKV_BIAS else 0
+        return self.embeddings * (1 if self.tie_word_embeddings else 2) + linear + experts + dense + norms + biases
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    """Return the shape that a Hugging Face `config.json`, or a `shape:` of ours, describes.
+
+    Raises:
+        ValueError: a number is missing or is not positive.
+    """
+    text = {**config, **(config.get("text_config") or config.get("llm_config") or {})}
+
+    def number(name: str, default: int | None = None) -> int:
+        for known in (name, *OTHER_NAMES.get(name, ())):
+            value = text.get(known)
+            if value is not None:
+                if not isinstance(value, int) or value < (0 if default is not None else 1):
+                    raise ValueError(f"{known}={value}: a positive number is needed")
+                return value
+        if default is None:
+            raise ValueError(f"{name} is missing")
+        return default
+
+    hidden, heads, layers = number("hidden_size"), number("num_attention_heads"), number("num_hidden_layers")
+    experts = number("num_experts", 0)
+    width = number("intermediate_size", 4 * hidden)
+    window = number("sliding_window", 0) if text.get("use_sliding_window", True) else 0
+    kinds = text.get("layer_types") or []
+    family = str(text.get("model_type", "llama"))
+    return Shape(
+        model_type=family,
+        hidden_size=hidden,
+        intermediate_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=number("num_key_value_heads", heads),
+        head_dim=number("head_dim", hidden // heads),
+        vocab_size=number("vocab_size"),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", family in TIED))),
+        num_experts=experts,
+        num_experts_per_tok=number("num_experts_per_tok", 1 if experts else 0),
+        moe_intermediate_size=number("moe_intermediate_size", width if experts else 0),
+        shared_expert_intermediate_size=number("shared_expert_intermediate_size", 0),
+        num_dense_layers=number("first_k_dense_replace", 0) or len(text.get("mlp_only_layers") or []),
+        sliding_window=window,
+        num_sliding_layers=sum(kind == "sliding_attention" for kind in kinds) if kinds else layers * bool(window),
+        given_parameters=number("parameters", 0),
+    )
