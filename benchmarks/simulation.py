@@ -9,11 +9,13 @@ import argparse
 import json
 import time
 import warnings
+from datetime import date
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
 from rich.console import Console
 from rich.progress import track
@@ -64,12 +66,13 @@ def main() -> None:
     console.print(table)
     worst = max(abs(row["difference"]) for row in results)
     console.print(f"largest difference {worst:.1%}")
-    options.output.write_text(json.dumps({"torch": torch.__version__, "worst": worst, "cases": results}, indent=1) + "\n")
+    content = {"date": str(date.today()), "torch": torch.__version__, "worst": worst, "cases": results}
+    options.output.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def compare(model: str, method: str, checkpointing: bool, rows: int, length: int) -> dict[str, Any]:
     """Simulate an update and plan it; GB of both."""
-    numbers = read_yaml(ROOT / "conf" / "model" / f"{model}.yaml")["shape"]
+    numbers = dict(OmegaConf.load(ROOT / "conf" / "model" / f"{model}.yaml").shape)
     started = time.monotonic()
     simulated = simulate(numbers, method, checkpointing, rows, length) / GB
     job = Job(

@@ -55,10 +55,7 @@ def layer_forward(shape: Shape, job: Job) -> float:
 
 def head_backward(shape: Shape, job: Job, scored: int) -> float:
     """Bytes that the head's backward pass takes: a tile of logits, and float32 sums of the gradients."""
-    tile = min(scored, HEAD_TILE[0]) * min(shape.vocab_size, HEAD_TILE[1])
-    total = tile * job.compute_bytes + scored * shape.hidden_size * (4 + job.compute_bytes)
-    if job.device == "cpu":  # without Triton, float32 copies of the tile
-        total += tile * 4 * 6
+    total = head_tile(shape, job, scored, copies=6) + scored * shape.hidden_size * (4 + job.compute_bytes)
     if job.adapter is None:
         total += shape.embeddings * (4 + job.weight_bytes)
     return total
@@ -66,7 +63,11 @@ def head_backward(shape: Shape, job: Job, scored: int) -> float:
 
 def head_forward(shape: Shape, job: Job, scored: int) -> float:
     """Bytes that the head takes to score so many tokens."""
-    tile = min(scored, HEAD_TILE[0]) * min(shape.vocab_size, HEAD_TILE[1])
-    return tile * (job.compute_bytes + (16 if job.device == "cpu" else 0)) + scored * shape.hidden_size * (
-        job.compute_bytes
-    )
+    return head_tile(shape, job, scored, copies=4) + scored * shape.hidden_size * job.compute_bytes
+
+
+def head_tile(shape: Shape, job: Job, scored: int, copies: int) -> float:
+    """Bytes of the logits that are computed at once; without Triton, on a CPU, with float32 copies of them."""
+    tokens, words = min(scored, HEAD_TILE[0]), HEAD_TILE[1]
+    on_cpu = tokens * min(shape.vocab_size, words) * 4 * copies if job.device == "cpu" else 0
+    return tokens * words * job.compute_bytes + on_cpu

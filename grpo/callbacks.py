@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from grpo.hardware import peak_memory
+from grpo.hardware import host_memory
+from grpo.job import GB, HOST_LIMIT
 
 ACCURACY = "rewards/correctness/mean"
 
 
 class MetricsFile(TrainerCallback):
-    """Write `metrics.jsonl`: one object a logged step, TRL's names unchanged, and the memory in GB."""
+    """Write `metrics.jsonl`: one object a logged step, TRL's names unchanged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +43,7 @@ class MetricsFile(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero or not logs or "reward" not in logs:
             return
-        row = {"step": state.global_step, **logs, **peak_memory()}
+        row = {"step": state.global_step, **logs}
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         with self.path.open("a") as file:
             file.write(json.dumps(finite) + "\n")
@@ -119,4 +120,26 @@ class StopOnSignal(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.received:
+            control.should_save = control.should_training_stop = True
+
+
+class HostMemoryGuard(TrainerCallback):
+    """When host memory is nearly used up, save a checkpoint and stop, instead of being killed without one.
+
+    Args:
+        limit_gb: stop as if there were only so much; None takes what the machine or its control group has.
+    """
+
+    def __init__(self, limit_gb: float | None = None) -> None:
+        self.limit_gb = limit_gb
+        self.reason: str | None = None
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        used, limit = (size / GB for size in host_memory())
+        limit = self.limit_gb or limit
+        if used > HOST_LIMIT * limit:
+            self.reason = (
+                f"host memory nearly used up after step {state.global_step}: {used:.1f} GB of {limit:.1f} GB, by all "
+                "processes together; close others, offload less, or raise the limit of the container"
+            )
             control.should_save = control.should_training_stop = True

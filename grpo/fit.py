@@ -5,19 +5,17 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from grpo.config import ConfigError
+from grpo.config import GRPO_CONFIG, ConfigError, library_fields
 from grpo.hardware import free_card_memory, host_memory
-from grpo.job import GB, USABLE, Job
+from grpo.job import GB, HOST_LIMIT, USABLE, Job
 from grpo.memory import host, phases, weights
 from grpo.shape import Shape
-from grpo.workload import find_shape, job_of
+from grpo.workload import find_shape, job_of, processes
 
 HEADROOM = 0.08
 """The share of the card that a plan leaves free, for fragments of the allocator and for what was not thought of."""
 MOST_TOKENS = 16384
 """Tokens that keep any GPU busy; larger micro-batches are not faster."""
-HOST_LIMIT = 0.95
-"""The share of host memory beyond which a run stops itself before it is killed."""
 ENGINE = 1.5 * GB
 """What vLLM needs beside weights and cache: activations of a batch, CUDA graphs."""
 
@@ -32,6 +30,8 @@ class Machine:
     capacity: float
     host: float | None
     """None where the run will be on another machine."""
+    here: bool = True
+    """Whether this is the machine at hand."""
 
 
 @dataclass
@@ -48,6 +48,8 @@ class Plan:
     """What the plan chose where the configuration leaves it open."""
     unified: bool = False
     """Whether the device's memory is the host's, as on a CPU."""
+    here: bool = True
+    """Whether it is planned for the machine at hand."""
     suggestions: list[dict[str, Any]] = field(default_factory=list)
     """Each with `overrides`, `effect` and the `peak_gb` it was verified to have."""
 
@@ -70,6 +72,15 @@ class Plan:
         if not self.unified and self.host_capacity_gb and self.host_gb > HOST_LIMIT * self.host_capacity_gb:
             return f"{self.host_gb:.1f} GB of host memory, and there are {self.host_capacity_gb:.1f} GB"
         return None
+
+    def expected(self) -> dict[str, float]:
+        """Return what readings of PyTorch's allocator should show, in all and by phase as in `metrics.jsonl`, GB."""
+        inside = {
+            phase: sum(size for name, size in parts.items() if name != "context")
+            for phase, parts in self.phases.items()
+        }
+        names = {"generate": "rollout", "logprobs": "logprobs", "update": "update"}
+        return {"peak": max(inside.values()), **{name: inside[phase] for name, phase in names.items()}}
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `plan.json` holds."""
@@ -107,10 +118,11 @@ def machine_for(config: DictConfig) -> Machine:
         capacity, name = config.gpu.memory_gb * GB, config.gpu.name
         if here and here[1] >= 0.9 * capacity:  # that card, or a larger one
             return Machine("cuda", name, min(capacity, here[2]), planned or limit)
-        return Machine("cuda", name, capacity, planned)
+        return Machine("cuda", name, capacity, planned, here=False)
     if here:
         return Machine("cuda", here[0], here[2], planned or limit)
-    return Machine("cpu", "this machine without a GPU", planned or limit - used, planned or limit)
+    share = max(1, processes(config))
+    return Machine("cpu", "this machine without a GPU", (planned or limit - used) / share, planned or limit)
 
 
 def make_plan(config: DictConfig) -> Plan:
@@ -134,7 +146,19 @@ def make_plan(config: DictConfig) -> Plan:
         host_capacity_gb=machine.host / GB if machine.host else None,
         settings=settings,
         unified=machine.device == "cpu",
+        here=machine.here,
     )
+
+
+def settle(config: DictConfig, plan: Plan | None) -> None:
+    """Put into a configuration what the plan chose for this machine, and where it did not, what TRL would."""
+    train, update = config.train, config["update"]
+    if plan and plan.here and not plan.unified and update.max_tokens_per_microbatch == "auto":
+        update.max_tokens_per_microbatch = plan.settings["update.max_tokens_per_microbatch"]
+    if train.vllm_gpu_memory_utilization is None:
+        default = library_fields(GRPO_CONFIG)["vllm_gpu_memory_utilization"][1]
+        chosen = plan.settings.get("train.vllm_gpu_memory_utilization") if plan and plan.here else None
+        train.vllm_gpu_memory_utilization = chosen or default
 
 
 def peak(shape: Shape, job: Job, *names: str) -> float:

@@ -1,7 +1,6 @@
 """What machine is this: cards and memory. PyTorch is imported only where it is asked, as planning does without it."""
 
 import os
-import resource
 import subprocess
 from pathlib import Path
 
@@ -9,8 +8,7 @@ import psutil
 from omegaconf import DictConfig
 
 from grpo.config import ConfigError
-
-GB = 2**30
+from grpo.job import GB
 
 
 def describe() -> str:
@@ -103,14 +101,3 @@ def host_memory(root: Path = Path("/")) -> tuple[float, float]:
             except (OSError, ValueError):
                 continue  # the root group has no limit, and inside a container the path may not exist
     return min(found, key=lambda pair: pair[1] - pair[0])
-
-
-def peak_memory() -> dict[str, float]:
-    """Return the highest memory use so far in GB (2**30 bytes): of this process and, if there is one, of the GPU."""
-    import torch
-
-    readings = {"memory/host_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
-    if torch.cuda.is_available():
-        readings["memory/peak_allocated_gb"] = torch.cuda.max_memory_allocated() / GB
-        readings["memory/peak_reserved_gb"] = torch.cuda.max_memory_reserved() / GB
-    return readings

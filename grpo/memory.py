@@ -18,6 +18,8 @@ BLOCK = 256
 """Numbers that share a scale in an 8-bit optimizer state of bitsandbytes."""
 SLEEPING = 0.3 * GB
 """What a sleeping vLLM engine still holds: CUDA graphs and its communication buffers."""
+CPU_FRAGMENTS = 0.4
+"""What malloc loses, as a share of what comes and goes: 1.1 to 1.6 times the tensors in benchmarks/update_cpu.json."""
 
 Components = dict[str, float]
 
@@ -162,6 +164,8 @@ def update(shape: Shape, job: Job) -> Components:
         if step > activations + work:
             return persistent(shape, job) | {"gradients": gradients, "optimizer step": step}
     parts = {"gradients": gradients, "activations": activations, "backward": work, "unpacked": unpacked(shape, job)}
+    if job.device == "cpu":
+        parts["fragments"] = CPU_FRAGMENTS * (activations + work)
     return persistent(shape, job) | parts
 
 

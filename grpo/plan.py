@@ -36,7 +36,7 @@ def job(config: DictConfig) -> None:
         if config.plan.table:
             from grpo.plan_table import models_by_methods
 
-            models_by_methods(config, overrides, run_dir)
+            models_by_methods(overrides, run_dir, as_json=config.plan.format == "json")
             return
         plan = make_plan(config)
         plan.suggestions = advise(overrides)

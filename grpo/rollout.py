@@ -15,6 +15,7 @@ from grpo.batch import BOTH, IMAGES, Batch, can_split, lengths, pick, take
 from grpo.budget import DoesNotFit, TokenBudget, is_out_of_memory
 from grpo.config import Update
 from grpo.microbatch import Microbatch, half, pack
+from grpo.readings import MemoryReadings
 from grpo.shared_prompt import can_share, real_tokens, score
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class RolloutTrainer(GRPOTrainer):
         self._sharded = self.accelerator.distributed_type.value in SHARDED
         self._prompts_at_once: int | None = None
         self._oom_retries = 0
+        self.memory = MemoryReadings()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._logps: torch.Tensor | None = None  # of the last micro-batch, (rows, completion length)
         self._generated_at = -1  # the step that the latest rollouts were made in
@@ -65,7 +67,7 @@ class RolloutTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list) -> Any:
         self._generated_at = self.state.global_step
-        with self._clock("generate"):
+        with self._clock("generate"), self.memory.of("generate"):
             return super()._generate(prompts)
 
     def _calculate_rewards(self, *args: Any) -> torch.Tensor:
@@ -136,7 +138,7 @@ class RolloutTrainer(GRPOTrainer):
                 "completion_ids": input_ids[:, prompt:],
                 "completion_mask": attention_mask[:, prompt:],
             }
-            with self._clock("logprobs"):
+            with self._clock("logprobs"), self.memory.of("logprobs"):
                 return *self._score_all(model, batch, compute_entropy), None
         self._logps = result[0].detach()
         return result

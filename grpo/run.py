@@ -22,11 +22,13 @@ from transformers import PrinterCallback
 from trl import GRPOConfig
 
 from grpo import policy
-from grpo.callbacks import MetricsFile, ProgressBar, StopOnSignal
+from grpo.callbacks import HostMemoryGuard, MetricsFile, ProgressBar, StopOnSignal
 from grpo.config import ROOT, ConfigError, RunError, train_arguments
 from grpo.data import load_task
 from grpo.evaluate import evaluate
-from grpo.hardware import check_gpu, peak_memory
+from grpo.fit import Plan
+from grpo.hardware import check_gpu
+from grpo.readings import MemoryReadings
 from grpo.resume import resolve
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
 from rewards.correctness import correctness
@@ -36,8 +38,11 @@ log = logging.getLogger(__name__)
 PACKAGES = ["torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "hydra-core", "omegaconf"]
 
 
-def run(config: DictConfig, run_dir: Path) -> dict[str, Any]:
+def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str, Any]:
     """Train as configured, fill the run directory, and return what `summary.json` holds.
+
+    Args:
+        plan: what was predicted for the run; kept beside it and compared with what it took.
 
     Raises:
         ConfigError: the input was wrong; nothing has been trained.
@@ -46,7 +51,10 @@ def run(config: DictConfig, run_dir: Path) -> dict[str, Any]:
     started = time.monotonic()
     summary: dict[str, Any] = {"status": "failed", "reason": None}
     console = Console(file=sys.stderr)
+    memory = MemoryReadings()
     try:
+        if plan:
+            write_json(run_dir / "plan.json", plan.as_dict())
         if config.plan.enforce:
             check_gpu(config.gpu)
         checkpoint = resolve(config.train.resume_from_checkpoint, run_dir)
@@ -55,7 +63,7 @@ def run(config: DictConfig, run_dir: Path) -> dict[str, Any]:
             console.print(told, highlight=False, soft_wrap=True)
         policy.make_available(config.model)
         with output_in(run_dir / "train.log"):
-            train(config, run_dir, checkpoint, console, summary)
+            train(config, run_dir, checkpoint, console, summary, memory)
     except ConfigError as error:
         log.exception("the input is wrong")
         summary["reason"] = str(error)
@@ -69,9 +77,11 @@ def run(config: DictConfig, run_dir: Path) -> dict[str, Any]:
         where = os.path.relpath(run_dir / "train.log")
         raise RunError(f"failed: {summary['reason']}; the traceback is in {where}") from error
     finally:
+        memory.note()
         summary |= {
             "wall_time_s": round(time.monotonic() - started, 1),
-            **peak_memory(),
+            **memory.highest,
+            "planned_gb": plan.expected() if plan else None,
             "versions": {name: version(name) for name in PACKAGES},
             "git_commit": git_commit(),
         }
@@ -81,13 +91,20 @@ def run(config: DictConfig, run_dir: Path) -> dict[str, Any]:
 
 
 def train(
-    config: DictConfig, run_dir: Path, checkpoint: Path | None, console: Console, summary: dict[str, Any]
+    config: DictConfig,
+    run_dir: Path,
+    checkpoint: Path | None,
+    console: Console,
+    summary: dict[str, Any],
+    memory: MemoryReadings,
 ) -> None:
-    """Do the run, from `checkpoint` if there is one, and put its outcome into `summary` as it goes."""
+    """Do the run, from `checkpoint` if there is one, and put its outcome into `summary` and `memory` as it goes."""
     problems, held_out = load_task(config.task)
     stop = StopOnSignal()
-    callbacks = [MetricsFile(run_dir / "metrics.jsonl"), ProgressBar(console), stop]
+    guard = HostMemoryGuard(config.plan.host_gb)
+    callbacks = [MetricsFile(run_dir / "metrics.jsonl"), ProgressBar(console), stop, guard]
     trainer = make_trainer(config, run_dir, problems)
+    trainer.memory = memory
     for callback in callbacks:
         trainer.add_callback(callback)
 
@@ -105,8 +122,8 @@ def train(
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         summary["steps"] = trainer.state.global_step
-    if trainer.stop_reason or stop.received:
-        reason = trainer.stop_reason or f"{stop.received} after step {summary['steps']}"
+    if trainer.stop_reason or guard.reason or stop.received:
+        reason = trainer.stop_reason or guard.reason or f"{stop.received} after step {summary['steps']}"
         summary |= {"status": "stopped", "reason": reason}
         return
     trainer.save_model(str(run_dir / "model"))
@@ -199,16 +216,30 @@ def report(summary: dict[str, Any], run_dir: Path) -> None:
         table.add_row(f"accuracy {when}", f"{outcome['accuracy']:.1%}  (95 % interval {low:.1%} to {high:.1%})")
     if evaluation:
         table.add_row("held out", f"{evaluation['before']['samples']} problems, answered greedily")
-    memory = f"{summary['memory/host_gb']:.1f} GB of host memory"
-    if "memory/peak_allocated_gb" in summary:
-        memory += f", {summary['memory/peak_allocated_gb']:.1f} GB of GPU memory"
-    table.add_row("peak memory", memory)
+    for row in memory_rows(summary):
+        table.add_row(*row)
     table.add_row("time", f"{summary['wall_time_s']:.0f} s, {summary.get('steps', 0)} steps")
     table.add_row("run directory", os.path.relpath(run_dir))
-    for name in ("model", "metrics.jsonl", "completions", "evaluation.json", "summary.json", "train.log"):
+    for name in ("model", "metrics.jsonl", "completions", "evaluation.json", "plan.json", "summary.json", "train.log"):
         if (run_dir / name).exists():
             table.add_row("", name)
     Console().print(table)
+
+
+def memory_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what the run took beside what was planned, GB."""
+    planned = summary["planned_gb"] or {}
+    host = f"{summary['memory/host_gb']:.1f} GB of host memory"
+    if "memory/peak_allocated_gb" not in summary:
+        rows = [("peak memory", f"planned {planned['peak']:.1f} GB, used {host}" if planned else host)]
+    else:
+        used = f"{summary['memory/peak_allocated_gb']:.1f} GB of GPU memory"
+        used += f" ({summary['memory/peak_reserved_gb']:.1f} GB reserved)"
+        rows = [("peak memory", f"planned {planned['peak']:.1f} GB, used {used}" if planned else used), ("", host)]
+    for phase in ("generate", "logprobs", "update"):
+        if planned and f"memory/{phase}_gb" in summary:
+            rows.append(("", f"{phase}: planned {planned[phase]:.1f} GB, used {summary[f'memory/{phase}_gb']:.1f} GB"))
+    return rows
 
 
 def git_commit() -> str | None:

@@ -1,6 +1,6 @@
 """Train a policy with GRPO: `python -m grpo.train [+gpu=rtx3080] [group=choice] [group.key=value]`.
 
-Compose, check, load, evaluate, train, evaluate, save. Libraries that take seconds to import wait until the
+Compose, check, plan, load, evaluate, train, evaluate, save. Libraries that take seconds to import wait until the
 configuration is known to be well formed.
 """
 
@@ -12,9 +12,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from grpo.advice import advise
 from grpo.check import check
 from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config import ROOT, ConfigError, RunError
+from grpo.fit import Plan, make_plan, settle
 from grpo.resume import continue_interrupted
 
 PROGRAM = "grpo.train"
@@ -26,9 +28,11 @@ def job(config: DictConfig) -> float | None:
     hydra_config = HydraConfig.get()
     try:
         check(config)
+        plan = plan_first(config, list(hydra_config.overrides.task))
+        settle(config, plan)
         from grpo.run import run
 
-        summary = run(config, Path(hydra_config.runtime.output_dir))
+        summary = run(config, Path(hydra_config.runtime.output_dir), plan)
         if summary["status"] == "stopped":
             again = "train.resume_from_checkpoint=auto continues it"
             raise RunError(f"stopped: {summary['reason']}; {again}", status=130)
@@ -37,6 +41,28 @@ def job(config: DictConfig) -> float | None:
         if hydra_config.mode == RunMode.MULTIRUN or WANTS_TRACEBACK:
             raise
         leave(error, PROGRAM)  # at once: Hydra would print a line of its own
+
+
+def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:
+    """Return the plan of the run; None if it is not wanted and cannot be made.
+
+    Raises:
+        ConfigError: it does not fit, with what would.
+    """
+    try:
+        plan = make_plan(config)
+    except ConfigError:
+        if config.plan.enforce:
+            raise
+        return None
+    if plan.problem and config.plan.enforce:
+        tries = [f"{' '.join(found['overrides'])} ({found['peak_gb']:.1f} GB)" for found in advise(overrides)]
+        advice = f"try {', or '.join(tries)}; " if tries else ""
+        raise ConfigError(
+            f"does not fit: {plan.problem}; {advice}`python -m grpo.plan` with the same arguments says more, and "
+            "plan.enforce=false tries it all the same"
+        )
+    return plan
 
 
 def main() -> None:

@@ -83,7 +83,8 @@ class ExactGRPOTrainer(GuardedTrainer):
             self._slices.append(rollouts)
             loss = torch.zeros((), device=self.accelerator.device)
             if self.accelerator.sync_gradients:
-                loss = self._update_policy(model)
+                with self.memory.of("update"):
+                    loss = self._update_policy(model)
             if self.args.torch_empty_cache_steps and self.state.global_step % self.args.torch_empty_cache_steps == 0:
                 self.budget.release()
             self._step += 1
@@ -104,7 +105,8 @@ class ExactGRPOTrainer(GuardedTrainer):
     def _undivided_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
         """Do a step TRL's way."""
         try:
-            return super().training_step(model, inputs, num_items_in_batch)
+            with self.memory.of("update"):
+                return super().training_step(model, inputs, num_items_in_batch)
         except RuntimeError as error:
             if not (self._rolled_out and self._survives(error)):
                 raise
@@ -268,8 +270,9 @@ class ExactGRPOTrainer(GuardedTrainer):
         return [bool(count) for count in self.accelerator.reduce(mine, "sum").tolist()]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log as TRL does, with the number of steps redone and skipped since the last time."""
+        """Log as TRL does, with the number of steps redone and skipped and the highest memory use since last time."""
         if self.model.training and "loss" in logs:
             logs |= {"update/oom_retries": self._oom_retries, "update/steps_skipped": self._steps_skipped}
+            logs |= self.memory.since_log()
             self._oom_retries = self._steps_skipped = 0
         super().log(logs, start_time)

@@ -1,0 +1,248 @@
+"""Peak memory of real steps beside the plan, on an NVIDIA GPU: `python -m benchmarks.memory [--cap 16]`.
+
+Twenty cells, four methods x five model sizes with random weights, at the settings of the table that they are compared
+with (Oxen.ai, February 2025, an 80 GB H100: batch 1, accumulation 4, 4 generations, prompt 256, completion 786). Each
+is a process of its own: one generation, forced to full length, and two optimizer steps of the real trainer. Cells run
+beside each other as far as the plan says that they fit. With `--cap 16` the process may take no more than 16 GB, and
+the cell is the profile `+gpu=rtx3080` with its own settings.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from threading import Condition
+from typing import Any
+
+import torch
+from datasets import Dataset
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig
+
+from grpo import policy
+from grpo.advice import Planner
+from grpo.config import ROOT, register, train_arguments
+from grpo.fit import make_plan, settle
+from grpo.job import GB
+from grpo.plan_table import LEAST, METHODS, MODELS
+from grpo.trainer import ExactGRPOTrainer, Update
+from grpo.workload import shipped_models
+
+REFERENCE: dict[str, list[float | None]] = {
+    "full": [25, 38, 58, None, None],
+    "+ 8-bit AdamW": [16, 26, 52, None, None],
+    "+ checkpointing": [15, 24, 41, 72, None],
+    "LoRA": [13, 16, 32, 58, 69],
+}
+"""Peak GB; None was out of memory."""
+MEANS: list[dict[str, str]] = [
+    {},
+    {"update.gradients_on_host": "true"},
+    {"update.gradients_on_host": "true", "train.optim": "paged_adamw_8bit"},
+]
+"""A cell takes the first of these that is planned to need half of the reference, or to fit where that did not."""
+SETTINGS = [
+    "+gpu=h100",
+    "train.per_device_train_batch_size=1",
+    "train.gradient_accumulation_steps=4",
+    "train.num_generations=4",
+    "task.max_prompt_length=256",
+    "train.max_completion_length=786",
+]
+TOY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+TOY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 500}
+TOY_SETTINGS = ["task.max_prompt_length=16", "train.max_completion_length=24", "model.model_name_or_path=toy"]
+
+
+def main() -> None:
+    """Run all cells, or one; print the table and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cap", type=float, help="GB that a process may take; runs the profile rtx3080 instead")
+    parser.add_argument("--cells", nargs="*", help="only these, for example 'LoRA 8B'")
+    parser.add_argument(
+        "--toy", action="store_true", help="tiny shapes and lengths, also without a GPU: tries the code"
+    )
+    parser.add_argument("--output", type=Path, help="default: memory_cuda.json or memory_cap.json beside this file")
+    parser.add_argument("--cell", nargs="*", help=argparse.SUPPRESS)  # what the processes get
+    options = parser.parse_args()
+    register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        if options.cell is not None:
+            print(json.dumps(run_cell(options.cell, options.cap, options.toy)))
+            return
+        if not (torch.cuda.is_available() or options.toy):
+            sys.exit("benchmarks.memory: needs an NVIDIA GPU; --toy tries the code without one")
+        planned = {"rtx3080": profile()} if options.cap else plan_cells(options.cells, options.toy)
+    total = torch.cuda.get_device_properties(0).total_memory / GB if torch.cuda.is_available() else 0.0
+    console = Console()
+    results = run_all(planned, 0.9 * (options.cap or total), options.cap, options.toy, console)
+    console.print(as_table(results))
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    versions = {name: version(name) for name in ("torch", "transformers", "trl", "peft", "bitsandbytes")}
+    output = options.output or ROOT / "benchmarks" / f"memory_{'cap' if options.cap else 'cuda'}.json"
+    content = {"date": str(date.today()), "device": card, "cap_gb": options.cap, "versions": versions, "cells": results}
+    output.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def profile() -> dict[str, Any]:
+    """Return the profile of the 16 GB card, two steps of it, as a cell."""
+    overrides = ["+gpu=rtx3080"]
+    plan = make_plan(compose("config", overrides))
+    return {"overrides": overrides, "planned_gb": plan.expected()["peak"], "reference_gb": None}
+
+
+def plan_cells(names: list[str] | None, toy: bool) -> dict[str, dict[str, Any]]:
+    """Return overrides, planned peak without the context, and the reference of each cell."""
+    planner = Planner(SETTINGS)
+    cells = {}
+    for method, row in REFERENCE.items():
+        for (size, model), reference in zip(MODELS.items(), row, strict=True):
+            name = f"{method} {size}"
+            if names and name not in names:
+                continue
+            goal = reference / 2 if reference else 0.92 * 80
+            for means in MEANS if method != "LoRA" and not toy else MEANS[:1]:
+                change = {**METHODS[method], **LEAST, "model": model, **means}
+                plan = planner.plan(change)
+                assert plan is not None, "these go together"
+                if plan.peak_gb <= goal:
+                    break
+            else:  # none is enough: as plain as the reference
+                change = {**METHODS[method], **LEAST, "model": model}
+                plan = planner.plan(change)
+                assert plan is not None, "these go together"
+            words = [*SETTINGS, *(f"{key}={value}" for key, value in change.items())]
+            cells[name] = {"overrides": words, "planned_gb": plan.expected()["peak"], "reference_gb": reference}
+    return cells
+
+
+def run_all(
+    cells: dict[str, dict[str, Any]], room: float, cap: float | None, toy: bool, console: Console
+) -> list[dict[str, Any]]:
+    """Run cells in processes of their own, beside each other while their plans fit into `room` GB together."""
+    taken, change = {"gb": 0.0}, Condition()
+
+    def run(name: str) -> dict[str, Any]:
+        cell = cells[name]
+        needed = min(cell["planned_gb"] + 1.5, room)
+        with change:
+            change.wait_for(lambda: taken["gb"] + needed <= room or taken["gb"] == 0)
+            taken["gb"] += needed
+        started = time.monotonic()
+        command = [sys.executable, "-m", "benchmarks.memory", *(["--toy"] if toy else [])]
+        command += [*(["--cap", str(cap)] if cap else []), "--cell", *cell["overrides"]]
+        try:
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        finally:
+            with change:
+                taken["gb"] -= needed
+                change.notify_all()
+        measured = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-400:]}
+        console.print(f"{name}: {measured.get('allocated_gb', measured)}", highlight=False, soft_wrap=True)
+        return {"cell": name, **cell, **measured, "seconds": round(time.monotonic() - started, 1)}
+
+    largest_first = sorted(cells, key=lambda name: -cells[name]["planned_gb"])
+    with ThreadPoolExecutor(1 if toy else 8) as pool:
+        results = {result["cell"]: result for result in pool.map(run, largest_first)}
+    return [results[name] for name in cells]
+
+
+def run_cell(overrides: list[str], cap: float | None, toy: bool) -> dict[str, Any]:
+    """Train two steps and return what they took, GB; this process is for nothing else."""
+    if cap:
+        torch.cuda.set_per_process_memory_fraction(cap * GB / torch.cuda.get_device_properties(0).total_memory)
+    config = compose("config", [*overrides, *(TOY_SETTINGS if toy else [])])
+    if toy:
+        config.model.shape = {"model_type": "llama", **TOY}
+        shape = config.model.shape
+    else:
+        shape = next(shape for name, shape in raw_shapes().items() if name == config.model.model_name_or_path)
+    settle(config, make_plan(config))
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(config, dict(shape), folder)
+        trainer.train()
+    readings = trainer.memory.highest
+    host = readings["memory/host_gb"]
+    return {
+        "allocated_gb": readings.get("memory/peak_allocated_gb", host),
+        "reserved_gb": readings.get("memory/peak_reserved_gb", host),
+        "host_gb": host,
+        "phases_gb": {name: readings[f"memory/{name}_gb"] for name in ("generate", "logprobs", "update")},
+        "oom_retries": sum(row.get("update/oom_retries", 0) for row in trainer.state.log_history),
+        "tokens": trainer.budget.tokens,
+    }
+
+
+def raw_shapes() -> dict[str, Any]:
+    """Return the `shape:` of each shipped model by its name on the hub, as `AutoConfig` takes it."""
+    shapes = {}
+    for choice, (name, _) in shipped_models().items():
+        shapes[name] = dict(compose("config", [f"model={choice}"]).model.shape)
+        shapes[name].pop("parameters")
+    return shapes
+
+
+def make_trainer(config: DictConfig, shape: dict[str, Any], folder: str) -> ExactGRPOTrainer:
+    """Return the trainer of a configuration, with random weights and completions of full length."""
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    with torch.device(device):
+        model_config = AutoConfig.for_model(**shape)
+        model = AutoModelForCausalLM.from_config(model_config, dtype=getattr(torch, config.model.dtype))
+    words = config.task.max_prompt_length - len(tokenizer("")["input_ids"])
+    arguments = train_arguments(config.train) | {
+        "max_steps": 2,
+        "num_iterations": 2,  # both steps learn from one generation
+        "generation_kwargs": {"min_new_tokens": config.train.max_completion_length},
+        "save_strategy": "no",
+        "report_to": "none",
+        "log_completions": False,
+        "disable_tqdm": True,
+        "use_cpu": device == "cpu",
+    }
+    return ExactGRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=GRPOConfig(output_dir=folder, **arguments),
+        train_dataset=Dataset.from_dict({"prompt": ["1 " * words] * 256}),
+        processing_class=tokenizer,
+        peft_config=policy.peft_config(config.peft),
+        update=Update(**config["update"]),
+    )
+
+
+def reward(completions: list[str], **columns: Any) -> list[float]:
+    """All different, so that no completion is left out of the update."""
+    return [float(place) for place, _ in enumerate(completions)]
+
+
+def as_table(results: list[dict[str, Any]]) -> Table:
+    """Return the cells: measured beside planned and the reference."""
+    columns = ("cell", "allocated GB", "planned GB", "difference", "reserved GB", "reference GB", "share", "seconds")
+    table = Table(*columns)
+    for result in results:
+        reference = result["reference_gb"]
+        numbers = ["failed"] * 4
+        if "error" not in result:
+            allocated, planned = result["allocated_gb"], result["planned_gb"]
+            numbers = [f"{allocated:.2f}", f"{planned:.2f}", f"{planned / allocated - 1:+.1%}"]
+            numbers.append(f"{result['reserved_gb']:.2f}")
+        share = f"{result['allocated_gb'] / reference:.0%}" if reference and "error" not in result else ""
+        known = f"{reference:g}" if reference else "out of memory"
+        table.add_row(result["cell"], *numbers, known, share, f"{result['seconds']:.0f}")
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Models x methods for one card, the least memory that each needs: `python -m grpo.plan +gpu=h100 plan.table=true`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from grpo.advice import Planner
+from grpo.config import ConfigError
+from grpo.fit import HEADROOM
+
+MODELS = {
+    "0.5B": "qwen2_5_0_5b",
+    "1B": "llama3_2_1b",
+    "3B": "llama3_2_3b",
+    "8B": "llama3_1_8b",
+    "14B": "qwen2_5_14b",
+}
+FULL = {"peft": "none", "train.gradient_checkpointing": "false", "train.optim": "adamw_torch_fused"}
+CHECKPOINTED = {**FULL, "train.optim": "adamw_8bit", "train.gradient_checkpointing": "true"}
+METHODS: dict[str, dict[str, str]] = {
+    "full": FULL,
+    "+ 8-bit AdamW": {**FULL, "train.optim": "adamw_8bit"},
+    "+ checkpointing": CHECKPOINTED,
+    "+ gradients on the host": {**CHECKPOINTED, "update.gradients_on_host": "true"},
+    "+ paged AdamW": {**CHECKPOINTED, "update.gradients_on_host": "true", "train.optim": "paged_adamw_8bit"},
+    "LoRA": {**CHECKPOINTED, "peft": "lora"},
+    "QLoRA": {**CHECKPOINTED, "peft": "qlora"},
+}
+LEAST = {"update.max_tokens_per_microbatch": "1"}  # a row at a time
+
+
+def models_by_methods(overrides: Sequence[str], run_dir: Path, as_json: bool) -> None:
+    """Print the table, as JSON if wanted, and write it as `plan.json` and as a picture.
+
+    Raises:
+        ConfigError: nothing of it can be planned, as the configuration is wrong in itself.
+    """
+    cells = plan_cells(overrides)
+    if as_json:
+        print(json.dumps(cells, indent=2))
+    else:
+        console = Console()
+        console.print(as_text(cells), f"GB; red: more than {1 - HEADROOM:.0%} of {cells['capacity_gb']:g} GB")
+    (run_dir / "plan.json").write_text(json.dumps(cells, indent=2) + "\n")
+    draw(cells, run_dir / "plan.png")
+    if not as_json:
+        Console().print(f"{run_dir / 'plan.png'}", highlight=False, soft_wrap=True)
+
+
+def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the peak in GB of each method (rows) and model (columns), with the card and its capacity in GB."""
+    planner = Planner(overrides)
+    rows: dict[str, dict[str, float]] = {}
+    for method, change in track(METHODS.items(), "planning", console=Console(stderr=True), transient=True):
+        rows[method] = {}
+        for size, model in MODELS.items():
+            plan = planner.plan({**change, **LEAST, "model": model})
+            if plan is None:
+                raise ConfigError(f"plan.table: {model} with {method} cannot be planned with this command line")
+            rows[method][size] = plan.peak_gb
+    return {"device": plan.device, "capacity_gb": plan.capacity_gb, "peak_gb": rows}
+
+
+def as_text(cells: dict[str, Any]) -> Table:
+    """Return the table for a terminal."""
+    table = Table("", *MODELS, title=f"the least that a run needs on {cells['device']}", title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    limit = (1 - HEADROOM) * cells["capacity_gb"]
+    for method, row in cells["peak_gb"].items():
+        table.add_row(method, *(f"{peak:.1f}" if peak <= limit else f"[red]{peak:.1f}[/]" for peak in row.values()))
+    return table
+
+
+def draw(cells: dict[str, Any], path: Path) -> None:
+    """Draw the table as a picture: what fits in green, the fuller the card the darker; what does not in red."""
+    capacity, rows = cells["capacity_gb"], cells["peak_gb"]
+    figure = Figure(figsize=(7, 0.5 * len(rows) + 1.2))
+    axes = figure.subplots()
+    shares = [[min(peak / capacity, 1.2) for peak in row.values()] for row in rows.values()]
+    fits = 1 - HEADROOM
+    colours = [
+        [(1 - 0.55 * s, 0.95 - 0.2 * s, 1 - 0.6 * s) if s <= fits else (0.93, 0.6, 0.55) for s in r] for r in shares
+    ]
+    axes.imshow(colours, aspect="auto")
+    for y, row in enumerate(rows.values()):
+        for x, peak in enumerate(row.values()):
+            axes.text(x, y, f"{peak:.1f}", ha="center", va="center")
+    axes.set_xticks(range(len(MODELS)), list(MODELS))
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_title(f"GB on {cells['device']}, {capacity:g} GB; red does not fit", fontsize=10, pad=12)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)

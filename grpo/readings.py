@@ -1,0 +1,65 @@
+"""What a run really takes in memory, as it goes on: the highest use in all and by phase."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from grpo.job import GB
+
+
+class MemoryReadings:
+    """The highest memory use of this process in GB (2**30 bytes), under the names of `metrics.jsonl`.
+
+    A phase's reading is of the GPU as PyTorch has allocated it, or of the process where there is none.
+    """
+
+    def __init__(self) -> None:
+        self.highest: dict[str, float] = {}
+        self._since_log: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def of(self, phase: str) -> Iterator[None]:
+        """Read the highest use of what happens inside, but for other phases in it."""
+        self.note()
+        self._reset()
+        try:
+            yield
+        finally:
+            self.note(phase)
+            self._reset()
+
+    def note(self, phase: str | None = None) -> None:
+        """Read what was highest since the last time."""
+        readings = {"memory/host_gb": host_peak() / GB}
+        if torch.cuda.is_available():
+            readings["memory/peak_allocated_gb"] = torch.cuda.max_memory_allocated() / GB
+            readings["memory/peak_reserved_gb"] = torch.cuda.max_memory_reserved() / GB
+        if phase:
+            device = readings.get("memory/peak_allocated_gb", readings["memory/host_gb"])
+            readings[f"memory/{phase}_gb"] = device
+        for kept in (self.highest, self._since_log):
+            for name, value in readings.items():
+                kept[name] = max(value, kept.get(name, 0.0))
+
+    def since_log(self) -> dict[str, float]:
+        """Return the highest readings since the last call."""
+        self.note()
+        readings, self._since_log = self._since_log, {}
+        return readings
+
+    def _reset(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        with contextlib.suppress(OSError):  # Linux only; see proc_pid_clear_refs(5)
+            Path("/proc/self/clear_refs").write_text("5")
+
+
+def host_peak() -> int:
+    """Return the bytes of host memory that this process had at the most since the last reset."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0

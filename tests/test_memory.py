@@ -1,0 +1,303 @@
+"""Each component of the memory model against what PyTorch, PEFT, bitsandbytes and transformers really hold."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from bitsandbytes.nn import Linear4bit
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+
+from benchmarks.simulation import simulate
+from grpo.activations import layer_activations
+from grpo.config import ROOT
+from grpo.job import GB, Adapter, Job
+from grpo.memory import (
+    adapter_parameters,
+    host,
+    kv_cache,
+    optimizer_state,
+    persistent,
+    phases,
+    rollout,
+    update,
+    weights,
+)
+from grpo.shape import Shape, shape_of
+from grpo.workload import shipped_models
+
+NUMBERS: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 320,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 600,
+    "tie_word_embeddings": True,
+}
+SHAPE = shape_of(NUMBERS)
+JOB = Job(prompt=10, completion=30, rows=4, tokens=160, completions_a_sequence=1)
+LORA = replace(JOB, adapter=Adapter(16), checkpointing=True, optimizer="adamw_8bit")
+
+
+def model(numbers: dict[str, Any] = NUMBERS, dtype: torch.dtype = torch.bfloat16) -> Any:
+    config = AutoConfig.for_model(**numbers, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def size(tensors: Any) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+# --- What stays ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_take_what_a_models_parameters_take(dtype: torch.dtype) -> None:
+    assert weights(SHAPE, replace(JOB, weight_bytes=dtype.itemsize)) == size(model(dtype=dtype).parameters())
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_weights_in_four_bits_take_what_bitsandbytes_takes(double: bool) -> None:
+    whole = model(NUMBERS | {"hidden_size": 256, "intermediate_size": 512})
+    packed = 0
+    for name, module in whole.named_modules():
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            inputs, outputs = module.in_features, module.out_features
+            quantized = Linear4bit(inputs, outputs, bias=False, quant_type="nf4", compress_statistics=double)
+            quantized.load_state_dict(module.state_dict())
+            state = quantized.to("cpu").weight.quant_state
+            packed += quantized.weight.nbytes + state.absmax.nbytes
+            packed += state.state2.absmax.nbytes if double else 0
+            packed -= module.weight.nbytes
+    shape = replace(SHAPE, hidden_size=256, intermediate_size=512)
+    planned = weights(shape, replace(JOB, quantized=True, double_quantized=double))
+    assert planned == pytest.approx(size(whole.parameters()) + packed, rel=0.01)
+
+
+@pytest.mark.parametrize("modules", [None, ("q_proj", "v_proj")])
+def test_the_adapter_has_as_many_parameters_as_pefts(modules: tuple[str, ...] | None) -> None:
+    config = LoraConfig(r=8, target_modules=list(modules) if modules else "all-linear", task_type="CAUSAL_LM")
+    adapted = get_peft_model(model(), config)
+    trained = [weight for weight in adapted.parameters() if weight.requires_grad]
+    planned = adapter_parameters(SHAPE, Adapter(8, modules))
+    assert planned == sum(weight.numel() for weight in trained)
+    assert persistent(SHAPE, replace(JOB, adapter=Adapter(8, modules)))["adapter"] == size(trained)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_32bit", "sgd"])
+def test_the_optimizers_state_is_as_large_as_after_a_real_step(tmp_path: Any, optimizer: str) -> None:
+    numbers = NUMBERS | {"hidden_size": 256, "intermediate_size": 512}
+    policy = model(numbers)
+    arguments = TrainingArguments(str(tmp_path), optim=optimizer, report_to="none", use_cpu=True, bf16=True)
+    made = Trainer(policy, arguments).create_optimizer()
+    policy(torch.ones(1, 4, dtype=torch.long), labels=torch.ones(1, 4, dtype=torch.long)).loss.backward()
+    made.step()
+    held = {
+        tensor.untyped_storage().data_ptr(): tensor
+        for state in made.state.values()
+        for name, tensor in state.items()
+        if isinstance(tensor, torch.Tensor) and "qmap" not in name
+    }
+    planned = optimizer_state(shape_of(numbers), replace(JOB, optimizer=optimizer))
+    assert planned == pytest.approx(size(held.values()), rel=0.02)
+
+
+def cached(numbers: dict[str, Any], rows: int, new: int) -> int:
+    policy = model(numbers)
+    output = policy.generate(
+        torch.ones(rows, 10, dtype=torch.long), max_new_tokens=new, min_new_tokens=new, return_dict_in_generate=True
+    )
+    layers = output.past_key_values.layers
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+
+
+def test_the_cache_is_as_large_as_after_a_real_generation() -> None:
+    job = replace(JOB, completion=20)
+    last = kv_cache(SHAPE, replace(job, prompt=0, completion=1))  # the last token is not fed in again
+    assert kv_cache(SHAPE, job) - last == cached(NUMBERS, job.rows, 20)
+
+
+def test_a_layer_with_a_sliding_window_caches_no_more_than_its_window() -> None:
+    numbers = NUMBERS | {"model_type": "mistral", "sliding_window": 8}
+    shape = shape_of(numbers)
+    assert (shape.sliding_window, shape.num_sliding_layers) == (8, 3)
+    real = cached(numbers, 4, 20)
+    one = kv_cache(shape, replace(JOB, prompt=0, completion=1))
+    assert real <= kv_cache(shape, replace(JOB, completion=20)) <= real + one
+
+
+# --- What comes and goes ---
+
+
+def kept_by_autograd(policy: Any, tokens: int) -> int:
+    """Bytes that the layers keep for the backward pass, each storage once, parameters and masks left out."""
+    own = {weight.untyped_storage().data_ptr() for weight in policy.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own and tensor.numel() >= tokens and tokens in tensor.shape:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    mask = torch.ones(1, tokens, dtype=torch.long)
+    mask[0, 0] = 0  # with padding, so that attention gets a mask
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        output = policy.get_base_model() if hasattr(policy, "peft_config") else policy
+        hidden = output.model(torch.ones(1, tokens, dtype=torch.long), attention_mask=mask, use_cache=False)
+    assert hidden is not None
+    return size(kept.values())
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_layer_keeps_what_autograd_keeps_of_it(family: str, method: str) -> None:
+    tokens, sizes = 130, []
+    for layers in (2, 3):
+        policy = model(NUMBERS | {"model_type": family, "num_hidden_layers": layers})
+        if method == "lora":
+            policy = get_peft_model(policy, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+        sizes.append(kept_by_autograd(policy.train(), tokens))
+    job = Job(0, tokens, 1, tokens, adapter=Adapter(16) if method == "lora" else None)
+    planned = tokens * layer_activations(shape_of(NUMBERS | {"model_type": family}), job)
+    assert planned == pytest.approx(sizes[1] - sizes[0], rel=0.03)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_update_takes_what_the_simulation_says(method: str, checkpointing: bool) -> None:
+    numbers = NUMBERS | {"hidden_size": 512, "intermediate_size": 1500, "vocab_size": 8000, "num_attention_heads": 32}
+    adapter = Adapter(16) if method == "lora" else None
+    job = Job(0, 600, 2, 1200, adapter=adapter, checkpointing=checkpointing, optimizer="adamw_torch_fused")
+    parts = update(shape_of(numbers), job)
+    simulated = simulate(numbers, method, checkpointing, rows=2, length=600)
+    assert sum(parts.values()) - parts["context"] == pytest.approx(simulated, rel=0.1)
+
+
+def committed() -> Iterator[Any]:
+    file = ROOT / "benchmarks" / "simulation.json"
+    for case in json.loads(file.read_text())["cases"]:
+        name = "-".join(str(case[key]) for key in ("model", "method", "checkpointing", "rows", "length"))
+        yield pytest.param(case, id=name)
+
+
+@pytest.mark.parametrize("case", committed())
+def test_the_plan_is_still_within_a_tenth_of_the_committed_simulations(case: dict[str, Any]) -> None:
+    job = Job(
+        prompt=0,
+        completion=case["length"],
+        rows=case["rows"],
+        tokens=case["rows"] * case["length"],
+        adapter=Adapter(16) if case["method"] == "lora" else None,
+        optimizer="adamw_torch_fused",
+        checkpointing=case["checkpointing"],
+    )
+    parts = update(shipped_models()[case["model"]][1], job)
+    assert (sum(parts.values()) - parts["context"]) / GB == pytest.approx(case["simulated_gb"], rel=0.1)
+
+
+# --- Together ---
+
+jobs = st.builds(
+    Job,
+    prompt=st.integers(1, 2000),
+    completion=st.integers(1, 4000),
+    rows=st.integers(1, 256),
+    tokens=st.integers(1, 32768),
+    completions_a_sequence=st.integers(1, 16),
+    weight_bytes=st.sampled_from([2, 4]),
+    adapter=st.none() | st.builds(Adapter, st.integers(1, 256)),
+    optimizer=st.sampled_from(["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "sgd"]),
+    checkpointing=st.booleans(),
+    reference=st.booleans(),
+    gradients_on_host=st.booleans(),
+    device=st.sampled_from(["cuda", "cpu"]),
+)
+shapes = st.sampled_from([shape for _, shape in shipped_models().values()])
+
+
+def peak(shape: Shape, job: Job) -> float:
+    return max(sum(parts.values()) for parts in phases(shape, job).values())
+
+
+@given(shapes, jobs)
+def test_every_component_is_positive_and_the_weights_are_in_every_phase(shape: Shape, job: Job) -> None:
+    for parts in phases(shape, job).values():
+        assert all(size > 0 for size in parts.values())
+        assert parts["weights"] == weights(shape, job)
+
+
+@given(shapes, jobs, st.sampled_from(["prompt", "completion", "rows", "tokens", "completions_a_sequence"]))
+def test_more_of_anything_never_takes_less(shape: Shape, job: Job, key: str) -> None:
+    assert peak(shape, replace(job, **{key: getattr(job, key) + 1})) >= peak(shape, job)
+
+
+@given(shapes, jobs)
+def test_what_saves_memory_saves_memory(shape: Shape, job: Job) -> None:
+    plain = replace(job, checkpointing=False, gradients_on_host=False, adapter=None, optimizer="adamw_torch")
+    for change in (
+        {"checkpointing": True},
+        {"gradients_on_host": True},
+        {"adapter": Adapter(16)},
+        {"optimizer": "adamw_8bit"},
+        {"reference": False},
+        {"optimizer_shards": 4},
+        {"optimizer_shards": 4, "gradient_shards": 4},
+        {"offload_optimizer": True},
+    ):
+        assert peak(shape, replace(plain, **change)) <= peak(shape, plain), change
+
+
+def test_shards_divide_what_they_shard_and_offloading_moves_it_to_the_host() -> None:
+    shape = shipped_models()["llama3_1_8b"][1]
+    job = replace(JOB, optimizer="adamw_torch_fused", processes=8)
+    alone, zero2 = update(shape, job), update(shape, replace(job, gradient_shards=8, optimizer_shards=8))
+    assert zero2["gradients"] == alone["gradients"] / 8
+    assert zero2["optimizer"] == alone["optimizer"] / 8
+    assert zero2["weights"] == alone["weights"]
+    zero3 = update(shape, replace(job, weight_shards=8, gradient_shards=8, optimizer_shards=8))
+    assert zero3["weights"] == alone["weights"] / 8
+    assert zero3["gathered layers"] == 2 * alone["weights"] / 32
+    offloaded = replace(job, offload_optimizer=True)
+    assert "optimizer" not in update(shape, offloaded)
+    assert host(shape, offloaded)["offloaded optimizer"] == alone["optimizer"]
+    assert host(shape, job)["loading"] == 8 * weights(shape, job), "each process reads all weights"
+
+
+def test_a_sleeping_engine_leaves_its_share_to_the_update() -> None:
+    awake = replace(LORA, vllm_share=0.4, capacity=16 * GB)
+    asleep = replace(awake, vllm_sleeps=True)
+    assert update(SHAPE, awake)["vllm"] == rollout(SHAPE, asleep)["vllm"] == 0.4 * 16 * GB
+    assert update(SHAPE, asleep)["vllm"] < 0.5 * GB
+    assert "kv cache" not in rollout(SHAPE, awake)
+
+
+def test_an_image_policy_or_a_mixture_is_read_from_its_text_part() -> None:
+    mixture = shape_of(
+        {
+            **NUMBERS,
+            "model_type": "qwen3_moe",
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "tie_word_embeddings": False,
+        }
+    )
+    numbers = {**NUMBERS, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2}
+    numbers |= {"moe_intermediate_size": 64, "tie_word_embeddings": False}
+    assert mixture.parameters() == model(numbers).num_parameters()
+    assert mixture.active_width == 128
+    config = AutoConfig.for_model("llava_next")
+    shape = shape_of(config.to_dict())
+    assert shape.hidden_size == config.text_config.hidden_size
