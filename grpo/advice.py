@@ -80,10 +80,23 @@ def remedies(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) 
                     together, suggestion = fewer, shorter
             found.append(suggestion)
             break
-    for change in changes:
-        if len(found) < MOST and (suggestion := verified([change], plan)) and suggestion not in found:
-            found.append(suggestion)
+    found += alone(changes, plan, MOST - len(found), besides=found)
     return found
+
+
+def alone(
+    changes: Sequence[Change],
+    plan: Callable[[dict[str, str]], Plan | None],
+    most: int,
+    besides: Sequence[dict[str, Any]] = (),
+) -> list[dict[str, Any]]:
+    """Return the changes with which the run fits, one at a time, the first for each key."""
+    found: dict[str, dict[str, Any]] = {}
+    for change in changes:
+        (key,) = change[0]
+        if len(found) < most and key not in found and (suggestion := verified([change], plan)):
+            found[key] = suggestion
+    return [suggestion for suggestion in found.values() if suggestion not in besides]
 
 
 def verified(changes: Sequence[Change], plan: Callable[[dict[str, str]], Plan | None]) -> dict[str, Any] | None:
@@ -104,6 +117,7 @@ def harmless_first(config: DictConfig) -> Iterator[Change]:
     train, update, peft = config.train, config["update"], config.peft
     full, optimizer = peft is None, train.optim or ""
     colocated = train.use_vllm and train.vllm_mode == "colocate"
+    saved = "the same result, optimizer state" if "8bit" in optimizer else "optimizer state in 8 bits"
     half = "bfloat16" if config.gpu is None or config.gpu.bf16 else "float16"
     shorter = train.max_completion_length // 2
     for applies, key, value, effect in (
@@ -133,12 +147,12 @@ def harmless_first(config: DictConfig) -> Iterator[Change]:
             "true",
             "the same result, slower, gradients in host memory",
         ),
-        ("8bit" not in optimizer, "train.optim", "adamw_8bit", "optimizer state in 8 bits"),
+        ("8bit" not in optimizer, "train.optim", "adamw_8bit", saved),
         (
             full and not optimizer.startswith("paged_"),
             "train.optim",
             "paged_adamw_8bit",
-            "optimizer state in 8 bits, in host memory where the card is full",
+            f"{saved}, in host memory where the card is full, slower",
         ),
         (config.model.dtype == "float32", "model.dtype", half, "weights in half precision"),
         (full, "peft", "lora", "trains adapters instead of all weights"),
@@ -162,12 +176,7 @@ def uses(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> l
     if peft is not None:
         changes.append(({"peft": "none"}, "trains all weights instead of adapters"))
     changes.append(({"train.num_generations": str(2 * train.num_generations)}, "larger groups"))
-    found: list[dict[str, Any]] = []
-    for change in changes:
-        models = sum("model=" in suggestion["overrides"][0] for suggestion in found)
-        if len(found) < MOST and not ("model" in change[0] and models) and (suggestion := verified([change], plan)):
-            found.append(suggestion)
-    return found
+    return alone(changes, plan, MOST)
 
 
 def other_models(config: DictConfig, larger: bool) -> list[str]:

@@ -23,7 +23,7 @@ class HostGradients:
         def step(optimizer: torch.optim.Optimizer, closure: None = None) -> None:
             self._step_one_by_one()
 
-        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+        optimizer.step = types.MethodType(step, optimizer)
 
     def _take(self, weight: torch.nn.Parameter) -> None:
         gradient, weight.grad = weight.grad, None

@@ -150,13 +150,11 @@ def update(shape: Shape, job: Job) -> Components:
     final = tokens * (4 + (2 if job.adapter else 3) * job.compute_bytes) * shape.hidden_size  # norm and head
     head = head_backward(shape, job, tokens)
     layer = tokens * layer_backward(shape, job)
-    if job.checkpointing:
-        activations, work = inputs + final, max(head, kept + layer)
-    else:
-        activations, work = kept * shape.num_hidden_layers + final, max(head, layer)
+    activations = final + (float(inputs) if job.checkpointing else kept * shape.num_hidden_layers)
+    work = max(head, kept + layer if job.checkpointing else layer)
     gradients = count * size / job.gradient_shards
     if job.gradients_on_host or job.offload_optimizer:  # that of one matrix, and what it is added to
-        gradients = 2 * size * shape.hidden_size * shape.intermediate_size if job.adapter is None else 0.0
+        gradients = 0.0 if job.adapter else 2.0 * size * shape.hidden_size * shape.intermediate_size
     if job.weight_bytes > job.compute_bytes and not job.quantized:  # autocast keeps its copies until the pass is over
         activations += job.compute_bytes * sum(i * o * n for i, o, n in shape.linears().values())
     if job.optimizer == "adamw_torch":  # torch's `foreach` holds the square roots of all second moments at once

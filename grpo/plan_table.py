@@ -12,7 +12,8 @@ from rich.table import Table
 
 from grpo.advice import Planner
 from grpo.config import ConfigError
-from grpo.fit import HEADROOM
+from grpo.fit import HEADROOM, machine_for
+from grpo.job import GB
 
 MODELS = {
     "0.5B": "qwen2_5_0_5b",
@@ -56,6 +57,7 @@ def models_by_methods(overrides: Sequence[str], run_dir: Path, as_json: bool) ->
 def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the peak in GB of each method (rows) and model (columns), with the card and its capacity in GB."""
     planner = Planner(overrides)
+    machine = machine_for(planner.config({}))
     rows: dict[str, dict[str, float]] = {}
     for method, change in track(METHODS.items(), "planning", console=Console(stderr=True), transient=True):
         rows[method] = {}
@@ -64,7 +66,7 @@ def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
             if plan is None:
                 raise ConfigError(f"plan.table: {model} with {method} cannot be planned with this command line")
             rows[method][size] = plan.peak_gb
-    return {"device": plan.device, "capacity_gb": plan.capacity_gb, "peak_gb": rows}
+    return {"device": machine.name, "capacity_gb": machine.capacity / GB, "peak_gb": rows}
 
 
 def as_text(cells: dict[str, Any]) -> Table:

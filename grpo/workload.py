@@ -33,17 +33,18 @@ def find_shape(model: DictConfig) -> Shape:
     """
     name = model.model_name_or_path
     shipped = dict(shipped_models().values())
+    embedded = shape_of(OmegaConf.load(ROOT / "conf" / "model" / "tiny.yaml").model.shape)
     file = Path(name) / "config.json"
     try:
         if file.is_file():
             return shape_of(json.loads(file.read_text()))
         if name in shipped:
             return shipped[name]
-        if model.shape and shape_of(model.shape) not in shipped.values():
-            return shape_of(model.shape)
+        if model.shape and (given := shape_of(model.shape)) not in (embedded, *shipped.values()):
+            return given  # else it belongs to the choice that the name was typed over
     except ValueError as error:
         raise ConfigError(f"model.shape of {name}: {error}") from error
-    return from_hub(name, model.model_revision)  # a shape that is there belongs to the model that the name replaced
+    return from_hub(name, model.model_revision)
 
 
 def from_hub(name: str, revision: str) -> Shape:
@@ -54,8 +55,8 @@ def from_hub(name: str, revision: str) -> Shape:
         return shape_of(json.loads(Path(hf_hub_download(name, "config.json", revision=revision)).read_text()))
     except Exception as error:  # whatever network, hub and cache can raise
         raise ConfigError(
-            f"model.model_name_or_path={name}: its shape is not known here, and the hub has not answered with its "
-            f"config.json ({str(error).strip().splitlines()[0][:120]}); name a folder that holds the model, or give "
+            f"model.model_name_or_path={name}: neither a folder nor a model whose config.json can be had from the hub "
+            f"({str(error).strip().splitlines()[0][:120]}); name a folder that holds the model, or give its "
             "+model.shape.hidden_size=… and the other numbers, as in conf/model"
         ) from error
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState
 
-from grpo.callbacks import MetricsFile, ProgressBar, StopOnSignal
+from grpo.callbacks import HostMemoryGuard, MetricsFile, ProgressBar, StopOnSignal
 
 LOGS = {"reward": 0.25, "rewards/correctness/mean": 0.5, "step_time": 1.25}
 
@@ -73,3 +73,14 @@ def test_a_signal_stops_after_the_step_and_a_second_one_at_once() -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_run_stops_with_a_checkpoint_when_host_memory_is_nearly_used_up() -> None:
+    enough, little = HostMemoryGuard(), HostMemoryGuard(limit_gb=0.1)
+    quiet, told = TrainerControl(), TrainerControl()
+    enough.on_step_end(None, state(7), quiet)
+    little.on_step_end(None, state(7), told)
+    assert (quiet.should_training_stop, quiet.should_save, enough.reason) == (False, False, None)
+    assert (told.should_training_stop, told.should_save) == (True, True)
+    assert little.reason is not None
+    assert little.reason.startswith("host memory nearly used up after step 7: ")

@@ -1,0 +1,106 @@
+"""The plan as a user asks for it, and a training that is planned first."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LARGE = ["+gpu=rtx3080", "model=llama3_1_8b", "peft=none"]
+QUICK = ["train.max_steps=3", "train.per_device_train_batch_size=8", "task.dataset.size=64", "task.eval.size=8"]
+
+
+def command(module: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "PATH": os.path.dirname(sys.executable)}
+    environment.pop("HYDRA_FULL_ERROR", None)
+    line = [sys.executable, "-m", module, "hydra.run.dir=run", *arguments]
+    return subprocess.run(line, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_plan_that_fits_is_a_table_a_verdict_and_a_file(tmp_path: Path) -> None:
+    done = command("grpo.plan", tmp_path, "+gpu=rtx3080", "model=llama3_2_3b", "train.num_generations=16")
+    assert done.returncode == 0, done.stderr
+    for text in ("load", "rollout", "log-probabilities", "update", "kv cache", "peak", "host memory", "fits"):
+        assert text in done.stdout
+    assert json.loads((tmp_path / "run" / "plan.json").read_text())["fits"] is True
+
+
+def test_json_is_all_there_is_on_stdout_and_the_status_says_whether_it_fits(tmp_path: Path) -> None:
+    done = command("grpo.plan", tmp_path, *LARGE, "plan.format=json")
+    plan = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, plan["fits"]) == (1, "", False)
+    assert plan == json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert plan["suggestions"]
+    assert all("=" in word for suggestion in plan["suggestions"] for word in suggestion["overrides"])
+
+
+def test_planning_loads_neither_pytorch_nor_transformers(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.argv[1:] = ['+gpu=h100', 'hydra.run.dir=run']; from grpo.plan import main; main(); "
+        "sys.exit(', '.join({'torch', 'transformers', 'trl', 'huggingface_hub'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
+
+
+def test_the_table_of_models_and_methods_is_printed_and_drawn(tmp_path: Path) -> None:
+    done = command("grpo.plan", tmp_path, "+gpu=a100_80gb", "plan.table=true")
+    assert done.returncode == 0, done.stderr
+    for text in ("0.5B", "14B", "full", "+ 8-bit AdamW", "+ checkpointing", "LoRA", "QLoRA"):
+        assert text in done.stdout
+    assert (tmp_path / "run" / "plan.png").read_bytes().startswith(b"\x89PNG")
+    rows = json.loads((tmp_path / "run" / "plan.json").read_text())["peak_gb"]
+    assert all(list(row.values()) == sorted(row.values()) for row in rows.values()), "larger models take more"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan.format=yaml"], "plan.format=yaml: unknown; possible: json, text"),
+        (["+gpu=rtx3080", "gpu.memory_gb=-1"], "gpu.memory_gb=-1.0: how many GB the card has"),
+        (["+gpu=any", "model.model_name_or_path=no/thing"], "model.model_name_or_path=no/thing: neither a folder nor"),
+    ],
+)
+def test_a_wrong_question_is_answered_in_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = command("grpo.plan", tmp_path, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"grpo.plan: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_training_what_does_not_fit_stops_before_anything_is_loaded_with_what_would(tmp_path: Path) -> None:
+    done = command("grpo.train", tmp_path, *LARGE)
+    assert done.returncode == 2
+    assert done.stderr.startswith("grpo.train: does not fit: ")
+    assert "try peft=qlora" in done.stderr
+    assert "plan.enforce=false" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_run_that_may_not_fit_goes_on_if_it_is_told_to_and_stops_before_host_memory_is_used_up(
+    tmp_path: Path,
+) -> None:
+    refused = command("grpo.train", tmp_path, *QUICK, "plan.host_gb=0.2")
+    assert (refused.returncode, "does not fit" in refused.stderr) == (2, True)
+    done = command("grpo.train", tmp_path, *QUICK, "plan.host_gb=0.2", "plan.enforce=false")
+    assert done.returncode == 130
+    assert "host memory nearly used up after step 1" in done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("stopped", 1)
+    assert (tmp_path / "run" / "checkpoint-1" / "trainer_state.json").exists()
+
+
+def test_a_run_keeps_its_plan_and_its_readings_beside_it(tmp_path: Path) -> None:
+    done = command("grpo.train", tmp_path, *QUICK)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert plan["fits"] is True
+    assert summary["planned_gb"]["peak"] == pytest.approx(plan["peak_gb"])
+    assert summary["memory/host_gb"] == pytest.approx(plan["peak_gb"], rel=0.5)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    for name in ("memory/generate_gb", "memory/update_gb", "memory/host_gb"):
+        assert all(0.1 < row[name] <= summary[name] for row in rows), name
+    assert f"planned {plan['peak_gb']:.1f} GB, used" in done.stdout

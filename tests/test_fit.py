@@ -1,0 +1,317 @@
+"""From a command line to a plan: what it is for, what is chosen, and what to change."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from grpo import fit, workload
+from grpo.advice import MOST, Planner, advise
+from grpo.check import check
+from grpo.config import ROOT, ConfigError
+from grpo.fit import HEADROOM, Plan, make_plan, settle
+from grpo.job import GB, USABLE
+from grpo.workload import find_shape, job_of
+
+Compose = Callable[..., DictConfig]
+PROFILES = sorted(path.stem for path in (ROOT / "conf" / "gpu").glob("*.yaml"))
+LARGE = ("+gpu=rtx3080", "model=llama3_1_8b", "peft=none")
+
+
+@pytest.fixture(autouse=True)
+def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "free_card_memory", lambda: None)
+
+
+# --- Profiles ---
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_profile_fits_its_card_with_room_and_uses_at_least_half_of_it(composed: Compose, profile: str) -> None:
+    plan = make_plan(composed(f"+gpu={profile}"))
+    assert plan.problem is None
+    assert 0.5 * plan.capacity_gb <= plan.peak_gb <= (1 - HEADROOM) * plan.capacity_gb
+    assert plan.settings["update.max_tokens_per_microbatch"] >= 2048, "too little at once to keep the card busy"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_profile_fits_with_vllm_beside_it_or_is_told_to_go_without(composed: Compose, profile: str) -> None:
+    line = (f"+gpu={profile}", "generation=vllm_colocate")
+    plan = make_plan(composed(*line))
+    if plan.problem:
+        assert profile == "rtx5090", "two copies of the weights fit on every other"
+        assert advise(line)[0]["overrides"] == ["generation=transformers"]
+    else:
+        assert 0 < plan.settings["train.vllm_gpu_memory_utilization"] < 1
+
+
+# --- What is chosen ---
+
+
+def test_micro_batches_grow_with_the_card_and_fill_no_more_than_is_usable(composed: Compose) -> None:
+    tokens = []
+    for memory in (8, 12, 16, 24):
+        plan = make_plan(composed("+gpu=rtx3080", f"gpu.memory_gb={memory}"))
+        assert plan.problem is None
+        assert plan.peak_gb <= USABLE * memory
+        tokens.append(plan.settings["update.max_tokens_per_microbatch"])
+    assert tokens == sorted(tokens)
+    assert tokens[0] < tokens[-1]
+
+
+def test_fewer_rows_are_generated_at_once_where_the_cache_of_all_does_not_fit(composed: Compose) -> None:
+    plan = make_plan(composed("+gpu=rtx3080", "model=qwen3_4b"))
+    assert plan.problem is None
+    assert plan.settings["rows_generated_at_once"] < 64
+
+
+def test_what_the_user_has_set_is_kept(composed: Compose) -> None:
+    given = composed(
+        "+gpu=h100",
+        "generation=vllm_colocate",
+        "train.vllm_gpu_memory_utilization=0.5",
+        "update.max_tokens_per_microbatch=3000",
+    )
+    plan = make_plan(given)
+    assert plan.settings == {"update.max_tokens_per_microbatch": 3000}
+    assert plan.phases["rollout"]["vllm"] == 0.5 * 80
+
+
+def test_the_plan_settles_what_is_left_open_only_for_the_machine_at_hand(
+    composed: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ("+gpu=rtx3080", "generation=vllm_colocate")
+    elsewhere = composed(*line)
+    settle(elsewhere, make_plan(elsewhere))
+    assert elsewhere["update"].max_tokens_per_microbatch == "auto"
+    assert elsewhere.train.vllm_gpu_memory_utilization == 0.3
+    monkeypatch.setattr(fit, "free_card_memory", lambda: ("RTX 3080", 16 * GB, 15 * GB))
+    here = composed(*line)
+    plan = make_plan(here)
+    assert plan.capacity_gb == 15, "what others have taken is not there"
+    settle(here, plan)
+    assert here["update"].max_tokens_per_microbatch == plan.settings["update.max_tokens_per_microbatch"]
+    assert here.train.vllm_gpu_memory_utilization == plan.settings["train.vllm_gpu_memory_utilization"]
+
+
+def test_without_a_profile_the_card_at_hand_counts_and_without_a_card_the_host(
+    composed: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert make_plan(composed()).unified
+    monkeypatch.setattr(fit, "free_card_memory", lambda: ("some card", 24 * GB, 20 * GB))
+    plan = make_plan(composed())
+    assert (plan.device, plan.capacity_gb, plan.unified) == ("some card", 20, False)
+    assert make_plan(composed("train.use_cpu=true")).unified
+    assert make_plan(composed("+gpu=h100")).capacity_gb == 80, "a larger card is planned for, not the one at hand"
+
+
+# --- Several devices ---
+
+
+def test_sharding_is_read_from_trl_accelerate_and_deepspeed(
+    composed: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def shards(*overrides: str) -> tuple[int, int, int, bool, bool]:
+        job = job_of(composed("plan.processes=4", *overrides), "cuda")
+        offloads = (job.offload_weights, job.offload_optimizer)
+        return (job.weight_shards, job.gradient_shards, job.optimizer_shards, *offloads)
+
+    assert shards() == (1, 1, 1, False, False)
+    assert shards("train.fsdp=full_shard") == (4, 4, 4, False, False)
+    assert shards("train.fsdp='shard_grad_op offload'") == (1, 4, 4, True, True)
+    file = tmp_path / "zero.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}))
+    assert shards(f"train.deepspeed={file}") == (1, 4, 4, False, True)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    assert shards() == (4, 4, 4, True, True)
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
+    assert shards() == (4, 4, 4, False, False)
+
+
+def test_processes_are_those_of_torchrun_unless_they_are_given(
+    composed: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert job_of(composed("train.fsdp=full_shard"), "cuda").weight_shards == 16
+    assert job_of(composed(), "cuda").processes == 8, "host memory is that of one machine"
+    assert job_of(composed("plan.processes=2", "train.fsdp=full_shard"), "cuda").weight_shards == 2
+
+
+def test_eight_processes_that_each_load_the_weights_need_that_much_host_memory(composed: Compose) -> None:
+    plan = make_plan(composed("+gpu=h100", "plan.processes=8", "plan.host_gb=128"))
+    assert plan.problem is not None
+    assert "host memory" in plan.problem
+    assert make_plan(composed("+gpu=h100", "plan.processes=8", "plan.host_gb=512")).problem is None
+
+
+def test_a_policy_that_is_sharded_fits_where_one_card_does_not_hold_it(composed: Compose) -> None:
+    line = ("+gpu=a100_40gb", "model=qwen2_5_14b", "peft=none", "plan.host_gb=512", "plan.processes=8")
+    assert make_plan(composed(*line)).problem
+    assert make_plan(composed(*line, "train.fsdp=full_shard")).problem is None
+
+
+# --- Where the shape comes from ---
+
+
+def test_the_shape_follows_the_name_and_not_the_choice_it_was_typed_over(composed: Compose) -> None:
+    config = composed("+gpu=any", "model.model_name_or_path=Qwen/Qwen3-8B")
+    assert find_shape(config.model).parameters() == 8190735360
+
+
+def test_a_folder_says_its_shape_itself(composed: Compose, tmp_path: Path) -> None:
+    numbers = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**numbers, "vocab_size": 100, "intermediate_size": 96}))
+    shape = find_shape(composed(f"model.model_name_or_path={tmp_path}").model)
+    assert (shape.hidden_size, shape.num_key_value_heads, shape.head_dim) == (64, 4, 16)
+
+
+def test_a_model_of_ones_own_brings_its_shape_along(composed: Compose) -> None:
+    line = [f"model.shape.{key}={value}" for key, value in {"hidden_size": 99, "num_hidden_layers": 7}.items()]
+    shape = find_shape(composed("model.model_name_or_path=me/mine", *line).model)
+    assert (shape.hidden_size, shape.num_hidden_layers) == (99, 7)
+
+
+# --- Advice ---
+
+
+def test_every_suggestion_makes_the_run_fit_and_is_not_one_of_many_that_do_not(composed: Compose) -> None:
+    suggestions = advise(LARGE)
+    assert 0 < len(suggestions) <= MOST
+    for suggestion in suggestions:
+        assert make_plan(composed(*replaced(LARGE, suggestion["overrides"]))).problem is None
+    assert len({tuple(suggestion["overrides"]) for suggestion in suggestions}) == len(suggestions)
+
+
+def replaced(line: tuple[str, ...], overrides: list[str]) -> list[str]:
+    keys = {word.split("=")[0] for word in overrides}
+    return [word for word in line if word.lstrip("+").split("=")[0] not in keys] + overrides
+
+
+@pytest.mark.parametrize(
+    ("line", "first"),
+    [
+        (("update.max_tokens_per_microbatch=200000",), ["update.max_tokens_per_microbatch=auto"]),
+        (
+            ("train.gradient_checkpointing=false", "model=qwen2_5_7b", "gpu.memory_gb=18.7"),
+            ["train.gradient_checkpointing=true"],
+        ),
+        (
+            ("generation=vllm_colocate", "train.vllm_enable_sleep_mode=false", "train.vllm_gpu_memory_utilization=0.6"),
+            ["train.vllm_gpu_memory_utilization=null"],
+        ),
+        (("peft=none", "model=qwen2_5_1_5b", "gpu.memory_gb=13"), ["update.gradients_on_host=true"]),
+        (
+            ("peft=none", "train.optim=adamw_torch_fused", "model=qwen2_5_1_5b", "gpu.memory_gb=11"),
+            ["update.gradients_on_host=true", "train.optim=adamw_8bit"],
+        ),
+        (("peft=none",), ["train.optim=paged_adamw_8bit"]),
+        (("model=llama3_1_8b",), ["peft=qlora"]),
+    ],
+)
+def test_the_first_suggestion_is_the_one_that_does_least_harm(line: tuple[str, ...], first: list[str]) -> None:
+    assert advise(("+gpu=rtx3080", *line))[0]["overrides"] == first
+
+
+def test_nothing_that_changes_the_algorithm_is_suggested() -> None:
+    allowed = (
+        "update.max_tokens_per_microbatch",
+        "update.gradients_on_host",
+        "train.vllm_",
+        "train.gradient_checkpointing",
+        "train.optim",
+        "train.max_completion_length",
+        "generation",
+        "model",
+        "peft",
+    )
+    for line in (LARGE, ("+gpu=t4", "model=qwen2_5_14b"), ("+gpu=any", "peft=none", "model=llama3_2_3b")):
+        for suggestion in advise(line):
+            assert all(word.startswith(allowed) for word in suggestion["overrides"])
+            assert suggestion["effect"]
+
+
+def test_a_card_that_is_hardly_used_is_put_to_use() -> None:
+    suggestions = advise(("+gpu=h200", "model=qwen2_5_0_5b"))
+    assert any("model=" in suggestion["overrides"][0] for suggestion in suggestions)
+    assert all(suggestion["peak_gb"] <= (1 - HEADROOM) * 141 for suggestion in suggestions)
+    assert advise(("+gpu=rtx3080",)) == [], "nothing to advise where it fits well"
+
+
+def test_planning_again_replaces_what_was_typed() -> None:
+    config = Planner(["+gpu=rtx3080", "peft=none", "train.optim=sgd"]).config(
+        {"peft": "qlora", "train.optim": "adamw_8bit"}
+    )
+    assert config.peft.quantization.load_in_4bit
+    assert config.train.optim == "adamw_8bit"
+
+
+# --- Wrong input ---
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (("+gpu=rtx3080", "gpu.memory_gb=0"), "gpu.memory_gb=0.0: how many GB the card has"),
+        (("+gpu=rtx3080", "gpu.memory_gb=-16"), "gpu.memory_gb=-16.0: how many GB the card has"),
+        (("task.max_prompt_length=0",), "task.max_prompt_length=0: the plan needs a positive number"),
+        (("train.max_completion_length=-5",), "train.max_completion_length=-5: the plan needs a positive number"),
+        (("plan.processes=0",), "plan.processes=0: the plan needs a positive number"),
+        (("plan.host_gb=-1",), "plan.host_gb=-1.0: a positive number of GB"),
+        (("peft=lora", "peft.r=-4"), "peft.r=-4: a positive number is needed"),
+        (("model.dtype=int3",), "model.dtype=int3: possible: auto, float32, float16, bfloat16"),
+        (("train.deepspeed=nowhere.json",), "train.deepspeed=nowhere.json: "),
+        (
+            ("model.model_name_or_path=me/mine", "model.shape.hidden_size=-1"),
+            "model.shape of me/mine: hidden_size=-1: a positive number is needed",
+        ),
+    ],
+)
+def test_wrong_input_is_one_line(composed: Compose, line: tuple[str, ...], message: str) -> None:
+    config = composed(*line)
+    check(config)
+    with pytest.raises(ConfigError) as raised:
+        make_plan(config)
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_without_a_shape_and_without_a_network_is_one_line(composed: Compose) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_plan(composed("+gpu=any", "model.model_name_or_path=nobody/nothing"))
+    assert str(raised.value).startswith("model.model_name_or_path=nobody/nothing: neither a folder nor a model")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_configuration_on_the_hub_is_read_from_the_cache(composed: Compose, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(OmegaConf.to_container(composed("model=qwen3_4b").model.shape)))
+    with mock.patch("huggingface_hub.hf_hub_download", return_value=str(file)) as download:
+        shape = workload.from_hub("Qwen/Qwen3-4B-Base", "main")
+    assert shape.parameters() == 4022468096
+    assert download.call_args.args == ("Qwen/Qwen3-4B-Base", "config.json")
+
+
+def test_a_plan_says_the_same_in_json(composed: Compose) -> None:
+    plan = make_plan(composed(*LARGE))
+    content = json.loads(json.dumps(plan.as_dict()))
+    assert {"fits", "peak_gb", "capacity_gb", "host_gb", "phases", "suggestions"} <= content.keys()
+    assert content["fits"] is False
+    assert content["peak_gb"] == pytest.approx(max(sum(parts.values()) for parts in content["phases"].values()))
+
+
+def test_readings_are_expected_without_what_is_outside_of_pytorchs_allocator() -> None:
+    phases = {
+        "load": {"context": 1.0, "weights": 2.0},
+        "rollout": {"context": 1.0, "weights": 2.0, "kv cache": 3.0},
+        "logprobs": {"context": 1.0, "weights": 2.0},
+        "update": {"context": 1.0, "weights": 2.0, "gradients": 2.0},
+    }
+    plan = Plan("m", "d", phases, 10.0, {}, None, {})
+    assert plan.expected() == {"peak": 5.0, "generate": 5.0, "logprobs": 2.0, "update": 4.0}
