@@ -76,6 +76,8 @@ def check(config: DictConfig) -> None:
             raise ConfigError(f"train.{key}={value}: unknown{meant(value, possible)}")
     check_groups(config.train)
     check_update(config["update"])
+    if config.task.dataset.get("generator") and isinstance(config.task.dataset.get("size"), int):
+        check_batch(config.train, config.task.dataset.size)
 
 
 def check_update(update: DictConfig) -> None:
@@ -125,21 +127,37 @@ def check_groups(train: DictConfig) -> None:
             f"train.num_generations={generations}: the advantage compares the completions of a group, so a group "
             "needs at least 2; 4 to 16 is usual"
         )
-    size, processes = train.per_device_train_batch_size, int(os.environ.get("WORLD_SIZE", "1"))
     for key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if train[key] < 1:
             raise ConfigError(f"train.{key}={train[key]}: at least 1")
-    slices = processes * (train.steps_per_generation or train.gradient_accumulation_steps)
-    batch = train.generation_batch_size or size * slices
+    batch = completions(train)
     if batch % generations == 0:
         return
     fitting = sorted((n for n in range(2, batch + 1) if batch % n == 0), key=lambda n: abs(n - generations))
     advice = {"num_generations": sorted(fitting[:4])}
     if not train.generation_batch_size:
-        step = generations // math.gcd(generations, slices)
+        size = train.per_device_train_batch_size
+        step = generations // math.gcd(generations, batch // size)
         advice["per_device_train_batch_size"] = [n for n in (size // step * step, (size // step + 1) * step) if n]
     nearest = "; or ".join(f"train.{key}={', '.join(map(str, values))}" for key, values in advice.items() if values)
     raise ConfigError(
         f"train.num_generations={generations}: a batch of {batch} completions does not hold whole groups; "
         f"nearest {nearest}"
     )
+
+
+def completions(train: DictConfig) -> int:
+    """Return how many completions are generated at a time, by all processes together."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    slices = processes * (train.steps_per_generation or train.gradient_accumulation_steps)
+    return train.generation_batch_size or train.per_device_train_batch_size * slices
+
+
+def check_batch(train: DictConfig, problems: int) -> None:
+    """Check that there are enough problems for a batch; with fewer TRL does no step, and calls that a success."""
+    prompts = completions(train) // train.num_generations
+    if problems < prompts:
+        raise ConfigError(
+            f"task: {problems} problems to train on, and a batch takes {prompts}: lower "
+            f"train.per_device_train_batch_size={train.per_device_train_batch_size} or add problems"
+        )

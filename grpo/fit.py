@@ -68,9 +68,10 @@ class Plan:
         """Why it does not fit, or None."""
         if self.peak_gb > (1 - HEADROOM) * self.capacity_gb:
             worst = max(self.phases, key=lambda phase: sum(self.phases[phase].values()))
-            return f"{self.peak_gb:.1f} GB in the {worst} phase, and {self.device} has {self.capacity_gb:.1f} GB"
+            free = f"of which {HEADROOM:.0%} stay free"
+            return f"{self.peak_gb:.1f} GB in the {worst} phase; {self.device} has {self.capacity_gb:.1f} GB, {free}"
         if not self.unified and self.host_capacity_gb and self.host_gb > HOST_LIMIT * self.host_capacity_gb:
-            return f"{self.host_gb:.1f} GB of host memory, and there are {self.host_capacity_gb:.1f} GB"
+            return f"{self.host_gb:.1f} GB of host memory; there are {self.host_capacity_gb:.1f} GB"
         return None
 
     def expected(self) -> dict[str, float]:

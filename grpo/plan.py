@@ -17,7 +17,7 @@ from grpo.advice import advise
 from grpo.check import check, meant
 from grpo.cli import leave, start
 from grpo.config import ROOT, ConfigError
-from grpo.fit import HEADROOM, Plan, make_plan
+from grpo.fit import Plan, make_plan
 
 PROGRAM = "grpo.plan"
 FORMATS = ("text", "json")
@@ -54,8 +54,8 @@ def job(config: DictConfig) -> None:
 
 def show(plan: Plan, console: Console) -> None:
     """Print a plan: a table of phases, the verdict, what was chosen, and what to change."""
-    table = Table(title=f"{plan.model} on {plan.device}, GB", title_justify="left")
-    table.add_column("")
+    console.print(f"{plan.model} on {plan.device}", highlight=False, soft_wrap=True)
+    table = Table("GB")
     for phase in plan.phases:
         table.add_column(PHASES[phase], justify="right")
     for name in dict.fromkeys(name for parts in plan.phases.values() for name in parts):
@@ -63,15 +63,15 @@ def show(plan: Plan, console: Console) -> None:
     table.add_section()
     table.add_row("together", *(f"{sum(parts.values()):.2f}" for parts in plan.phases.values()), style="bold")
     console.print(table)
-    left = 1 - plan.peak_gb / plan.capacity_gb
-    console.print(f"peak {plan.peak_gb:.1f} GB of {plan.capacity_gb:.1f} GB, {left:.0%} left", highlight=False)
+    left = max(0.0, 1 - plan.peak_gb / plan.capacity_gb)
+    console.print(f"peak {plan.peak_gb:.1f} GB of {plan.capacity_gb:.1f} GB, {left:.0%} head-room", highlight=False)
     if not plan.unified:
         known = f" of {plan.host_capacity_gb:.1f} GB" if plan.host_capacity_gb else ", another machine's, not checked"
         console.print(f"host memory {plan.host_gb:.1f} GB{known}", highlight=False)
     chosen = "  ".join(f"{key}={value}" for key, value in plan.settings.items())
     console.print(f"with {chosen}", highlight=False, soft_wrap=True)
     if plan.problem:
-        console.print(f"[bold red]does not fit[/]: {plan.problem}, of which {HEADROOM:.0%} stay free", highlight=False)
+        console.print(f"[bold red]does not fit[/]: {plan.problem}", highlight=False, soft_wrap=True)
     else:
         console.print("[bold green]fits[/]")
     if plan.suggestions:

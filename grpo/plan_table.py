@@ -88,7 +88,7 @@ def draw(cells: dict[str, Any], path: Path) -> None:
     shares = [[min(peak / capacity, 1.2) for peak in row.values()] for row in rows.values()]
     fits = 1 - HEADROOM
     colours = [
-        [(1 - 0.55 * s, 0.95 - 0.2 * s, 1 - 0.6 * s) if s <= fits else (0.93, 0.6, 0.55) for s in r] for r in shares
+        [(1 - 0.55 * s, 1 - 0.25 * s, 1 - 0.6 * s) if s <= fits else (0.93, 0.6, 0.55) for s in r] for r in shares
     ]
     axes.imshow(colours, aspect="auto")
     for y, row in enumerate(rows.values()):

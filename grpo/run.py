@@ -23,6 +23,7 @@ from trl import GRPOConfig
 
 from grpo import policy
 from grpo.callbacks import HostMemoryGuard, MetricsFile, ProgressBar, StopOnSignal
+from grpo.check import check_batch
 from grpo.config import ROOT, ConfigError, RunError, train_arguments
 from grpo.data import load_task
 from grpo.evaluate import evaluate
@@ -141,6 +142,7 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset) -> ExactG
     Raises:
         ConfigError: TRL, transformers or PEFT refused it.
     """
+    check_batch(config.train, len(problems))
     arguments = train_arguments(config.train)
     arguments.pop("resume_from_checkpoint", None)
     user_init_kwargs = arguments.pop("model_init_kwargs", {})
@@ -162,12 +164,6 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset) -> ExactG
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
-    prompts = trainer.args.generation_batch_size // trainer.args.num_generations
-    if len(problems) < prompts:  # TRL would do no step at all and call that a success
-        raise ConfigError(
-            f"task: {len(problems)} problems to train on, and a batch takes {prompts}: lower "
-            f"train.per_device_train_batch_size={trainer.args.per_device_train_batch_size} or add problems"
-        )
     trainer.remove_callback(PrinterCallback)
     policy.keep_differentiable(trainer.model)
     return trainer

@@ -282,6 +282,11 @@ def test_wrong_input_is_one_line(composed: Compose, line: tuple[str, ...], messa
     assert "\n" not in str(raised.value)
 
 
+def test_a_batch_larger_than_the_data_is_one_line_before_the_data_is_made(composed: Compose) -> None:
+    with pytest.raises(ConfigError, match="7 problems to train on, and a batch takes 16"):
+        check(composed("task.dataset.size=7", "train.num_generations=8"))
+
+
 def test_a_model_without_a_shape_and_without_a_network_is_one_line(composed: Compose) -> None:
     with pytest.raises(ConfigError) as raised:
         make_plan(composed("+gpu=any", "model.model_name_or_path=nobody/nothing"))
