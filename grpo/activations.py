@@ -1,7 +1,7 @@
 """What one layer and the output head hold while a micro-batch goes through them: pure arithmetic, in bytes."""
 
 from grpo.job import Job
-from grpo.shape import QK_NORM, Shape
+from grpo.shape import QK_NORM, SANDWICH, Shape
 
 HEAD_TILE = (4096, 32768)
 """Tokens and words of the vocabulary that TRL's head computes at once (trl/kernels/chunked_logprob.py)."""
@@ -19,12 +19,14 @@ def layer_activations(shape: Shape, job: Job) -> float:
     hidden, query, kv, width = shape.hidden_size, shape.query_width, shape.kv_width, shape.active_width
     size = job.compute_bytes
     norms = 2 * 4 * hidden
+    if shape.model_type in SANDWICH:  # a norm before and one behind each half, normalized in float32
+        norms = 4 * (4 if job.adapter else 8 - size) * hidden
     if shape.model_type in QK_NORM:
         norms += (4 if job.adapter else 4 + size) * (query + kv)
     attention = size * 4 * query + 4 * shape.num_attention_heads + size * job.sequence
     feed_forward = size * 3 * width
     if job.adapter is None:
-        norms += 2 * size * hidden
+        norms += (4 if shape.model_type in SANDWICH else 2) * size * hidden
         inputs = 2 * hidden + width
         if job.weight_bytes != size:  # autocast makes a copy for each module
             inputs = 3 * hidden + query + 2 * hidden + width

@@ -85,3 +85,11 @@ class Job:
     def sequence(self) -> int:
         """Tokens of the longest sequence that goes through the policy: a row, or a prompt with its completions."""
         return min(self.prompt + self.completions_a_sequence * self.completion, self.microbatch)
+
+    @property
+    def scored(self) -> int:
+        """Tokens of the largest micro-batch that the head scores: on a GPU those of completions, else all."""
+        if self.device == "cpu":
+            return self.microbatch
+        completions = self.completions_a_sequence * self.completion
+        return -(-self.microbatch * completions // (self.prompt + completions))

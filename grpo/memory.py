@@ -38,12 +38,29 @@ def weights(shape: Shape, job: Job) -> float:
 
 
 def adapter_parameters(shape: Shape, adapter: Adapter) -> int:
-    """Number of LoRA parameters, rank x (inputs + outputs) a module (2106.09685, section 4)."""
-    return sum(
+    """Number of LoRA parameters, rank x (inputs + outputs) a module (2106.09685, section 4).
+
+    With `all-linear` PEFT adapts the router of a mixture too, and each expert: its fused gate and upper half with twice
+    the rank (peft/utils/transformers_weight_conversion.py).
+    """
+    dense = sum(
         adapter.rank * (inputs + outputs) * count
         for name, (inputs, outputs, count) in shape.linears().items()
         if adapter.modules is None or name in adapter.modules
     )
+    hidden, width, experts = shape.hidden_size, shape.moe_intermediate_size, shape.num_experts
+    mixture = hidden + experts + experts * (2 * (hidden + 2 * width) + width + hidden)
+    return dense + (adapter.rank * mixture * shape.mixtures if adapts_experts(shape, adapter) else 0)
+
+
+def adapts_experts(shape: Shape, adapter: Adapter | None) -> bool:
+    """Tell whether an adapter changes the experts of a mixture; PEFT does so in every family it knows but one."""
+    return bool(shape.mixtures and adapter and adapter.modules is None and shape.model_type != "qwen2_moe")
+
+
+def adapted_experts(shape: Shape, job: Job) -> float:
+    """Bytes of the weights of a layer's experts with their adapters added, which PEFT keeps for the backward pass."""
+    return float(job.compute_bytes * shape.experts) if adapts_experts(shape, job.adapter) else 0.0
 
 
 def unpacked(shape: Shape, job: Job) -> float:
@@ -108,18 +125,18 @@ def rollout(shape: Shape, job: Job) -> Components:
     """While completions are generated: by vLLM in its share, else by the policy in the larger of two moments.
 
     One is the prompts' pass through a layer; the other the last token, when the logits have been copied in float32 for
-    temperature, softmax and sampling, and a layer's cache is copied to grow by a token (transformers' DynamicCache).
+    temperature, softmax and sampling, and a layer's keys and values are repeated for each query head, as a mask needs.
     """
     parts = persistent(shape, job)
     if job.vllm_share:
         return parts | {"vllm": job.vllm_share * job.capacity}
     logits = job.rows * shape.vocab_size * (job.compute_bytes + 12 + 16 * job.sampling_filter)
-    copied = job.rows * (job.row) * 2 * shape.kv_width * job.compute_bytes
+    repeated = job.rows * job.row * 2 * shape.query_width * job.compute_bytes
     mask = job.prompt * (1 + job.compute_bytes)
     prefill = job.rows * job.prompt * (layer_forward(shape, job) + mask)
     return parts | {
         "kv cache": kv_cache(shape, job),
-        "activations": max(prefill, copied),
+        "activations": max(prefill, repeated),
         "logits": logits,
         "unpacked": unpacked(shape, job),
     }
@@ -130,7 +147,7 @@ def logprobs(shape: Shape, job: Job) -> Components:
     layer = layer_forward(shape, job) + job.sequence * job.compute_bytes
     return persistent(shape, job) | {
         "activations": job.microbatch * max(layer, job.compute_bytes * 2 * shape.hidden_size),
-        "head": head_forward(shape, job, job.microbatch),
+        "head": head_forward(shape, job, job.scored),
         "unpacked": unpacked(shape, job),
     }
 
@@ -148,9 +165,11 @@ def update(shape: Shape, job: Job) -> Components:
     kept = tokens * layer_activations(shape, job)
     inputs = tokens * job.compute_bytes * shape.hidden_size * shape.num_hidden_layers
     final = tokens * (4 + (2 if job.adapter else 3) * job.compute_bytes) * shape.hidden_size  # norm and head
-    head = head_backward(shape, job, tokens)
+    head = head_backward(shape, job, job.scored)
     layer = tokens * layer_backward(shape, job)
+    experts = adapted_experts(shape, job)
     activations = final + (float(inputs) if job.checkpointing else kept * shape.num_hidden_layers)
+    activations += experts * (1 if job.checkpointing else shape.mixtures)
     work = max(head, kept + layer if job.checkpointing else layer)
     gradients = count * size / job.gradient_shards
     if job.gradients_on_host or job.offload_optimizer:  # that of one matrix, and what it is added to

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
 from grpo.advice import advise
 from grpo.check import check, meant
-from grpo.cli import leave, start
+from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config import ROOT, ConfigError
 from grpo.fit import Plan, make_plan
 
@@ -27,6 +28,7 @@ PHASES = {"load": "load", "rollout": "rollout", "logprobs": "log-probabilities",
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
 def job(config: DictConfig) -> None:
     """Plan one command line and leave with status 1 if it does not fit."""
+    sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
         if config.plan.format not in FORMATS:
             raise ConfigError(f"plan.format={config.plan.format}: unknown{meant(config.plan.format, FORMATS)}")
@@ -43,12 +45,14 @@ def job(config: DictConfig) -> None:
         content = json.dumps(plan.as_dict(), indent=2)
         (run_dir / "plan.json").write_text(content + "\n")
     except ConfigError as error:
+        if sweep or WANTS_TRACEBACK:
+            raise
         leave(error, PROGRAM)
     if config.plan.format == "json":
         print(content)
     else:
         show(plan, Console())
-    if plan.problem:
+    if plan.problem and not sweep:
         sys.exit(1)
 
 

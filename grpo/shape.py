@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 QK_NORM = ("qwen3", "qwen3_moe", "olmo2", "gemma3", "gemma3_text")
+SANDWICH = ("gemma2", "gemma3", "gemma3_text")
 QKV_BIAS = ("qwen2", "qwen2_moe")
 # Families whose `config.json` does not mention that input and output embedding are one, and they are.
 TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "opt")
@@ -71,12 +72,18 @@ class Shape:
         """Parameters of the token embedding."""
         return self.vocab_size * self.hidden_size
 
-    def linears(self) -> dict[str, tuple[int, int, int]]:
-        """Return the linear modules of all layers: inputs, outputs and how many there are of each name.
+    @property
+    def mixtures(self) -> int:
+        """Layers that are mixtures of experts."""
+        return self.num_hidden_layers - self.num_dense_layers if self.num_experts else 0
 
-        Experts of a mixture are not among them: transformers holds these as single tensors, which PEFT's `all-linear`
-        leaves alone.
-        """
+    @property
+    def experts(self) -> int:
+        """Parameters of the experts of one mixture, which transformers holds as two tensors."""
+        return 3 * self.num_experts * self.moe_intermediate_size * self.hidden_size
+
+    def linears(self) -> dict[str, tuple[int, int, int]]:
+        """Return the linear modules of all layers, experts left out: inputs, outputs and how many of each name."""
         hidden, layers = self.hidden_size, self.num_hidden_layers
         modules = {
             "q_proj": (hidden, self.query_width, layers),
@@ -99,10 +106,9 @@ class Shape:
             return self.given_parameters
         hidden, layers = self.hidden_size, self.num_hidden_layers
         linear = sum(inputs * outputs * count for inputs, outputs, count in self.linears().values())
-        mixtures = layers - self.num_dense_layers if self.num_experts else 0
-        experts = mixtures * self.num_experts * (3 * self.moe_intermediate_size + 1) * hidden
+        experts = self.mixtures * (self.experts + self.num_experts * hidden)  # and their router
         dense = self.num_dense_layers * 3 * self.intermediate_size * hidden if self.num_experts else 0
-        norms = (2 * layers + 1) * hidden
+        norms = ((4 if self.model_type in SANDWICH else 2) * layers + 1) * hidden
         if self.model_type in QK_NORM:
             norms += 2 * layers * self.head_dim
         biases = layers * (self.query_width + 2 * self.kv_width) if self.model_type in QKV_BIAS else 0

@@ -132,7 +132,9 @@ def sharding(config: DictConfig) -> dict[str, Any]:
     stage, offload, offload_optimizer = 0, False, False
     if fsdp and fsdp != "false":
         options = train.fsdp_config if isinstance(train.fsdp_config, DictConfig) else {}
-        stage = 2 if "shard_grad_op" in fsdp or env.get("FSDP_SHARDING_STRATEGY", "") == "SHARD_GRAD_OP" else 3
+        kept = "shard_grad_op" in fsdp or env.get("FSDP_SHARDING_STRATEGY", "") == "SHARD_GRAD_OP"
+        kept = kept or False in (options.get("reshard_after_forward"), env.get("FSDP_RESHARD_AFTER_FORWARD") != "false")
+        stage = 2 if kept else 3
         offload = "offload" in fsdp or bool(options.get("cpu_offload")) or env.get("FSDP_OFFLOAD_PARAMS") == "true"
     elif train.deepspeed:
         zero = deepspeed(train.deepspeed).get("zero_optimization", {})

@@ -19,6 +19,7 @@ from grpo.activations import layer_activations
 from grpo.config import ROOT
 from grpo.job import GB, Adapter, Job
 from grpo.memory import (
+    adapted_experts,
     adapter_parameters,
     host,
     kv_cache,
@@ -26,6 +27,7 @@ from grpo.memory import (
     persistent,
     phases,
     rollout,
+    trained,
     update,
     weights,
 )
@@ -144,7 +146,7 @@ def kept_by_autograd(policy: Any, tokens: int) -> int:
     kept: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in own and tensor.numel() >= tokens and tokens in tensor.shape:
+        if tensor.untyped_storage().data_ptr() not in own and tensor.numel() >= tokens:
             kept[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
@@ -160,18 +162,37 @@ def kept_by_autograd(policy: Any, tokens: int) -> int:
     return size(kept.values())
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 160}
+FAMILIES: dict[str, tuple[dict[str, int], float]] = {  # numbers of their own, and how near the plan is
+    "llama": ({}, 0.03),
+    "qwen2": ({}, 0.03),
+    "qwen3": ({}, 0.03),
+    "smollm3": ({}, 0.03),
+    "mistral": ({}, 0.03),
+    "gemma3_text": ({}, 0.05),
+    "qwen3_moe": (MIXTURE, 0.2),
+    "mixtral": ({"num_local_experts": 8, "num_experts_per_tok": 2}, 0.2),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_layer_keeps_what_autograd_keeps_of_it(family: str, method: str) -> None:
-    tokens, sizes = 130, []
+    tokens, sizes = 400, []
+    numbers, near = FAMILIES[family]
+    numbers = NUMBERS | {"model_type": family} | numbers
     for layers in (2, 3):
-        policy = model(NUMBERS | {"model_type": family, "num_hidden_layers": layers})
+        policy = model(numbers | {"num_hidden_layers": layers})
         if method == "lora":
             policy = get_peft_model(policy, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
         sizes.append(kept_by_autograd(policy.train(), tokens))
     job = Job(0, tokens, 1, tokens, adapter=Adapter(16) if method == "lora" else None)
-    planned = tokens * layer_activations(shape_of(NUMBERS | {"model_type": family}), job)
-    assert planned == pytest.approx(sizes[1] - sizes[0], rel=0.03)
+    shape = shape_of(numbers)
+    planned = tokens * layer_activations(shape, job) + adapted_experts(shape, job)
+    assert planned == pytest.approx(sizes[1] - sizes[0], rel=near)
+    assert trained(shape_of(numbers | {"num_hidden_layers": 3}), job)[0] == sum(
+        weight.numel() for weight in policy.parameters() if weight.requires_grad
+    )
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
