@@ -159,7 +159,7 @@ def run_all(
 
 def run_cell(overrides: list[str], cap: float | None, toy: bool) -> dict[str, Any]:
     """Train two steps and return what they took, GB; this process is for nothing else."""
-    if cap:
+    if cap and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(cap * GB / torch.cuda.get_device_properties(0).total_memory)
     config = compose("config", [*overrides, *(TOY_SETTINGS if toy else [])])
     if toy:
@@ -167,7 +167,8 @@ def run_cell(overrides: list[str], cap: float | None, toy: bool) -> dict[str, An
         shape = config.model.shape
     else:
         shape = next(shape for name, shape in raw_shapes().items() if name == config.model.model_name_or_path)
-    settle(config, make_plan(config))
+    plan = make_plan(config)
+    settle(config, plan)
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(config, dict(shape), folder)
         trainer.train()
@@ -180,6 +181,7 @@ def run_cell(overrides: list[str], cap: float | None, toy: bool) -> dict[str, An
         "phases_gb": {name: readings[f"memory/{name}_gb"] for name in ("generate", "logprobs", "update")},
         "oom_retries": sum(row.get("update/oom_retries", 0) for row in trainer.state.log_history),
         "tokens": trainer.budget.tokens,
+        **({"planned_gb": plan.expected()["peak"]} if toy else {}),
     }
 
 

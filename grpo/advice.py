@@ -29,8 +29,7 @@ class Planner:
     def config(self, change: dict[str, str]) -> DictConfig:
         """Compose the command line with other overrides; choices of groups need Hydra, values do not."""
         groups = {key: value for key, value in change.items() if (ROOT / "conf" / key).is_dir()}
-        kept = [word for word in self.overrides if word.lstrip("+~").split("=")[0] not in groups]
-        line = (*kept, *(f"{key}={value}" for key, value in groups.items()))
+        line = (*self.overrides, *(f"{key}={value}" for key, value in groups.items()))  # the last of a key counts
         if line not in self.composed:
             self.composed[line] = compose("config", list(line))
         config = self.composed[line].copy()

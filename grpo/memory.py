@@ -176,14 +176,13 @@ def update(shape: Shape, job: Job) -> Components:
         gradients = 0.0 if job.adapter else 2.0 * size * shape.hidden_size * shape.intermediate_size
     if job.weight_bytes > job.compute_bytes and not job.quantized:  # autocast keeps its copies until the pass is over
         activations += job.compute_bytes * sum(i * o * n for i, o, n in shape.linears().values())
-    if job.optimizer == "adamw_torch":  # torch's `foreach` holds the square roots of all second moments at once
-        step = count * size / job.optimizer_shards
-        if step > activations + work:
-            return persistent(shape, job) | {"gradients": gradients, "optimizer step": step}
-    parts = {"gradients": gradients, "activations": activations, "backward": work, "unpacked": unpacked(shape, job)}
+    stays = persistent(shape, job) | {"gradients": gradients}
+    backward = stays | {"activations": activations, "backward": work, "unpacked": unpacked(shape, job)}
     if job.device == "cpu":
-        parts["fragments"] = CPU_FRAGMENTS * (activations + work)
-    return persistent(shape, job) | parts
+        backward["fragments"] = CPU_FRAGMENTS * (activations + work)
+    # torch's `foreach` holds the square roots of all second moments at once
+    roots = count * size / job.optimizer_shards if job.optimizer == "adamw_torch" else 0.0
+    return max(backward, stays | {"optimizer step": roots}, key=lambda parts: sum(parts.values()))
 
 
 def phases(shape: Shape, job: Job) -> dict[str, Components]:

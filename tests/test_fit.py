@@ -108,6 +108,13 @@ def test_without_a_profile_the_card_at_hand_counts_and_without_a_card_the_host(
     assert make_plan(composed("+gpu=h100")).capacity_gb == 80, "a larger card is planned for, not the one at hand"
 
 
+def test_vllm_over_several_cards_needs_less_of_each(composed: Compose) -> None:
+    line = ("+gpu=h100", "generation=vllm_colocate", "plan.processes=2", "plan.host_gb=512")
+    alone, both = (make_plan(composed(*line, f"train.vllm_tensor_parallel_size={n}")) for n in (1, 2))
+    shares = [plan.settings["train.vllm_gpu_memory_utilization"] for plan in (alone, both)]
+    assert shares[0] - shares[1] == pytest.approx(alone.phases["load"]["weights"] / 2 / 80, abs=0.02)
+
+
 # --- Several devices ---
 
 

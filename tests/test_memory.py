@@ -214,7 +214,7 @@ def committed() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("case", committed())
-def test_the_plan_is_still_within_a_tenth_of_the_committed_simulations(case: dict[str, Any]) -> None:
+def test_the_plan_is_still_what_the_committed_simulations_say(case: dict[str, Any]) -> None:
     job = Job(
         prompt=0,
         completion=case["length"],
@@ -225,7 +225,7 @@ def test_the_plan_is_still_within_a_tenth_of_the_committed_simulations(case: dic
         checkpointing=case["checkpointing"],
     )
     parts = update(shipped_models()[case["model"]][1], job)
-    assert (sum(parts.values()) - parts["context"]) / GB == pytest.approx(case["simulated_gb"], rel=0.1)
+    assert (sum(parts.values()) - parts["context"]) / GB == pytest.approx(case["simulated_gb"], rel=0.03)
 
 
 # --- Together ---
@@ -261,6 +261,8 @@ def test_every_component_is_positive_and_the_weights_are_in_every_phase(shape: S
 
 @given(shapes, jobs, st.sampled_from(["prompt", "completion", "rows", "tokens", "completions_a_sequence"]))
 def test_more_of_anything_never_takes_less(shape: Shape, job: Job, key: str) -> None:
+    if key == "prompt":  # on a GPU only completions go through the head, and so many tokens are fewer completions
+        job = replace(job, device="cpu")
     assert peak(shape, replace(job, **{key: getattr(job, key) + 1})) >= peak(shape, job)
 
 
