@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import fields
+from pathlib import Path
 
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
@@ -68,6 +69,7 @@ def check(config: DictConfig) -> None:
     for key in config.train:  # `+train.key` gets past the schema
         if key not in known or key in NOT_SETTABLE:
             raise ConfigError(f"train.{key}: {NOT_SETTABLE.get(key) or 'no such key' + meant(key, known)}")
+    check_folder(config.model.model_name_or_path)
     check_rewards(config)
     check_peft(config)
     for key, possible in (("loss_type", LOSS_TYPES), ("importance_sampling_level", LEVELS)):
@@ -161,3 +163,12 @@ def check_batch(train: DictConfig, problems: int) -> None:
             f"task: {problems} problems to train on, and a batch takes {prompts}: lower "
             f"train.per_device_train_batch_size={train.per_device_train_batch_size} or add problems"
         )
+
+
+def check_folder(name: str) -> None:
+    """Check that a folder named as a model holds one."""
+    folder = Path(name)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        adapter = (folder / "adapter_config.json").is_file()
+        what = "an adapter, not a model: name its base" if adapter else "no model (no config.json)"
+        raise ConfigError(f"model.model_name_or_path={name}: the folder holds {what}")

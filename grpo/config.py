@@ -157,7 +157,7 @@ class Plan:
     processes: int | None = None
     """How many processes will train; None takes what `torchrun` says, else 1."""
     host_gb: float | None = None
-    """Host memory to plan with, GB; None takes this machine's where it is the one that will train."""
+    """Host memory to plan with and to stay below, GB; None takes this machine's where it is the one that will train."""
 
 
 @functools.cache

@@ -17,17 +17,13 @@ FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
 def make_available(model: DictConfig) -> None:
-    """Check that the model is a folder with a model in it, or download it, with a progress bar.
+    """Download the model, with a progress bar, unless it is a folder.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is neither a folder nor a model on the hub.
     """
     name = model.model_name_or_path
     if Path(name).is_dir():
-        if not (Path(name) / "config.json").is_file():
-            adapter = (Path(name) / "adapter_config.json").is_file()
-            what = "an adapter, not a model: name its base" if adapter else "no model (no config.json)"
-            raise ConfigError(f"model.model_name_or_path={name}: the folder holds {what}")
         return
     try:
         snapshot_download(name, revision=model.model_revision, allow_patterns=FILES)

@@ -224,7 +224,6 @@ def test_a_reward_that_raises_ends_the_run_with_its_reason(
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["task.dataset.size=1"], "1 problems to train on, and a batch takes 2"),
         (["train.lr_scheduler_type=constnat"], "constnat"),
         (["train.optim=adamw_9bit"], "adamw_9bit"),
         (["generation=vllm_colocate"], "vLLM is not available"),
@@ -239,6 +238,15 @@ def test_what_the_libraries_refuse_is_one_line(
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_file_with_fewer_problems_than_a_batch_takes_is_one_line(composed: Compose, tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text('{"question": "1 plus 1", "answer": "#### 2"}\n')
+    overrides = ["task=gsm8k", "task.dataset.path=json", "task.dataset.name=null", "task.eval.size=0"]
+    overrides += [f"+task.dataset.data_files={tmp_path}/one.jsonl", "task.conversational=false"]
+    overrides += ["train.per_device_train_batch_size=8", "train.num_generations=4"]
+    with pytest.raises(ConfigError, match="1 problems to train on, and a batch takes 2"):
+        run(composed(*overrides), tmp_path)
 
 
 def test_the_update_group_reaches_the_trainer_and_its_metrics_the_run_directory(
