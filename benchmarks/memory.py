@@ -38,6 +38,8 @@ from grpo.plan_table import LEAST, METHODS, MODELS
 from grpo.trainer import ExactGRPOTrainer, Update
 from grpo.workload import shipped_models
 
+TIMEOUT = 400
+"""Seconds after which a cell is given up."""
 REFERENCE: dict[str, list[float | None]] = {
     "full": [25, 38, 58, None, None],
     "+ 8-bit AdamW": [16, 26, 52, None, None],
@@ -130,24 +132,29 @@ def run_all(
     cells: dict[str, dict[str, Any]], room: float, cap: float | None, toy: bool, console: Console
 ) -> list[dict[str, Any]]:
     """Run cells in processes of their own, beside each other while their plans fit into `room` GB together."""
-    taken, change = {"gb": 0.0}, Condition()
+    running: dict[str, float] = {}
+    change = Condition()
 
     def run(name: str) -> dict[str, Any]:
         cell = cells[name]
         needed = min(cell["planned_gb"] + 1.5, room)
         with change:
-            change.wait_for(lambda: taken["gb"] + needed <= room or taken["gb"] == 0)
-            taken["gb"] += needed
+            change.wait_for(lambda: not running or sum(running.values()) + needed <= room)
+            running[name] = needed
         started = time.monotonic()
         command = [sys.executable, "-m", "benchmarks.memory", *(["--toy"] if toy else [])]
         command += [*(["--cap", str(cap)] if cap else []), "--cell", *cell["overrides"]]
         try:
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=True)
+            measured = json.loads(done.stdout.splitlines()[-1])
+        except subprocess.CalledProcessError as error:
+            measured = {"error": error.stderr[-400:]}
+        except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+            measured = {"error": repr(error)}
         finally:
             with change:
-                taken["gb"] -= needed
+                del running[name]
                 change.notify_all()
-        measured = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-400:]}
         console.print(f"{name}: {measured.get('allocated_gb', measured)}", highlight=False, soft_wrap=True)
         return {"cell": name, **cell, **measured, "seconds": round(time.monotonic() - started, 1)}
 
@@ -160,7 +167,8 @@ def run_all(
 def run_cell(overrides: list[str], cap: float | None, toy: bool) -> dict[str, Any]:
     """Train two steps and return what they took, GB; this process is for nothing else."""
     if cap and torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(cap * GB / torch.cuda.get_device_properties(0).total_memory)
+        share = cap * GB / torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share))
     config = compose("config", [*overrides, *(TOY_SETTINGS if toy else [])])
     if toy:
         config.model.shape = {"model_type": "llama", **TOY}

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hydra import compose
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from grpo.check import check
 from grpo.config import ROOT, ConfigError
-from grpo.fit import Plan, make_plan
+from grpo.fit import Machine, Plan, machine_for, make_plan
 from grpo.workload import find_shape, shipped_models
 
 MOST = 4
@@ -24,6 +26,7 @@ class Planner:
 
     def __init__(self, overrides: Sequence[str]) -> None:
         self.overrides = list(overrides)
+        self.machine: Machine | None = None
         self.composed: dict[tuple[str, ...], DictConfig] = {}
 
     def config(self, change: dict[str, str]) -> DictConfig:
@@ -40,11 +43,12 @@ class Planner:
 
     def plan(self, change: dict[str, str]) -> Plan | None:
         """Plan with other overrides; None if they do not go together."""
-        config = self.config(change)
         try:
+            config = self.config(change)
             check(config)
-            return make_plan(config)
-        except ConfigError:
+            self.machine = self.machine or machine_for(config)
+            return make_plan(config, self.machine)
+        except (ConfigError, HydraException, OmegaConfBaseException):
             return None
 
 
@@ -58,11 +62,14 @@ def advise(overrides: Sequence[str]) -> list[dict[str, Any]]:
     plan = planner.plan({})
     assert plan is not None, "what is advised on has been planned"
     config = planner.config({})
-    if plan.problem:
-        return remedies(config, planner.plan)
-    if not plan.unified and plan.peak_gb < WASTE * plan.capacity_gb:
-        return uses(config, planner.plan)
-    return []
+    if not plan.problem and (plan.unified or plan.peak_gb >= WASTE * plan.capacity_gb):
+        return []
+    found = remedies(config, planner.plan) if plan.problem else uses(config, planner.plan)
+    typed = {word.lstrip("+~").split("=")[0].split(".")[0] for word in overrides if "." in word.split("=")[0]}
+    # another choice of a group would not replace the keys of it that were typed
+    return [
+        advice for advice in found if not typed & {"model", "peft"} & {w.split("=")[0] for w in advice["overrides"]}
+    ]
 
 
 def remedies(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
@@ -174,7 +181,6 @@ def uses(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> l
         changes.append(({"train.gradient_checkpointing": "false"}, "the same result, a forward pass less"))
     if peft is not None:
         changes.append(({"peft": "none"}, "trains all weights instead of adapters"))
-    changes.append(({"train.num_generations": str(2 * train.num_generations)}, "larger groups"))
     return alone(changes, plan, MOST)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -137,7 +139,10 @@ class HostMemoryGuard(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         used, limit = (size / GB for size in host_memory())
         limit = self.limit_gb or limit
-        if used > HOST_LIMIT * limit:
+        full = used > HOST_LIMIT * limit
+        if PartialState().num_processes > 1:  # all stop, or none
+            full = any(gather_object([full]))
+        if full:
             self.reason = (
                 f"host memory nearly used up after step {state.global_step}: {used:.1f} GB of {limit:.1f} GB, by all "
                 "processes together; close others, offload less, or raise the limit of the container"

@@ -76,10 +76,11 @@ def check(config: DictConfig) -> None:
         value = config.train[key]
         if value not in possible:
             raise ConfigError(f"train.{key}={value}: unknown{meant(value, possible)}")
-    check_groups(config.train)
+    check_groups(config.train, processes(config))
+    check_precision(config)
     check_update(config["update"])
     if config.task.dataset.get("generator") and isinstance(config.task.dataset.get("size"), int):
-        check_batch(config.train, config.task.dataset.size)
+        check_batch(config.train, config.task.dataset.size, processes(config))
 
 
 def check_update(update: DictConfig) -> None:
@@ -121,7 +122,26 @@ def check_peft(config: DictConfig) -> None:
         raise ConfigError("peft=qlora: vLLM cannot take a quantized policy; use generation=transformers or peft=lora")
 
 
-def check_groups(train: DictConfig) -> None:
+def processes(config: DictConfig) -> int:
+    """Return how many processes train: as planned for, or as `torchrun` started them."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if config.plan.processes is None else config.plan.processes
+
+
+def check_precision(config: DictConfig) -> None:
+    """Check what float16's loss scale cannot go with, and what gradients in host memory cannot."""
+    train, update = config.train, config["update"]
+    if train.fp16 and config.peft is None and config.model.dtype == "float16":
+        raise ConfigError(
+            "peft=none: weights in float16 cannot be trained with train.fp16; use peft=lora or model.dtype=float32"
+        )
+    if update.gradients_on_host and (train.fp16 or processes(config) > 1 or "schedule_free" in str(train.optim)):
+        raise ConfigError(
+            "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
+            "optimizers; leave it out, or use train.fsdp with several processes"
+        )
+
+
+def check_groups(train: DictConfig, processes: int | None = None) -> None:
     """Check that a generation batch holds whole groups of `num_generations` completions."""
     generations = train.num_generations
     if generations is None or generations < 2:
@@ -132,7 +152,7 @@ def check_groups(train: DictConfig) -> None:
     for key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if train[key] < 1:
             raise ConfigError(f"train.{key}={train[key]}: at least 1")
-    batch = completions(train)
+    batch = completions(train, processes)
     if batch % generations == 0:
         return
     fitting = sorted((n for n in range(2, batch + 1) if batch % n == 0), key=lambda n: abs(n - generations))
@@ -148,16 +168,17 @@ def check_groups(train: DictConfig) -> None:
     )
 
 
-def completions(train: DictConfig) -> int:
+def completions(train: DictConfig, processes: int | None) -> int:
     """Return how many completions are generated at a time, by all processes together."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    slices = processes * (train.steps_per_generation or train.gradient_accumulation_steps)
+    slices = (processes or int(os.environ.get("WORLD_SIZE", "1"))) * (
+        train.steps_per_generation or train.gradient_accumulation_steps
+    )
     return train.generation_batch_size or train.per_device_train_batch_size * slices
 
 
-def check_batch(train: DictConfig, problems: int) -> None:
+def check_batch(train: DictConfig, problems: int, processes: int | None = None) -> None:
     """Check that there are enough problems for a batch; with fewer TRL does no step, and calls that a success."""
-    prompts = completions(train) // train.num_generations
+    prompts = completions(train, processes) // train.num_generations
     if problems < prompts:
         raise ConfigError(
             f"task: {problems} problems to train on, and a batch takes {prompts}: lower "

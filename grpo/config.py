@@ -118,8 +118,8 @@ class Update:
     """How the gradient of one optimizer step is computed from its rollouts."""
 
     max_tokens_per_microbatch: Any = "auto"
-    """Tokens, with padding, that go through the policy at once; `auto` begins with the longest possible row and grows
-    while the card's memory allows. One row is computed however long it is."""
+    """Tokens, with padding, that go through the policy at once; `auto` is what the plan finds, and without one begins
+    with the longest possible row and grows while the card's memory allows. One row is computed however long it is."""
     skip_zero_advantage: bool = True
     """Leave out rows that add exactly nothing: their advantage is zero, and neither a KL penalty nor an entropy bonus
     acts on them."""

@@ -28,10 +28,13 @@ class Machine:
     """`cuda`, or `cpu` for a run without a GPU."""
     name: str
     capacity: float
+    """What is free of it, or what the profile says."""
     host: float | None
     """None where the run will be on another machine."""
     here: bool = True
     """Whether this is the machine at hand."""
+    card: float = 0.0
+    """The whole of the GPU, which vLLM's share is a share of."""
 
 
 @dataclass
@@ -118,23 +121,26 @@ def machine_for(config: DictConfig) -> Machine:
             raise ConfigError(f"gpu.memory_gb={config.gpu.memory_gb}: how many GB the card has")
         capacity, name = config.gpu.memory_gb * GB, config.gpu.name
         if here and here[1] >= 0.9 * capacity:  # that card, or a larger one
-            return Machine("cuda", name, min(capacity, here[2]), planned or limit)
-        return Machine("cuda", name, capacity, planned, here=False)
+            return Machine("cuda", name, min(capacity, here[2]), planned or limit, card=here[1])
+        return Machine("cuda", name, capacity, planned, here=False, card=capacity)
     if here:
-        return Machine("cuda", here[0], here[2], planned or limit)
+        return Machine("cuda", here[0], here[2], planned or limit, card=here[1])
     share = max(1, processes(config))
     return Machine("cpu", "this machine without a GPU", (planned or limit - used) / share, planned or limit)
 
 
-def make_plan(config: DictConfig) -> Plan:
+def make_plan(config: DictConfig, machine: Machine | None = None) -> Plan:
     """Plan the run of a composed configuration.
+
+    Args:
+        machine: that it is for; found out if None.
 
     Raises:
         ConfigError: something that memory follows from is missing or impossible.
     """
-    machine = machine_for(config)
+    machine = machine or machine_for(config)
     shape = find_shape(config.model)
-    job = replace(job_of(config, machine.device), capacity=machine.capacity)
+    job = replace(job_of(config, machine.device), capacity=machine.capacity, card=machine.card or machine.capacity)
     job, settings = choose(config, shape, job)
     return Plan(
         model=config.model.model_name_or_path,
@@ -202,9 +208,8 @@ def vllm_share(shape: Shape, job: Job, limit: float) -> float:
     cache = sum(size for name, size in phases(shape, plain)["rollout"].items() if name == "kv cache")
     awake = phases(shape, plain)["load"] if job.vllm_sleeps else phases(shape, plain)["update"]
     taken = sum(awake.values()) + (phases(shape, plain)["update"].get("optimizer", 0.0) if job.vllm_sleeps else 0.0)
-    least = (copy + ENGINE + cache / job.rows) / job.capacity
-    wanted = (copy + ENGINE + cache) / job.capacity
-    left = (limit - taken) / job.capacity
+    least, wanted = ((copy + ENGINE + part) / job.card for part in (cache / job.rows, cache))
+    left = (limit - taken) / job.card
     return round(max(least, min(wanted, left)) + 0.005, 2)
 
 

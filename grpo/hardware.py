@@ -1,14 +1,16 @@
 """What machine is this: cards and memory. PyTorch is imported only where it is asked, as planning does without it."""
 
+import gc
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 from omegaconf import DictConfig
 
 from grpo.config import ConfigError
-from grpo.job import GB
+from grpo.job import CONTEXT, GB
 
 
 def describe() -> str:
@@ -54,7 +56,7 @@ def free_card_memory() -> tuple[str, float, float] | None:
     try:
         lines = subprocess.run(query, capture_output=True, text=True, check=True, timeout=10).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
-        return None
+        return card_of_pytorch()
     cards = [[part.strip() for part in line.split(",")] for line in lines if line.count(",") == 4]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -63,9 +65,33 @@ def free_card_memory() -> tuple[str, float, float] | None:
             card for card in cards if card[0] in chosen or any(word and card[1].startswith(word) for word in chosen)
         ]
     numbers = [
-        (name, float(total) * 2**20, float(free) * 2**20) for _, _, name, total, free in cards if total.isdigit()
+        (name, float(total) * 2**20, float(free) * 2**20 + own_card_memory())
+        for _, _, name, total, free in cards
+        if total.isdigit() and free.isdigit()
     ]
-    return min(numbers, key=lambda card: card[2], default=None)
+    return min(numbers, key=lambda card: card[2]) if numbers else card_of_pytorch()
+
+
+def card_of_pytorch() -> tuple[str, float, float] | None:
+    """Ask PyTorch where `nvidia-smi` says nothing: of a slice of a GPU (MIG), or of memory shared with the CPU."""
+    if not Path("/dev/nvidiactl").exists():
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    free, total = torch.cuda.mem_get_info()
+    return torch.cuda.get_device_name(), float(total), float(free) + own_card_memory()
+
+
+def own_card_memory() -> float:
+    """Return the bytes of the GPU that an earlier run of this process has left to it, after freeing what can be."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0.0
+    gc.collect()
+    torch.cuda.empty_cache()
+    return CONTEXT + torch.cuda.memory_reserved()
 
 
 def host_memory(root: Path = Path("/")) -> tuple[float, float]:
@@ -83,10 +109,10 @@ def host_memory(root: Path = Path("/")) -> tuple[float, float]:
     for line in file.read_text().splitlines() if file.exists() else []:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            top, names = root / "sys/fs/cgroup", ("memory.current", "memory.max", "inactive_file")
+            top, names = root / "sys/fs/cgroup", ("memory.current", "memory.max", "inactive_file", "active_file")
         elif "memory" in controllers.split(","):
             top = root / "sys/fs/cgroup/memory"
-            names = ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file")
+            names = ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file", "total_active_file")
         else:
             continue
         group = top / path.lstrip("/")
@@ -97,7 +123,8 @@ def host_memory(root: Path = Path("/")) -> tuple[float, float]:
                 used, limit = ((folder / name).read_text().strip() for name in names[:2])
                 cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
                 if limit != "max" and int(limit) < memory.total:
-                    found.append((float(int(used) - int(cached.get(names[2], 0))), float(limit)))
+                    files = sum(int(cached.get(name, 0)) for name in names[2:])
+                    found.append((float(int(used) - files), float(limit)))
             except (OSError, ValueError):
                 continue  # the root group has no limit, and inside a container the path may not exist
     return min(found, key=lambda pair: pair[1] - pair[0])

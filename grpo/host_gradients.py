@@ -5,8 +5,12 @@ the sums back one by one. Sums are computed on the device in the gradients' own 
 """
 
 import types
+from collections.abc import Sequence
 
 import torch
+
+SLAB = 2**30
+"""Bytes that are page-locked at once: PyTorch's allocator would round each weight up to a power of two."""
 
 
 class HostGradients:
@@ -14,7 +18,7 @@ class HostGradients:
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self.memory: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self.memory = host_memory_for(self.weights)
         self.waiting: set[torch.nn.Parameter] = set()  # those whose sum is of this step
         for weight in self.weights:
             weight.register_post_accumulate_grad_hook(self._take)
@@ -29,11 +33,7 @@ class HostGradients:
         gradient, weight.grad = weight.grad, None
         assert gradient is not None, "the hook runs when there is one"
         if weight in self.waiting:
-            gradient += self.memory[weight].to(gradient.device)
-        elif weight not in self.memory:
-            self.memory[weight] = torch.empty_like(gradient, device="cpu")
-            if gradient.is_cuda:  # locks the pages, for quick transfers; `pin_memory` would take up to twice as much
-                torch.cuda.cudart().cudaHostRegister(self.memory[weight].data_ptr(), gradient.nbytes, 0)
+            gradient += self._back(weight)
         self.memory[weight].copy_(gradient)
         self.waiting.add(weight)
 
@@ -66,3 +66,18 @@ class HostGradients:
                 self._step()
                 weight.grad = None
         self.drop()
+
+
+def host_memory_for(weights: Sequence[torch.nn.Parameter]) -> dict[torch.nn.Parameter, torch.Tensor]:
+    """Return host memory of the shape and type of each weight, page-locked for quick transfers from a GPU."""
+    memory = {}
+    left = sum(weight.nbytes + 64 for weight in weights)
+    slab = torch.empty(0, dtype=torch.uint8)
+    for weight in weights:
+        size = -(-weight.nbytes // 64) * 64  # aligned for any type
+        if slab.numel() < size:
+            slab = torch.empty(max(size, min(SLAB, left)), dtype=torch.uint8, pin_memory=weight.is_cuda)
+        memory[weight] = slab[: weight.nbytes].view(weight.dtype).view(weight.shape)
+        slab = slab[size:]
+        left -= size
+    return memory

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 GB = 2**30
+CONTEXT = 0.6 * GB
+"""What a process takes of a GPU outside of PyTorch's allocator: CUDA context and loaded kernels."""
 USABLE = 0.9
 """The share of a card's memory that micro-batches and vLLM fill; the rest is for fragments and what else runs there."""
 HOST_LIMIT = 0.95
@@ -40,8 +42,8 @@ class Job:
     """Of a number in the weights as they are loaded."""
     compute_bytes: int = 2
     """Of a number in the activations."""
-    quantized: bool = False
-    """Whether the linear modules' weights are in 4 bits (NF4, 2305.14314)."""
+    quantized: int = 0
+    """Bits of a number in the linear modules' weights: 4 (NF4, 2305.14314) or 8, 0 if they are not quantized."""
     double_quantized: bool = True
     adapter: Adapter | None = None
     optimizer: str = "adamw_torch"
@@ -57,7 +59,9 @@ class Job:
     vllm_shards: int = 1
     """Over how many devices vLLM spreads its copy of the weights (tensor parallelism)."""
     capacity: float = 0.0
-    """Bytes of the card, of which vLLM takes its share."""
+    """Bytes of the card that are there to be used."""
+    card: float = 0.0
+    """Bytes of the whole card, of which vLLM takes its share."""
     sampling_filter: bool = False
     """Whether top-k, top-p or min-p sorts the vocabulary."""
     device: str = "cuda"
@@ -67,6 +71,8 @@ class Job:
     gradient_shards: int = 1
     optimizer_shards: int = 1
     """Over how many devices FSDP or ZeRO spreads each of these."""
+    float32_training: bool = False
+    """Whether weights in half precision are trained by a copy in float32, as FSDP and ZeRO do."""
     offload_weights: bool = False
     offload_optimizer: bool = False
     """Whether weights, gradients and optimizer state wait in host memory."""

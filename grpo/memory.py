@@ -5,14 +5,23 @@ a layer; `benchmarks/simulation.py` compares the sum with PyTorch's `MemTracker`
 """
 
 from grpo.activations import head_backward, head_forward, layer_activations, layer_backward, layer_forward
-from grpo.job import GB, Adapter, Job
+from grpo.job import CONTEXT, GB, Adapter, Job
 from grpo.shape import Shape
 
-CONTEXT = 0.6 * GB
-"""Outside of PyTorch's allocator: CUDA context, loaded kernels, cuBLAS's workspaces."""
 HOST = {"cuda": 2.5 * GB, "cpu": 0.55 * GB}
 """A Python process with the libraries loaded, and what they keep."""
-STATES = {"adamw": 2, "adam": 2, "lion": 1, "sgd": 0, "rmsprop": 1, "adagrad": 1, "ademamix": 3, "adafactor": 0.01}
+STATES = {
+    "adamw": 2,
+    "adam": 2,
+    "lion": 1,
+    "sgd": 0,
+    "rmsprop": 1,
+    "adagrad": 1,
+    "ademamix": 3,
+    "adafactor": 0.01,
+    "lomo": 0,
+    "adalomo": 0,
+}
 """Numbers that an optimizer keeps for each parameter."""
 BLOCK = 256
 """Numbers that share a scale in an 8-bit optimizer state of bitsandbytes."""
@@ -34,7 +43,8 @@ def weights(shape: Shape, job: Job) -> float:
         return shape.parameters() * job.weight_bytes
     packed = sum(inputs * outputs * count for inputs, outputs, count in shape.linears().values())
     scale = (1 + 4 / 256) / 64 if job.double_quantized else 4 / 64
-    return packed * (0.5 + scale) + (shape.parameters() - packed) * job.weight_bytes
+    packed_bytes = 0.5 + scale if job.quantized == 4 else 1.0
+    return packed * packed_bytes + (shape.parameters() - packed) * job.weight_bytes
 
 
 def adapter_parameters(shape: Shape, adapter: Adapter) -> int:
@@ -73,7 +83,7 @@ def trained(shape: Shape, job: Job) -> tuple[float, float]:
     """Number of parameters that are trained, and bytes of a number in them and in their gradients."""
     if job.adapter:
         return adapter_parameters(shape, job.adapter), job.adapter.number_bytes
-    return shape.parameters(), job.weight_bytes
+    return shape.parameters(), 4 if job.float32_training else job.weight_bytes
 
 
 def optimizer_state(shape: Shape, job: Job) -> float:
@@ -88,7 +98,7 @@ def optimizer_state(shape: Shape, job: Job) -> float:
     if "8bit" in name:
         embeddings = 0 if job.adapter else shape.embeddings
         return states * ((count - embeddings) * (1 + 4 / BLOCK) + embeddings * 4)
-    if "32bit" in name or name != job.optimizer:
+    if "32bit" in name or "bnb" in name or name.startswith("ademamix") or name != job.optimizer:
         size = 4
     return count * states * size
 
@@ -105,7 +115,9 @@ def persistent(shape: Shape, job: Job) -> Components:
     """What is on the device in every phase once the first step is done."""
     base = weights(shape, job)
     count, size = trained(shape, job)
+    copied = job.float32_training and job.adapter is None and job.weight_bytes < 4 and not job.offload_optimizer
     parts = {
+        "master weights": count * 4 / job.optimizer_shards if copied else 0.0,
         "context": CONTEXT if job.device == "cuda" else 0.0,
         "process": HOST["cpu"] if job.device == "cpu" else 0.0,
         "weights": 0.0 if job.offload_weights else base / job.weight_shards,
@@ -117,7 +129,7 @@ def persistent(shape: Shape, job: Job) -> Components:
     if not (job.offload_optimizer or job.optimizer.startswith("paged_")):
         parts["optimizer"] = optimizer_state(shape, job) / job.optimizer_shards
     if job.vllm_share:
-        parts["vllm"] = SLEEPING if job.vllm_sleeps else job.vllm_share * job.capacity
+        parts["vllm"] = SLEEPING if job.vllm_sleeps else job.vllm_share * job.card
     return parts
 
 
@@ -129,7 +141,7 @@ def rollout(shape: Shape, job: Job) -> Components:
     """
     parts = persistent(shape, job)
     if job.vllm_share:
-        return parts | {"vllm": job.vllm_share * job.capacity}
+        return parts | {"vllm": job.vllm_share * job.card}
     logits = job.rows * shape.vocab_size * (job.compute_bytes + 12 + 16 * job.sampling_filter)
     repeated = job.rows * job.row * 2 * shape.query_width * job.compute_bytes
     mask = job.prompt * (1 + job.compute_bytes)
@@ -181,7 +193,8 @@ def update(shape: Shape, job: Job) -> Components:
     if job.device == "cpu":
         backward["fragments"] = CPU_FRAGMENTS * (activations + work)
     # torch's `foreach` holds the square roots of all second moments at once
-    roots = count * size / job.optimizer_shards if job.optimizer == "adamw_torch" else 0.0
+    at_once = job.optimizer == "adamw_torch" and job.device == "cuda" and not job.gradients_on_host
+    roots = count * size / job.optimizer_shards if at_once else 0.0
     return max(backward, stays | {"optimizer step": roots}, key=lambda parts: sum(parts.values()))
 
 
@@ -191,7 +204,7 @@ def phases(shape: Shape, job: Job) -> dict[str, Components]:
     if job.quantized:  # each tensor arrives whole and is then packed
         loading["loading"] = job.weight_bytes * shape.hidden_size * shape.intermediate_size
     if job.vllm_share:
-        loading["vllm"] = job.vllm_share * job.capacity
+        loading["vllm"] = job.vllm_share * job.card
     found = {
         "load": loading,
         "rollout": rollout(shape, job),
@@ -215,6 +228,8 @@ def host(shape: Shape, job: Job) -> Components:
         parts["offloaded weights"] = weights(shape, job) * (2 if job.reference else 1)
     if job.offload_optimizer or job.optimizer.startswith("paged_"):
         parts["offloaded optimizer"] = optimizer_state(shape, job)
+    if job.offload_optimizer and job.float32_training and job.adapter is None:
+        parts["offloaded master weights"] = count * 4.0
     if job.gradients_on_host or job.offload_optimizer:
         parts["offloaded gradients"] = count * size
     return {name: size for name, size in parts.items() if size}

@@ -55,17 +55,18 @@ def models_by_methods(overrides: Sequence[str], run_dir: Path, as_json: bool) ->
 
 
 def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the peak in GB of each method (rows) and model (columns), with the card and its capacity in GB."""
-    planner = Planner(overrides)
+    """Return the peak in GB of each method (rows) and model (columns), None where they do not go together."""
+    # the table chooses these itself
+    planner = Planner([word for word in overrides if not word.lstrip("+~").startswith(("model", "peft"))])
     machine = machine_for(planner.config({}))
-    rows: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, float | None]] = {}
     for method, change in track(METHODS.items(), "planning", console=Console(stderr=True), transient=True):
         rows[method] = {}
         for size, model in MODELS.items():
             plan = planner.plan({**change, **LEAST, "model": model})
-            if plan is None:
-                raise ConfigError(f"plan.table: {model} with {method} cannot be planned with this command line")
-            rows[method][size] = plan.peak_gb
+            rows[method][size] = plan.peak_gb if plan else None
+    if not any(any(row.values()) for row in rows.values()):
+        raise ConfigError("plan.table: nothing of it can be planned with this command line; try it without plan.table")
     return {"device": machine.name, "capacity_gb": machine.capacity / GB, "peak_gb": rows}
 
 
@@ -76,7 +77,9 @@ def as_text(cells: dict[str, Any]) -> Table:
         column.justify = "right"
     limit = (1 - HEADROOM) * cells["capacity_gb"]
     for method, row in cells["peak_gb"].items():
-        table.add_row(method, *(f"{peak:.1f}" if peak <= limit else f"[red]{peak:.1f}[/]" for peak in row.values()))
+        texts = ["" if peak is None else f"{peak:.1f}" for peak in row.values()]
+        fits = [peak is None or peak <= limit for peak in row.values()]
+        table.add_row(method, *(text if fit else f"[red]{text}[/]" for text, fit in zip(texts, fits, strict=True)))
     return table
 
 
@@ -85,7 +88,7 @@ def draw(cells: dict[str, Any], path: Path) -> None:
     capacity, rows = cells["capacity_gb"], cells["peak_gb"]
     figure = Figure(figsize=(7, 0.5 * len(rows) + 1.2))
     axes = figure.subplots()
-    shares = [[min(peak / capacity, 1.2) for peak in row.values()] for row in rows.values()]
+    shares = [[(peak or 0.0) / capacity for peak in row.values()] for row in rows.values()]
     fits = 1 - HEADROOM
     colours = [
         [(1 - 0.55 * s, 1 - 0.25 * s, 1 - 0.6 * s) if s <= fits else (0.93, 0.6, 0.55) for s in r] for r in shares
@@ -93,7 +96,7 @@ def draw(cells: dict[str, Any], path: Path) -> None:
     axes.imshow(colours, aspect="auto")
     for y, row in enumerate(rows.values()):
         for x, peak in enumerate(row.values()):
-            axes.text(x, y, f"{peak:.1f}", ha="center", va="center")
+            axes.text(x, y, "" if peak is None else f"{peak:.1f}", ha="center", va="center")
     axes.set_xticks(range(len(MODELS)), list(MODELS))
     axes.set_yticks(range(len(rows)), list(rows))
     axes.xaxis.tick_top()

@@ -18,42 +18,41 @@ class MemoryReadings:
     def __init__(self) -> None:
         self.highest: dict[str, float] = {}
         self._since_log: dict[str, float] = {}
+        self._phases: list[str] = []
 
     @contextlib.contextmanager
     def of(self, phase: str) -> Iterator[None]:
         """Read the highest use of what happens inside, but for other phases in it."""
         self.note()
-        self._reset()
+        self._phases.append(phase)
         try:
             yield
         finally:
-            self.note(phase)
-            self._reset()
+            self.note()
+            self._phases.pop()
 
-    def note(self, phase: str | None = None) -> None:
-        """Read what was highest since the last time."""
+    def note(self) -> None:
+        """Read what was highest since the last time, and begin anew."""
         readings = {"memory/host_gb": host_peak() / GB}
         if torch.cuda.is_available():
             readings["memory/peak_allocated_gb"] = torch.cuda.max_memory_allocated() / GB
             readings["memory/peak_reserved_gb"] = torch.cuda.max_memory_reserved() / GB
-        if phase:
+        if self._phases:
             device = readings.get("memory/peak_allocated_gb", readings["memory/host_gb"])
-            readings[f"memory/{phase}_gb"] = device
+            readings[f"memory/{self._phases[-1]}_gb"] = device
         for kept in (self.highest, self._since_log):
             for name, value in readings.items():
                 kept[name] = max(value, kept.get(name, 0.0))
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        with contextlib.suppress(OSError):  # Linux only; see proc_pid_clear_refs(5)
+            Path("/proc/self/clear_refs").write_text("5")
 
     def since_log(self) -> dict[str, float]:
         """Return the highest readings since the last call."""
         self.note()
         readings, self._since_log = self._since_log, {}
         return readings
-
-    def _reset(self) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-        with contextlib.suppress(OSError):  # Linux only; see proc_pid_clear_refs(5)
-            Path("/proc/self/clear_refs").write_text("5")
 
 
 def host_peak() -> int:

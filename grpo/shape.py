@@ -139,6 +139,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     width = number("intermediate_size", 4 * hidden)
     window = number("sliding_window", 0) if text.get("use_sliding_window", True) else 0
     kinds = text.get("layer_types") or []
+    every = text.get("sliding_window_pattern") or {"gemma2": 2, "gemma3_text": 6}.get(text.get("model_type", ""), 0)
+    sliding = layers - layers // every if every else layers  # every so many layers sees everything
     family = str(text.get("model_type", "llama"))
     return Shape(
         model_type=family,
@@ -156,6 +158,6 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         shared_expert_intermediate_size=number("shared_expert_intermediate_size", 0),
         num_dense_layers=number("first_k_dense_replace", 0) or len(text.get("mlp_only_layers") or []),
         sliding_window=window,
-        num_sliding_layers=sum(kind == "sliding_attention" for kind in kinds) if kinds else layers * bool(window),
+        num_sliding_layers=sum(kind == "sliding_attention" for kind in kinds) if kinds else sliding * bool(window),
         given_parameters=number("parameters", 0),
     )

@@ -4,11 +4,13 @@ import functools
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from grpo.check import processes
 from grpo.config import ROOT, ConfigError
 from grpo.job import UNMEASURED, Adapter, Job
 from grpo.shape import Shape, shape_of
@@ -41,7 +43,9 @@ def find_shape(model: DictConfig) -> Shape:
         if name in shipped:
             return shipped[name]
         if model.shape and (given := shape_of(model.shape)) not in (embedded, *shipped.values()):
-            return given  # else it belongs to the choice that the name was typed over
+            # else it belongs to the choice that the name was typed over, and so may the number of parameters
+            stale = given.given_parameters in [shape.given_parameters for shape in (embedded, *shipped.values())]
+            return replace(given, given_parameters=0) if stale else given
     except ValueError as error:
         raise ConfigError(f"model.shape of {name}: {error}") from error
     return from_hub(name, model.model_revision)
@@ -53,10 +57,13 @@ def from_hub(name: str, revision: str) -> Shape:
 
     try:
         return shape_of(json.loads(Path(hf_hub_download(name, "config.json", revision=revision)).read_text()))
+    except ValueError as error:
+        raise ConfigError(f"model.model_name_or_path={name}: its config.json: {error}") from error
     except Exception as error:  # whatever network, hub and cache can raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         raise ConfigError(
             f"model.model_name_or_path={name}: neither a folder nor a model whose config.json can be had from the hub "
-            f"({str(error).strip().splitlines()[0][:120]}); name a folder that holds the model, or give its "
+            f"({reason}); name a folder that holds the model, or give its "
             "+model.shape.hidden_size=… and the other numbers, as in conf/model"
         ) from error
 
@@ -72,6 +79,7 @@ def job_of(config: DictConfig, device: str) -> Job:
         "task.max_prompt_length": config.task.max_prompt_length,
         "train.max_completion_length": train.max_completion_length,
         "plan.processes": processes(config),
+        "train.vllm_tensor_parallel_size": train.vllm_tensor_parallel_size,
     }.items():
         if not value or value < 1:
             raise ConfigError(f"{key}={value}: the plan needs a positive number")
@@ -79,7 +87,11 @@ def job_of(config: DictConfig, device: str) -> Job:
         raise ConfigError(f"model.dtype={config.model.dtype}: possible: auto, {', '.join(BYTES)}")
     size = BYTES.get(config.model.dtype, 2)
     half = train.bf16 or train.fp16 or train.bf16 is None
-    quantized = bool(peft and peft.get("quantization"))
+    quantization = (peft.get("quantization") or {}) if peft else {}
+    quantized = 4 if quantization.get("load_in_4bit") else 8 if quantization.get("load_in_8bit") else 0
+    optimizer = str(train.optim or DEFAULT_OPTIMIZER)
+    if train.resume_from_checkpoint:  # bitsandbytes puts a state that it loads on the card
+        optimizer = optimizer.removeprefix("paged_")
     tokens = config["update"].max_tokens_per_microbatch
     colocated = train.use_vllm and train.vllm_mode == "colocate"
     share = train.generation_batch_size or processes(config) * train.per_device_train_batch_size * (
@@ -94,9 +106,9 @@ def job_of(config: DictConfig, device: str) -> Job:
         weight_bytes=size,
         compute_bytes=2 if half else size,
         quantized=quantized,
-        double_quantized=bool(quantized and peft.quantization.get("bnb_4bit_use_double_quant")),
-        adapter=adapter_of(peft, quantized) if peft else None,
-        optimizer=train.optim or DEFAULT_OPTIMIZER,
+        double_quantized=bool(quantization.get("bnb_4bit_use_double_quant")),
+        adapter=adapter_of(peft, bool(quantized)) if peft else None,
+        optimizer=optimizer,
         checkpointing=train.gradient_checkpointing,
         reference=bool(train.beta) and not peft,
         gradients_on_host=config["update"].gradients_on_host,
@@ -112,33 +124,34 @@ def job_of(config: DictConfig, device: str) -> Job:
 
 def adapter_of(peft: DictConfig, quantized: bool) -> Adapter:
     """Return the adapter that the options of `peft.LoraConfig` describe."""
-    modules = peft.get("target_modules", "all-linear")
-    names = None if isinstance(modules, str) else tuple(modules)
+    modules = peft.get("target_modules")
+    names = tuple(modules) if isinstance(modules, ListConfig) else None  # a pattern may mean any
     rank = peft.get("r", 8)
     if not isinstance(rank, int) or rank < 1:
         raise ConfigError(f"peft.r={rank}: a positive number is needed")
     return Adapter(rank, names, 2 if quantized else 4)
 
 
-def processes(config: DictConfig) -> int:
-    """Return how many processes train: as planned for, or as started."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if config.plan.processes is None else config.plan.processes
-
-
 def sharding(config: DictConfig) -> dict[str, Any]:
     """Return how FSDP or DeepSpeed, as TRL or `accelerate launch` is told, spreads a model over the processes."""
     train, env, count = config.train, os.environ, processes(config)
     fsdp = str(train.fsdp or ("full_shard" if env.get("ACCELERATE_USE_FSDP") == "true" else "")).lower()
+    file = train.deepspeed or (
+        env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") if env.get("ACCELERATE_USE_DEEPSPEED") == "true" else None
+    )
     stage, offload, offload_optimizer = 0, False, False
-    if fsdp and fsdp != "false":
-        options = train.fsdp_config if isinstance(train.fsdp_config, DictConfig) else {}
-        kept = "shard_grad_op" in fsdp or env.get("FSDP_SHARDING_STRATEGY", "") == "SHARD_GRAD_OP"
-        kept = kept or False in (options.get("reshard_after_forward"), env.get("FSDP_RESHARD_AFTER_FORWARD") != "false")
-        stage = 2 if kept else 3
-        offload = "offload" in fsdp or bool(options.get("cpu_offload")) or env.get("FSDP_OFFLOAD_PARAMS") == "true"
-    elif train.deepspeed:
-        zero = deepspeed(train.deepspeed).get("zero_optimization", {})
-        stage = zero.get("stage", 0)
+    if fsdp not in ("", "false"):
+        options = options_of("train.fsdp_config", train.fsdp_config or {})
+        options = {key.removeprefix("fsdp_"): value for key, value in options.items()}
+        strategy = fsdp + " " + env.get("FSDP_SHARDING_STRATEGY", "").lower()
+        resharded = str(options.get("reshard_after_forward", env.get("FSDP_RESHARD_AFTER_FORWARD", "true"))).lower()
+        kept = "shard_grad_op" in strategy or strategy.endswith(" 2") or resharded == "false"
+        stage = 0 if "no_shard" in strategy or strategy.endswith(" 3") else 2 if kept else 3
+        offloads = (options.get("cpu_offload"), options.get("offload_params"), env.get("FSDP_OFFLOAD_PARAMS") == "true")
+        offload = "offload" in fsdp or any(value is True for value in offloads)
+    elif file:
+        zero = options_of("train.deepspeed", file).get("zero_optimization") or {}
+        stage = int(zero.get("stage", 0))
         offload = (zero.get("offload_param") or {}).get("device", "none") != "none"
         offload_optimizer = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
     elif env.get("ACCELERATE_USE_DEEPSPEED") == "true":
@@ -149,16 +162,17 @@ def sharding(config: DictConfig) -> dict[str, Any]:
         "weight_shards": count if stage == 3 else 1,
         "gradient_shards": count if stage >= 2 else 1,
         "optimizer_shards": count if stage >= 1 else 1,
+        "float32_training": stage > 0,
         "offload_weights": offload,
         "offload_optimizer": offload or offload_optimizer,
     }
 
 
-def deepspeed(setting: Any) -> Mapping[str, Any]:
-    """Return DeepSpeed's options, which may be in a file."""
-    if isinstance(setting, DictConfig):
+def options_of(key: str, setting: Any) -> Mapping[str, Any]:
+    """Return the options of FSDP or DeepSpeed, which may be in a JSON file."""
+    if isinstance(setting, Mapping | DictConfig):
         return setting
     try:
         return json.loads(Path(setting).read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"train.deepspeed={setting}: {error}") from error
+        raise ConfigError(f"{key}={setting}: {error}") from error

@@ -122,3 +122,26 @@ def test_the_loss_types_are_those_that_trl_computes() -> None:
             value = ast.literal_eval(node.comparators[0])
             compared |= {value} if isinstance(value, str) else set(value)
     assert set(LOSS_TYPES) == compared
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+gpu=t4", "peft=none"], "peft=none: weights in float16 cannot be trained with train.fp16"),
+        (["+gpu=t4", "update.gradients_on_host=true"], "update.gradients_on_host works with one process"),
+        (["plan.processes=2", "update.gradients_on_host=true"], "update.gradients_on_host works with one process"),
+        (["train.optim=schedule_free_adamw", "update.gradients_on_host=true"], "update.gradients_on_host works with"),
+    ],
+)
+def test_what_cannot_be_trained_together_is_said_before(
+    composed: Callable[..., DictConfig], overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(composed(*overrides))
+
+
+def test_a_batch_is_that_of_all_processes_that_are_planned_for(composed: Callable[..., DictConfig]) -> None:
+    small = ["train.per_device_train_batch_size=1", "train.gradient_accumulation_steps=2", "train.num_generations=16"]
+    with pytest.raises(ConfigError, match="a batch of 2 completions"):
+        check(composed(*small))
+    check(composed(*small, "plan.processes=8"))

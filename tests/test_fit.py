@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -129,6 +130,8 @@ def test_sharding_is_read_from_trl_accelerate_and_deepspeed(
     assert shards() == (1, 1, 1, False, False)
     assert shards("train.fsdp=full_shard") == (4, 4, 4, False, False)
     assert shards("train.fsdp='shard_grad_op offload'") == (1, 4, 4, True, True)
+    assert shards("train.fsdp=no_shard") == shards("train.fsdp=false") == (1, 1, 1, False, False)
+    assert shards("train.fsdp=true", "+train.fsdp_config={fsdp_reshard_after_forward:false}")[:3] == (1, 4, 4)
     file = tmp_path / "zero.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}))
     assert shards(f"train.deepspeed={file}") == (1, 4, 4, False, True)
@@ -183,6 +186,7 @@ def test_a_model_of_ones_own_brings_its_shape_along(composed: Compose) -> None:
     line = [f"model.shape.{key}={value}" for key, value in {"hidden_size": 99, "num_hidden_layers": 7}.items()]
     shape = find_shape(composed("model.model_name_or_path=me/mine", *line).model)
     assert (shape.hidden_size, shape.num_hidden_layers) == (99, 7)
+    assert shape.parameters() == replace(shape, given_parameters=0).parameters(), "not those of the choice below it"
 
 
 # --- Advice ---
@@ -251,6 +255,34 @@ def test_a_card_that_is_hardly_used_is_put_to_use() -> None:
     assert advise(("+gpu=rtx3080",)) == [], "nothing to advise where it fits well"
 
 
+def test_choices_that_what_was_typed_would_spoil_are_not_suggested() -> None:
+    for line in (
+        ("+gpu=h200", "model=qwen2_5_0_5b", "peft.r=64"),
+        ("+gpu=h200", "model.model_name_or_path=Qwen/Qwen3-0.6B"),
+    ):
+        suggestions = advise(line)
+        assert suggestions
+        for suggestion in suggestions:
+            assert not suggestion["overrides"][0].startswith("peft=" if "peft.r=64" in line else "model=")
+
+
+def test_gradients_on_the_host_are_not_suggested_where_they_cannot_work() -> None:
+    for line in (("+gpu=t4", "peft=none", "model.dtype=float32"), ("+gpu=h100", "peft=none", "plan.processes=8")):
+        assert not any("update.gradients_on_host=true" in found["overrides"] for found in advise(line))
+
+
+def test_vllms_share_is_one_of_the_whole_card_and_not_of_what_is_free(
+    composed: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ("+gpu=rtx3080", "generation=vllm_colocate")
+    alone = make_plan(composed(*line))
+    monkeypatch.setattr(fit, "free_card_memory", lambda: ("a card of 32 GB", 32 * GB, 20 * GB))
+    larger = make_plan(composed(*line))
+    shares = [plan.settings["train.vllm_gpu_memory_utilization"] for plan in (alone, larger)]
+    assert shares[1] == pytest.approx(shares[0] / 2, abs=0.01)
+    assert larger.phases["rollout"]["vllm"] == pytest.approx(32 * shares[1])
+
+
 def test_planning_again_replaces_what_was_typed() -> None:
     config = Planner(["+gpu=rtx3080", "peft=none", "train.optim=sgd"]).config(
         {"peft": "qlora", "train.optim": "adamw_8bit"}
@@ -272,6 +304,7 @@ def test_planning_again_replaces_what_was_typed() -> None:
         (("plan.processes=0",), "plan.processes=0: the plan needs a positive number"),
         (("plan.host_gb=-1",), "plan.host_gb=-1.0: a positive number of GB"),
         (("peft=lora", "peft.r=-4"), "peft.r=-4: a positive number is needed"),
+        (("train.vllm_tensor_parallel_size=0",), "train.vllm_tensor_parallel_size=0: the plan needs a positive"),
         (("model.dtype=int3",), "model.dtype=int3: possible: auto, float32, float16, bfloat16"),
         (("train.deepspeed=nowhere.json",), "train.deepspeed=nowhere.json: "),
         (

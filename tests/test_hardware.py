@@ -42,8 +42,9 @@ def test_a_machine_without_a_card_or_with_a_broken_driver_has_none() -> None:
         assert free_card_memory() is None
     with mock.patch("subprocess.run", side_effect=subprocess.CalledProcessError(9, "nvidia-smi")):
         assert free_card_memory() is None
-    with with_cards("0, GPU-x, Some card, [N/A], [N/A]"):
-        assert free_card_memory() is None
+    for numbers in ("[N/A], [N/A]", "16384, [Insufficient Permissions]"):
+        with with_cards(f"0, GPU-x, Some card, {numbers}"):
+            assert free_card_memory() is None
 
 
 def write(path: Path, **files: object) -> None:

@@ -81,7 +81,7 @@ def test_weights_in_four_bits_take_what_bitsandbytes_takes(double: bool) -> None
             packed += state.state2.absmax.nbytes if double else 0
             packed -= module.weight.nbytes
     shape = replace(SHAPE, hidden_size=256, intermediate_size=512)
-    planned = weights(shape, replace(JOB, quantized=True, double_quantized=double))
+    planned = weights(shape, replace(JOB, quantized=4, double_quantized=double))
     assert planned == pytest.approx(size(whole.parameters()) + packed, rel=0.01)
 
 
@@ -292,6 +292,10 @@ def test_shards_divide_what_they_shard_and_offloading_moves_it_to_the_host() -> 
     zero3 = update(shape, replace(job, weight_shards=8, gradient_shards=8, optimizer_shards=8))
     assert zero3["weights"] == alone["weights"] / 8
     assert zero3["gathered layers"] == 2 * alone["weights"] / 32
+    trained_in_float32 = replace(job, gradient_shards=8, optimizer_shards=8, float32_training=True)
+    master = update(shape, trained_in_float32)
+    assert master["master weights"] == 2 * alone["weights"] / 8, "4 bytes a parameter instead of 2"
+    assert master["optimizer"] == 2 * alone["optimizer"] / 8
     offloaded = replace(job, offload_optimizer=True)
     assert "optimizer" not in update(shape, offloaded)
     assert host(shape, offloaded)["offloaded optimizer"] == alone["optimizer"]
@@ -299,7 +303,7 @@ def test_shards_divide_what_they_shard_and_offloading_moves_it_to_the_host() -> 
 
 
 def test_a_sleeping_engine_leaves_its_share_to_the_update() -> None:
-    awake = replace(LORA, vllm_share=0.4, capacity=16 * GB)
+    awake = replace(LORA, vllm_share=0.4, card=16 * GB)
     asleep = replace(awake, vllm_sleeps=True)
     assert update(SHAPE, awake)["vllm"] == rollout(SHAPE, asleep)["vllm"] == 0.4 * 16 * GB
     assert update(SHAPE, asleep)["vllm"] < 0.5 * GB
