@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from grpo.check import check
 from grpo.config import ROOT, ConfigError
 from grpo.fit import Machine, Plan, machine_for, make_plan
-from grpo.workload import find_shape, shipped_models
+from grpo.workload import DEFAULT_OPTIMIZER, find_shape, shipped_models
 
 MOST = 4
 """Suggestions that are shown."""
@@ -121,11 +121,13 @@ def verified(changes: Sequence[Change], plan: Callable[[dict[str, str]], Plan | 
 def harmless_first(config: DictConfig) -> Iterator[Change]:
     """Yield what can make a run smaller, beginning with what leaves the result as it is."""
     train, update, peft = config.train, config["update"], config.peft
-    full, optimizer = peft is None, train.optim or ""
+    full, optimizer = peft is None, str(train.optim or DEFAULT_OPTIMIZER)
+    adamw = "adamw" in optimizer
     colocated = train.use_vllm and train.vllm_mode == "colocate"
-    saved = "the same result, optimizer state" if "8bit" in optimizer else "optimizer state in 8 bits"
+    saved = "optimizer state in 8 bits"
+    paged = "the same result, slower, optimizer state" if "8bit" in optimizer else saved
     half = "bfloat16" if config.gpu is None or config.gpu.bf16 else "float16"
-    shorter = train.max_completion_length // 2
+    lengths = [train.max_completion_length >> halvings for halvings in range(1, 13)]
     for applies, key, value, effect in (
         (update.max_tokens_per_microbatch != "auto", "update.max_tokens_per_microbatch", "auto", "the same result"),
         (
@@ -153,17 +155,20 @@ def harmless_first(config: DictConfig) -> Iterator[Change]:
             "true",
             "the same result, slower, gradients in host memory",
         ),
-        ("8bit" not in optimizer, "train.optim", "adamw_8bit", saved),
+        (adamw and "8bit" not in optimizer, "train.optim", "adamw_8bit", saved),
         (
-            full and not optimizer.startswith("paged_"),
+            full and adamw and not optimizer.startswith("paged_"),
             "train.optim",
             "paged_adamw_8bit",
-            f"{saved}, in host memory where the card is full, slower",
+            f"{paged} in host memory where the card is full",
         ),
         (config.model.dtype == "float32", "model.dtype", half, "weights in half precision"),
         (full, "peft", "lora", "trains adapters instead of all weights"),
         (full or not peft.get("quantization"), "peft", "qlora", "trains adapters on a base in 4 bits"),
-        (shorter >= 128, "train.max_completion_length", str(shorter), f"cuts completions after {shorter} tokens"),
+        *(
+            (length >= 128, "train.max_completion_length", str(length), f"cuts completions after {length} tokens")
+            for length in lengths
+        ),
         *((True, "model", name, "a smaller model") for name in other_models(config, larger=False)),
     ):
         if applies:

@@ -11,7 +11,16 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from grpo.config import GRPO_CONFIG, LORA_CONFIG, NOT_SETTABLE, ROOT, ConfigError, Reward, library_fields
+from grpo.config import (
+    GRPO_CONFIG,
+    LORA_CONFIG,
+    NOT_SETTABLE,
+    ROOT,
+    ConfigError,
+    Reward,
+    library_fields,
+    optimizer_names,
+)
 
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 LEVELS = ("token", "sequence")
@@ -44,6 +53,8 @@ def explain(error: Exception) -> str:
         if type(cause).__name__.startswith("Config"):
             return f"{cause.full_key}: no such key{meant(cause.key, _possible_keys(cause))}"
         return f"{cause.full_key}: {_first_line(cause)}"
+    if "use +" in str(error):  # a group that is not in the defaults list
+        return f"{str(error).rpartition('use ')[2].strip()}: this is how it is written, with a plus"
     return " ".join(str(error).split("\n")[:2])
 
 
@@ -78,6 +89,9 @@ def check(config: DictConfig) -> None:
             raise ConfigError(f"train.{key}={value}: unknown{meant(value, possible)}")
     check_groups(config.train, processes(config))
     check_precision(config)
+    optimizers = optimizer_names()
+    if config.train.optim is not None and config.train.optim not in optimizers:
+        raise ConfigError(f"train.optim={config.train.optim}: unknown{meant(config.train.optim, optimizers)}")
     check_update(config["update"])
     if config.task.dataset.get("generator") and isinstance(config.task.dataset.get("size"), int):
         check_batch(config.train, config.task.dataset.size, processes(config))
@@ -130,6 +144,8 @@ def processes(config: DictConfig) -> int:
 def check_precision(config: DictConfig) -> None:
     """Check what float16's loss scale cannot go with, and what gradients in host memory cannot."""
     train, update = config.train, config["update"]
+    if train.fp16 and train.bf16:
+        raise ConfigError("train.fp16=true train.bf16=true: one of them, bf16 where the card has it")
     if train.fp16 and config.peft is None and config.model.dtype == "float16":
         raise ConfigError(
             "peft=none: weights in float16 cannot be trained with train.fp16; use peft=lora or model.dtype=float32"

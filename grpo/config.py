@@ -180,6 +180,16 @@ def library_fields(classes: tuple[tuple[str, str, str], ...]) -> dict[str, tuple
     return fields
 
 
+@functools.cache
+def optimizer_names() -> tuple[str, ...]:
+    """Return the names that `train.optim` can have, read from the source of transformers' `OptimizerNames`."""
+    spec = find_spec("transformers")
+    assert spec, "library_fields has looked for it"
+    tree = ast.parse((Path(str(spec.origin)).parent / "training_args.py").read_text())
+    names = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "OptimizerNames")
+    return tuple(ast.literal_eval(node.value) for node in names.body if isinstance(node, ast.Assign))
+
+
 def _type(annotation: str) -> Any:
     optional = annotation.endswith(" | None")
     simple = {"int": int, "float": float, "bool": bool}.get(annotation.removesuffix(" | None"))

@@ -71,8 +71,8 @@ class Plan:
         """Why it does not fit, or None."""
         if self.peak_gb > (1 - HEADROOM) * self.capacity_gb:
             worst = max(self.phases, key=lambda phase: sum(self.phases[phase].values()))
-            free = f"of which {HEADROOM:.0%} stay free"
-            return f"{self.peak_gb:.1f} GB in the {worst} phase; {self.device} has {self.capacity_gb:.1f} GB, {free}"
+            usable = f"of which {(1 - HEADROOM) * self.capacity_gb:.1f} GB may be used"
+            return f"{self.peak_gb:.1f} GB in the {worst} phase; {self.device} has {self.capacity_gb:.1f} GB, {usable}"
         if not self.unified and self.host_capacity_gb and self.host_gb > HOST_LIMIT * self.host_capacity_gb:
             return f"{self.host_gb:.1f} GB of host memory; there are {self.host_capacity_gb:.1f} GB"
         return None

@@ -42,8 +42,9 @@ def check_gpu(gpu: DictConfig | None) -> None:
         lacking = "bfloat16"
     if lacking:
         raise ConfigError(
-            f"+gpu: the profile is for {gpu.name} ({lacking} needed), found here: {describe()}. Look at its choices "
-            "with --cfg job, try them here anyway with plan.enforce=false, or leave +gpu out to run the embedded task"
+            f"+gpu: the profile is for {gpu.name} ({lacking} needed), found here: {describe()}. `python -m grpo.plan` "
+            "says whether it would fit there, --cfg job shows its choices, plan.enforce=false tries them here anyway; "
+            "leave +gpu out to run the embedded task"
         )
 
 

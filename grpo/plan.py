@@ -22,6 +22,7 @@ from grpo.fit import Plan, make_plan
 
 PROGRAM = "grpo.plan"
 FORMATS = ("text", "json")
+ROWS = "rows_generated_at_once"
 PHASES = {"load": "load", "rollout": "rollout", "logprobs": "log-probabilities", "update": "update"}
 
 
@@ -70,10 +71,12 @@ def show(plan: Plan, console: Console) -> None:
     left = max(0.0, 1 - plan.peak_gb / plan.capacity_gb)
     console.print(f"peak {plan.peak_gb:.1f} GB of {plan.capacity_gb:.1f} GB, {left:.0%} head-room", highlight=False)
     if not plan.unified:
-        known = f" of {plan.host_capacity_gb:.1f} GB" if plan.host_capacity_gb else ", another machine's, not checked"
+        unknown = ", of a machine that is not this one; plan.host_gb=… says how much it has"
+        known = f" of {plan.host_capacity_gb:.1f} GB" if plan.host_capacity_gb else unknown
         console.print(f"host memory {plan.host_gb:.1f} GB{known}", highlight=False)
-    chosen = "  ".join(f"{key}={value}" for key, value in plan.settings.items())
-    console.print(f"with {chosen}", highlight=False, soft_wrap=True)
+    chosen = "  ".join(f"{key}={value}" for key, value in plan.settings.items() if key != ROWS)
+    rows = f"{plan.settings[ROWS]} rows generated at once  " if ROWS in plan.settings else ""
+    console.print(f"with {rows}{chosen}", highlight=False, soft_wrap=True)
     if plan.problem:
         console.print(f"[bold red]does not fit[/]: {plan.problem}", highlight=False, soft_wrap=True)
     else:

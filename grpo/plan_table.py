@@ -1,4 +1,4 @@
-"""Models x methods for one card, the least memory that each needs: `python -m grpo.plan +gpu=h100 plan.table=true`."""
+"""Models x methods for one card, with one completion at a time in the update: `python -m grpo.plan plan.table=true`."""
 
 import json
 from collections.abc import Sequence
@@ -47,7 +47,9 @@ def models_by_methods(overrides: Sequence[str], run_dir: Path, as_json: bool) ->
         print(json.dumps(cells, indent=2))
     else:
         console = Console()
-        console.print(as_text(cells), f"GB; red: more than {1 - HEADROOM:.0%} of {cells['capacity_gb']:g} GB")
+        console.print(as_text(cells))
+        console.print(f"models: {', '.join(MODELS.values())}", highlight=False, soft_wrap=True)
+        console.print(f"red: more than {1 - HEADROOM:.0%} of {cells['capacity_gb']:g} GB", highlight=False)
     (run_dir / "plan.json").write_text(json.dumps(cells, indent=2) + "\n")
     draw(cells, run_dir / "plan.png")
     if not as_json:
@@ -72,7 +74,8 @@ def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
 
 def as_text(cells: dict[str, Any]) -> Table:
     """Return the table for a terminal."""
-    table = Table("", *MODELS, title=f"the least that a run needs on {cells['device']}", title_justify="left")
+    title = f"{cells['device']}, GB, with one completion at a time in the update"
+    table = Table("", *MODELS, title=title, title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
     limit = (1 - HEADROOM) * cells["capacity_gb"]

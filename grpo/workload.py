@@ -53,17 +53,23 @@ def find_shape(model: DictConfig) -> Shape:
 
 def from_hub(name: str, revision: str) -> Shape:
     """Return a hub model's shape, from the cache if it is there."""
-    from huggingface_hub import hf_hub_download  # a quarter of a second, which most plans do not need
+    import huggingface_hub as hub  # a quarter of a second, which most plans do not need
 
     try:
-        return shape_of(json.loads(Path(hf_hub_download(name, "config.json", revision=revision)).read_text()))
+        cached = hub.try_to_load_from_cache(name, "config.json", revision=revision)
+        if isinstance(cached, str):
+            return shape_of(json.loads(Path(cached).read_text()))
+        url, headers = hub.hf_hub_url(name, "config.json", revision=revision), hub.utils.build_hf_headers()
+        answer = hub.get_session().get(url, headers=headers, follow_redirects=True, timeout=10)
+        answer.raise_for_status()
+        return shape_of(answer.json())
     except ValueError as error:
         raise ConfigError(f"model.model_name_or_path={name}: its config.json: {error}") from error
     except Exception as error:  # whatever network, hub and cache can raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         raise ConfigError(
             f"model.model_name_or_path={name}: neither a folder nor a model whose config.json can be had from the hub "
-            f"({reason}); name a folder that holds the model, or give its "
+            f"({reason}); check its name and the network, name a folder that holds the model, or give its "
             "+model.shape.hidden_size=… and the other numbers, as in conf/model"
         ) from error
 

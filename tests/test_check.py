@@ -127,6 +127,8 @@ def test_the_loss_types_are_those_that_trl_computes() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["train.optim=adamw_8bits"], "train.optim=adamw_8bits: unknown; did you mean .*adamw_8bit"),
+        (["train.fp16=true", "train.bf16=true"], "one of them"),
         (["+gpu=t4", "peft=none"], "peft=none: weights in float16 cannot be trained with train.fp16"),
         (["+gpu=t4", "update.gradients_on_host=true"], "update.gradients_on_host works with one process"),
         (["plan.processes=2", "update.gradients_on_host=true"], "update.gradients_on_host works with one process"),

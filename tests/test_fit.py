@@ -248,6 +248,19 @@ def test_nothing_that_changes_the_algorithm_is_suggested() -> None:
             assert suggestion["effect"]
 
 
+def test_completions_are_made_as_short_as_they_have_to_be() -> None:
+    (first, *_) = advise(("+gpu=rtx3080", "train.max_completion_length=1000000", "peft=qlora"))
+    (word,) = first["overrides"]
+    key, _, length = word.partition("=")
+    assert key == "train.max_completion_length"
+    assert 128 <= int(length) < 1000000 / 4
+
+
+def test_another_optimizer_is_not_suggested() -> None:
+    for suggestion in advise(("+gpu=rtx3080", "peft=none", "train.optim=sgd", "model=qwen3_4b")):
+        assert not any(word.startswith("train.optim") for word in suggestion["overrides"])
+
+
 def test_a_card_that_is_hardly_used_is_put_to_use() -> None:
     suggestions = advise(("+gpu=h200", "model=qwen2_5_0_5b"))
     assert any("model=" in suggestion["overrides"][0] for suggestion in suggestions)
@@ -337,14 +350,15 @@ def test_a_model_without_a_shape_and_without_a_network_is_one_line(composed: Com
 def test_a_configuration_on_the_hub_is_read_from_the_cache(composed: Compose, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(OmegaConf.to_container(composed("model=qwen3_4b").model.shape)))
-    with mock.patch("huggingface_hub.hf_hub_download", return_value=str(file)) as download:
+    with mock.patch("huggingface_hub.try_to_load_from_cache", return_value=str(file)) as cache:
         shape = workload.from_hub("Qwen/Qwen3-4B-Base", "main")
     assert shape.parameters() == 4022468096
-    assert download.call_args.args == ("Qwen/Qwen3-4B-Base", "config.json")
+    assert cache.call_args.args == ("Qwen/Qwen3-4B-Base", "config.json")
 
 
 def test_a_plan_says_the_same_in_json(composed: Compose) -> None:
     plan = make_plan(composed(*LARGE))
+    assert "of which 14.7 GB may be used" in (plan.problem or "")
     content = json.loads(json.dumps(plan.as_dict()))
     assert {"fits", "peak_gb", "capacity_gb", "host_gb", "phases", "suggestions"} <= content.keys()
     assert content["fits"] is False

@@ -225,7 +225,6 @@ def test_a_reward_that_raises_ends_the_run_with_its_reason(
     ("overrides", "says"),
     [
         (["train.lr_scheduler_type=constnat"], "constnat"),
-        (["train.optim=adamw_9bit"], "adamw_9bit"),
         (["generation=vllm_colocate"], "vLLM is not available"),
         (["reward=[]", "+reward.mine.fn=rewards.nothing.f"], "No module named 'rewards.nothing'"),
     ],
