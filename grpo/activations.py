@@ -69,7 +69,11 @@ def head_forward(shape: Shape, job: Job, scored: int) -> float:
 
 
 def head_tile(shape: Shape, job: Job, scored: int, copies: int) -> float:
-    """Bytes of the logits that are computed at once; without Triton, on a CPU, with float32 copies of them."""
+    """Bytes of the logits that are computed at once.
+
+    On a CPU, without Triton, there are float32 copies of them; what a small vocabulary leaves unused is never touched.
+    """
     tokens, words = min(scored, HEAD_TILE[0]), HEAD_TILE[1]
-    on_cpu = tokens * min(shape.vocab_size, words) * 4 * copies if job.device == "cpu" else 0
-    return tokens * words * job.compute_bytes + on_cpu
+    if job.device == "cpu":
+        return tokens * min(shape.vocab_size, words) * (job.compute_bytes + 4 * copies)
+    return tokens * words * job.compute_bytes

@@ -49,7 +49,7 @@ def models_by_methods(overrides: Sequence[str], run_dir: Path, as_json: bool) ->
         console = Console()
         console.print(as_text(cells))
         console.print(f"models: {', '.join(MODELS.values())}", highlight=False, soft_wrap=True)
-        console.print(f"red: more than {1 - HEADROOM:.0%} of {cells['capacity_gb']:g} GB", highlight=False)
+        console.print(f"red: more than {1 - HEADROOM:.0%} of {cells['capacity_gb']:.1f} GB", highlight=False)
     (run_dir / "plan.json").write_text(json.dumps(cells, indent=2) + "\n")
     draw(cells, run_dir / "plan.png")
     if not as_json:
@@ -105,6 +105,6 @@ def draw(cells: dict[str, Any], path: Path) -> None:
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_title(f"GB on {cells['device']}, {capacity:g} GB; red does not fit", fontsize=10, pad=12)
+    axes.set_title(f"GB on {cells['device']}, {capacity:.1f} GB; red does not fit", fontsize=10, pad=12)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
