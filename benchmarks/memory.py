@@ -32,11 +32,10 @@ from trl import GRPOConfig
 from grpo import policy
 from grpo.advice import Planner
 from grpo.config import ROOT, register, train_arguments
-from grpo.fit import make_plan, settle
+from grpo.fit import HEADROOM, make_plan, settle
 from grpo.job import GB
 from grpo.plan_table import LEAST, METHODS, MODELS
 from grpo.trainer import ExactGRPOTrainer, Update
-from grpo.workload import shipped_models
 
 TIMEOUT = 400
 """Seconds after which a cell is given up."""
@@ -84,7 +83,7 @@ def main() -> None:
             return
         if not (torch.cuda.is_available() or options.toy):
             sys.exit("benchmarks.memory: needs an NVIDIA GPU; --toy tries the code without one")
-        planned = {"rtx3080": profile()} if options.cap else plan_cells(options.cells, options.toy)
+        planned = {"rtx3080": profile()} if options.cap else plan_cells(options.cells)
     total = torch.cuda.get_device_properties(0).total_memory / GB if torch.cuda.is_available() else 0.0
     console = Console()
     results = run_all(planned, 0.9 * (options.cap or total), options.cap, options.toy, console)
@@ -103,7 +102,7 @@ def profile() -> dict[str, Any]:
     return {"overrides": overrides, "planned_gb": plan.expected()["peak"], "reference_gb": None}
 
 
-def plan_cells(names: list[str] | None, toy: bool) -> dict[str, dict[str, Any]]:
+def plan_cells(names: list[str] | None) -> dict[str, dict[str, Any]]:
     """Return overrides, planned peak without the context, and the reference of each cell."""
     planner = Planner(SETTINGS)
     cells = {}
@@ -112,17 +111,11 @@ def plan_cells(names: list[str] | None, toy: bool) -> dict[str, dict[str, Any]]:
             name = f"{method} {size}"
             if names and name not in names:
                 continue
-            goal = reference / 2 if reference else 0.92 * 80
-            for means in MEANS if method != "LoRA" and not toy else MEANS[:1]:
-                change = {**METHODS[method], **LEAST, "model": model, **means}
-                plan = planner.plan(change)
-                assert plan is not None, "these go together"
-                if plan.peak_gb <= goal:
-                    break
-            else:  # none is enough: as plain as the reference
-                change = {**METHODS[method], **LEAST, "model": model}
-                plan = planner.plan(change)
-                assert plan is not None, "these go together"
+            goal = reference / 2 if reference else (1 - HEADROOM) * 80
+            changes = [{**METHODS[method], **LEAST, "model": model, **means} for means in MEANS]
+            plans = [(change, plan) for change in changes if (plan := planner.plan(change))]
+            # where none is enough, as plain as the reference
+            change, plan = next((pair for pair in plans if pair[1].peak_gb <= goal), plans[0])
             words = [*SETTINGS, *(f"{key}={value}" for key, value in change.items())]
             cells[name] = {"overrides": words, "planned_gb": plan.expected()["peak"], "reference_gb": reference}
     return cells
@@ -172,13 +165,10 @@ def run_cell(overrides: list[str], cap: float | None, toy: bool) -> dict[str, An
     config = compose("config", [*overrides, *(TOY_SETTINGS if toy else [])])
     if toy:
         config.model.shape = {"model_type": "llama", **TOY}
-        shape = config.model.shape
-    else:
-        shape = next(shape for name, shape in raw_shapes().items() if name == config.model.model_name_or_path)
     plan = make_plan(config)
     settle(config, plan)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(config, dict(shape), folder)
+        trainer = make_trainer(config, folder)
         trainer.train()
     readings = trainer.memory.highest
     host = readings["memory/host_gb"]
@@ -193,21 +183,13 @@ def run_cell(overrides: list[str], cap: float | None, toy: bool) -> dict[str, An
     }
 
 
-def raw_shapes() -> dict[str, Any]:
-    """Return the `shape:` of each shipped model by its name on the hub, as `AutoConfig` takes it."""
-    shapes = {}
-    for choice, (name, _) in shipped_models().items():
-        shapes[name] = dict(compose("config", [f"model={choice}"]).model.shape)
-        shapes[name].pop("parameters")
-    return shapes
-
-
-def make_trainer(config: DictConfig, shape: dict[str, Any], folder: str) -> ExactGRPOTrainer:
+def make_trainer(config: DictConfig, folder: str) -> ExactGRPOTrainer:
     """Return the trainer of a configuration, with random weights and completions of full length."""
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     with torch.device(device):
+        shape = {name: number for name, number in config.model.shape.items() if name != "parameters"}
         model_config = AutoConfig.for_model(**shape)
         model = AutoModelForCausalLM.from_config(model_config, dtype=getattr(torch, config.model.dtype))
     words = config.task.max_prompt_length - len(tokenizer("")["input_ids"])

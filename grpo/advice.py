@@ -52,18 +52,17 @@ class Planner:
             return None
 
 
-def advise(overrides: Sequence[str]) -> list[dict[str, Any]]:
+def advise(overrides: Sequence[str], config: DictConfig, plan: Plan) -> list[dict[str, Any]]:
     """Return what to add to a command line whose run does not fit or wastes its card, least harm to the result first.
 
     Args:
         overrides: of the command line. Hydra has to be initialized.
+        config: what they compose to.
+        plan: of that.
     """
-    planner = Planner(overrides)
-    plan = planner.plan({})
-    assert plan is not None, "what is advised on has been planned"
-    config = planner.config({})
     if not plan.problem and (plan.unified or plan.peak_gb >= WASTE * plan.capacity_gb):
         return []
+    planner = Planner(overrides)
     found = remedies(config, planner.plan) if plan.problem else uses(config, planner.plan)
     typed = {word.lstrip("+~").split("=")[0].split(".")[0] for word in overrides if "." in word.split("=")[0]}
     # another choice of a group would not replace the keys of it that were typed

@@ -138,7 +138,12 @@ def check_peft(config: DictConfig) -> None:
 
 def processes(config: DictConfig) -> int:
     """Return how many processes train: as planned for, or as `torchrun` started them."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if config.plan.processes is None else config.plan.processes
+    return started() if config.plan.processes is None else config.plan.processes
+
+
+def started() -> int:
+    """Return how many processes `torchrun` has started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def check_precision(config: DictConfig) -> None:
@@ -186,9 +191,7 @@ def check_groups(train: DictConfig, processes: int | None = None) -> None:
 
 def completions(train: DictConfig, processes: int | None) -> int:
     """Return how many completions are generated at a time, by all processes together."""
-    slices = (processes or int(os.environ.get("WORLD_SIZE", "1"))) * (
-        train.steps_per_generation or train.gradient_accumulation_steps
-    )
+    slices = (processes or started()) * (train.steps_per_generation or train.gradient_accumulation_steps)
     return train.generation_batch_size or train.per_device_train_batch_size * slices
 
 

@@ -140,8 +140,8 @@ def make_plan(config: DictConfig, machine: Machine | None = None) -> Plan:
     """
     machine = machine or machine_for(config)
     shape = find_shape(config.model)
-    job = replace(job_of(config, machine.device), capacity=machine.capacity, card=machine.card or machine.capacity)
-    job, settings = choose(config, shape, job)
+    job = replace(job_of(config, machine.device), card=machine.card or machine.capacity)
+    job, settings = choose(config, shape, job, USABLE * machine.capacity)
     return Plan(
         model=config.model.model_name_or_path,
         device=machine.name,
@@ -173,10 +173,13 @@ def peak(shape: Shape, job: Job, *names: str) -> float:
     return max(sum(parts.values()) for phase, parts in phases(shape, job).items() if not names or phase in names)
 
 
-def choose(config: DictConfig, shape: Shape, job: Job) -> tuple[Job, dict[str, Any]]:
-    """Return the job with what the configuration leaves to the plan: vLLM's share, rows at once, tokens at once."""
+def choose(config: DictConfig, shape: Shape, job: Job, limit: float) -> tuple[Job, dict[str, Any]]:
+    """Return the job with what the configuration leaves to the plan: vLLM's share, rows at once, tokens at once.
+
+    Args:
+        limit: bytes of the device that these may fill.
+    """
     settings: dict[str, Any] = {}
-    limit = USABLE * job.capacity
     automatic = config["update"].max_tokens_per_microbatch == "auto" and job.device == "cuda"
     if automatic:
         job = replace(job, tokens=job.row)

@@ -51,9 +51,11 @@ class GuardedTrainer(RolloutTrainer):
         self._seen: list[Seen] = []
         self._steps_skipped = self._skipped_in_a_row = 0
         self._host_gradients: HostGradients | None = None
-        if self.update.gradients_on_host and (self.accelerator.num_processes > 1 or self.args.fp16):
+        unfit = self.accelerator.num_processes > 1 or self.args.fp16 or "schedule_free" in str(self.args.optim)
+        if self.update.gradients_on_host and unfit:
             raise ValueError(
-                "update.gradients_on_host works with one process, in bfloat16 or float32: use FSDP or ZeRO with several"
+                "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
+                "optimizers: use FSDP or ZeRO with several processes"
             )
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:

@@ -20,6 +20,7 @@ class HostGradients:
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.memory = host_memory_for(self.weights)
         self.waiting: set[torch.nn.Parameter] = set()  # those whose sum is of this step
+        self.scale: torch.Tensor | float = 1.0  # that clipping has found for this step
         for weight in self.weights:
             weight.register_post_accumulate_grad_hook(self._take)
         self._step = optimizer.step
@@ -38,23 +39,21 @@ class HostGradients:
         self.waiting.add(weight)
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        """Scale the sums so that their norm is at most `max_norm`, as `torch.nn.utils.clip_grad_norm_` does.
+        """Have the gradients scaled so that their norm is at most `max_norm`, as `clip_grad_norm_` of PyTorch does.
 
         Returns:
             The norm before, a scalar.
         """
-        sums = {weight: self.memory[weight] for weight in self.weights if weight in self.waiting}
-        norms = [torch.linalg.vector_norm(self._back(weight)).cpu() for weight in sums]
+        waiting = [weight for weight in self.weights if weight in self.waiting]
+        norms = [torch.linalg.vector_norm(self._back(weight)).cpu() for weight in waiting]
         norm = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
-        if torch.isfinite(norm):
-            scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-            for gradient in sums.values():
-                gradient *= scale
+        self.scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         return norm
 
     def drop(self) -> None:
         """Forget the gradients of this step."""
         self.waiting.clear()
+        self.scale = 1.0
 
     def _back(self, weight: torch.nn.Parameter) -> torch.Tensor:
         return self.memory[weight].to(weight.device)
@@ -62,7 +61,7 @@ class HostGradients:
     def _step_one_by_one(self) -> None:
         for weight in self.weights:
             if weight in self.waiting:
-                weight.grad = self._back(weight)
+                weight.grad = self._back(weight).mul_(self.scale)
                 self._step()
                 weight.grad = None
         self.drop()

@@ -58,8 +58,6 @@ class Job:
     vllm_sleeps: bool = False
     vllm_shards: int = 1
     """Over how many devices vLLM spreads its copy of the weights (tensor parallelism)."""
-    capacity: float = 0.0
-    """Bytes of the card that are there to be used."""
     card: float = 0.0
     """Bytes of the whole card, of which vLLM takes its share."""
     sampling_filter: bool = False

@@ -42,7 +42,7 @@ def job(config: DictConfig) -> None:
             models_by_methods(overrides, run_dir, as_json=config.plan.format == "json")
             return
         plan = make_plan(config)
-        plan.suggestions = advise(overrides)
+        plan.suggestions = advise(overrides, config, plan)
         content = json.dumps(plan.as_dict(), indent=2)
         (run_dir / "plan.json").write_text(content + "\n")
     except ConfigError as error:

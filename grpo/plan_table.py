@@ -60,7 +60,7 @@ def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the peak in GB of each method (rows) and model (columns), None where they do not go together."""
     # the table chooses these itself
     planner = Planner([word for word in overrides if not word.lstrip("+~").startswith(("model", "peft"))])
-    machine = machine_for(planner.config({}))
+    machine = planner.machine = machine_for(planner.config({}))
     rows: dict[str, dict[str, float | None]] = {}
     for method, change in track(METHODS.items(), "planning", console=Console(stderr=True), transient=True):
         rows[method] = {}

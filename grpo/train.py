@@ -56,7 +56,9 @@ def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:
             raise
         return None
     if plan.problem and config.plan.enforce:
-        tries = [f"{' '.join(found['overrides'])} ({found['peak_gb']:.1f} GB)" for found in advise(overrides)]
+        tries = [
+            f"{' '.join(found['overrides'])} ({found['peak_gb']:.1f} GB)" for found in advise(overrides, config, plan)
+        ]
         advice = f"try {', or '.join(tries)}; " if tries else ""
         raise ConfigError(
             f"does not fit: {plan.problem}; {advice}`python -m grpo.plan` with the same arguments says more, and "

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from grpo.check import processes
+from grpo.check import completions, processes
 from grpo.config import ROOT, ConfigError
 from grpo.job import UNMEASURED, Adapter, Job
 from grpo.shape import Shape, shape_of
@@ -27,6 +27,13 @@ def shipped_models() -> dict[str, tuple[str, Shape]]:
     return {stem: (choice.model_name_or_path, shape_of(choice.shape)) for stem, choice in choices.items()}
 
 
+@functools.cache
+def shapes_of_choices() -> tuple[Shape, ...]:
+    """Return the shape of each choice of `conf/model`."""
+    embedded = OmegaConf.load(ROOT / "conf" / "model" / "tiny.yaml").model.shape
+    return (shape_of(embedded), *(shape for _, shape in shipped_models().values()))
+
+
 def find_shape(model: DictConfig) -> Shape:
     """Return the model's shape: from its folder, `conf/model`, `model.shape`, or the hub's `config.json`.
 
@@ -35,16 +42,15 @@ def find_shape(model: DictConfig) -> Shape:
     """
     name = model.model_name_or_path
     shipped = dict(shipped_models().values())
-    embedded = shape_of(OmegaConf.load(ROOT / "conf" / "model" / "tiny.yaml").model.shape)
     file = Path(name) / "config.json"
     try:
         if file.is_file():
             return shape_of(json.loads(file.read_text()))
         if name in shipped:
             return shipped[name]
-        if model.shape and (given := shape_of(model.shape)) not in (embedded, *shipped.values()):
+        if model.shape and (given := shape_of(model.shape)) not in shapes_of_choices():
             # else it belongs to the choice that the name was typed over, and so may the number of parameters
-            stale = given.given_parameters in [shape.given_parameters for shape in (embedded, *shipped.values())]
+            stale = given.given_parameters in [shape.given_parameters for shape in shapes_of_choices()]
             return replace(given, given_parameters=0) if stale else given
     except ValueError as error:
         raise ConfigError(f"model.shape of {name}: {error}") from error
@@ -100,13 +106,10 @@ def job_of(config: DictConfig, device: str) -> Job:
         optimizer = optimizer.removeprefix("paged_")
     tokens = config["update"].max_tokens_per_microbatch
     colocated = train.use_vllm and train.vllm_mode == "colocate"
-    share = train.generation_batch_size or processes(config) * train.per_device_train_batch_size * (
-        train.steps_per_generation or train.gradient_accumulation_steps
-    )
     return Job(
         prompt=config.task.max_prompt_length,
         completion=train.max_completion_length,
-        rows=-(-share // processes(config)),
+        rows=-(-completions(train, processes(config)) // processes(config)),
         tokens=UNMEASURED if tokens == "auto" else tokens,
         completions_a_sequence=train.num_generations if config["update"].share_prompts else 1,
         weight_bytes=size,

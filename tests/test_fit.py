@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -18,6 +19,7 @@ from grpo.job import GB, USABLE
 from grpo.workload import find_shape, job_of
 
 Compose = Callable[..., DictConfig]
+Advice = Callable[[tuple[str, ...]], list[dict[str, Any]]]
 PROFILES = sorted(path.stem for path in (ROOT / "conf" / "gpu").glob("*.yaml"))
 LARGE = ("+gpu=rtx3080", "model=llama3_1_8b", "peft=none")
 
@@ -25,6 +27,17 @@ LARGE = ("+gpu=rtx3080", "model=llama3_1_8b", "peft=none")
 @pytest.fixture(autouse=True)
 def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "free_card_memory", lambda: None)
+
+
+@pytest.fixture
+def advice(composed: Compose) -> Advice:
+    """What is advised on a command line."""
+
+    def of(line: tuple[str, ...]) -> list[dict[str, Any]]:
+        config = composed(*line)
+        return advise(line, config, make_plan(config))
+
+    return of
 
 
 # --- Profiles ---
@@ -39,12 +52,14 @@ def test_every_profile_fits_its_card_with_room_and_uses_at_least_half_of_it(comp
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_profile_fits_with_vllm_beside_it_or_is_told_to_go_without(composed: Compose, profile: str) -> None:
+def test_every_profile_fits_with_vllm_beside_it_or_is_told_to_go_without(
+    composed: Compose, profile: str, advice: Advice
+) -> None:
     line = (f"+gpu={profile}", "generation=vllm_colocate")
     plan = make_plan(composed(*line))
     if plan.problem:
         assert profile == "rtx5090", "two copies of the weights fit on every other"
-        assert advise(line)[0]["overrides"] == ["generation=transformers"]
+        assert advice(line)[0]["overrides"] == ["generation=transformers"]
     else:
         assert 0 < plan.settings["train.vllm_gpu_memory_utilization"] < 1
 
@@ -192,8 +207,10 @@ def test_a_model_of_ones_own_brings_its_shape_along(composed: Compose) -> None:
 # --- Advice ---
 
 
-def test_every_suggestion_makes_the_run_fit_and_is_not_one_of_many_that_do_not(composed: Compose) -> None:
-    suggestions = advise(LARGE)
+def test_every_suggestion_makes_the_run_fit_and_is_not_one_of_many_that_do_not(
+    composed: Compose, advice: Advice
+) -> None:
+    suggestions = advice(LARGE)
     assert 0 < len(suggestions) <= MOST
     for suggestion in suggestions:
         assert make_plan(composed(*replaced(LARGE, suggestion["overrides"]))).problem is None
@@ -226,11 +243,13 @@ def replaced(line: tuple[str, ...], overrides: list[str]) -> list[str]:
         (("model=llama3_1_8b",), ["peft=qlora"]),
     ],
 )
-def test_the_first_suggestion_is_the_one_that_does_least_harm(line: tuple[str, ...], first: list[str]) -> None:
-    assert advise(("+gpu=rtx3080", *line))[0]["overrides"] == first
+def test_the_first_suggestion_is_the_one_that_does_least_harm(
+    line: tuple[str, ...], first: list[str], advice: Advice
+) -> None:
+    assert advice(("+gpu=rtx3080", *line))[0]["overrides"] == first
 
 
-def test_nothing_that_changes_the_algorithm_is_suggested() -> None:
+def test_nothing_that_changes_the_algorithm_is_suggested(advice: Advice) -> None:
     allowed = (
         "update.max_tokens_per_microbatch",
         "update.gradients_on_host",
@@ -243,45 +262,45 @@ def test_nothing_that_changes_the_algorithm_is_suggested() -> None:
         "peft",
     )
     for line in (LARGE, ("+gpu=t4", "model=qwen2_5_14b"), ("+gpu=any", "peft=none", "model=llama3_2_3b")):
-        for suggestion in advise(line):
+        for suggestion in advice(line):
             assert all(word.startswith(allowed) for word in suggestion["overrides"])
             assert suggestion["effect"]
 
 
-def test_completions_are_made_as_short_as_they_have_to_be() -> None:
-    (first, *_) = advise(("+gpu=rtx3080", "train.max_completion_length=1000000", "peft=qlora"))
+def test_completions_are_made_as_short_as_they_have_to_be(advice: Advice) -> None:
+    (first, *_) = advice(("+gpu=rtx3080", "train.max_completion_length=1000000", "peft=qlora"))
     (word,) = first["overrides"]
     key, _, length = word.partition("=")
     assert key == "train.max_completion_length"
     assert 128 <= int(length) < 1000000 / 4
 
 
-def test_another_optimizer_is_not_suggested() -> None:
-    for suggestion in advise(("+gpu=rtx3080", "peft=none", "train.optim=sgd", "model=qwen3_4b")):
+def test_another_optimizer_is_not_suggested(advice: Advice) -> None:
+    for suggestion in advice(("+gpu=rtx3080", "peft=none", "train.optim=sgd", "model=qwen3_4b")):
         assert not any(word.startswith("train.optim") for word in suggestion["overrides"])
 
 
-def test_a_card_that_is_hardly_used_is_put_to_use() -> None:
-    suggestions = advise(("+gpu=h200", "model=qwen2_5_0_5b"))
+def test_a_card_that_is_hardly_used_is_put_to_use(advice: Advice) -> None:
+    suggestions = advice(("+gpu=h200", "model=qwen2_5_0_5b"))
     assert any("model=" in suggestion["overrides"][0] for suggestion in suggestions)
     assert all(suggestion["peak_gb"] <= (1 - HEADROOM) * 141 for suggestion in suggestions)
-    assert advise(("+gpu=rtx3080",)) == [], "nothing to advise where it fits well"
+    assert advice(("+gpu=rtx3080",)) == [], "nothing to advise where it fits well"
 
 
-def test_choices_that_what_was_typed_would_spoil_are_not_suggested() -> None:
+def test_choices_that_what_was_typed_would_spoil_are_not_suggested(advice: Advice) -> None:
     for line in (
         ("+gpu=h200", "model=qwen2_5_0_5b", "peft.r=64"),
         ("+gpu=h200", "model.model_name_or_path=Qwen/Qwen3-0.6B"),
     ):
-        suggestions = advise(line)
+        suggestions = advice(line)
         assert suggestions
         for suggestion in suggestions:
             assert not suggestion["overrides"][0].startswith("peft=" if "peft.r=64" in line else "model=")
 
 
-def test_gradients_on_the_host_are_not_suggested_where_they_cannot_work() -> None:
+def test_gradients_on_the_host_are_not_suggested_where_they_cannot_work(advice: Advice) -> None:
     for line in (("+gpu=t4", "peft=none", "model.dtype=float32"), ("+gpu=h100", "peft=none", "plan.processes=8")):
-        assert not any("update.gradients_on_host=true" in found["overrides"] for found in advise(line))
+        assert not any("update.gradients_on_host=true" in found["overrides"] for found in advice(line))
 
 
 def test_vllms_share_is_one_of_the_whole_card_and_not_of_what_is_free(

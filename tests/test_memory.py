@@ -67,6 +67,12 @@ def test_weights_take_what_a_models_parameters_take(dtype: torch.dtype) -> None:
     assert weights(SHAPE, replace(JOB, weight_bytes=dtype.itemsize)) == size(model(dtype=dtype).parameters())
 
 
+@pytest.mark.parametrize("choice", shipped_models())
+def test_the_parameters_of_every_shipped_model_follow_from_its_shape(choice: str) -> None:
+    _, shape = shipped_models()[choice]
+    assert replace(shape, given_parameters=0).parameters() == shape.given_parameters > 0
+
+
 @pytest.mark.parametrize("double", [False, True])
 def test_weights_in_four_bits_take_what_bitsandbytes_takes(double: bool) -> None:
     whole = model(NUMBERS | {"hidden_size": 256, "intermediate_size": 512})
