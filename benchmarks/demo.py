@@ -20,8 +20,8 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run_demo(seed: int, overrides: list[str]) -> dict[str, Any]:
-    """Run the demo once and return its evaluation, its curve and its time from start to end in seconds."""
+def run_demo(seed: int, overrides: list[str]) -> tuple[dict[str, Any], Path]:
+    """Run the demo once; return evaluation, curve and time from start to end in seconds, and the run directory."""
     run_dir = ROOT / "outputs" / "benchmarks" / f"demo-{date.today()}-{time.time_ns()}-seed-{seed}"
     command = [sys.executable, "-m", "grpo.train", f"train.seed={seed}", f"hydra.run.dir={run_dir}", *overrides]
     start = time.monotonic()
@@ -29,7 +29,7 @@ def run_demo(seed: int, overrides: list[str]) -> dict[str, Any]:
     seconds = time.monotonic() - start
     summary = json.loads((run_dir / "summary.json").read_text())
     metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return {
+    result = {
         "seed": seed,
         "before": summary["accuracy_before"],
         "after": summary["accuracy_after"],
@@ -39,6 +39,16 @@ def run_demo(seed: int, overrides: list[str]) -> dict[str, Any]:
         "versions": summary["versions"],
         "curve": [round(row["rewards/correctness/mean"], 3) for row in metrics],
     }
+    return result, run_dir
+
+
+def show(runs: list[dict[str, Any]]) -> None:
+    """Print a row for each run."""
+    table = Table("seed", "before", "after", "steps", "seconds", "peak host GB")
+    for run in runs:
+        low, high = f"{run['before']:.1%}", f"{run['after']:.1%}"
+        table.add_row(str(run["seed"]), low, high, str(run["steps"]), str(run["seconds"]), str(run["peak_host_gb"]))
+    Console().print(table)
 
 
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
@@ -70,12 +80,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("overrides", nargs="*", help="of the configuration; nothing is written with any")
     args = parser.parse_args()
-    runs = [run_demo(seed, args.overrides) for seed in args.seeds]
-    table = Table("seed", "before", "after", "steps", "seconds", "peak host GB")
-    for run in runs:
-        low, high = f"{run['before']:.1%}", f"{run['after']:.1%}"
-        table.add_row(str(run["seed"]), low, high, str(run["steps"]), str(run["seconds"]), str(run["peak_host_gb"]))
-    Console().print(table)
+    runs = [run_demo(seed, args.overrides)[0] for seed in args.seeds]
+    show(runs)
     if not args.overrides:
         result = {"date": str(date.today()), "cpu_cores": os.cpu_count(), "runs": runs}
         (ROOT / "benchmarks" / "demo.json").write_text(json.dumps(result) + "\n")

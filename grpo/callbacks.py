@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import signal
 from pathlib import Path
 from types import FrameType
@@ -15,8 +16,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from grpo.hardware import host_memory
 from grpo.job import GB, HOST_LIMIT
-
-ACCURACY = "rewards/correctness/mean"
 
 
 class MetricsFile(TrainerCallback):
@@ -52,10 +51,16 @@ class MetricsFile(TrainerCallback):
 
 
 class ProgressBar(TrainerCallback):
-    """Show step, reward, accuracy, step time and what is left; without a terminal, as one line now and then."""
+    """Show step, reward, accuracy, step time and what is left; without a terminal, as one line now and then.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        accuracy: the metric that is the share of right answers, where it is logged.
+    """
+
+    def __init__(self, console: Console, accuracy: str = "rewards/correctness/mean") -> None:
         self.console = console
+        self.accuracy = accuracy
+        self.errors = 0
         self.bar = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -87,9 +92,12 @@ class ProgressBar(TrainerCallback):
         if not state.is_world_process_zero or not logs or "reward" not in logs:
             return
         readings = f"reward {logs['reward']:.2f}"
-        if ACCURACY in logs:
-            readings += f"  accuracy {100 * (logs[ACCURACY] or 0):.0f} %"
+        if self.accuracy in logs:
+            readings += f"  accuracy {100 * (logs[self.accuracy] or 0):.0f} %"
         readings += f"  {logs.get('step_time', 0):.2f} s/step"
+        self.errors += sum(int(value) for name, value in logs.items() if re.fullmatch(r"rewards/.+/errors", name))
+        if self.errors:
+            readings += f"  reward errors {self.errors}"
         self.bar.update(self.task, readings=readings)
         if not self.console.is_terminal and state.global_step % max(1, state.max_steps // 10) == 0:
             self.console.print(f"step {state.global_step}/{state.max_steps}  {readings}", highlight=False)

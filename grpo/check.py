@@ -52,7 +52,9 @@ def explain(error: Exception) -> str:
             return f"{cause.full_key}: {NOT_SETTABLE[key]}"
         if type(cause).__name__.startswith("Config"):
             return f"{cause.full_key}: no such key{meant(cause.key, _possible_keys(cause))}"
-        return f"{cause.full_key}: {_first_line(cause)}"
+        return (
+            f"{cause.full_key}: {_first_line(cause).removeprefix('ConfigError raised while resolving interpolation: ')}"
+        )
     if "use +" in str(error):  # a group that is not in the defaults list
         return f"{str(error).rpartition('use ')[2].strip()}: this is how it is written, with a plus"
     return " ".join(str(error).split("\n")[:2])
@@ -80,7 +82,7 @@ def check(config: DictConfig) -> None:
     for key in config.train:  # `+train.key` gets past the schema
         if key not in known or key in NOT_SETTABLE:
             raise ConfigError(f"train.{key}: {NOT_SETTABLE.get(key) or 'no such key' + meant(key, known)}")
-    check_folder(config.model.model_name_or_path)
+    check_folder(config.model.model_name_or_path, config.model.gguf_file)
     check_rewards(config)
     check_peft(config)
     for key, possible in (("loss_type", LOSS_TYPES), ("importance_sampling_level", LEVELS)):
@@ -120,8 +122,14 @@ def check_rewards(config: DictConfig) -> None:
                 raise ConfigError(f"reward.{name}.{key}: no such key{meant(key, REWARD_KEYS)}")
         if "fn" not in reward:
             raise ConfigError(f"reward.{name}.fn: needs a value, package.module.function or path/to/file.py:function")
-        if not isinstance(reward.get("weight", 1.0), int | float):
-            raise ConfigError(f"reward.{name}.weight={reward.weight}: a number is needed")
+        for key in ("weight", "timeout", "workers"):
+            value = reward.get(key, 1)
+            if not isinstance(value, int | float) or (key != "weight" and value <= 0):
+                positive = "a number" if key == "weight" else "a positive number"
+                raise ConfigError(f"reward.{name}.{key}={value}: {positive} is needed")
+        on_error = reward.get("on_error", "skip")
+        if on_error not in ("skip", "raise"):
+            raise ConfigError(f"reward.{name}.on_error={on_error}: unknown{meant(on_error, ('skip', 'raise'))}")
 
 
 def check_peft(config: DictConfig) -> None:
@@ -205,9 +213,13 @@ def check_batch(train: DictConfig, problems: int, processes: int | None = None) 
         )
 
 
-def check_folder(name: str) -> None:
+def check_folder(name: str, gguf_file: str | None = None) -> None:
     """Check that a folder named as a model holds one."""
     folder = Path(name)
+    if gguf_file:
+        if not (folder / gguf_file).is_file():
+            raise ConfigError(f"model.gguf_file={gguf_file}: there is no such file in the folder {folder}")
+        return
     if folder.is_dir() and not (folder / "config.json").is_file():
         adapter = (folder / "adapter_config.json").is_file()
         what = "an adapter, not a model: name its base" if adapter else "no model (no config.json)"

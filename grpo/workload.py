@@ -44,6 +44,8 @@ def find_shape(model: DictConfig) -> Shape:
     shipped = dict(shipped_models().values())
     file = Path(name) / "config.json"
     try:
+        if model.gguf_file:
+            return shape_of(model.shape)
         if file.is_file():
             return shape_of(json.loads(file.read_text()))
         if name in shipped:

@@ -86,6 +86,7 @@ def problems(split: str, seed: int = 0) -> Iterator[Problem]:
             yield drawn
 
 
-def rows(split: str, size: int, seed: int) -> list[dict[str, str]]:
-    """Return `size` rows of a split with the columns `question` and `answer`: what `conf/task/arithmetic.yaml` asks."""
-    return [{"question": p.question, "answer": str(p.answer)} for p in islice(problems(split, seed), size)]
+def rows(split: str, size: int, seed: int) -> list[dict[str, str | int]]:
+    """Return `size` rows of a split with `question`, `answer` and the number of `steps`."""
+    drawn = islice(problems(split, seed), size)
+    return [{"question": p.question, "answer": str(p.answer), "steps": len(p.steps)} for p in drawn]

@@ -1,0 +1,33 @@
+"""Problems of the library reasoning-gym: over a hundred kinds, without end and offline."""
+
+import json
+from typing import Any
+
+
+def rows(split: str, size: int, seed: int, name: str, **options: Any) -> list[dict[str, str]]:
+    """Return `size` problems with `question`, `answer`, and what its verifier wants: the `metadata`, as JSON.
+
+    Args:
+        split: `train` and `test` draw from different seeds.
+        name: of a data set of the library: `gsm_symbolic`, `chain_sum`, …
+        options: of that data set, such as `min_terms` and `max_digits` of `chain_sum`.
+
+    Raises:
+        ImportError: the library is not installed.
+    """
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise ImportError("reasoning-gym is not installed: pip install -e '.[reasoning_gym]'") from error
+    problems = reasoning_gym.create_dataset(
+        name, size=size, seed=seed if split == "train" else seed + 1_000_003, **options
+    )
+    return [
+        {
+            "question": problem["question"],
+            "answer": str(problem["answer"]),
+            "metadata": json.dumps(problem["metadata"], default=str),
+            "difficulty": json.dumps(problem["metadata"].get("difficulty"), default=str),
+        }
+        for problem in problems
+    ]

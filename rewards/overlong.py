@@ -1,0 +1,24 @@
+"""0 for a completion that ends in time, down to -1 for one that runs into the limit: DAPO's soft punishment."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from trl.rewards import get_soft_overlong_punishment
+
+
+def overlong(
+    completions: Sequence[Any],
+    completion_ids: Sequence[Sequence[int]],
+    max_completion_length: int,
+    cache: int | None = None,
+    **columns: Any,
+) -> list[float]:
+    """Punish length linearly over the last `cache` tokens before the limit (equation 13 of 2503.14476, as in TRL).
+
+    Args:
+        completion_ids: the tokens of each completion.
+        max_completion_length: the limit; -1 from here on.
+        cache: how many tokens before it the punishment begins; a fifth of the limit if None, as in DAPO.
+    """
+    cache = max(1, max_completion_length // 5) if cache is None else cache
+    return get_soft_overlong_punishment(max_completion_length, cache)(completion_ids=completion_ids)

@@ -1,0 +1,73 @@
+"""What completions say: their text, their final answer, and the number in it."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+DIGITS = r"(?:\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+NUMBER = re.compile(rf"(?<![\w.])[-+]?[$€£]?[-+]?(?:{DIGITS})(?:\s*/\s*\d+)?(?:\s*%)?")
+WHOLE = re.compile(
+    rf"([-+]?)[$€£]?([-+]?)(?:({DIGITS})|(\d+ +)?(\d+) ?/ ?(\d+))\s*(%|percent\b)?(?:\s?[^\W\d]+){{0,3}}[.!]?"
+)
+FINDERS = {
+    "hash": re.compile(r"####[ \t]*([^\n]*)"),
+    "boxed": re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"),
+    "answer": re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
+    "last_number": NUMBER,
+}
+
+
+def text_of(completion: str | list[dict[str, Any]]) -> str:
+    """Return the text of a completion, plain or conversational."""
+    return completion if isinstance(completion, str) else str(completion[-1]["content"])
+
+
+def final_answer(text: str, find: Sequence[str] = tuple(FINDERS)) -> str:
+    r"""Return the final answer of a text: the last one of the first kind that is there; empty without any.
+
+    Args:
+        find: kinds in the order in which they are looked for: `hash` is what stands behind `####` on its line, `boxed`
+            what is inside `\boxed{}`, `answer` what is inside `<answer></answer>`, `last_number` the last number.
+    """
+    for kind in find:
+        found = FINDERS[kind].findall(plain(text) if kind == "last_number" else text)
+        if found:
+            return found[-1].strip()
+    return ""
+
+
+def plain(text: str) -> str:
+    """Return text with the digits, signs, fractions and spaces of other scripts written in ASCII."""
+    return text if text.isascii() else "".join(map(_plain_letter, text))
+
+
+def _plain_letter(letter: str) -> str:
+    if letter in "\u2212\u2012\u2013\ufe63\uff0d":
+        return "-"
+    if unicodedata.decomposition(letter).startswith("<fraction>"):  # 3½ is 3 1/2, not 31/2
+        return " " + unicodedata.normalize("NFKC", letter).replace("\u2044", "/")
+    if unicodedata.category(letter) == "Zs":
+        return " "
+    return {"\u066b": ".", "\u066c": ",", "\u2044": "/"}.get(letter) or str(unicodedata.decimal(letter, letter))
+
+
+def numbers(answer: str) -> tuple[Fraction, ...]:
+    """Return the values that a final answer may mean, none if it is not one number; 50 % may be 50 or 1/2.
+
+    Understood are signs, currencies, thousands separators, decimals, fractions, percent, and up to three words of unit.
+    """
+    found = WHOLE.fullmatch(re.sub(r"\\[$%,! ]|[*_`]", lambda match: match[0].strip("\\,!*_` "), plain(answer)).strip())
+    if not found:
+        return ()
+    sign, inner_sign, decimal, whole, above, below, percent = found.groups()
+    if decimal:
+        value = Fraction(re.sub("[, ]", "", decimal))
+    elif int(below):
+        value = int(whole or 0) + Fraction(int(above), int(below))
+    else:
+        return ()
+    if "-" in sign + inner_sign:
+        value = -value
+    return (value, value / 100) if percent else (value,)

@@ -1,0 +1,37 @@
+"""The process that a reward function runs in: `python -m rewards.worker LINE TRACEBACK`, two file descriptors."""
+
+import asyncio
+import faulthandler
+import sys
+from multiprocessing.connection import Connection
+
+from rewards.call import call
+from rewards.loader import bind, load, needs
+
+
+def main() -> None:
+    """Load the function, say so, and answer calls until nobody asks any more."""
+    connection = Connection(int(sys.argv[1]))
+    fn, name, kwargs = connection.recv()
+    try:
+        plain = load(fn, name)
+        function = bind(plain, name, kwargs)
+    except ValueError as error:
+        connection.send((str(error), []))
+        return
+    connection.send((None, needs(plain, kwargs)))
+    with asyncio.Runner() as runner:
+        while True:
+            try:
+                arguments, timeout = connection.recv()
+            except EOFError:
+                return
+            # a watchdog in C, which works while the function hangs or holds the interpreter
+            faulthandler.dump_traceback_later(timeout, exit=True, file=int(sys.argv[2]))
+            outcome = call(function, arguments, runner.run)
+            faulthandler.cancel_dump_traceback_later()
+            connection.send(outcome)
+
+
+if __name__ == "__main__":
+    main()
