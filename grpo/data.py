@@ -60,9 +60,7 @@ def load_task(task: DictConfig, tokenizer: Any = None) -> Problems:
         train = _keep(train, [length <= task.max_prompt_length for length in lengths], counts, "too_long")
     problems = Problems(train, None, {"train": counts})
     if task.eval.size:
-        part = load_split(task, task.eval.split)
-        part = part.select(range(min(task.eval.size, len(part))))
-        problems.held_out, problems.counts["held_out"] = _prepare(part, task)
+        problems.held_out, problems.counts["held_out"] = load_held_out(task)
         known = {_question(prompt) for prompt in problems.held_out["prompt"]}
         new = [_question(prompt) not in known for prompt in train["prompt"]]
         problems.train = _keep(train, new, counts, "held_out")
@@ -74,6 +72,12 @@ def load_task(task: DictConfig, tokenizer: Any = None) -> Problems:
             raise ConfigError(f"task: nothing left of {split}: {count[why]} of {count['rows']} rows {LEFT_OUT[why]}")
         log.info("%s: %s", split, count)
     return problems
+
+
+def load_held_out(task: DictConfig) -> tuple[Dataset, dict[str, int]]:
+    """Load the problems to evaluate on, whatever their length, and the counts of them."""
+    part = load_split(task, task.eval.split)
+    return _prepare(part.select(range(min(task.eval.size, len(part)))), task)
 
 
 def prompt_lengths(prompts: list[Any], tokenizer: Any) -> list[int]:

@@ -1,6 +1,7 @@
 """Model, quantization and adapter: what `conf/model` and `conf/peft` become for TRL."""
 
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.constants import HF_HOME
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from omegaconf import DictConfig, OmegaConf
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
     GgufConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
@@ -31,14 +33,23 @@ def make_available(model: DictConfig) -> None:
     Raises:
         ConfigError: it is neither a folder nor a model on the hub, or cannot be read.
     """
-    name = model.model_name_or_path
     if model.gguf_file:
-        model.model_name_or_path, model.gguf_file = str(from_gguf(Path(name) / model.gguf_file)), None
-        return
+        file = Path(model.model_name_or_path) / model.gguf_file
+        model.model_name_or_path, model.gguf_file = str(from_gguf(file)), None
+    else:
+        download(model.model_name_or_path, model.model_revision)
+
+
+def download(name: str, revision: str | None = None) -> None:
+    """Download a model unless it is a folder.
+
+    Raises:
+        ConfigError: it is neither a folder nor a model on the hub.
+    """
     if Path(name).is_dir():
         return
     try:
-        snapshot_download(name, revision=model.model_revision, allow_patterns=FILES)
+        snapshot_download(name, revision=revision, allow_patterns=FILES)
     except (OSError, HfHubHTTPError, HFValidationError, httpx.HTTPError) as error:
         raise ConfigError(
             f"model.model_name_or_path={name}: neither a folder nor a model that can be reached on the hub "
@@ -80,6 +91,41 @@ def model_init_kwargs(model: DictConfig) -> dict[str, Any]:
 def load_tokenizer(model: DictConfig) -> PreTrainedTokenizerBase:
     """Return the model's tokenizer."""
     return AutoTokenizer.from_pretrained(model.model_name_or_path, revision=model.model_revision)
+
+
+def adapter_config(name: str | Path) -> dict[str, Any] | None:
+    """Return what `adapter_config.json` in a folder says, None if the folder is not an adapter's."""
+    file = Path(name) / "adapter_config.json"
+    return json.loads(file.read_text()) if file.is_file() else None
+
+
+def load(
+    name: str | Path, dtype: str = "auto", attention: str | None = None, quantization: BitsAndBytesConfig | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model, or an adapter and its base, on the GPU if there is one; an adapter is merged unless quantized.
+
+    Raises:
+        ConfigError: there is no such model, or not as safetensors.
+    """
+    adapter = adapter_config(name)
+    base = str(adapter["base_model_name_or_path"] if adapter else name)
+    download(base)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            base, dtype=dtype, attn_implementation=attention, use_safetensors=True, quantization_config=quantization
+        )
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"{base}: {' '.join(str(error).split())}") from error
+    if adapter:
+        if not (Path(name) / "adapter_model.safetensors").is_file():
+            raise ConfigError(f"{name}: the adapter's weights are not there as safetensors")
+        model = PeftModel.from_pretrained(model, name)
+        if quantization is None:
+            model = model.merge_and_unload(safe_merge=True)
+    if torch.cuda.is_available() and quantization is None:
+        model = model.to("cuda")
+    return model.eval(), tokenizer
 
 
 def peft_config(peft: DictConfig | None) -> LoraConfig | None:

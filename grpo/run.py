@@ -29,7 +29,7 @@ from grpo.fit import Plan
 from grpo.hardware import check_gpu
 from grpo.readings import MemoryReadings
 from grpo.resume import resolve
-from grpo.scoring import rewards_of
+from grpo.scoring import judge_of, rewards_of, started
 from grpo.summary import git_commit, report, write_json
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
 from rewards.isolation import Reward, RewardError
@@ -48,7 +48,7 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
         ConfigError: the input was wrong; nothing has been trained.
         RunError: the run broke; the log has the traceback.
     """
-    started = time.monotonic()
+    start = time.monotonic()
     summary: dict[str, Any] = {"status": "failed", "reason": None}
     console = Console(file=sys.stderr)
     memory = MemoryReadings()
@@ -79,7 +79,7 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
     finally:
         memory.note()
         summary |= {
-            "wall_time_s": round(time.monotonic() - started, 1),
+            "wall_time_s": round(time.monotonic() - start, 1),
             **memory.highest,
             "planned_gb": plan.expected() if plan else None,
             "versions": {name: version(name) for name in PACKAGES},
@@ -106,7 +106,8 @@ def train(
     stop = StopOnSignal()
     guard = HostMemoryGuard(config.plan.host_gb)
     summary |= {"accuracy_before": None, "accuracy_after": None}
-    with rewards_of(config, problems.train.column_names, run_dir) as rewards:
+    options = rewards_of(config) | (judge_of(config) if problems.held_out else {})
+    with started(options, problems.train.column_names, run_dir) as rewards:
         trainer = make_trainer(config, run_dir, problems.train, [rewards[name] for name in config.reward])
         trainer.memory = memory
         progress = ProgressBar(console, f"rewards/{judge}/mean")

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from rewards.text import FINDERS, final_answer, numbers, text_of
+from rewards.text import FINDERS, LONGEST, final_answer, numbers, text_of
 
 WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
 SECONDS = 5  # that the symbolic comparison of one answer may take
@@ -34,7 +34,7 @@ def same(answer: str, reference: str) -> bool:
         return values[0] == wanted[0] if len(values) == len(wanted) else bool({*values} & {*wanted})
     if " ".join(answer.split()).casefold() == " ".join(reference.split()).casefold():
         return bool(answer.strip())
-    if not answer.strip() or WORD.search(answer) or WORD.search(reference):
+    if not answer.strip() or len(answer) > LONGEST or WORD.search(answer) or WORD.search(reference):
         return False
     return _same_mathematics(answer, reference)
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -205,7 +206,8 @@ class Reward:
             rows = (
                 "one completion" if outcome.faults else f"{len(outcome.rewards)} completions at once, not on each alone"
             )
-            log.error("reward.%s failed on %s: %s\n%s\n%s", self.name, rows, fault.message, fault.traceback, content)
+            told = "\n".join(f"{key}: {textwrap.shorten(str(value), 300)}" for key, value in content.items())
+            log.error("reward.%s failed on %s: %s\n%s\n%s", self.name, rows, fault.message, fault.traceback, told)
             if self.errors_file:
                 kept = {"reward": self.name, **asdict(fault), "row": content}
                 with self.errors_file.open("a") as file:

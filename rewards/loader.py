@@ -1,5 +1,6 @@
 """From the `fn` of a reward to the function that it names."""
 
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -57,6 +58,10 @@ def bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Cal
     except TypeError as error:
         known = ", ".join(key for key, parameter in parameters.items() if parameter.default is not parameter.empty)
         raise ValueError(f"reward.{name}.kwargs: {error}; it takes: {known}") from error
+    for key in kwargs:
+        close = difflib.get_close_matches(key, parameters, n=1)
+        if key not in parameters and close:  # `**columns` would take it, and it would do nothing
+            raise ValueError(f"reward.{name}.kwargs.{key}: did you mean {close[0]}?")
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
     def reward(**columns: Any) -> Any:

@@ -11,6 +11,7 @@ NUMBER = re.compile(rf"(?<![\w.])[-+]?[$€£]?[-+]?(?:{DIGITS})(?:\s*/\s*\d+)?(
 WHOLE = re.compile(
     rf"([-+]?)[$€£]?([-+]?)(?:({DIGITS})|(\d+ +)?(\d+) ?/ ?(\d+))\s*(%|percent\b)?(?:\s?[^\W\d]+){{0,3}}[.!]?"
 )
+LONGEST = 200  # characters of a number with its unit
 FINDERS = {
     "hash": re.compile(r"####[ \t]*([^\n]*)"),
     "boxed": re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"),
@@ -58,6 +59,8 @@ def numbers(answer: str) -> tuple[Fraction, ...]:
 
     Understood are signs, currencies, thousands separators, decimals, fractions, percent, and up to three words of unit.
     """
+    if len(answer) > LONGEST:
+        return ()
     found = WHOLE.fullmatch(re.sub(r"\\[$%,! ]|[*_`]", lambda match: match[0].strip("\\,!*_` "), plain(answer)).strip())
     if not found:
         return ()

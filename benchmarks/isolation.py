@@ -1,0 +1,60 @@
+"""What a process of its own costs a reward: milliseconds a completion, in it and without it.
+
+`python -m benchmarks.isolation` takes a few seconds and writes `benchmarks/isolation.json`.
+"""
+
+import importlib
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.demo import ROOT
+from rewards.check import options_of
+from rewards.isolation import Reward
+
+REWARDS = ["correctness", "format", "xml_format", "brevity", "repetition", "overlong"]
+ROWS, TOKENS, TIMES = 64, 786, 20
+
+
+def fastest(call: Callable[[], Any]) -> float:
+    """Return milliseconds a completion, of the fastest of some calls."""
+    seconds = []
+    for _ in range(TIMES):
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    return 1000 * min(seconds) / ROWS
+
+
+def main() -> None:
+    """Measure, print and write."""
+    columns = {
+        "prompts": ["How many are there? " * 30] * ROWS,
+        "completions": ["Let us see, one after the other. " * 90 + "#### 5"] * ROWS,
+        "completion_ids": [list(range(TOKENS))] * ROWS,
+        "answer": ["5"] * ROWS,
+    }
+    table = Table("reward", "alone, ms", "in a process, ms", "isolation, ms")
+    found = {}
+    for name in REWARDS:
+        fn, kwargs = options_of(name, [])
+        function = getattr(importlib.import_module(f"rewards.{name}"), name)
+        reward = Reward(fn, name, kwargs)
+        alone = fastest(lambda: function(**columns, **kwargs))  # noqa: B023
+        isolated = fastest(lambda: reward.score(**columns))  # noqa: B023
+        reward.close()
+        found[name] = {"alone_ms": round(alone, 4), "isolated_ms": round(isolated, 4)}
+        table.add_row(name, f"{alone:.3f}", f"{isolated:.3f}", f"{isolated - alone:.3f}")
+    Console().print(table)
+    result = {"date": str(date.today()), "cpu_cores": os.cpu_count(), "rows": ROWS, "tokens": TOKENS, "rewards": found}
+    (ROOT / "benchmarks" / "isolation.json").write_text(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()

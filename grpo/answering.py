@@ -1,0 +1,112 @@
+"""Evaluate one model as configured: load it, or hand it to vLLM, let it answer, and report."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from grpo import policy
+from grpo.config import RunError
+from grpo.data import load_held_out
+from grpo.evaluation import Decoding, Generate, complete, evaluate
+from grpo.scoring import judge_of, started
+from grpo.summary import share, write_json
+from rewards.isolation import RewardError
+
+VLLM_BATCH = 1024  # completions that vLLM gets at once; they are saved when all of them are there
+
+
+def evaluate_model(config: DictConfig, output: Path) -> float:
+    """Evaluate `evaluate.model`, print and save the result, and return its greedy accuracy."""
+    console = Console(stderr=True)
+    decoding = Decoding(
+        config.train.max_completion_length, config.evaluate.temperature, config.evaluate.samples, config.train.seed
+    )
+    if config.evaluate.model is None:
+        policy.make_available(config.model)
+    name = config.evaluate.model or config.model.model_name_or_path
+    problems, counts = load_held_out(config.task)
+    with started(judge_of(config), problems.column_names, output) as judges:
+        vllm = find_spec("vllm") is not None and (torch.cuda.is_available() or config.train.use_vllm)
+        generate = with_vllm(name, config) if vllm else with_transformers(name, config)
+        try:
+            result = evaluate(
+                generate,
+                problems,
+                next(iter(judges.values())),
+                decoding,
+                output / "completions.jsonl",
+                VLLM_BATCH if vllm else config.evaluate.batch_size,
+                console,
+                config.task.eval.difficulty,
+                policy=fingerprint(name),
+            )
+        except RewardError as error:
+            raise RunError(f"failed: {error}") from error
+    result |= {"model": name, "engine": "vllm" if vllm else "transformers", "data": counts}
+    write_json(output / "evaluation.json", result)
+    show(result, output)
+    return result["accuracy"]
+
+
+def with_transformers(name: str, config: DictConfig) -> Generate:
+    """Return a generator of completions by transformers."""
+    quantization = policy.quantization_config(config.peft) if policy.adapter_config(name) else None
+    model, tokenizer = policy.load(name, config.model.dtype, config.model.attn_implementation, quantization)
+    length = config.train.max_completion_length
+    return lambda prompts, temperature, seed: complete(model, tokenizer, prompts, length, temperature, seed)
+
+
+def with_vllm(name: str, config: DictConfig) -> Generate:
+    """Return a generator of completions by vLLM."""
+    from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    adapter = policy.adapter_config(name)
+    request = LoRARequest("adapter", 1, name) if adapter else None
+    engine = LLM(
+        model=adapter["base_model_name_or_path"] if adapter else name,
+        tokenizer=name,
+        dtype=config.model.dtype,
+        enable_lora=bool(adapter),
+        max_lora_rank=adapter["r"] if adapter else 16,
+        gpu_memory_utilization=config.train.vllm_gpu_memory_utilization or 0.9,
+        max_model_len=config.train.vllm_max_model_length,
+    )
+
+    def generate(prompts: list[Any], temperature: float, seed: int) -> list[str]:
+        how = [
+            SamplingParams(temperature=temperature, max_tokens=config.train.max_completion_length, seed=seed + number)
+            for number in range(len(prompts))
+        ]
+        ask = engine.generate if isinstance(prompts[0], str) else engine.chat
+        return [answer.outputs[0].text for answer in ask(prompts, how, lora_request=request)]
+
+    return generate
+
+
+def fingerprint(name: str) -> str:
+    """Return what tells a policy from others: its name, and when its weights were written if it is a folder."""
+    return " ".join([name, *(str(file.stat().st_mtime_ns) for file in sorted(Path(name).glob("*.safetensors")))])
+
+
+def show(result: dict[str, Any], output: Path) -> None:
+    """Print the result as a table."""
+    table = Table(title=f"{result['model']} by {result['engine']}", show_header=False, title_justify="left")
+    table.add_row("greedy", share(result["accuracy"], result["interval"]) + f"  {result['samples']} problems")
+    for value, part in result.get("by_difficulty", {}).items():
+        table.add_row(
+            f"  difficulty {value}", share(part["accuracy"], part["interval"]) + f"  {part['samples']} problems"
+        )
+    for name in ("pass@k", "maj@k"):
+        for k, found in result.get(name, {}).items():
+            table.add_row(name.replace("k", k), share(found["value"], found["interval"]))
+    for kind, count in result.get("judge_errors", {}).items():
+        table.add_row("not judged", f"[red]{count} completions: {kind}[/]")
+    table.add_row("in", os.path.relpath(output))
+    Console().print(table)

@@ -1,0 +1,76 @@
+"""How good a policy is on held-out problems: greedy accuracy, pass@k, maj@k, by difficulty.
+
+`python -m grpo.evaluate` takes the command line of `grpo.train`, and before it the directory of a run or a model:
+`python -m grpo.evaluate outputs/2026-01-01/12-00-00 task.eval.size=1000 evaluate.samples=16`. Every completion is kept;
+the same command goes on where it was interrupted.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from grpo.check import check
+from grpo.cli import WANTS_TRACEBACK, leave, start
+from grpo.config import ROOT, ConfigError, RunError
+from grpo.finished import open_run
+
+PROGRAM = "grpo.evaluate"
+
+
+@hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
+def job(config: DictConfig) -> float:
+    """Evaluate one model; return its greedy accuracy."""
+    try:
+        check(config)
+        if config.evaluate.samples < 0 or config.evaluate.batch_size < 1 or config.evaluate.temperature <= 0:
+            raise ConfigError("evaluate: samples from 0, temperature above 0, batch_size from 1")
+        if not config.task.eval.size:
+            raise ConfigError("task.eval.size=0: there are no problems to evaluate on")
+        from grpo.answering import evaluate_model
+
+        return evaluate_model(config, Path(HydraConfig.get().runtime.output_dir))
+    except (ConfigError, RunError) as error:
+        if WANTS_TRACEBACK:
+            raise
+        leave(error, PROGRAM)
+    except KeyboardInterrupt:
+        leave(RunError("interrupted; the same command goes on from here", status=130), PROGRAM)
+
+
+def command_line(arguments: list[str]) -> list[str]:
+    """Turn the directory of a run, or a model, in front of the overrides into overrides.
+
+    A run is evaluated as it was trained, and into its own directory. Without one, the directory follows from the
+    command line, so that the same command finds what it has done.
+    """
+    named, overrides = None, arguments
+    if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
+        named, overrides = arguments[0], arguments[1:]
+    if named and (Path(named) / ".hydra").is_dir():
+        run = open_run(named)
+        folders = [text for folder in run.config_dirs for text in ("--config-dir", folder)]
+        model, output = f"evaluate.model='{run.model}'", f"hydra.run.dir='{run.folder / 'evaluate'}'"
+        return [*folders, *run.overrides, model, output, *overrides]
+    if named:
+        overrides = [f"evaluate.model='{named}'", *overrides]
+    digest = hashlib.sha256(repr(sorted(overrides)).encode()).hexdigest()[:8]
+    return (
+        [*overrides, f"hydra.run.dir=outputs/evaluate/{digest}"] if "hydra.run.dir" not in str(overrides) else overrides
+    )
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        sys.argv[1:] = command_line(sys.argv[1:])
+    except ConfigError as error:
+        leave(error, PROGRAM)
+    start(job, PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewards.correctness import correctness, same
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        ("1,000", "1000"),
+        ("$18.00", "18"),
+        ("18 dollars", "$18"),
+        ("0.5", "1/2"),
+        ("50%", "50"),
+        ("50%", "0.5"),
+        ("50", "50%"),
+        ("x + 1", "x + 1"),
+        ("1+x", "x+1"),
+        (r"\frac{1}{2}", "0.5"),
+        (r"\frac{\sqrt{2}}{2}", r"1/\sqrt{2}"),
+        (r"\{4, 5\}", r"\{5, 4\}"),
+        ("  Paris ", "paris"),
+    ],
+)
+def test_the_same_answer_written_otherwise_counts(answer: str, reference: str) -> None:
+    assert same(answer, reference)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        ("", "5"),
+        ("", ""),
+        ("51", "5"),
+        ("5 7", "5"),
+        ("4 or 5", "5"),
+        ("5 or 4", "5"),
+        ("5, 4", "5"),
+        ("-5", "5"),
+        ("0.5%", "50%"),
+        ("NaN", "NaN5"),
+        ("Pairs", "Paris"),
+        ("x + 2", "x + 1"),
+        ("(2, 1)", "(1, 2)"),
+        ("1" * 10_000, "1"),
+        (r"\frac{", "0.5"),
+    ],
+)
+def test_another_answer_does_not_count(answer: str, reference: str) -> None:
+    assert not same(answer, reference)
+
+
+def test_mathematics_is_compared_off_the_main_thread_too() -> None:
+    found = []
+    thread = threading.Thread(target=lambda: found.append(same("1+x", "x+1")))
+    thread.start()
+    thread.join()
+    assert found == [True]
+
+
+@given(st.integers(-(10**9), 10**9))
+def test_a_number_is_right_exactly_when_it_is_the_reference(number: int) -> None:
+    completions = [f"#### {number}", f"#### {number:,}", f"\\boxed{{{number}}}", f"#### {number + 1}", ""]
+    assert correctness(completions, [str(number)] * 5) == [1, 1, 1, 0, 0]
+
+
+def test_the_last_number_counts_only_if_it_is_asked_for() -> None:
+    assert correctness(["so it is 5"], ["5"]) == [1]
+    assert correctness(["so it is 5"], ["5"], find=["hash", "boxed", "answer"]) == [0]
+
+
+def test_conversational_completions_are_read() -> None:
+    assert correctness([[{"role": "assistant", "content": "#### 5"}]], ["5"]) == [1]

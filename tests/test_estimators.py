@@ -1,0 +1,56 @@
+from itertools import combinations
+from statistics import NormalDist, mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo.estimators import majority_at_k, mean_interval, pass_at_k, wilson_interval
+
+
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_the_ends_of_the_interval_are_where_the_score_test_rejects(counts: tuple[int, int]) -> None:
+    correct, samples = counts
+    share, z = correct / samples, NormalDist().inv_cdf(0.975)
+    low, high = wilson_interval(correct, samples)
+    assert 0 <= low <= share + 1e-12
+    assert share - 1e-12 <= high <= 1
+    for end in (low, high):  # Wilson's interval solves this equation for the true proportion
+        assert (share - end) ** 2 == pytest.approx(z**2 * end * (1 - end) / samples, abs=1e-12)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(right: list[bool], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(right)))
+    subsets = [any(subset) for subset in combinations(right, k)]
+    assert pass_at_k(len(right), sum(right), k) == pytest.approx(mean(subsets))
+
+
+@pytest.mark.parametrize(
+    ("answers", "correct", "k", "value"),
+    [
+        ([5, 5, 6], [True, True, False], 3, 1.0),
+        ([5, 6, 6], [True, False, False], 3, 0.0),
+        ([5, 6], [True, False], 2, 0.5),  # a tie
+        (["", "", 5], [False, False, True], 3, 1.0),  # no answer is no vote
+        (["", ""], [False, False], 2, 0.0),
+        ([5, 6, 6, 6], [True, False, False, False], 2, 0.25),  # two runs of two: a tie, and wrong
+        ([5, 6], [True, False], 1, 0.5),
+    ],
+)
+def test_the_majority_of_k_answers_counts(answers: list, correct: list[bool], k: int, value: float) -> None:
+    assert majority_at_k(answers, correct, k) == value
+
+
+@given(st.lists(st.tuples(st.integers(0, 3)), min_size=1, max_size=10))
+def test_a_majority_of_one_is_the_share_of_right_samples(rows: list[tuple[int]]) -> None:
+    answers = [answer for (answer,) in rows]
+    correct = [answer == 0 for answer in answers]
+    assert majority_at_k(answers, correct, 1) == pytest.approx(mean(correct))
+
+
+def test_the_interval_of_a_mean_narrows_with_the_root_of_the_problems() -> None:
+    few, many = mean_interval([0.0, 1.0] * 50), mean_interval([0.0, 1.0] * 200)
+    assert few[1] - few[0] == pytest.approx(2 * 1.96 * 0.5 / 10, rel=0.01)
+    assert (few[1] - few[0]) / (many[1] - many[0]) == pytest.approx(2, rel=0.01)
+    assert mean_interval([1.0]) == (0.0, 1.0)

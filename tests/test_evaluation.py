@@ -1,0 +1,125 @@
+import io
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from omegaconf import DictConfig
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import grpo.tiny
+from grpo.data import load_held_out
+from grpo.evaluation import Decoding, complete, evaluate
+from rewards.isolation import Reward
+
+TINY = Path(grpo.tiny.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def held_out(composed: Callable[..., DictConfig]) -> Dataset:
+    return load_held_out(composed("task.eval.size=24").task)[0]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Callable[..., list[str]]:
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype="float32").eval()
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    return lambda prompts, *how: complete(model, tokenizer, prompts, 24, *how)
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Reward]:
+    reward = Reward("rewards.correctness.correctness", "correctness")
+    yield reward
+    reward.close()
+
+
+def run(generate: Any, problems: Dataset, judge: Reward, file: Path, batch: int = 24, **options: Any) -> dict[str, Any]:
+    decoding = Decoding(24, samples=options.pop("samples", 0))
+    return evaluate(generate, problems, judge, decoding, file, batch, Console(file=io.StringIO()), **options)
+
+
+def test_the_batch_size_does_not_change_the_accuracy(
+    tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path
+) -> None:
+    one, many = (run(tiny, held_out, judge, tmp_path / f"{size}.jsonl", size) for size in (1, 24))
+    assert one == many
+
+
+def test_a_right_answer_counts_and_a_wrong_one_does_not(
+    tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path
+) -> None:
+    answers = [text.rsplit("#### ")[-1] for text in tiny(list(held_out["prompt"]))]
+    columns = held_out.remove_columns("answer")
+    right, wrong = columns.add_column("answer", answers), columns.add_column("answer", ["0"] * len(answers))
+    assert run(tiny, right, judge, tmp_path / "right.jsonl")["accuracy"] == 1
+    assert run(tiny, wrong, judge, tmp_path / "wrong.jsonl")["accuracy"] == 0
+
+
+def test_plain_and_conversational_prompts_that_read_the_same_get_the_same_completion(
+    tiny: Any, held_out: Dataset
+) -> None:
+    questions = held_out["question"]
+    plain = tiny([text + "\n" for text in questions])
+    assert plain == tiny([[{"role": "user", "content": text}] for text in questions])
+
+
+def test_every_completion_is_kept_and_counted(tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path) -> None:
+    result = run(tiny, held_out, judge, tmp_path / "said.jsonl", samples=4, difficulty="steps")
+    rows = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
+    assert len(rows) == 24 * 5
+    greedy = [row for row in rows if row["sample"] == 0]
+    sampled = [row for row in rows if row["sample"]]
+    assert result["correct"] == sum(row["correct"] for row in greedy)
+    assert result["pass@k"]["1"]["value"] == pytest.approx(sum(row["correct"] for row in sampled) / len(sampled))
+    solved = {row["problem"] for row in sampled if row["correct"]}
+    assert result["pass@k"]["4"]["value"] == pytest.approx(len(solved) / 24)
+    assert list(result["maj@k"]) == ["1", "2", "4"]
+    assert sum(part["samples"] for part in result["by_difficulty"].values()) == 24
+    for found in (*result["pass@k"].values(), *result["maj@k"].values()):
+        assert found["interval"][0] <= found["value"] <= found["interval"][1]
+    assert len({row["completion"] for row in sampled if row["problem"] == 0}) > 1
+
+
+def test_an_interrupted_evaluation_goes_on_where_it_was(
+    tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path
+) -> None:
+    whole = run(tiny, held_out, judge, tmp_path / "whole.jsonl", samples=2, batch=8)
+    asked: list[int] = []
+
+    def counted(prompts: list[Any], *how: Any, stop_after: int) -> list[str]:
+        if len(asked) == stop_after:
+            raise KeyboardInterrupt
+        asked.append(len(prompts))
+        return tiny(prompts, *how)
+
+    file = tmp_path / "broken.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        run(partial(counted, stop_after=2), held_out, judge, file, batch=8)
+    with file.open("a") as out:
+        out.write('{"key": "cut o')
+    asked.clear()
+    again = run(partial(counted, stop_after=99), held_out, judge, file, samples=2, batch=8)
+    assert sum(asked) == 24 * 3 - 16
+    assert again["accuracy"] == whole["accuracy"]
+    asked.clear()
+    assert run(partial(counted, stop_after=0), held_out, judge, file, samples=2) == again  # all is known
+
+
+def test_another_policy_or_decoding_is_not_taken_for_this_one(
+    tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path
+) -> None:
+    file = tmp_path / "said.jsonl"
+    for options in ({}, {"policy": "another"}):
+        run(tiny, held_out, judge, file, **options)
+    assert len(file.read_text().splitlines()) == 48
+
+
+def test_what_the_judge_fails_on_is_wrong_and_said_to_be(tiny: Any, held_out: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text("def judge(completions):\n    return [1.0] + ['?'] * (len(completions) - 1)\n")
+    result = run(tiny, held_out, Reward(f"{tmp_path}/judge.py:judge", "judge"), tmp_path / "said.jsonl")
+    assert (result["correct"], result["judge_errors"]) == (1, {"NotANumber": 23})

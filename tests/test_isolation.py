@@ -1,0 +1,247 @@
+"""Whatever a reward function does, the run gets one reward or None for each row, in time and in order."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewards.isolation import Reward, RewardError, shares
+
+MINE = """
+import asyncio, os, re, time
+import numpy as np
+
+def reward(completions, **columns):
+    rewards = []
+    for said in completions:
+        if said == "raise":
+            raise KeyError("level")
+        if said == "hang":
+            while True:
+                pass
+        if said == "sleep":
+            time.sleep(100)
+        if said == "hold the interpreter":
+            re.match("(a+)+$", "a" * 50 + "b")
+        if said == "die":
+            os._exit(3)
+        if said == "exit":
+            raise SystemExit
+        rewards.append({"nan": float("nan"), "inf": float("inf"), "text": "0.5", "list": [1.0], "none": None,
+                        "numpy": np.float32(0.5), "true": True, "error": ValueError("bad row")}.get(said, 1.0))
+    return rewards
+
+def array(completions):
+    return np.arange(len(completions)) / 2
+
+def one_short(completions):
+    return [1.0] * (len(completions) - 1)
+
+def only_alone(completions):
+    return [1.0]
+
+def number(completions):
+    return 1.0
+
+async def slow(completions, seconds=0.5):
+    await asyncio.sleep(seconds)
+    return [float(said) for said in completions]
+
+def slow_rows(completions):
+    time.sleep(0.2 * len(completions))
+    return [float(said) for said in completions]
+
+def logs(completions, log_extra, log_metric, trainer_state):
+    log_extra("length", [len(said) for said in completions])
+    log_metric("step", trainer_state.global_step)
+    return [0.0] * len(completions)
+
+def processes(completions):
+    return [float(os.getpid())] * len(completions)
+
+def whole_groups(completions, prompts):
+    return [float(prompts.count(prompt)) for prompt in prompts]
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("rewards") / "mine.py"
+    file.write_text(MINE)
+    return file
+
+
+@pytest.fixture(scope="module")
+def mine(file: Path) -> Iterator[Reward]:
+    reward = Reward(f"{file}:reward", "mine", timeout=1)
+    yield reward
+    reward.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("raise", "KeyError"),
+        ("exit", "SystemExit"),
+        ("error", "ValueError"),
+        ("nan", "NotFinite"),
+        ("inf", "NotFinite"),
+        ("text", "NotANumber"),
+        ("list", "NotANumber"),
+        ("die", "Died"),
+        ("hang", "Timeout"),
+        ("sleep", "Timeout"),
+        ("hold the interpreter", "Timeout"),
+    ],
+)
+def test_a_bad_row_costs_itself_and_nothing_else(mine: Reward, said: str, kind: str) -> None:
+    before = mine.errors[kind]
+    started = time.monotonic()
+    assert mine.score(completions=["a", said, "b"], answer=["1", "2", "3"]) == [1, None, 1]
+    assert mine.errors[kind] == before + 1
+    assert time.monotonic() - started < 8
+
+
+def test_none_leaves_a_row_out_and_is_no_error(mine: Reward) -> None:
+    before = mine.errors.total()
+    assert mine.score(completions=["none", "a", "numpy", "true"]) == [None, 1, 0.5, 1]
+    assert mine.errors.total() == before
+
+
+def test_arrays_are_rewards_too(file: Path) -> None:
+    assert Reward(f"{file}:array", "array").score(completions=["a", "b", "c"]) == [0, 0.5, 1]
+
+
+@pytest.mark.parametrize("function", ["one_short", "number"])
+def test_a_wrong_number_of_rewards_is_never_guessed_at(file: Path, function: str) -> None:
+    reward = Reward(f"{file}:{function}", "mine")
+    assert reward.score(completions=["a", "b"]) == [None, None]
+    assert reward.errors.total() == 2
+
+
+def test_a_function_that_is_only_right_for_single_rows_is_scored_by_rows_and_counted(file: Path) -> None:
+    reward = Reward(f"{file}:only_alone", "mine")
+    assert reward.score(completions=["a", "b"]) == [1, 1]
+    assert reward.errors == {"WrongLength": 1}
+
+
+def test_a_function_that_always_hangs_is_given_up_after_three_rows(file: Path) -> None:
+    reward = Reward(f"{file}:reward", "mine", timeout=0.3)
+    started = time.monotonic()
+    assert reward.score(completions=["sleep"] * 50) == [None] * 50
+    assert time.monotonic() - started < 10
+
+
+def test_the_first_row_of_each_kind_is_kept_with_its_traceback(
+    file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = tmp_path / "errors.jsonl"
+    reward = Reward(f"{file}:reward", "mine", timeout=1, errors_file=errors)
+    for _ in range(2):
+        reward.score(completions=["a", "raise", "nan"], answer=["1", "2", "3"])
+    kept = [json.loads(line) for line in errors.read_text().splitlines()]
+    assert [one["kind"] for one in kept] == ["KeyError", "NotFinite"]
+    assert kept[0]["row"] == {"completions": "raise", "answer": "2"}
+    assert "mine.py" in kept[0]["traceback"]
+    assert caplog.text.count("KeyError: 'level'") >= 1
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 2
+
+
+def test_where_a_function_hung_is_in_its_traceback(file: Path, tmp_path: Path) -> None:
+    errors = tmp_path / "errors.jsonl"
+    Reward(f"{file}:reward", "mine", timeout=0.5, errors_file=errors).score(completions=["sleep"])
+    assert "line 14 in reward" in json.loads(errors.read_text())["traceback"]
+
+
+def test_raise_ends_the_run_with_the_row_saved(file: Path, tmp_path: Path) -> None:
+    reward = Reward(f"{file}:reward", "mine", on_error="raise", errors_file=tmp_path / "errors.jsonl")
+    with pytest.raises(RewardError, match=r"reward\.mine: KeyError: 'level' .*; the row is in .*errors\.jsonl"):
+        reward.score(completions=["a", "raise"])
+    assert json.loads((tmp_path / "errors.jsonl").read_text())["row"] == {"completions": "raise"}
+
+
+def test_slow_rewards_run_at_the_same_time(file: Path) -> None:
+    functions = [Reward(f"{file}:slow", f"slow{number}").as_function() for number in range(3)]
+
+    async def together() -> list[list[float | None]]:
+        return await asyncio.gather(*(function(completions=["1", "2"]) for function in functions))
+
+    started = time.monotonic()
+    assert asyncio.run(together()) == [[1, 2]] * 3
+    assert time.monotonic() - started < 1.2  # one after the other they take 1.5 s
+
+
+def test_workers_share_the_rows_and_keep_their_order(file: Path) -> None:
+    reward = Reward(f"{file}:slow_rows", "mine", workers=4)
+    started = time.monotonic()
+    assert reward.score(completions=[str(number) for number in range(8)]) == list(range(8))
+    assert time.monotonic() - started < 1.2  # one process takes 1.6 s
+
+
+def test_workers_see_whole_groups(file: Path) -> None:
+    reward = Reward(f"{file}:whole_groups", "mine", workers=3)
+    prompts = ["a"] * 4 + ["b"] * 2 + ["c"] * 4
+    assert reward.score(completions=["x"] * 10, prompts=prompts) == [4] * 4 + [2] * 2 + [4] * 4
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.integers(1, 5))
+def test_shares_are_all_rows_in_order_and_divide_no_group(sizes: list[int], count: int) -> None:
+    prompts = [str(group) for group, size in enumerate(sizes) for _ in range(size)]
+    parts = shares(prompts, count)
+    assert [row for part in parts for row in part] == list(range(len(prompts)))
+    assert 1 <= len(parts) <= count
+    assert all(prompts[part[0] - 1] != prompts[part[0]] for part in parts if part[0])
+
+
+def test_what_trl_offers_a_reward_reaches_the_function_and_what_it_logs_comes_back(file: Path) -> None:
+    logged: list[Any] = []
+    state = SimpleNamespace(global_step=7, log_history=[object()])
+    reward = Reward(f"{file}:logs", "mine").as_function()
+    arguments = {"log_extra": lambda *call: logged.append(call), "log_metric": lambda *call: logged.append(call)}
+    assert asyncio.run(reward(completions=["a", "bc"], trainer_state=state, environments=object(), **arguments)) == [
+        0,
+        0,
+    ]
+    assert logged == [("length", [1, 2]), ("step", 7.0), ("rewards/mine/errors", 0.0)]
+
+
+def test_trl_takes_it_for_an_async_reward_with_its_name(mine: Reward) -> None:
+    from trl.trainer.utils import is_async_callable
+
+    assert is_async_callable(mine.as_function())
+    assert mine.as_function().__name__ == "mine"
+
+
+def test_what_the_function_needs_is_known_before_it_is_called(file: Path) -> None:
+    assert Reward("rewards.correctness.correctness", "correctness").needs == ["answer"]
+    assert Reward("rewards.brevity.brevity", "brevity").needs == []
+    assert Reward("rewards.code.code", "code").needs == ["tests"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import not_there", r"reward\.mine\.fn=.*No module named 'not_there' .*mine\.py, line 1"),
+        ("import os; os._exit(1)", r"reward\.mine\.fn=.*: its process ended while it was imported"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_is_explained(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(ValueError, match=says):
+        Reward(f"{tmp_path}/mine.py:f", "mine")
+
+
+def test_closing_ends_the_processes(file: Path) -> None:
+    reward = Reward(f"{file}:processes", "mine", workers=2)
+    (first, _) = reward.score(completions=["a", "b"])
+    reward.close()
+    assert first is not None
+    assert not Path(f"/proc/{first:.0f}").exists()

@@ -1,0 +1,135 @@
+"""`python -m rewards.check` as its user sees it, and what it tries."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas
+import pytest
+
+from rewards.check import above, options_of
+from rewards.probes import cheats, corrupted, final, references
+
+MINE = """
+import re
+
+def contains(completions, answer, **columns):
+    return [float(right in said) for said, right in zip(completions, answer)]
+
+def length(completions):
+    return [float(len(said)) for said in completions]
+
+def nothing(completions):
+    return [0.0] * len(completions)
+
+def broken(completions):
+    return [len(said) / (len(said) - len(said)) for said in completions]
+
+def upper(completions, answer, **columns):
+    return [float(said.isupper() and said.endswith("#### " + right)) for said, right in zip(completions, answer)]
+"""
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("check") / "my_rewards.py"
+    file.write_text(MINE)
+    return file
+
+
+def check(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rewards.check", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", ["correctness", "format", "xml_format", "brevity", "repetition", "overlong", "code"])
+def test_the_built_in_rewards_withstand_what_policies_try(name: str) -> None:
+    done = check(name)
+    assert done.returncode == 0, done.stdout
+    assert "nothing earned more than it should" in done.stdout
+    for words in ("mean", "spread", "ms a completion", "many answers", "other scripts", "10,000 characters"):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("contains", ["every number: earned more", "many answers: earned more", "right, then wrong: earned more"]),
+        ("length", ["10,000 characters: earned more than it should on 10 of 10 rows"]),
+        ("nothing", ["it gave 0.00 to everything"]),
+        ("broken", ["completions could not be scored: ZeroDivisionError"]),
+    ],
+)
+def test_a_reward_that_can_be_cheated_fails_with_what_cheats_it(mine: Path, function: str, says: list[str]) -> None:
+    done = check(f"{mine}:{function}")
+    assert done.returncode == 1
+    for words in says:
+        assert words in done.stdout
+
+
+def test_data_of_ones_own_is_tried_with_its_own_completions(mine: Path, tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"question": "2 + 3?", "answer": "5", "completion": "IT IS 2 + 3\n#### 5"}) + "\n")
+    assert check(f"{mine}:upper", "--data", data).returncode == 0
+    assert check(f"{mine}:upper").returncode == 1  # in none of the customary forms
+
+
+def test_the_format_of_gsm8k_is_data_too(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"question": "2 + 3?", "answer": "2 + 3 = <<2+3=5>>5\n#### 5"}) + "\n")
+    assert check("correctness", "--data", data).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["corectness"], "reward.corectness.fn=corectness: write package.module.function"),
+        (["correctness", "fnid=[hash]"], "kwargs.fnid: did you mean find?"),
+        (["correctness", "find"], "find: write key=value"),
+        (["correctness", "--data", "missing.jsonl"], "missing.jsonl"),
+        (["correctness", "--run", "missing"], "missing: no completions in it"),
+        (["code", "--data", "rewards/examples/problems.jsonl"], "needs a column tests"),
+    ],
+)
+def test_what_is_asked_wrongly_is_one_line_and_status_2(arguments: list[str], says: str) -> None:
+    done = check(*arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_changed_reward_is_compared_on_the_completions_of_a_run(tmp_path: Path) -> None:
+    rows = {
+        "step": [1, 1],
+        "prompt": ["2 + 3?", "1 + 1?"],
+        "completion": ["[red]it is 5", "#### 2"],
+        "answer": ["5", "2"],
+        "correctness": [1.0, 1.0],
+        "advantage": [0.0, 0.0],
+    }
+    (tmp_path / "completions").mkdir()
+    pandas.DataFrame(rows).to_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    done = check("correctness", "find=[hash]", "--run", tmp_path)
+    assert done.returncode == 0
+    assert "1 of 2 completions are judged otherwise" in done.stdout
+    assert "[red]it is 5" in done.stdout  # what a model wrote is no markup
+    assert "--name says which of" in check("format", "--run", tmp_path).stderr
+
+
+def test_probes_of_a_row_are_right_wrong_or_cheats() -> None:
+    row = final({"question": "2 + 3?", "answer": "2 + 3 = 5\n#### 5"})
+    assert (row["solution"], row["answer"]) == ("2 + 3 = 5", "5")
+    assert references(row)["boxed"].endswith(r"\boxed{5}")
+    assert set(corrupted(row, "hash")) == {"off by one", "ten times", "sign changed"}
+    assert all(not text.endswith("#### 5") for text in corrupted(row, "hash").values())
+    assert len(cheats(row)["10,000 characters"]) == 10_000
+
+
+def test_as_much_as_the_right_answer_is_too_much_only_for_a_judge_of_right_and_wrong() -> None:
+    assert above([1.0, 0.5, None], [1.0, 1.0, 1.0], tells=True) == [0]
+    assert above([1.0, 1.5, 0.0], [1.0, 1.0, 1.0], tells=False) == [1]
+
+
+def test_a_built_in_reward_is_checked_as_it_is_shipped() -> None:
+    assert options_of("brevity", ["enough=7"]) == ("rewards.brevity.brevity", {"enough": 7, "limit": 512})
