@@ -1,6 +1,7 @@
 """Evaluate one model as configured: load it, or hand it to vLLM, let it answer, and report."""
 
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from grpo import policy
 from grpo.config import RunError
+from grpo.console import output_in
 from grpo.data import load_held_out
 from grpo.evaluation import Decoding, Generate, complete, evaluate
 from grpo.scoring import judge_of, started
@@ -23,35 +25,37 @@ VLLM_BATCH = 1024  # completions that vLLM gets at once; they are saved when all
 
 def evaluate_model(config: DictConfig, output: Path) -> float:
     """Evaluate `evaluate.model`, print and save the result, and return its greedy accuracy."""
-    console = Console(stderr=True)
-    decoding = Decoding(
-        config.train.max_completion_length, config.evaluate.temperature, config.evaluate.samples, config.train.seed
-    )
+    console = Console(file=sys.stderr)
     if config.evaluate.model is None:
         policy.make_available(config.model)
     name = config.evaluate.model or config.model.model_name_or_path
+    with output_in(output / "train.log"):
+        result = _evaluated(name, config, output, console)
+    write_json(output / "evaluation.json", result)
+    show(result, output)
+    return result["accuracy"]
+
+
+def _evaluated(name: str, config: DictConfig, output: Path, console: Console) -> dict[str, Any]:
+    asked, length = config.evaluate, config.train.max_completion_length
     problems, counts = load_held_out(config.task)
+    vllm = find_spec("vllm") is not None and (torch.cuda.is_available() or config.train.use_vllm)
     with started(judge_of(config), problems.column_names, output) as judges:
-        vllm = find_spec("vllm") is not None and (torch.cuda.is_available() or config.train.use_vllm)
-        generate = with_vllm(name, config) if vllm else with_transformers(name, config)
         try:
             result = evaluate(
-                generate,
-                problems,
-                next(iter(judges.values())),
-                decoding,
-                output / "completions.jsonl",
-                VLLM_BATCH if vllm else config.evaluate.batch_size,
-                console,
-                config.task.eval.difficulty,
+                generate=with_vllm(name, config) if vllm else with_transformers(name, config),
+                problems=problems,
+                judge=judges[config.task.eval.reward],
+                decoding=Decoding(length, asked.temperature, asked.samples, config.train.seed),
+                file=output / "completions.jsonl",
+                batch_size=VLLM_BATCH if vllm else asked.batch_size,
+                console=console,
+                difficulty=config.task.eval.difficulty,
                 policy=fingerprint(name),
             )
         except RewardError as error:
             raise RunError(f"failed: {error}") from error
-    result |= {"model": name, "engine": "vllm" if vllm else "transformers", "data": counts}
-    write_json(output / "evaluation.json", result)
-    show(result, output)
-    return result["accuracy"]
+    return result | {"model": name, "engine": "vllm" if vllm else "transformers", "data": counts}
 
 
 def with_transformers(name: str, config: DictConfig) -> Generate:

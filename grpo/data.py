@@ -124,19 +124,20 @@ def load_split(task: DictConfig, split: str) -> Dataset:
 
 def from_file(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return arguments of `datasets.load_dataset`, with the builder for `path` or `data_files` if these are files."""
-    path, files = arguments.get("path"), arguments.get("data_files")
-    first = files
+    path, files = str(arguments.get("path") or ""), arguments.get("data_files")
+    if not files and not path:
+        raise ValueError("name your file: task.dataset.path=my_problems.jsonl")
+    if path and (files or Path(path).suffix not in BUILDERS):
+        return arguments  # a builder, a folder, or a data set on the hub
+    first = files or path
     while isinstance(first, dict | list) and first:
         first = next(iter(first.values())) if isinstance(first, dict) else first[0]
-    if not files and path and Path(path).suffix in BUILDERS:
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"there is no file {Path(path).absolute()}")
-        files = first = path
-    elif path:
-        return arguments
-    if Path(str(first)).suffix not in BUILDERS:
-        raise ValueError(f"of {first} only these are read: {', '.join(BUILDERS)}")
-    return {**arguments, "path": BUILDERS[Path(str(first)).suffix], "name": None, "data_files": files}
+    suffix = Path(str(first)).suffix
+    if suffix not in BUILDERS:
+        raise ValueError(f"{first}: of files only these are read: {', '.join(BUILDERS)}")
+    if "://" not in str(first) and "*" not in str(first) and not Path(str(first)).is_file():
+        raise FileNotFoundError(f"there is no file {Path(str(first)).absolute()}")
+    return {**arguments, "path": BUILDERS[suffix], "name": None, "data_files": files or path}
 
 
 def _flat(arguments: dict[str, Any]) -> str:

@@ -56,11 +56,22 @@ def command_line(arguments: list[str]) -> list[str]:
         model, output = f"evaluate.model='{run.model}'", f"hydra.run.dir='{run.folder / 'evaluate'}'"
         return [*folders, *run.overrides, model, output, *overrides]
     if named:
+        check_model(named)
         overrides = [f"evaluate.model='{named}'", *overrides]
     digest = hashlib.sha256(repr(sorted(overrides)).encode()).hexdigest()[:8]
     return (
         [*overrides, f"hydra.run.dir=outputs/evaluate/{digest}"] if "hydra.run.dir" not in str(overrides) else overrides
     )
+
+
+def check_model(name: str) -> None:
+    """Check that what was named can be a model: a folder with one, or a name on the hub."""
+    folder = Path(name)
+    if folder.is_dir():
+        if not any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):
+            raise ConfigError(f"{name}: neither a run directory (no .hydra) nor a model (no config.json)")
+    elif folder.is_absolute() or name.startswith(".") or name.count("/") != 1:
+        raise ConfigError(f"{name}: there is no such directory")
 
 
 def main() -> None:

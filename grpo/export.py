@@ -20,7 +20,7 @@ def export(run: FinishedRun, output: Path, dtype: str | None = None) -> None:
 
     Args:
         output: a folder that is not there yet.
-        dtype: in which the weights are written; None takes that of the base, or of the model without an adapter.
+        dtype: in which the weights are written; None takes that of the weights that were trained.
 
     Raises:
         ConfigError: the base cannot be loaded, or the folder is there.
@@ -28,14 +28,12 @@ def export(run: FinishedRun, output: Path, dtype: str | None = None) -> None:
     if output.exists():
         raise ConfigError(f"{output} is there already; name another folder with --output")
     import torch
-    from transformers import AutoConfig
 
     from grpo import policy
 
-    adapter = policy.adapter_config(run.model)
-    base = adapter["base_model_name_or_path"] if adapter else run.model
-    written = getattr(torch, dtype) if dtype else AutoConfig.from_pretrained(base).dtype or torch.float32
     model, tokenizer = policy.load(run.model, "float32")
+    name = dtype or str(run.config.model.dtype)
+    written = torch.float32 if name == "auto" else getattr(torch, name)
     partial = output.with_name(output.name + ".partial")
     model.to("cpu", written).save_pretrained(partial)
     tokenizer.save_pretrained(partial)
@@ -48,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}", description=__doc__.splitlines()[0])
     parser.add_argument("run", help="a run directory")
     parser.add_argument("--output", type=Path, help="the folder to write; RUN/export if it is left out")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the written weights; the base's if it is left out")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the written weights; model.dtype of the run if left out")
     asked = parser.parse_args()
     try:
         run = open_run(asked.run)

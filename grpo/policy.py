@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import torch
+import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.constants import HF_HOME
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -110,6 +111,7 @@ def load(
     adapter = adapter_config(name)
     base = str(adapter["base_model_name_or_path"] if adapter else name)
     download(base)
+    transformers.utils.logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             base, dtype=dtype, attn_implementation=attention, use_safetensors=True, quantization_config=quantization

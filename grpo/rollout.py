@@ -70,9 +70,13 @@ class RolloutTrainer(GRPOTrainer):
         with self._clock("generate"), self.memory.of("generate"):
             return super()._generate(prompts)
 
-    def _calculate_rewards(self, *args: Any) -> torch.Tensor:
+    def _calculate_rewards(self, inputs: list, *args: Any) -> torch.Tensor:
+        """Score the completions, and keep the columns of the data beside them, to score them again later."""
+        for column, value in inputs[0].items():
+            if column != "prompt" and isinstance(value, str | int | float):
+                self._log_completion_extra(column, [row[column] for row in inputs])
         with self._clock("reward"):
-            return super()._calculate_rewards(*args)
+            return super()._calculate_rewards(inputs, *args)
 
     def _generate_single_turn(
         self, prompt_ids: list, images: list | None, multimodal_fields: Batch, num_generations: int, **options: Any

@@ -1,18 +1,15 @@
 """One run: check the machine, load, evaluate, train, evaluate, save, report."""
 
-import contextlib
 import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import datasets
-import transformers
 from datasets import Dataset
 from omegaconf import DictConfig
 from rich.console import Console
@@ -23,6 +20,7 @@ from grpo import policy
 from grpo.callbacks import HostMemoryGuard, MetricsFile, ProgressBar, StopOnSignal
 from grpo.check import check_batch
 from grpo.config import ConfigError, RunError, train_arguments
+from grpo.console import output_in
 from grpo.data import load_task
 from grpo.evaluation import Decoding, complete, evaluate
 from grpo.fit import Plan
@@ -196,15 +194,3 @@ def evaluate_policy(
     )
     model.train(was_training)
     return result
-
-
-@contextlib.contextmanager
-def output_in(file: Path) -> Iterator[None]:
-    """Send what the libraries print and warn where Hydra sends what they log, so that the terminal shows the run."""
-    for library in (transformers, datasets):
-        library.utils.logging.disable_progress_bar()
-        library.utils.logging.enable_propagation()
-    transformers.utils.logging.disable_default_handler()
-    logging.captureWarnings(True)
-    with file.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
-        yield

@@ -88,8 +88,9 @@ def try_out(reward: Reward, rows: list[dict[str, Any]]) -> tuple[list[Probe], fl
 
 def above(earned: list[float | None], right: list[float | None], tells: bool) -> list[int]:
     """Return the rows that earned more than the right completion, or as much if the reward tells right from wrong."""
-    pairs = [(row, e, r) for row, (e, r) in enumerate(zip(earned, right, strict=True)) if None not in (e, r)]
-    return [row for row, e, r in pairs if e > r + 1e-9 or (tells and e >= r - 1e-9)]
+    least = -1e-9 if tells else 1e-9
+    pairs = enumerate(zip(earned, right, strict=True))
+    return [row for row, (got, due) in pairs if got is not None and due is not None and got >= due + least]
 
 
 def average(earned: list[float | None]) -> float:

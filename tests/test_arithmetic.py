@@ -55,4 +55,4 @@ def test_a_seed_gives_the_same_rows_and_another_gives_others() -> None:
     assert rows("train", 10, seed=1) == rows("train", 10, seed=1)
     assert rows("train", 10, seed=1) != rows("train", 10, seed=2)
     assert rows("train", 3, seed=1) == rows("train", 10, seed=1)[:3]
-    assert set(rows("test", 1, seed=0)[0]) == {"question", "answer"}
+    assert set(rows("test", 1, seed=0)[0]) == {"question", "answer", "steps"}

@@ -2,11 +2,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas
 import pytest
 from omegaconf import DictConfig
+from transformers import AutoTokenizer
 
-from grpo.config import ConfigError
-from grpo.data import load_task
+from grpo.config import ROOT, ConfigError
+from grpo.data import load_task, prompt_lengths
 
 ROWS = [
     {"question": "2 + 3?", "answer": "First.\n#### 5", "level": 1},
@@ -18,51 +20,55 @@ ROWS = [
 
 @pytest.fixture
 def local(tmp_path: Path) -> list[str]:
-    """Overrides that point `task=gsm8k` at a local file."""
+    """Overrides that point `task=gsm8k` at a file."""
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return [
         "task=gsm8k",
-        "task.dataset.path=json",
-        "task.dataset.name=null",
-        f"+task.dataset.data_files={file}",
-        "task.eval.split='train[:2]'",
+        f"task.dataset.path={file}",
+        "task.eval.split='train[:1]'",
     ]
 
 
 def test_the_embedded_task_has_prompts_and_answers(composed: Callable[..., DictConfig]) -> None:
-    train, held_out = load_task(composed("task.dataset.size=20", "task.eval.size=10").task)
-    assert (len(train), len(held_out)) == (20, 10)
-    assert train[0]["prompt"] == train[0]["question"] + "\n"
-    assert not set(train["question"]) & set(held_out["question"])
+    problems = load_task(composed("task.dataset.size=20", "task.eval.size=10").task)
+    assert (len(problems.train), len(problems.held_out)) == (20, 10)
+    assert problems.train[0]["prompt"] == problems.train[0]["question"] + "\n"
+    assert not set(problems.train["question"]) & set(problems.held_out["question"])
+    assert str(problems) == "20 problems to train on\n10 problems held out"
 
 
 def test_a_local_file_in_the_format_of_gsm8k_is_read(composed: Callable[..., DictConfig], local: list[str]) -> None:
-    task = composed(*local).task
-    train, held_out = load_task(task)
-    assert train["answer"] == ["5", "1,000", "7"]  # the row without an answer is left out
-    assert train["level"] == [1, 2, 3]  # rewards get every column
+    task = composed(*local, "task.eval.split='train[1:2]'").task
+    problems = load_task(task)
+    train, held_out = problems.train, problems.held_out
+    assert list(train["answer"]) == ["5", "7"]  # without what has no answer and what is held out
+    assert list(train["level"]) == [1, 3]  # rewards get every column
+    counts = {"rows": 4, "used": 2, "no_answer": 0, "unread_answer": 1, "too_long": 0, "held_out": 1, "not_a_number": 0}
+    assert problems.counts["train"] == counts
     assert train[0]["prompt"] == [
         {"role": "system", "content": task.system_prompt},
         {"role": "user", "content": "2 + 3?"},
     ]
-    assert train[2]["prompt"][1]["content"] == "{braces}?"
-    assert len(held_out) == 2
+    assert train[1]["prompt"][1]["content"] == "{braces}?"
+    assert list(held_out["answer"]) == ["1,000"]
 
 
 def test_a_plain_prompt_begins_with_the_system_prompt(composed: Callable[..., DictConfig], local: list[str]) -> None:
     task = composed(*local, "task.conversational=false").task
-    assert load_task(task)[0][0]["prompt"] == f"{task.system_prompt}\n\n2 + 3?"
+    assert load_task(task).train[0]["prompt"] == f"{task.system_prompt}\n\n1,000?"
 
 
 def test_without_evaluation_no_split_is_held_out(composed: Callable[..., DictConfig], local: list[str]) -> None:
-    assert load_task(composed(*local, "task.eval.size=0", "task.eval.split=nothing").task)[1] is None
+    assert load_task(composed(*local, "task.eval.size=0", "task.eval.split=nothing").task).held_out is None
 
 
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("task.dataset.data_files=missing.jsonl", "Unable to find"),
+        ("task.dataset.path=missing.jsonl", "there is no file"),
+        ("task.dataset.path=rows.txt", "rows.txt"),
+        ("task.dataset.path=null", "name your file: task.dataset.path=my_problems.jsonl"),
         ("task.split=test", 'Unknown split "test"'),
         ("task.prompt='{query}'", "no column query; it has: question, answer, level"),
         ("task.answer.column=solution", "no column solution"),
@@ -70,7 +76,8 @@ def test_without_evaluation_no_split_is_held_out(composed: Callable[..., DictCon
         ("task.answer.pattern='=> (.*'", "missing ), unterminated"),
         ("task.answer.pattern='=> .*'", "in parentheses"),
         ("task.prompt='{question'", "task.prompt or task.answer.pattern: expected '}'"),
-        ("task.dataset.path=rows.jsonl", "task.dataset.path=json"),
+        ("task.eval.split=test", "Parts of one split are \"task.split='train[200:]'\""),
+        ("task.few_shot.examples=[{answer: 5}]", "{'answer': 5} lacks 'question', which task.prompt names"),
         ("task.split='train[:0]'", "no data"),
     ],
 )
@@ -99,3 +106,86 @@ def test_a_broken_file_is_one_line(composed: Callable[..., DictConfig], local: l
 def test_a_generator_of_no_rows_is_one_line(composed: Callable[..., DictConfig]) -> None:
     with pytest.raises(ConfigError, match="there are no rows in it"):
         load_task(composed("task.dataset.size=0").task)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_a_file_of_ones_own_is_read_whatever_its_kind_and_columns(
+    composed: Callable[..., DictConfig], tmp_path: Path, kind: str
+) -> None:
+    table = pandas.DataFrame({"problem": [f"{number} + 1?" for number in range(20)], "result": range(1, 21)})
+    file = tmp_path / f"rows.{kind}"
+    {"jsonl": lambda: table.to_json(file, orient="records", lines=True), "csv": lambda: table.to_csv(file, index=False),
+     "parquet": lambda: table.to_parquet(file)}[kind]()  # fmt: skip
+    columns = ["task.prompt='{problem}'", "task.answer.column=result"]
+    problems = load_task(composed("task=jsonl", f"task.dataset.path={file}", *columns).task)
+    assert (len(problems.train), len(problems.held_out)) == (18, 2)
+    assert problems.train[0]["answer"] == "3"
+    assert problems.train[0]["prompt"] == [{"role": "user", "content": "2 + 1?"}]
+    split = [f"task.dataset.data_files={{train: {file}, test: {file}}}"]
+    with pytest.raises(ConfigError, match="nothing left of train: 20 of 20 rows that are among the held-out ones"):
+        load_task(composed("task=jsonl", *split, *columns, "task.split=train", "task.eval.split=test").task)
+
+
+def test_rows_without_an_answer_and_those_that_are_no_numbers_are_counted(
+    composed: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    rows = [{"question": f"{a}?", "answer": a} for a in ("5", "", None, "Paris", "  ")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problems = load_task(composed("task=jsonl", f"task.dataset.path={tmp_path}/rows.jsonl", "task.eval.size=0",
+                                  "task.split=train").task)  # fmt: skip
+    assert list(problems.train["answer"]) == ["5", "Paris"]
+    assert str(problems) == "2 problems to train on (left out: 3 without an answer); 1 answers are not numbers"
+
+
+def test_prompts_over_the_limit_are_left_out_of_training_and_counted(composed: Callable[..., DictConfig]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny")
+    task = composed("task.dataset.size=50", "task.max_prompt_length=30").task
+    lengths = prompt_lengths(list(load_task(task).train["prompt"]), tokenizer)
+    problems = load_task(task, tokenizer)
+    longer = sum(length > 30 for length in lengths)
+    assert 0 < longer < 50
+    assert (problems.counts["train"]["too_long"], len(problems.train)) == (longer, 50 - longer)
+    assert len(problems.held_out) == 50
+
+
+def test_the_chat_template_counts_and_is_needed(composed: Callable[..., DictConfig]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny")
+    conversation = [[{"role": "user", "content": "Mia has 3 pens ."}]]
+    text = tokenizer.apply_chat_template(conversation[0], add_generation_prompt=True, tokenize=False)
+    assert prompt_lengths(conversation, tokenizer) == [len(tokenizer(text, add_special_tokens=False)["input_ids"])]
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match="has no chat template"):
+        prompt_lengths(conversation, tokenizer)
+
+
+def test_examples_stand_before_the_question(composed: Callable[..., DictConfig], local: list[str]) -> None:
+    shots = ["task.few_shot.examples=[{question: '1 + 1?', answer: 2}]", "task.few_shot.completion='#### {answer}'"]
+    contents = [message["content"] for message in load_task(composed(*local, *shots).task).train[0]["prompt"]]
+    assert contents[1:] == ["1 + 1?", "#### 2", "1,000?"]
+    plain = load_task(composed(*local, *shots, "task.conversational=false", "task.system_prompt=null").task)
+    assert plain.train[0]["prompt"] == "1 + 1?#### 21,000?"
+
+
+def test_the_sums_have_their_example_on_a_line_of_its_own(composed: Callable[..., DictConfig]) -> None:
+    prompt = load_task(composed("task=sums").task).train[0]["prompt"]
+    assert prompt.startswith("59 + 63 = 122\n")
+    assert prompt.endswith(" =")
+
+
+@pytest.mark.parametrize("name", ["gsm_symbolic", "chain_sum"])
+def test_problems_of_reasoning_gym_are_scored_by_its_own_verifier(
+    composed: Callable[..., DictConfig], name: str
+) -> None:
+    pytest.importorskip("reasoning_gym")
+    from rewards.reasoning_gym import reasoning_gym
+
+    config = composed("task=reasoning_gym", f"task.dataset.name={name}", "task.dataset.size=30", "task.eval.size=10")
+    assert list(config.reward) == ["reasoning_gym"]
+    problems = load_task(config.task)
+    assert not set(problems.train["question"]) & set(problems.held_out["question"])
+    rows = {column: list(problems.train[column]) for column in problems.train.column_names}
+    answers = rows["answer"]
+    right = [f"<answer>{answer}</answer>" for answer in answers]
+    assert reasoning_gym(completions=right, **rows) == [1.0] * len(answers)
+    assert max(reasoning_gym(completions=["<answer>no</answer>"] * len(answers), **rows)) < 1
+    assert reasoning_gym(completions=[""] * len(answers), **rows) == [0.0] * len(answers)

