@@ -35,9 +35,9 @@ def fastest(call: Callable[[], Any]) -> float:
 def main() -> None:
     """Measure, print and write."""
     columns = {
-        "prompts": ["How many are there? " * 30] * ROWS,
-        "completions": ["Let us see, one after the other. " * 90 + "#### 5"] * ROWS,
-        "completion_ids": [list(range(TOKENS))] * ROWS,
+        "prompts": [f"{row}. " + "How many are there? " * 30 for row in range(ROWS)],
+        "completions": [f"{row}. " + "Let us see, one after the other. " * 90 + "#### 5" for row in range(ROWS)],
+        "completion_ids": [list(range(row, row + TOKENS)) for row in range(ROWS)],
         "answer": ["5"] * ROWS,
     }
     table = Table("reward", "alone, ms", "in a process, ms", "isolation, ms")

@@ -17,7 +17,7 @@ SHOWN = 10
 
 def answers(run_dir: Path, when: str) -> list[dict[str, Any]]:
     """Return what was said to the first held-out problems `before` or `after` training."""
-    lines = (run_dir / f"evaluation_{when}.jsonl").read_text().splitlines()
+    lines = (run_dir / f"evaluation_{when}.jsonl").read_text().rstrip("\n").split("\n")
     rows = sorted((json.loads(line) for line in lines), key=lambda row: row["problem"])
     return [{key: row[key] for key in ("prompt", "completion", "correct")} for row in rows[:SHOWN]]
 

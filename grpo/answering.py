@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,20 @@ import torch
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
+from transformers import AutoTokenizer
 
 from grpo import policy
 from grpo.config import RunError
 from grpo.console import output_in
-from grpo.data import load_held_out
+from grpo.data import load_held_out, prompt_lengths
 from grpo.evaluation import Decoding, Generate, complete, evaluate
-from grpo.scoring import judge_of, started
+from grpo.scoring import check_judge, judge_of, started
 from grpo.summary import share, write_json
 from rewards.isolation import RewardError
 
 VLLM_BATCH = 1024  # completions that vLLM gets at once; they are saved when all of them are there
+VLLM_SHARE = 0.9  # of the card
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that it takes
 
 
 def evaluate_model(config: DictConfig, output: Path) -> float:
@@ -41,9 +45,10 @@ def _evaluated(name: str, config: DictConfig, output: Path, console: Console) ->
     problems, counts = load_held_out(config.task)
     vllm = find_spec("vllm") is not None and (torch.cuda.is_available() or config.train.use_vllm)
     with started(judge_of(config), problems.column_names, output) as judges:
+        check_judge(judges[config.task.eval.reward])
         try:
             result = evaluate(
-                generate=with_vllm(name, config) if vllm else with_transformers(name, config),
+                generate=with_vllm(name, config, list(problems["prompt"])) if vllm else with_transformers(name, config),
                 problems=problems,
                 judge=judges[config.task.eval.reward],
                 decoding=Decoding(length, asked.temperature, asked.samples, config.train.seed),
@@ -61,33 +66,30 @@ def _evaluated(name: str, config: DictConfig, output: Path, console: Console) ->
 def with_transformers(name: str, config: DictConfig) -> Generate:
     """Return a generator of completions by transformers."""
     quantization = policy.quantization_config(config.peft) if policy.adapter_config(name) else None
-    model, tokenizer = policy.load(name, config.model.dtype, config.model.attn_implementation, quantization)
-    length = config.train.max_completion_length
-    return lambda prompts, temperature, seed: complete(model, tokenizer, prompts, length, temperature, seed)
+    model, tokenizer = policy.load(name, config.model, quantization=quantization)
+    return partial(complete, model, tokenizer, config.train.max_completion_length)
 
 
-def with_vllm(name: str, config: DictConfig) -> Generate:
-    """Return a generator of completions by vLLM."""
+def with_vllm(name: str, config: DictConfig, prompts: list[Any]) -> Generate:
+    """Return a generator of completions by vLLM, with room for these prompts."""
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
+    length = config.train.max_completion_length
     adapter = policy.adapter_config(name)
-    request = LoRARequest("adapter", 1, name) if adapter else None
+    request = LoRARequest("adapter", 1, str(Path(name).absolute())) if adapter else None
     engine = LLM(
         model=adapter["base_model_name_or_path"] if adapter else name,
         tokenizer=name,
         dtype=config.model.dtype,
         enable_lora=bool(adapter),
-        max_lora_rank=adapter["r"] if adapter else 16,
-        gpu_memory_utilization=config.train.vllm_gpu_memory_utilization or 0.9,
-        max_model_len=config.train.vllm_max_model_length,
+        max_lora_rank=next(rank for rank in VLLM_RANKS if rank >= (adapter["r"] if adapter else 1)),
+        gpu_memory_utilization=VLLM_SHARE,
+        max_model_len=max(prompt_lengths(prompts, AutoTokenizer.from_pretrained(name))) + length,
     )
 
-    def generate(prompts: list[Any], temperature: float, seed: int) -> list[str]:
-        how = [
-            SamplingParams(temperature=temperature, max_tokens=config.train.max_completion_length, seed=seed + number)
-            for number in range(len(prompts))
-        ]
+    def generate(prompts: list[Any], temperature: float, seeds: list[int]) -> list[str]:
+        how = [SamplingParams(temperature=temperature, max_tokens=length, seed=seed) for seed in seeds]
         ask = engine.generate if isinstance(prompts[0], str) else engine.chat
         return [answer.outputs[0].text for answer in ask(prompts, how, lora_request=request)]
 

@@ -2,8 +2,8 @@
 
 import json
 import math
-import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,6 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from grpo.hardware import host_memory
 from grpo.job import GB, HOST_LIMIT
+from rewards.isolation import Reward
 
 
 class MetricsFile(TrainerCallback):
@@ -55,12 +56,13 @@ class ProgressBar(TrainerCallback):
 
     Args:
         accuracy: the metric that is the share of right answers, where it is logged.
+        rewards: whose errors are shown.
     """
 
-    def __init__(self, console: Console, accuracy: str = "rewards/correctness/mean") -> None:
-        self.console = console
-        self.accuracy = accuracy
-        self.errors = 0
+    def __init__(
+        self, console: Console, accuracy: str = "rewards/correctness/mean", rewards: Sequence[Reward] = ()
+    ) -> None:
+        self.console, self.accuracy, self.rewards = console, accuracy, rewards
         self.bar = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -95,9 +97,9 @@ class ProgressBar(TrainerCallback):
         if self.accuracy in logs:
             readings += f"  accuracy {100 * (logs[self.accuracy] or 0):.0f} %"
         readings += f"  {logs.get('step_time', 0):.2f} s/step"
-        self.errors += sum(int(value) for name, value in logs.items() if re.fullmatch(r"rewards/.+/errors", name))
-        if self.errors:
-            readings += f"  reward errors {self.errors}"
+        errors = sum(reward.errors.total() for reward in self.rewards)
+        if errors:
+            readings += f"  reward errors {errors}"
         self.bar.update(self.task, readings=readings)
         if not self.console.is_terminal and state.global_step % max(1, state.max_steps // 10) == 0:
             self.console.print(f"step {state.global_step}/{state.max_steps}  {readings}", highlight=False)

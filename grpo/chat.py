@@ -4,16 +4,15 @@ A question is put as the run's prompts were, system prompt and examples included
 """
 
 import argparse
-import re
 import string
 from typing import Any
 
 from grpo.cli import leave
 from grpo.config import ConfigError, RunError
 from grpo.finished import FinishedRun, open_run
+from rewards.text import printable
 
 PROGRAM = "grpo.chat"
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # could move the cursor, or worse
 
 
 def prompt_of(question: str, run: FinishedRun) -> Any:
@@ -38,7 +37,7 @@ def answer(question: str, run: FinishedRun, model: Any, tokenizer: Any, length: 
 
     class Streamer(TextStreamer):
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-            super().on_finalized_text(CONTROL.sub("", text), stream_end)
+            super().on_finalized_text(printable(text), stream_end)
 
     prompt = prompt_of(question, run)
     if isinstance(prompt, str):
@@ -47,7 +46,9 @@ def answer(question: str, run: FinishedRun, model: Any, tokenizer: Any, length: 
         inputs = tokenizer.apply_chat_template(
             prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
-    how = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    how: dict[str, Any] = {"do_sample": bool(temperature), "repetition_penalty": 1.0}
+    if temperature:
+        how["temperature"] = temperature
     streamer = Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     model.generate(**inputs.to(model.device), max_new_tokens=length, streamer=streamer, **how)
 
@@ -66,7 +67,7 @@ def main() -> None:
         prompt_of("", run)
         from grpo import policy
 
-        model, tokenizer = policy.load(run.model, run.config.model.dtype)
+        model, tokenizer = policy.load(run.model, run.config.model)
         if asked.question is not None:
             answer(asked.question, run, model, tokenizer, length, asked.temperature)
             return

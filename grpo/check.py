@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from hydra.errors import MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from grpo.config import (
@@ -116,20 +116,31 @@ def check_rewards(config: DictConfig) -> None:
         raise ConfigError("reward: a run needs at least one reward function, for example reward=[correctness]")
     if config.train.reward_weights is not None:
         raise ConfigError("train.reward_weights: a weight stands beside its function, reward.<name>.weight=0.5")
-    for name, reward in config.reward.items():
-        for key in reward:
-            if key not in REWARD_KEYS:
-                raise ConfigError(f"reward.{name}.{key}: no such key{meant(key, REWARD_KEYS)}")
-        if "fn" not in reward:
-            raise ConfigError(f"reward.{name}.fn: needs a value, package.module.function or path/to/file.py:function")
-        for key in ("weight", "timeout", "workers"):
-            value = reward.get(key, 1)
-            if not isinstance(value, int | float) or (key != "weight" and value <= 0):
-                positive = "a number" if key == "weight" else "a positive number"
-                raise ConfigError(f"reward.{name}.{key}={value}: {positive} is needed")
-        on_error = reward.get("on_error", "skip")
-        if on_error not in ("skip", "raise"):
-            raise ConfigError(f"reward.{name}.on_error={on_error}: unknown{meant(on_error, ('skip', 'raise'))}")
+    for key in sorted(OmegaConf.missing_keys(config.reward)):
+        raise ConfigError(f"reward.{key}: needs a value")
+    rewards: dict[str, DictConfig] = dict(config.reward)  # type: ignore[arg-type]
+    for name, reward in rewards.items():
+        check_reward(f"reward.{name}", reward)
+
+
+def check_reward(where: str, reward: DictConfig) -> None:
+    """Check the keys and values of one reward."""
+    for key in reward:
+        if key not in REWARD_KEYS:
+            raise ConfigError(f"{where}.{key}: no such key{meant(key, REWARD_KEYS)}")
+    if "fn" not in reward:
+        raise ConfigError(
+            f"{where}.fn: needs a value, package.module.function, path/to/file.py:function or an entry point"
+        )
+    if not isinstance(reward.get("weight", 1.0), int | float):
+        raise ConfigError(f"{where}.weight={reward.weight}: a number is needed")
+    timeout, workers, on_error = reward.get("timeout", 1), reward.get("workers", 1), reward.get("on_error", "skip")
+    if not isinstance(timeout, int | float) or timeout <= 0:
+        raise ConfigError(f"{where}.timeout={timeout}: a positive number of seconds is needed")
+    if not isinstance(workers, int) or workers < 1:
+        raise ConfigError(f"{where}.workers={workers}: a positive whole number is needed")
+    if on_error not in ("skip", "raise"):
+        raise ConfigError(f"{where}.on_error={on_error}: unknown{meant(on_error, ('skip', 'raise'))}")
 
 
 def check_peft(config: DictConfig) -> None:

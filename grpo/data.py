@@ -82,6 +82,8 @@ def load_held_out(task: DictConfig) -> tuple[Dataset, dict[str, int]]:
 
 def prompt_lengths(prompts: list[Any], tokenizer: Any) -> list[int]:
     """Return how many tokens each prompt has, with the chat template if it is conversational."""
+    if not prompts:
+        return []
     plain = isinstance(prompts[0], str)
     if not plain and not tokenizer.chat_template:
         raise ConfigError("task.conversational: the model has no chat template; use task.conversational=false")
@@ -169,11 +171,11 @@ def _check_columns(dataset: Dataset, task: DictConfig) -> None:
         raise ConfigError(f"task.prompt or task.answer.pattern: {error}") from error
     if groups == 0:
         raise ConfigError(f"task.answer.pattern={task.answer.pattern}: put the final answer in parentheses")
-    for name in [task.answer.column, *wanted] if task.answer.column is not None else wanted:
-        if name not in dataset.column_names:
+    for name in [task.answer.column, *wanted, task.eval.difficulty]:
+        if name is not None and name not in dataset.column_names:
             raise ConfigError(
-                f"task: the data has no column {name}; it has: {', '.join(dataset.column_names)}. task.prompt and "
-                "task.answer.column name them"
+                f"task: the data has no column {name}; it has: {', '.join(dataset.column_names)}. task.prompt, "
+                "task.answer.column and task.eval.difficulty name them"
             )
 
 

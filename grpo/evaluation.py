@@ -1,5 +1,6 @@
 """Answer held-out problems, greedily and by sampling, keep every completion, and say how many are right."""
 
+import gc
 import hashlib
 import json
 from collections import defaultdict
@@ -15,12 +16,14 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo.estimators import majority_at_k, mean_interval, pass_at_k, wilson_interval
+from grpo.budget import is_out_of_memory
+from grpo.estimators import majority_at_k, pass_at_k, wilson_interval
 from rewards.isolation import Reward
 from rewards.text import final_answer, numbers
 
-Generate = Callable[[list[Any], float, int], list[str]]
-"""From prompts, a temperature (0 is greedy) and a seed to completions."""
+JUDGED_AT_ONCE = 64
+Generate = Callable[[list[Any], float, list[int]], list[str]]
+"""From prompts, a temperature (0 is greedy) and a seed for each to completions."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +38,39 @@ class Decoding:
     seed: int = 0
 
 
-@torch.no_grad()
 def complete(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: list[Any],
     length: int,
+    prompts: list[Any],
     temperature: float = 0.0,
-    seed: int = 0,
+    seeds: Sequence[int] = (0,),
 ) -> list[str]:
-    """Continue each prompt, plain or conversational, by at most `length` tokens; with temperature 0 the likeliest."""
+    """Continue each prompt, plain or conversational, by at most `length` tokens; with temperature 0 the likeliest.
+
+    Prompts that do not fit into memory together are completed in two halves.
+    """
+    try:
+        return _complete(model, tokenizer, length, prompts, temperature, seeds[0])
+    except RuntimeError as error:
+        if len(prompts) == 1 or not is_out_of_memory(error):
+            raise
+    gc.collect()
+    torch.cuda.empty_cache()
+    half = len(prompts) // 2
+    halves = ((prompts[:half], seeds), (prompts[half:], seeds[half:] or [seeds[0] + 1]))
+    return [text for part, own in halves for text in complete(model, tokenizer, length, part, temperature, own)]
+
+
+@torch.no_grad()
+def _complete(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    prompts: list[Any],
+    temperature: float,
+    seed: int,
+) -> list[str]:
     if isinstance(prompts[0], str):
         inputs = tokenizer(text=prompts, padding=True, padding_side="left", return_tensors="pt")
     else:
@@ -57,10 +83,12 @@ def complete(
             return_dict=True,
         )
     inputs = inputs.to(model.device)
+    # whatever the model's generation_config.json says: rollouts are made without penalties and filters too
     how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     if temperature:
         torch.manual_seed(seed)
         how = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
+    how["repetition_penalty"] = 1.0
     tokens = model.generate(**inputs, max_new_tokens=length, **how)
     return tokenizer.batch_decode(tokens[:, inputs["input_ids"].size(1) :], skip_special_tokens=True)
 
@@ -82,7 +110,7 @@ def evaluate(
         problems: with the column `prompt` and what the judge needs.
         judge: gives 1 to a right completion; one that it fails on counts as wrong.
         file: gets a JSON line for each completion. Those in it that were made of the same prompts, with the same
-            decoding and by the same policy, are not made again.
+            decoding and by the same policy, are not made again, but judged again.
         difficulty: a column; accuracies are given for each of its values.
         policy: what tells this policy from others.
 
@@ -90,7 +118,10 @@ def evaluate(
         `accuracy`, `correct`, `samples`, `interval` (95 %) of the greedy completions, `decoding`, and, where asked for,
         `pass@k` and `maj@k`, each with its interval, and `by_difficulty`.
     """
-    answered = _answer_all(generate, problems, judge, decoding, file, batch_size, console, policy)
+    errors_before = judge.errors.copy()
+    answered = _answer_all(generate, list(problems["prompt"]), decoding, file, batch_size, console, policy)
+    _judge_all(judge, problems, answered)
+    write_lines(file, list((_read(file) | {row["key"]: row for rows in answered for row in rows}).values()))
     greedy = [rows[0]["correct"] for rows in answered]
     result: dict[str, Any] = {
         "accuracy": mean(greedy),
@@ -111,15 +142,20 @@ def evaluate(
             right = groups[value]
             interval = wilson_interval(sum(right), len(right))
             result["by_difficulty"][str(value)] = {"accuracy": mean(right), "samples": len(right), "interval": interval}
-    if judge.errors:
-        result["judge_errors"] = dict(judge.errors)
+    if errors := judge.errors - errors_before:
+        result["judge_errors"] = dict(errors)
     return result
 
 
 def _of_samples(answered: Sequence[Sequence[dict[str, Any]]], samples: int) -> dict[str, Any]:
-    """Return `pass@k` and `maj@k` for k = 1, 2, 4, … and all samples."""
+    """Return `pass@k` and `maj@k` for k = 1, 2, 4, … and all samples.
+
+    Where a completion can be right without a final answer, as code can, there is no majority.
+    """
     ks = [2**power for power in range(samples.bit_length()) if 2**power < samples] + [samples]
-    result: dict[str, Any] = {"pass@k": {}, "maj@k": {}}
+    result: dict[str, Any] = {"pass@k": {}}
+    if all(row["final"] for rows in answered for row in rows if row["correct"]):
+        result["maj@k"] = {}
     for k in ks:
         passes = [pass_at_k(samples, sum(row["correct"] for row in rows), k) for rows in answered]
         votes = [
@@ -127,7 +163,9 @@ def _of_samples(answered: Sequence[Sequence[dict[str, Any]]], samples: int) -> d
             for rows in answered
         ]
         for name, values in (("pass@k", passes), ("maj@k", votes)):
-            result[name][str(k)] = {"value": mean(values), "interval": mean_interval(values)}
+            if name in result:
+                interval = wilson_interval(sum(values), len(values))
+                result[name][str(k)] = {"value": mean(values), "interval": interval}
     return result
 
 
@@ -139,16 +177,14 @@ def _vote(final: str) -> Any:
 
 def _answer_all(
     generate: Generate,
-    problems: Dataset,
-    judge: Reward,
+    prompts: list[Any],
     decoding: Decoding,
     file: Path,
     batch_size: int,
     console: Console,
     policy: str,
 ) -> list[list[dict[str, Any]]]:
-    """Return for each problem its greedy completion and then its samples, made now or found in `file`."""
-    prompts = list(problems["prompt"])
+    """Return for each prompt its greedy completion and then its samples, made now or found in `file`."""
     made_of = [policy, decoding.max_new_tokens, decoding.temperature, decoding.seed]
     keys = [
         [_digest([prompt, number, *(made_of if number else made_of[:2])]) for number in range(decoding.samples + 1)]
@@ -162,28 +198,36 @@ def _answer_all(
         what = "sampling answers" if temperature else "evaluating"
         for start in track(starts, what, console=console, transient=True, disable=not console.is_terminal):
             batch = missing[start : start + batch_size]
-            rows = [row for row, _ in batch]
-            texts = generate([prompts[row] for row in rows], temperature, decoding.seed + start)
-            scores = _judged(judge, problems.select(rows), texts)
-            lines = []
-            for (row, number), text, score in zip(batch, texts, scores, strict=True):
-                answer = {"completion": text, "final": final_answer(text), "score": score, "correct": score == 1}
-                about = {"key": keys[row][number], "problem": row, "sample": number, "prompt": prompts[row]}
-                known[keys[row][number]] = about | answer
-                lines.append(json.dumps(about | answer, ensure_ascii=False) + "\n")
+            own = [keys[row][number] for row, number in batch]
+            seeds = [int(key[:7], 16) for key in own]  # of what is asked, so that no two batches share them
+            texts = generate([prompts[row] for row, _ in batch], temperature, seeds)
+            made = [
+                {"key": key, "problem": row, "sample": number, "prompt": prompts[row], "completion": text}
+                for key, (row, number), text in zip(own, batch, texts, strict=True)
+            ]
             with file.open("a") as out:
-                out.write("".join(lines))
-    return [[known[key] for key in of_problem] for of_problem in keys]
+                out.write("".join(json.dumps(line) + "\n" for line in made))
+            known |= {line["key"]: line for line in made}
+    return [[dict(known[key]) for key in of_problem] for of_problem in keys]
 
 
-def _judged(judge: Reward, problems: Dataset, texts: list[str]) -> list[float | None]:
-    """Score one completion of each problem, in the form in which rewards get them while training."""
-    prompts = list(problems["prompt"])
-    completions: list[Any] = texts
-    if not isinstance(prompts[0], str):
-        completions = [[{"role": "assistant", "content": text}] for text in texts]
+def _judge_all(judge: Reward, problems: Dataset, answered: list[list[dict[str, Any]]]) -> None:
+    """Add to each completion its `final` answer, its `score` and whether it is `correct`.
+
+    The judge gets them in the form in which rewards get them while training.
+    """
     columns = {name: list(problems[name]) for name in problems.column_names if name not in ("prompt", "completion")}
-    return judge.score(prompts=prompts, completions=completions, **columns)
+    said = [(problem, row) for problem, rows in enumerate(answered) for row in rows]
+    for start in range(0, len(said), JUDGED_AT_ONCE):
+        part = said[start : start + JUDGED_AT_ONCE]
+        prompts = [row["prompt"] for _, row in part]
+        completions: list[Any] = [row["completion"] for _, row in part]
+        if not isinstance(prompts[0], str):
+            completions = [[{"role": "assistant", "content": text}] for text in completions]
+        own = {name: [values[problem] for problem, _ in part] for name, values in columns.items()}
+        scores = judge.score(prompts=prompts, completions=completions, **own)
+        for (_, row), score in zip(part, scores, strict=True):
+            row |= {"final": final_answer(row["completion"]), "score": score, "correct": score == 1}
 
 
 def _digest(content: list[Any]) -> str:
@@ -191,9 +235,16 @@ def _digest(content: list[Any]) -> str:
 
 
 def _read(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the completions in a file by their keys; a line whose writing was interrupted is left out."""
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    rows = [json.loads(line) for line in lines if line.endswith("\n")]
-    if lines and not lines[-1].endswith("\n"):
-        file.write_text("".join(lines[:-1]))
+    """Return the completions in a file by their keys, and leave out a line whose writing was interrupted."""
+    *whole, cut = file.read_text().split("\n") if file.exists() else [""]
+    rows = [json.loads(line) for line in whole]
+    if cut:
+        write_lines(file, rows)
     return {row["key"]: row for row in rows}
+
+
+def write_lines(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write JSON lines so that a reader never sees half of them."""
+    partial = file.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    partial.replace(file)

@@ -31,11 +31,11 @@ def export(run: FinishedRun, output: Path, dtype: str | None = None) -> None:
 
     from grpo import policy
 
-    model, tokenizer = policy.load(run.model, "float32")
+    model, tokenizer = policy.load(run.model, run.config.model, "float32", "cpu")
     name = dtype or str(run.config.model.dtype)
     written = torch.float32 if name == "auto" else getattr(torch, name)
     partial = output.with_name(output.name + ".partial")
-    model.to("cpu", written).save_pretrained(partial)
+    model.to(written).save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     (partial / "README.md").write_text(model_card(run))
     partial.rename(output)

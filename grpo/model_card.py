@@ -7,6 +7,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from grpo.data import BUILDERS
 from grpo.finished import FinishedRun
 from grpo.summary import share
 
@@ -18,14 +19,14 @@ def model_card(run: FinishedRun) -> str:
     config, task = run.config, run.config.task
     name = str(config.model.model_name_or_path)
     base = name if ON_HUB.fullmatch(name) and not Path(name).exists() else None
-    data = str(task.dataset.get("path") or task.dataset.get("generator"))
+    data = data_of(task)
     after = run.summary.get("accuracy_after")
     results = None
     if after is not None:
         results = [EvalResult("text-generation", data, data, "accuracy", after, dataset_split=task.eval.split)]
     metadata = ModelCardData(
         base_model=base,
-        datasets=[data] if ON_HUB.fullmatch(data) else None,
+        datasets=[data] if data == task.dataset.get("path") and ON_HUB.fullmatch(data) else None,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["grpo", "trl", "reinforcement-learning"],
@@ -37,6 +38,15 @@ def model_card(run: FinishedRun) -> str:
     lines += ["## Use", "", *_use(run), "", "## Versions", ""]
     lines += [f"{package} {number}  " for package, number in run.summary.get("versions", {}).items()]
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n" + "\n".join(lines) + "\n"))
+
+
+def data_of(task: Any) -> str:
+    """Return the data set's name on the hub, its generator, or the names of its files without their folders."""
+    path, files = str(task.dataset.get("path") or ""), task.dataset.get("data_files")
+    if files or Path(path).exists() or Path(path).suffix in BUILDERS:
+        named = files.values() if hasattr(files, "values") else [files or path]
+        return ", ".join(Path(str(file)).name for file in named)
+    return path or str(task.dataset.get("generator"))
 
 
 def _training(run: FinishedRun, base: str, data: str) -> list[str]:

@@ -101,32 +101,46 @@ def adapter_config(name: str | Path) -> dict[str, Any] | None:
 
 
 def load(
-    name: str | Path, dtype: str = "auto", attention: str | None = None, quantization: BitsAndBytesConfig | None = None
+    name: str | Path,
+    config: DictConfig,
+    dtype: str | None = None,
+    device: str | None = None,
+    quantization: BitsAndBytesConfig | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model, or an adapter and its base, on the GPU if there is one; an adapter is merged unless quantized.
+    """Load a model, or an adapter and its base; an adapter is merged unless the base is quantized.
+
+    Args:
+        name: a folder, or a name on the hub.
+        config: the `model` group; its revision is taken where the weights are those that it names.
+        dtype: of the weights; None takes that of the configuration.
+        device: None takes the GPU if there is one.
 
     Raises:
         ConfigError: there is no such model, or not as safetensors.
     """
     adapter = adapter_config(name)
     base = str(adapter["base_model_name_or_path"] if adapter else name)
-    download(base)
+    revision = config.model_revision if base == config.model_name_or_path else "main"
+    download(base, revision)
     transformers.utils.logging.disable_progress_bar()
+    how = {"revision": revision, "attn_implementation": config.attn_implementation, "use_safetensors": True}
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            base, dtype=dtype, attn_implementation=attention, use_safetensors=True, quantization_config=quantization
+            base, dtype=dtype or config.dtype, quantization_config=quantization, **how
         )
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=None if Path(name).is_dir() else revision)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{base}: {' '.join(str(error).split())}") from error
+    if tokenizer.pad_token is None:  # as TRL does
+        tokenizer.pad_token = tokenizer.eos_token
     if adapter:
         if not (Path(name) / "adapter_model.safetensors").is_file():
             raise ConfigError(f"{name}: the adapter's weights are not there as safetensors")
         model = PeftModel.from_pretrained(model, name)
         if quantization is None:
             model = model.merge_and_unload(safe_merge=True)
-    if torch.cuda.is_available() and quantization is None:
-        model = model.to("cuda")
+    if quantization is None:
+        model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return model.eval(), tokenizer
 
 

@@ -42,6 +42,8 @@ class RolloutTrainer(GRPOTrainer):
         self._prompts_at_once: int | None = None
         self._oom_retries = 0
         self.memory = MemoryReadings()
+        self.keeps_columns = False
+        """Whether the columns of the data are kept beside the completions."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._logps: torch.Tensor | None = None  # of the last micro-batch, (rows, completion length)
         self._generated_at = -1  # the step that the latest rollouts were made in
@@ -70,13 +72,29 @@ class RolloutTrainer(GRPOTrainer):
         with self._clock("generate"), self.memory.of("generate"):
             return super()._generate(prompts)
 
-    def _calculate_rewards(self, inputs: list, *args: Any) -> torch.Tensor:
-        """Score the completions, and keep the columns of the data beside them, to score them again later."""
-        for column, value in inputs[0].items():
-            if column != "prompt" and isinstance(value, str | int | float):
-                self._log_completion_extra(column, [row[column] for row in inputs])
+    def _calculate_rewards(self, inputs: list, prompts: list, *args: Any) -> torch.Tensor:
+        """Score the completions, (rows, rewards), and leave a row out altogether if a reward failed on it.
+
+        TRL adds up the rewards that are there, so that a failed one would count as 0.
+        """
+        if self.keeps_columns:
+            self._keep_columns(inputs)
         with self._clock("reward"):
-            return super()._calculate_rewards(inputs, *args)
+            rewards = super()._calculate_rewards(inputs, prompts, *args)
+        isolated = [getattr(function, "isolated", None) for function in self.reward_funcs]
+        failed = torch.zeros(len(prompts), dtype=torch.bool, device=self.accelerator.device)
+        for reward in isolated:
+            failed[reward.faulted if reward else []] = True
+        rewards[self.accelerator.gather(failed)] = torch.nan
+        return rewards
+
+    def _keep_columns(self, inputs: list) -> None:
+        """Keep the columns of the data beside the completions, so that these can be scored again later."""
+        taken = {"prompt", "step", "completion", "completion_ids", "advantage", *self.reward_func_names}
+        for column in (name for name in inputs[0] if name not in taken):
+            values = [row[column] for row in inputs]
+            if all(isinstance(value, str | int | float | list | None) for value in values):
+                self._log_completion_extra(column, values)
 
     def _generate_single_turn(
         self, prompt_ids: list, images: list | None, multimodal_fields: Batch, num_generations: int, **options: Any

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from grpo.fit import Plan
 from grpo.hardware import check_gpu
 from grpo.readings import MemoryReadings
 from grpo.resume import resolve
-from grpo.scoring import judge_of, rewards_of, started
+from grpo.scoring import check_judge, judge_of, rewards_of, started
 from grpo.summary import git_commit, report, write_json
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
 from rewards.isolation import Reward, RewardError
@@ -106,9 +107,11 @@ def train(
     summary |= {"accuracy_before": None, "accuracy_after": None}
     options = rewards_of(config) | (judge_of(config) if problems.held_out else {})
     with started(options, problems.train.column_names, run_dir) as rewards:
+        if problems.held_out:
+            check_judge(rewards[judge])
         trainer = make_trainer(config, run_dir, problems.train, [rewards[name] for name in config.reward])
         trainer.memory = memory
-        progress = ProgressBar(console, f"rewards/{judge}/mean")
+        progress = ProgressBar(console, f"rewards/{judge}/mean", list(rewards.values()))
         for callback in (MetricsFile(run_dir / "metrics.jsonl"), progress, stop, guard):
             trainer.add_callback(callback)
 
@@ -168,6 +171,7 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset, rewards: 
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
+    trainer.keeps_columns = True
     trainer.remove_callback(PrinterCallback)
     policy.keep_differentiable(trainer.model)
     return trainer
@@ -183,7 +187,7 @@ def evaluate_policy(
     model.eval()
     file.unlink(missing_ok=True)
     result = evaluate(
-        generate=lambda prompts, *how: complete(model, trainer.processing_class, prompts, length, *how),
+        generate=partial(complete, model, trainer.processing_class, length),
         problems=held_out,
         judge=judge,
         decoding=Decoding(length),

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config import ROOT, ConfigError
 from rewards.isolation import Reward
+from rewards.loader import FROM_TRL
 
 ERRORS_FILE = "reward_errors.jsonl"
 
@@ -28,6 +29,19 @@ def judge_of(config: DictConfig) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"task.eval.reward={name}: neither a reward of this run nor one of conf/reward")
     known = OmegaConf.create({"train": config.train, "reward": OmegaConf.load(file)})
     return OmegaConf.to_container(known.reward, resolve=True)  # type: ignore[return-value]
+
+
+def check_judge(judge: Reward) -> None:
+    """Check that a reward can judge an evaluation, where there is no trainer.
+
+    Raises:
+        ConfigError: it needs what only a trainer has.
+    """
+    for argument in ("completion_ids", "trainer_state", "log_extra", "log_metric"):
+        if argument in judge.needs:
+            raise ConfigError(
+                f"task.eval.reward={judge.name}: it needs {argument}, which an evaluation does not have; name another"
+            )
 
 
 @contextmanager
@@ -53,7 +67,7 @@ def started(options: dict[str, dict[str, Any]], columns: Sequence[str], run_dir:
                 raise ConfigError(str(error)) from error
             stack.callback(reward.close)
             for column in reward.needs:
-                if column not in columns:
+                if column not in (*columns, *FROM_TRL):
                     raise ConfigError(f"reward.{name}: needs a column {column}; the data has: {', '.join(columns)}")
             rewards[name] = reward
         yield rewards

@@ -49,19 +49,23 @@ def call(function: Callable[..., Any], arguments: dict[str, Any], run: Callable[
         found = function(**arguments, log_extra=log_extra, log_metric=log_metric)
         if inspect.isawaitable(found):
             found = run(_awaited(found))
-        found = found.tolist() if hasattr(found, "tolist") else list(found)
+        found = found.tolist() if hasattr(found, "tolist") else found
+        if not isinstance(found, list | tuple):
+            outcome.failed = Fault("WrongLength", f"returned {type(found).__name__}, not a list of rewards")
+            return outcome
+        wanted = len(arguments["completions"])
+        if len(found) != wanted:
+            outcome.failed = Fault("WrongLength", f"returned {len(found)} rewards for {wanted} completions")
+            return outcome
+        for row, value in enumerate(found):
+            number, fault = checked(value)
+            outcome.rewards.append(number)
+            if fault:
+                outcome.faults[row] = fault
+        outcome.extra = [(column, values) for column, values in outcome.extra if len(values) == wanted]
     except BaseException as error:  # SystemExit too: a function that calls exit() has given no reward
-        outcome.failed = Fault(type(error).__name__, what_and_where(error), traceback.format_exc())
-        return outcome
-    wanted = len(arguments["completions"])
-    if len(found) != wanted:
-        outcome.failed = Fault("WrongLength", f"returned {len(found)} rewards for {wanted} completions")
-        return outcome
-    for row, value in enumerate(found):
-        number, fault = checked(value)
-        outcome.rewards.append(number)
-        if fault:
-            outcome.faults[row] = fault
+        message, place = what_and_where(error), traceback.format_exc()
+        return Outcome(failed=Fault(type(error).__name__, message, place))
     return outcome
 
 

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -21,11 +22,14 @@ from statistics import mean, pstdev
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
 from rewards.isolation import Reward
+from rewards.loader import FROM_TRL
 from rewards.probes import cheats, corrupted, final, references
+from rewards.text import text_of
 
 HERE = Path(__file__).parent
 LENGTH = 512  # tokens, where a reward's configuration asks for the limit of completions
@@ -47,11 +51,13 @@ def token_ids(text: str) -> list[int]:
     return [zlib.crc32(word.encode()) for word in re.findall(r"[\u3040-\u9fff]|\w{1,6}|[^\w\s]", text)]
 
 
-def score(reward: Reward, rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:
+def score(
+    reward: Reward, rows: list[dict[str, Any]], completions: list[Any], tokenize: Callable[[str], list[int]] = token_ids
+) -> list[float | None]:
     """Return what the reward gives for one completion of each row."""
     columns = {key: [row.get(key) for row in rows] for key in rows[0]} if rows else {}
-    ids = [token_ids(text) for text in completions]
-    prompts = [row.get("prompt") or row.get("question") or "" for row in rows]
+    ids = [tokenize(text_of(said)) for said in completions]
+    prompts = [row.get("prompt", row.get("question", "")) for row in rows]
     return reward.score(**{**columns, "prompts": prompts, "completions": completions, "completion_ids": ids})
 
 
@@ -123,10 +129,14 @@ def show(name: str, probes: list[Probe], seconds: float, console: Console) -> li
     return wrong
 
 
-def options_of(name: str, given: list[str]) -> tuple[str, dict[str, Any]]:
-    """Return `fn` and `kwargs` of a reward: those of `conf/reward` if it is one of these, then those of `key=value`."""
+def options_of(name: str, given: list[str], run: Path | None = None) -> tuple[str, dict[str, Any]]:
+    """Return `fn` and `kwargs` of a reward: as in a run, else as in `conf/reward`, and then as `key=value` says."""
     kwargs: dict[str, Any] = {}
-    if re.fullmatch(r"\w+", name) and find_spec(f"rewards.{name}"):
+    config = OmegaConf.load(run / ".hydra" / "config.yaml") if run and (run / ".hydra").is_dir() else None
+    if config and name in config.reward:
+        options: dict[str, Any] = OmegaConf.to_container(config.reward[name], resolve=True)  # type: ignore[assignment]
+        name, kwargs = options["fn"], dict(options.get("kwargs") or {})
+    elif re.fullmatch(r"\w+", name) and find_spec(f"rewards.{name}"):
         text = (HERE.parent / "conf" / "reward" / f"{name}.yaml").read_text()
         shipped = yaml.safe_load(text.replace("${train.max_completion_length}", str(LENGTH)))[name]
         kwargs = {key: value for key, value in shipped.get("kwargs", {}).items() if value != "???"}
@@ -163,17 +173,17 @@ def main() -> None:
     asked = parser.parse_intermixed_args()
     console = Console(width=None if sys.stdout.isatty() else 120)
     try:
-        fn, kwargs = options_of(asked.reward, asked.kwargs)
+        fn, kwargs = options_of(asked.reward, asked.kwargs, asked.run)
         name = asked.name or re.split(r"[.:]", fn)[-1]
         reward = Reward(fn, name, kwargs, timeout=asked.timeout)
         if asked.run:
             from rewards.compare import compare_with_run
 
-            compare_with_run(asked.run, name, partial(score, reward), console)
+            compare_with_run(asked.run, reward, partial(score, reward), console)
             wrong = []
         else:
             rows = read_rows(asked.data, name, asked.rows)
-            missing = [column for column in reward.needs if column not in rows[0]]
+            missing = [column for column in reward.needs if column not in (*rows[0], *FROM_TRL)]
             if missing:
                 raise ValueError(f"{fn} needs a column {missing[0]}; the rows have: {', '.join(rows[0])}")
             wrong = show(f"{fn} {kwargs}", *try_out(reward, rows), console)

@@ -1,55 +1,73 @@
 """What a changed reward makes of the completions of a run."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pandas
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rewards.text import text_of
+from rewards.isolation import Reward
+from rewards.loader import FROM_TRL
+from rewards.text import printable, text_of
 
 SHOWN = 10
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+DIFFERENT = 0.01  # rewards are kept in single precision, and the token that ends a completion is not
 
 
-def compare_with_run(
-    folder: Path, name: str, score: Callable[[list[dict[str, Any]], list[str]], list[float | None]], console: Console
-) -> None:
+def compare_with_run(folder: Path, reward: Reward, score: Callable[..., list[float | None]], console: Console) -> None:
     """Score the completions that a run has kept, and show those that are judged differently now.
 
     Args:
         folder: a run directory, with the Parquet files that TRL writes in `completions/`.
-        name: the column of the run's own rewards.
-        score: from rows and completions to rewards.
+        reward: as it is now; the run has its own rewards in a column of this name.
+        score: from rows, completions and a tokenizer to rewards.
 
     Raises:
         ValueError: the run has kept no completions, or has no such reward.
     """
     tables = sorted((folder / "completions").glob("*.parquet"))
     if not tables:
-        raise ValueError(
-            f"{folder}: no completions in it (completions/*.parquet; train.log_completions=true keeps them)"
-        )
+        raise ValueError(f"{folder}: no completions in it (completions/*.parquet, kept by train.log_completions=true)")
     kept = pandas.concat([pandas.read_parquet(file) for file in tables], ignore_index=True)
-    if name not in kept:
-        raise ValueError(f"{folder}: its completions have no reward {name}; --name says which of: {', '.join(kept)}")
-    rows = kept.to_dict("records")
-    texts = [
-        text_of(row["completion"] if isinstance(row["completion"], str) else list(row["completion"])) for row in rows
-    ]
-    before = [None if value != value else float(value) for value in kept[name]]
-    after = score([{key: value for key, value in row.items() if key != "completion"} for row in rows], texts)
-    changed = [row for row, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
-    table = Table(
-        "step", "completion", name, "now", title=f"{len(changed)} of {len(rows)} completions are judged otherwise"
-    )
+    if reward.name not in kept:
+        raise ValueError(f"{folder}: it has no reward {reward.name}; --name says which of: {', '.join(kept)}")
+    for column in reward.needs:
+        if column not in (*kept, *FROM_TRL):
+            raise ValueError(f"{reward.name} needs a column {column}; the run has kept: {', '.join(kept)}")
+    rows = [{key: as_list(value) for key, value in row.items()} for row in kept.to_dict("records")]
+    before = [None if value != value else float(value) for value in kept[reward.name]]
+    said = [row.pop("completion") for row in rows]
+    after = score(rows, said, *tokenizer_of(folder))
+    changed = [row for row, (old, new) in enumerate(zip(before, after, strict=True)) if differ(old, new)]
+    title = f"{len(changed)} of {len(rows)} completions are judged otherwise"
+    table = Table("step", "completion", reward.name, "now", title=title, title_justify="left")
     for row in changed[:SHOWN]:
-        said = escape(CONTROL.sub(" ", " ".join(texts[row][-200:].split())))
-        table.add_row(str(rows[row]["step"]), said, str(before[row]), str(after[row]))
+        end = escape(printable(" ".join(text_of(said[row])[-200:].split())))
+        table.add_row(str(rows[row]["step"]), end, str(before[row]), str(after[row]))
     console.print(table)
     if len(changed) > SHOWN:
         console.print(f"and {len(changed) - SHOWN} more")
+
+
+def differ(old: float | None, new: float | None) -> bool:
+    """Whether two rewards are not the same."""
+    return old is not new and (old is None or new is None or abs(old - new) > DIFFERENT)
+
+
+def as_list(value: Any) -> Any:
+    """Return a cell with lists in it where Parquet has arrays."""
+    return [as_list(one) for one in value] if isinstance(value, numpy.ndarray) else value
+
+
+def tokenizer_of(folder: Path) -> list[Callable[[str], list[int]]]:
+    """Return from texts to tokens as the run had them, nothing if it has left no tokenizer."""
+    if not (folder / "model" / "tokenizer_config.json").is_file():
+        return []
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    return [lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]]

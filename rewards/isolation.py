@@ -5,29 +5,25 @@ leaves out, and the row and the traceback are kept. A function that does not com
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
-import signal
-import socket
-import subprocess
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import pairwise
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from rewards.call import Fault, Outcome
+from rewards.process import Worker
+from rewards.text import printable
 
 log = logging.getLogger(__name__)
-START = 300.0  # seconds that an import may take
+HOPELESS = 5  # batches in a row without a single reward after which a run is stopped
 HUNG_ROWS = 3  # after so many in a batch the function is given up for the rest of it
 NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
 SIMPLE = bool | int | float | str | None  # of the trainer's state, what a reward in another process gets
@@ -35,66 +31,6 @@ SIMPLE = bool | int | float | str | None  # of the trainer's state, what a rewar
 
 class RewardError(RuntimeError):
     """A reward function failed where that is to stop the run; the message is one line."""
-
-
-class Worker:
-    """A process with one reward function in it.
-
-    Raises:
-        ValueError: the function cannot be loaded; one line says why.
-    """
-
-    def __init__(self, fn: str, name: str, kwargs: dict[str, Any], output: Any = None) -> None:
-        mine, theirs = socket.socketpair()
-        self.traceback = os.memfd_create("traceback")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rewards.worker", str(theirs.fileno()), str(self.traceback)],
-            pass_fds=[theirs.fileno(), self.traceback],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-        )
-        theirs.close()
-        self.connection = Connection(mine.detach())
-        self.connection.send((fn, name, kwargs))
-        self.needs: list[str] = []
-        problem: str | None = f"reward.{name}.fn={fn}: its process ended while it was imported"
-        with contextlib.suppress(EOFError, OSError):
-            if self.connection.poll(START):
-                problem, self.needs = self.connection.recv()
-            else:
-                problem = f"reward.{name}.fn={fn}: not imported after {START:.0f} s"
-        if problem is not None:
-            self.stop()
-            raise ValueError(problem)
-
-    def call(self, arguments: dict[str, Any], timeout: float) -> Outcome:
-        """Call the function; whatever it does, an outcome comes back in time."""
-        try:
-            self.connection.send((arguments, timeout))
-            if self.connection.poll(timeout + 1):
-                return self.connection.recv()
-        except (EOFError, OSError):  # its watchdog has ended it, or it has ended itself
-            pass
-        except Exception as error:
-            return Outcome(failed=Fault(type(error).__name__, f"its arguments cannot be sent: {error}"))
-        where = os.pread(self.traceback, 10_000, 0).decode(errors="replace")
-        self.stop()
-        if where or self.process.returncode == -signal.SIGKILL:
-            return Outcome(failed=Fault("Timeout", f"took longer than timeout={timeout:g} s and was stopped", where))
-        return Outcome(failed=Fault("Died", f"ended its process with status {self.process.returncode}"))
-
-    def stop(self) -> None:
-        """End the process and whatever it has started."""
-        if self.connection.closed:
-            return
-        self.connection.close()
-        os.close(self.traceback)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 class Reward:
@@ -128,11 +64,23 @@ class Reward:
         self.name, self.timeout, self.on_error, self.errors_file = name, timeout, on_error, errors_file
         self.errors: Counter[str] = Counter()
         """How many rows of each kind of error were left out, over all calls."""
-        self._start = lambda: Worker(fn, name, kwargs or {}, output)
+        self.faulted: list[int] = []
+        """The rows of the last call that were left out because the function failed on them."""
+        source = Path(fn.rpartition(":")[0])
+        written = source.stat().st_mtime_ns if source.is_file() else None
+
+        def start() -> Worker:
+            if written and source.stat().st_mtime_ns != written:
+                raise RewardError(f"reward.{name}: {source} has been changed since the run began; start it again")
+            return Worker(fn, name, kwargs or {}, output)
+
+        self._start = start
         self._workers = [self._start() for _ in range(workers)]
         self.needs = self._workers[0].needs
-        """The columns of the data without which it cannot be called."""
+        """The arguments without which it cannot be called."""
+        self._hopeless = 0
         self._pool = ThreadPoolExecutor(workers, f"reward-{name}")
+        self._closed = False
 
     def as_function(self) -> Callable[..., Coroutine[Any, Any, list[float | None]]]:
         """Return an async function with TRL's signature: TRL runs those at the same time."""
@@ -141,6 +89,7 @@ class Reward:
             return await asyncio.to_thread(self.score, **columns)
 
         reward.__name__ = self.name
+        reward.isolated = self  # type: ignore[attr-defined]
         return reward
 
     def score(self, **columns: Any) -> list[float | None]:
@@ -158,7 +107,8 @@ class Reward:
         ]
         outcome = join([job.result() for job in jobs])
         for column, values in outcome.extra if log_extra else ():
-            log_extra(column, values)
+            if column not in columns:  # these are kept already
+                log_extra(column, values)
         for metric, value in outcome.metrics if log_metric else ():
             log_metric(metric, value)
         if log_metric:
@@ -170,11 +120,10 @@ class Reward:
         """Score some rows in one worker: together, and if that fails, one by one."""
 
         def call(rows: Sequence[int]) -> Outcome:
-            arguments = {key: [values[row] for row in rows] for key, values in columns.items()}
-            outcome = self._workers[worker].call({**arguments, "trainer_state": state}, self.timeout)
-            if self._workers[worker].process.poll() is not None:
+            if self._workers[worker].process.poll() is not None and not self._closed:
                 self._workers[worker] = self._start()
-            return outcome
+            arguments = {key: [values[row] for row in rows] for key, values in columns.items()}
+            return self._workers[worker].call({**arguments, "trainer_state": state}, self.timeout)
 
         together = call(part)
         if not together.failed:
@@ -189,12 +138,15 @@ class Reward:
             else:
                 one = call([row])
             alone.append(one)
-        scored = join([Outcome([None], {0: one.failed}) if one.failed else one for one in alone])
+        logged = dict.fromkeys(column for one in alone for column, _ in one.extra)
+        nothing = [(column, [None]) for column in logged]
+        scored = join([Outcome([None], {0: one.failed}, extra=nothing) if one.failed else one for one in alone])
         scored.failed = together.failed
         return scored
 
     def _note(self, outcome: Outcome, columns: dict[str, Any]) -> None:
         """Count what went wrong, keep the first row of each kind, and stop the run if that is wanted."""
+        self.faulted = sorted(outcome.faults)
         found = list(outcome.faults.items())
         if outcome.failed and not found:
             found = [(0, outcome.failed)]
@@ -206,21 +158,26 @@ class Reward:
             rows = (
                 "one completion" if outcome.faults else f"{len(outcome.rewards)} completions at once, not on each alone"
             )
-            told = "\n".join(f"{key}: {textwrap.shorten(str(value), 300)}" for key, value in content.items())
+            told = printable("\n".join(f"{key}: {textwrap.shorten(str(value), 300)}" for key, value in content.items()))
             log.error("reward.%s failed on %s: %s\n%s\n%s", self.name, rows, fault.message, fault.traceback, told)
             if self.errors_file:
                 kept = {"reward": self.name, **asdict(fault), "row": content}
                 with self.errors_file.open("a") as file:
                     file.write(json.dumps(kept, default=str) + "\n")
+        where = f"; the row is in {os.path.relpath(self.errors_file)}" if self.errors_file else ""
         if found and self.on_error == "raise":
-            where = f"; the row is in {os.path.relpath(self.errors_file)}" if self.errors_file else ""
             raise RewardError(f"reward.{self.name}: {found[0][1].message}{where}")
+        self._hopeless = self._hopeless + 1 if len(outcome.faults) == len(outcome.rewards) else 0
+        if self._hopeless == HOPELESS:
+            what = f"failed on every completion of {HOPELESS} batches in a row"
+            raise RewardError(f"reward.{self.name}: {what}: {found[0][1].message}{where}")
 
     def close(self) -> None:
-        """End the processes."""
-        self._pool.shutdown()
+        """End the processes, and with them the calls under way."""
+        self._closed = True
         for worker in self._workers:
             worker.stop()
+        self._pool.shutdown(cancel_futures=True)
 
 
 def shares(prompts: Sequence[Any], count: int) -> list[range]:

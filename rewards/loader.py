@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rewards.text import printable
+
 GROUP = "grpo.rewards"
 FORMS = "write package.module.function, path/to/file.py:function, or the name of an entry point of grpo.rewards"
 FROM_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
@@ -72,17 +74,17 @@ def bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Cal
 
 
 def needs(function: Callable[..., Any], kwargs: dict[str, Any]) -> list[str]:
-    """Return the columns of the data without which the function cannot be called."""
+    """Return the arguments without which the function cannot be called."""
     parameters = inspect.signature(function).parameters.values()
     must = [p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return [key for key in must if key not in (*FROM_TRL, *kwargs)]
+    return [key for key in must if key not in kwargs]
 
 
 def what_and_where(error: BaseException) -> str:
     """Return kind, reason, file and line of what was raised, on one line."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
-    what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    what = printable(f"{type(error).__name__}: {' '.join(str(error).split())}")
     frames = traceback.extract_tb(error.__traceback__)
     return f"{what} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else what
 

@@ -1,7 +1,7 @@
 """Runs in a process of its own, started by `rewards.code`: a completion, then its tests, under limits.
 
-Reads JSON from standard input and writes the word that came with the tests if they all passed. The completion runs
-before the tests have arrived, so that ending the process early proves nothing.
+Reads two lines of JSON from standard input, the completion and then the tests with a word, and writes the word if they
+all passed. The completion runs before the second line has been read, so that ending the process early proves nothing.
 """
 
 import io
@@ -31,6 +31,7 @@ def forbid(event: str, arguments: tuple[object, ...]) -> None:
 def main() -> None:
     """Run what is on standard input."""
     lines, sys.stdin = sys.stdin, io.StringIO()
+    sys.__stdin__ = None  # type: ignore[misc]
     start = json.loads(lines.readline())
     memory, seconds = start["memory_mb"] * 2**20, int(start["seconds"]) + 1
     for limit, value in {

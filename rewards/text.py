@@ -7,9 +7,12 @@ from fractions import Fraction
 from typing import Any
 
 DIGITS = r"(?:\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
-NUMBER = re.compile(rf"(?<![\w.])[-+]?[$€£]?[-+]?(?:{DIGITS})(?:\s*/\s*\d+)?(?:\s*%)?")
+FRACTION = r"(?:\d+ +)?\d+ ?/ ?\d+"
+NUMBER = re.compile(rf"(?<![\w.])[-+]?[$€£]?[-+]?(?:{FRACTION}|{DIGITS})(?:\s*%)?")
+# what stands behind a number without changing it: up to three words of a unit, but none that calculates
+UNIT = r"(?:\s(?!(?:pi|plus|minus|times|over|or|and|to|hundred|thousand|million|billion|dozen)\b)[^\W\d_]{2,}){0,3}"
 WHOLE = re.compile(
-    rf"([-+]?)[$€£]?([-+]?)(?:({DIGITS})|(\d+ +)?(\d+) ?/ ?(\d+))\s*(%|percent\b)?(?:\s?[^\W\d]+){{0,3}}[.!]?"
+    rf"([-+]?)[$€£]?([-+]?)(?:({DIGITS})|(\d+ +)?(\d+) ?/ ?(\d+))\s*(%|percent\b)?{UNIT}[.!]?", re.IGNORECASE
 )
 LONGEST = 200  # characters of a number with its unit
 FINDERS = {
@@ -23,6 +26,11 @@ FINDERS = {
 def text_of(completion: str | list[dict[str, Any]]) -> str:
     """Return the text of a completion, plain or conversational."""
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
+
+
+def printable(text: str) -> str:
+    """Return text without the characters that would move a terminal's cursor, or worse."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", " ", text)
 
 
 def final_answer(text: str, find: Sequence[str] = tuple(FINDERS)) -> str:

@@ -2,10 +2,12 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
 from omegaconf import DictConfig
 from rich.console import Console
@@ -28,7 +30,7 @@ def held_out(composed: Callable[..., DictConfig]) -> Dataset:
 def tiny() -> Callable[..., list[str]]:
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype="float32").eval()
     tokenizer = AutoTokenizer.from_pretrained(TINY)
-    return lambda prompts, *how: complete(model, tokenizer, prompts, 24, *how)
+    return partial(complete, model, tokenizer, 24)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,8 @@ def test_every_completion_is_kept_and_counted(tiny: Any, held_out: Dataset, judg
     assert sum(part["samples"] for part in result["by_difficulty"].values()) == 24
     for found in (*result["pass@k"].values(), *result["maj@k"].values()):
         assert found["interval"][0] <= found["value"] <= found["interval"][1]
-    assert len({row["completion"] for row in sampled if row["problem"] == 0}) > 1
+    by_sample = [[row["completion"] for row in sampled if row["sample"] == number] for number in (1, 2, 3, 4)]
+    assert all(one != other for one, other in combinations(by_sample, 2))
 
 
 def test_an_interrupted_evaluation_goes_on_where_it_was(
@@ -108,6 +111,70 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
     assert again["accuracy"] == whole["accuracy"]
     asked.clear()
     assert run(partial(counted, stop_after=0), held_out, judge, file, samples=2) == again  # all is known
+
+
+def test_more_samples_are_new_samples(tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path) -> None:
+    file = tmp_path / "said.jsonl"
+    for samples in (2, 4):
+        run(tiny, held_out, judge, file, samples=samples)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    said = [[row["completion"] for row in rows if row["sample"] == number] for number in range(1, 5)]
+    assert all(len(one) == 24 for one in said)
+    assert all(one != other for one, other in combinations(said, 2))
+
+
+def test_what_is_known_is_judged_again(tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path) -> None:
+    file = tmp_path / "said.jsonl"
+    run(tiny, held_out, judge, file)
+    (tmp_path / "judge.py").write_text("def all_right(completions):\n    return [1.0] * len(completions)\n")
+    result = run(None, held_out, Reward(f"{tmp_path}/judge.py:all_right", "judge"), file)
+    assert result["accuracy"] == 1
+    assert all(json.loads(line)["correct"] for line in file.read_text().splitlines())
+
+
+def test_a_smaller_evaluation_keeps_what_a_larger_one_has_made(
+    tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path
+) -> None:
+    file = tmp_path / "said.jsonl"
+    run(tiny, held_out, judge, file)
+    run(tiny, held_out.select(range(3)), judge, file)
+    assert len(file.read_text().splitlines()) == 24
+
+
+def test_line_separators_in_a_completion_do_not_break_the_file(
+    held_out: Dataset, judge: Reward, tmp_path: Path
+) -> None:
+    def strange(prompts: list[Any], *how: Any) -> list[str]:
+        return ["a\u2028b\u0085c\n#### 5"] * len(prompts)
+
+    for _ in range(2):
+        assert run(strange, held_out, judge, tmp_path / "said.jsonl")["samples"] == 24
+
+
+def test_where_being_right_is_no_matter_of_the_final_answer_there_is_no_majority(
+    held_out: Dataset, tmp_path: Path
+) -> None:
+    (tmp_path / "judge.py").write_text("def all_right(completions):\n    return [1.0] * len(completions)\n")
+    judge = Reward(f"{tmp_path}/judge.py:all_right", "judge")
+    result = run(lambda prompts, *how: ["yes"] * len(prompts), held_out, judge, tmp_path / "said.jsonl", samples=2)
+    assert result["pass@k"]["2"]["value"] == 1
+    assert "maj@k" not in result
+
+
+def test_prompts_that_do_not_fit_together_are_completed_in_halves(
+    held_out: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def little_memory(model: Any, tokenizer: Any, length: int, prompts: list[Any], *how: Any) -> list[str]:
+        sizes.append(len(prompts))
+        if len(prompts) > 6:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return prompts
+
+    monkeypatch.setattr("grpo.evaluation._complete", little_memory)
+    assert complete(None, None, 24, list(held_out["prompt"])) == list(held_out["prompt"])
+    assert sizes == [24, 12, 6, 6, 12, 6, 6]
 
 
 def test_another_policy_or_decoding_is_not_taken_for_this_one(

@@ -39,6 +39,18 @@ def reward(completions, **columns):
                         "numpy": np.float32(0.5), "true": True, "error": ValueError("bad row")}.get(said, 1.0))
     return rewards
 
+def mapping(completions):
+    return {row: 1.0 for row in range(len(completions))}
+
+def huge(completions):
+    return [10**400] * len(completions)
+
+def logs_and_fails(completions, log_extra, **columns):
+    if "raise" in completions:
+        raise KeyError("level")
+    log_extra("length", [len(said) for said in completions])
+    return [1.0] * len(completions)
+
 def array(completions):
     return np.arange(len(completions)) / 2
 
@@ -120,7 +132,7 @@ def test_arrays_are_rewards_too(file: Path) -> None:
     assert Reward(f"{file}:array", "array").score(completions=["a", "b", "c"]) == [0, 0.5, 1]
 
 
-@pytest.mark.parametrize("function", ["one_short", "number"])
+@pytest.mark.parametrize("function", ["one_short", "number", "mapping", "huge"])
 def test_a_wrong_number_of_rewards_is_never_guessed_at(file: Path, function: str) -> None:
     reward = Reward(f"{file}:{function}", "mine")
     assert reward.score(completions=["a", "b"]) == [None, None]
@@ -213,6 +225,29 @@ def test_what_trl_offers_a_reward_reaches_the_function_and_what_it_logs_comes_ba
     assert logged == [("length", [1, 2]), ("step", 7.0), ("rewards/mine/errors", 0.0)]
 
 
+def test_what_is_logged_of_rows_has_a_place_for_those_that_failed(file: Path) -> None:
+    logged: list[Any] = []
+    reward = Reward(f"{file}:logs_and_fails", "mine")
+    reward.score(completions=["a", "raise", "bcd"], log_extra=lambda *call: logged.append(call))
+    assert [value for column, values in logged for value in values] == [1, None, 3]
+
+
+def test_a_reward_that_never_works_ends_the_run_after_five_batches(file: Path) -> None:
+    reward = Reward(f"{file}:reward", "mine")
+    for _ in range(4):
+        assert reward.score(completions=["raise", "raise"]) == [None, None]
+    with pytest.raises(RewardError, match=r"failed on every completion of 5 batches in a row: KeyError: 'level'"):
+        reward.score(completions=["raise", "raise"])
+
+
+def test_a_file_that_was_changed_is_not_mixed_with_what_it_was(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os\ndef f(completions):\n    os._exit(1)\n")
+    reward = Reward(f"{tmp_path}/mine.py:f", "mine")
+    (tmp_path / "mine.py").write_text("def f(completions):\n    return [1.0] * len(completions)\n")
+    with pytest.raises(RewardError, match=r"mine\.py has been changed since the run began"):
+        reward.score(completions=["a", "b"])
+
+
 def test_trl_takes_it_for_an_async_reward_with_its_name(mine: Reward) -> None:
     from trl.trainer.utils import is_async_callable
 
@@ -221,9 +256,9 @@ def test_trl_takes_it_for_an_async_reward_with_its_name(mine: Reward) -> None:
 
 
 def test_what_the_function_needs_is_known_before_it_is_called(file: Path) -> None:
-    assert Reward("rewards.correctness.correctness", "correctness").needs == ["answer"]
-    assert Reward("rewards.brevity.brevity", "brevity").needs == []
-    assert Reward("rewards.code.code", "code").needs == ["tests"]
+    assert Reward("rewards.correctness.correctness", "correctness").needs == ["completions", "answer"]
+    assert Reward("rewards.brevity.brevity", "brevity").needs == ["completions", "completion_ids"]
+    assert Reward("rewards.code.code", "code").needs == ["completions", "tests"]
 
 
 @pytest.mark.parametrize(

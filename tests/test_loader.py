@@ -31,8 +31,8 @@ def test_a_reward_loads_from_a_file_and_takes_its_kwargs(mine: Path) -> None:
 def test_a_function_without_further_columns_gets_what_it_names(mine: Path) -> None:
     function = load(f"{mine}:strict", "strict")
     assert bind(function, "strict", {})(completions=["a"], answer=["1"], log_metric=print) == [0]
-    assert needs(function, {}) == ["answer"]
-    assert needs(load(f"{mine}:brevity", "short"), {}) == []
+    assert needs(function, {}) == ["completions", "answer"]
+    assert needs(load(f"{mine}:brevity", "short"), {}) == ["completions"]
 
 
 @pytest.mark.parametrize("fn", ["rewards.correctness.correctness", "rewards.correctness:correctness"])

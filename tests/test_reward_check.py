@@ -117,6 +117,27 @@ def test_a_changed_reward_is_compared_on_the_completions_of_a_run(tmp_path: Path
     assert "--name says which of" in check("format", "--run", tmp_path).stderr
 
 
+def test_a_run_with_messages_is_compared_with_its_own_options(tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "Think."}, {"role": "user", "content": "2 + 3?"}]
+    rows = {
+        "step": [1, 1],
+        "prompt": [messages, messages],
+        "completion": [[{"role": "assistant", "content": text}] for text in ("so 5", "#### 5")],
+        "answer": ["5", "5"],
+        "correctness": [0.0, 1.0],
+    }
+    (tmp_path / "completions").mkdir()
+    pandas.DataFrame(rows).to_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "config.yaml").write_text(
+        "reward:\n  correctness:\n    fn: rewards.correctness.correctness\n    kwargs:\n      find: [hash]\n"
+    )
+    assert "0 of 2 completions are judged otherwise" in check("correctness", "--run", tmp_path).stdout
+    changed = check("correctness", "find=[hash,last_number]", "--run", tmp_path)
+    assert "1 of 2 completions are judged otherwise" in changed.stdout
+    assert "needs a column tests; the run has kept" in check("code", "--name", "correctness", "--run", tmp_path).stderr
+
+
 def test_probes_of_a_row_are_right_wrong_or_cheats() -> None:
     row = final({"question": "2 + 3?", "answer": "2 + 3 = 5\n#### 5"})
     assert (row["solution"], row["answer"]) == ("2 + 3 = 5", "5")

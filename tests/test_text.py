@@ -22,6 +22,8 @@ from rewards.text import final_answer, numbers, plain, text_of
         ("it is -5.", "-5"),
         ("7-5", "5"),
         ("he eats 1/2.", "1/2"),
+        ("it is 3 1/2", "3 1/2"),
+        ("3½", "3 1/2"),
         ("10² = 100", "100"),
         ("####", ""),
         ("nothing", ""),
@@ -50,7 +52,8 @@ def test_only_the_chosen_kinds_of_answer_are_looked_for_in_their_order() -> None
         ("$-5", -5),
         ("€7", 7),
         ("18 dollars", 18),
-        ("5 apples a day", 5),
+        ("5 apples", 5),
+        ("5 square metres", 5),
         ("**5**", 5),
         ("5.", 5),
         (".5", Fraction(1, 2)),
@@ -75,7 +78,28 @@ def test_percent_may_be_the_number_or_the_share(answer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["", "5 or 6", "4 and 5 apples in 2 bags", "1,00", "1.5e3", "0x1", "5:30", "1/0", "²", "x", "1" * 10_000]
+    "answer",
+    [
+        "",
+        "5x",
+        "3i",
+        "2π",
+        "2 pi",
+        "2 x",
+        "5 minus three",
+        "5 million",
+        "5 or six",
+        "5 or 6",
+        "4 and 5 apples in 2 bags",
+        "1,00",
+        "1.5e3",
+        "0x1",
+        "5:30",
+        "1/0",
+        "²",
+        "x",
+        "1" * 10_000,
+    ],
 )
 def test_what_is_not_one_number_is_not_read_as_one(answer: str) -> None:
     assert numbers(answer) == ()
@@ -86,7 +110,7 @@ def test_every_fraction_is_read_as_itself(value: Fraction) -> None:
     assert numbers(str(value)) == (value,)
 
 
-@given(st.integers(-(10**12), 10**12), st.sampled_from(["", " ", " m", " litres a day", "."]))
+@given(st.integers(-(10**12), 10**12), st.sampled_from(["", " ", " kg", " litres each day", "."]))
 def test_a_unit_changes_nothing(number: int, unit: str) -> None:
     assert numbers(f"{number:,}{unit}") == (number,)
 

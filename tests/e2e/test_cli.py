@@ -55,8 +55,8 @@ WRONG = {
     "a model that is nowhere": (["model.model_name_or_path=no/model"], "neither a folder nor a model"),
     "a folder without a model": (["model.model_name_or_path=."], "no config.json"),
     "a missing task file": (
-        ["task=gsm8k", "task.dataset.path=json", "task.dataset.name=null", "+task.dataset.data_files=no.jsonl"],
-        "Unable to find",
+        ["task=gsm8k", "task.dataset.path=no.jsonl"],
+        "there is no file",
     ),
     "a missing column": (["task.prompt='{problem}'"], "no column problem; it has: question, answer"),
     "a card that is not here": (["+gpu=h200"], "plan.enforce=false"),
@@ -96,12 +96,13 @@ def test_a_run_from_the_command_line_fills_one_run_directory(tmp_path: Path) -> 
 
 def test_a_failure_leaves_its_traceback_in_the_log_and_one_line_on_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def broken(completions, **columns):\n    return completions[0] + 1\n")
-    done = command(tmp_path, *QUICK, "+reward.mine.fn=mine.py:broken")
+    done = command(tmp_path, *QUICK, "+reward.mine.fn=mine.py:broken", "+reward.mine.on_error=raise")
     assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert done.stderr.startswith("grpo.train: failed: TypeError: ")
+    *counts, last = done.stderr.splitlines()
+    assert counts == ["64 problems to train on", "8 problems held out"]
+    assert last.startswith("grpo.train: failed: reward.mine: TypeError: ")
     (log,) = (tmp_path / "outputs").glob("*/*/train.log")
-    assert str(log.relative_to(tmp_path)) in done.stderr
+    assert str(log.relative_to(tmp_path)) in last
     assert 'mine.py", line 2' in log.read_text()
 
 

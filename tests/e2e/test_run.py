@@ -235,6 +235,11 @@ def test_a_reward_that_fails_on_some_rows_leaves_them_out_and_the_run_goes_on(
     errors = [row["rewards/mine/errors"] for row in metrics(tmp_path / "run")]
     assert sum(errors) == summary["reward_errors"]["mine"]["KeyError"] > 0
     assert all(row["rewards/correctness/errors"] == 0 for row in metrics(tmp_path / "run"))
+    rows = pandas.concat(pandas.read_parquet(path) for path in (tmp_path / "run" / "completions").glob("*.parquet"))
+    failed = rows["mine"].isna()
+    assert failed.sum() == sum(errors)
+    assert rows["correctness"][failed].isna().all()  # the row is left out, and does not count as 0
+    assert (rows["advantage"][failed] == 0).all()
     kept = (tmp_path / "run" / "reward_errors.jsonl").read_text().splitlines()
     assert len(kept) == 1  # the first of its kind
     assert "answer" in json.loads(kept[0])["row"]
@@ -288,6 +293,8 @@ def test_what_the_run_says_is_right_is_what_the_evaluation_says(composed: Compos
     assert train(composed, tmp_path / "run", *overrides)["accuracy_after"] == 1
     said = (tmp_path / "run" / "evaluation_after.jsonl").read_text().splitlines()
     assert len(said) == 8
+    with pytest.raises(ConfigError, match=r"task\.eval\.reward=brevity: it needs completion_ids"):
+        train(composed, tmp_path / "third", "task.eval.reward=brevity")
     with pytest.raises(ConfigError, match=r"task\.eval\.reward=nothing: neither a reward of this run nor one"):
         train(composed, tmp_path / "other", "task.eval.reward=nothing")
 

@@ -1,0 +1,85 @@
+"""A process with a reward function in it, as seen from the outside."""
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rewards.call import Fault, Outcome
+
+START = 300.0  # seconds that an import may take
+STUCK = 60  # seconds that it may take no arguments
+
+
+class Worker:
+    """A process with one reward function in it.
+
+    Raises:
+        ValueError: the function cannot be loaded; one line says why.
+    """
+
+    def __init__(self, fn: str, name: str, kwargs: dict[str, Any], output: Any = None) -> None:
+        mine, theirs = socket.socketpair()
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STUCK, 0))
+        self.traceback = os.memfd_create("traceback")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rewards.worker", str(theirs.fileno()), str(self.traceback)],
+            pass_fds=[theirs.fileno(), self.traceback],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        )
+        theirs.close()
+        self.connection = Connection(mine.detach())
+        self.connection.send((fn, name, kwargs))
+        self.needs: list[str] = []
+        problem: str | None = f"reward.{name}.fn={fn}: its process ended while it was imported"
+        with contextlib.suppress(EOFError, OSError):
+            if self.connection.poll(START):
+                problem, self.needs = self.connection.recv()
+            else:
+                problem = f"reward.{name}.fn={fn}: not imported after {START:.0f} s"
+        if problem is not None:
+            self.stop()
+            raise ValueError(problem)
+
+    def call(self, arguments: dict[str, Any], timeout: float) -> Outcome:
+        """Call the function; whatever it does, an outcome comes back in time."""
+        late = False
+        try:
+            self.connection.send((arguments, timeout))
+            late = not self.connection.poll(timeout + 1)
+            if not late:
+                return self.connection.recv()
+        except (EOFError, OSError):  # its watchdog has ended it, or it has ended itself
+            pass
+        except Exception as error:
+            return Outcome(failed=Fault(type(error).__name__, f"its arguments cannot be sent: {error}"))
+        if self.connection.closed:
+            return Outcome(failed=Fault("Died", "its process was ended"))
+        where = os.pread(self.traceback, 10_000, 0).decode(errors="replace")
+        self.stop()
+        if late or where:
+            return Outcome(failed=Fault("Timeout", f"took longer than timeout={timeout:g} s and was stopped", where))
+        status = self.process.returncode
+        how = f"was killed by signal {-status}, perhaps for lack of memory" if status < 0 else f"status {status}"
+        return Outcome(failed=Fault("Died", f"its process ended: {how}"))
+
+    def stop(self) -> None:
+        """End the process and whatever it has started."""
+        if self.connection.closed:
+            return
+        self.connection.close()
+        os.close(self.traceback)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.2)  # by itself, so that its status says why
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
