@@ -93,7 +93,8 @@ class ProgressBar(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero or not logs or "reward" not in logs:
             return
-        readings = f"reward {logs['reward']:.2f}"
+        reward = logs["reward"]  # None where no completion had one
+        readings = "reward none" if reward is None else f"reward {reward:.2f}"
         if self.accuracy in logs:
             readings += f"  accuracy {100 * (logs[self.accuracy] or 0):.0f} %"
         readings += f"  {logs.get('step_time', 0):.2f} s/step"

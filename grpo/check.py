@@ -118,8 +118,7 @@ def check_rewards(config: DictConfig) -> None:
         raise ConfigError("train.reward_weights: a weight stands beside its function, reward.<name>.weight=0.5")
     for key in sorted(OmegaConf.missing_keys(config.reward)):
         raise ConfigError(f"reward.{key}: needs a value")
-    rewards: dict[str, DictConfig] = dict(config.reward)  # type: ignore[arg-type]
-    for name, reward in rewards.items():
+    for name, reward in config.reward.items():
         check_reward(f"reward.{name}", reward)
 
 
@@ -127,7 +126,7 @@ def check_reward(where: str, reward: DictConfig) -> None:
     """Check the keys and values of one reward."""
     for key in reward:
         if key not in REWARD_KEYS:
-            raise ConfigError(f"{where}.{key}: no such key{meant(key, REWARD_KEYS)}")
+            raise ConfigError(f"{where}.{key!s}: no such key{meant(key, REWARD_KEYS)}")
     if "fn" not in reward:
         raise ConfigError(
             f"{where}.fn: needs a value, package.module.function, path/to/file.py:function or an entry point"

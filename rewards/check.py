@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from rewards.isolation import Reward
+from rewards.isolation import Reward, RewardError
 from rewards.loader import FROM_TRL
 from rewards.probes import cheats, corrupted, final, references
 from rewards.text import text_of
@@ -188,6 +188,8 @@ def main() -> None:
                 raise ValueError(f"{fn} needs a column {missing[0]}; the rows have: {', '.join(rows[0])}")
             wrong = show(f"{fn} {kwargs}", *try_out(reward, rows), console)
         reward.close()
+    except RewardError as error:
+        wrong = [str(error)]
     except (ValueError, OSError) as error:
         print(f"rewards.check: {error}", file=sys.stderr)
         sys.exit(2)

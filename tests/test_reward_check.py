@@ -58,7 +58,7 @@ def test_the_built_in_rewards_withstand_what_policies_try(name: str) -> None:
         ("contains", ["every number: earned more", "many answers: earned more", "right, then wrong: earned more"]),
         ("length", ["10,000 characters: earned more than it should on 10 of 10 rows"]),
         ("nothing", ["it gave 0.00 to everything"]),
-        ("broken", ["completions could not be scored: ZeroDivisionError"]),
+        ("broken", ["failed on every completion of 5 batches in a row: ZeroDivisionError: division by zero ("]),
     ],
 )
 def test_a_reward_that_can_be_cheated_fails_with_what_cheats_it(mine: Path, function: str, says: list[str]) -> None:
