@@ -72,6 +72,7 @@ def with_transformers(name: str, config: DictConfig) -> Generate:
 
 def with_vllm(name: str, config: DictConfig, prompts: list[Any]) -> Generate:
     """Return a generator of completions by vLLM, with room for these prompts."""
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # it logs where everything else does
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 

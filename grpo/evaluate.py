@@ -6,6 +6,8 @@ the same command goes on where it was interrupted.
 """
 
 import hashlib
+import logging
+import os
 import sys
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from grpo.config import ROOT, ConfigError, RunError
 from grpo.finished import open_run
 
 PROGRAM = "grpo.evaluate"
+log = logging.getLogger(__name__)
 
 
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
@@ -30,15 +33,27 @@ def job(config: DictConfig) -> float:
             raise ConfigError("evaluate: samples from 0, temperature above 0, batch_size from 1")
         if not config.task.eval.size:
             raise ConfigError("task.eval.size=0: there are no problems to evaluate on")
-        from grpo.answering import evaluate_model
-
-        return evaluate_model(config, Path(HydraConfig.get().runtime.output_dir))
+        return evaluate_in(Path(HydraConfig.get().runtime.output_dir), config)
     except (ConfigError, RunError) as error:
         if WANTS_TRACEBACK:
             raise
         leave(error, PROGRAM)
     except KeyboardInterrupt:
         leave(RunError("interrupted; the same command goes on from here", status=130), PROGRAM)
+
+
+def evaluate_in(output: Path, config: DictConfig) -> float:
+    """Evaluate; what breaks on the way is said in one line, with its traceback in the log."""
+    from grpo.answering import evaluate_model
+
+    try:
+        return evaluate_model(config, output)
+    except (ConfigError, RunError):
+        raise
+    except Exception as error:
+        log.exception("the evaluation failed")
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise RunError(f"failed: {what}; the traceback is in {os.path.relpath(output / 'train.log')}") from error
 
 
 def command_line(arguments: list[str]) -> list[str]:
