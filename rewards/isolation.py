@@ -1,7 +1,7 @@
 """Reward functions in processes of their own: none hangs, crashes or freezes a run, and none fails in silence.
 
-A call that goes wrong is made again row by row, so that one bad row costs only itself: its reward is None, which TRL
-leaves out, and the row and the traceback are kept. A function that does not come back is killed.
+A call that goes wrong is made again row by row, so that one bad row costs only itself: its reward is None, the trainer
+leaves it out, and the row and the traceback are kept. A function that does not come back is killed.
 """
 
 import asyncio
