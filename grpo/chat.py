@@ -4,6 +4,7 @@ A question is put as the run's prompts were, system prompt and examples included
 """
 
 import argparse
+import logging
 import string
 from typing import Any
 
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, takes the likeliest tokens")
     parser.add_argument("--length", type=int, help="the most tokens of an answer; as in the run if it is left out")
     asked = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)
     try:
         run = open_run(asked.run)
         length = asked.length or run.config.train.max_completion_length

@@ -4,6 +4,7 @@ The result is a folder for `from_pretrained`, `vllm serve`, or an upload to the 
 """
 
 import argparse
+import logging
 from pathlib import Path
 
 from grpo.cli import leave
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="the folder to write; RUN/export if it is left out")
     parser.add_argument("--dtype", choices=DTYPES, help="of the written weights; model.dtype of the run if left out")
     asked = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)
     try:
         run = open_run(asked.run)
         output = asked.output or run.folder / "export"

@@ -43,7 +43,7 @@ def model_card(run: FinishedRun) -> str:
 def data_of(task: Any) -> str:
     """Return the data set's name on the hub, its generator, or the names of its files without their folders."""
     path, files = str(task.dataset.get("path") or ""), task.dataset.get("data_files")
-    if files or Path(path).exists() or Path(path).suffix in BUILDERS:
+    if files or (path and (Path(path).exists() or Path(path).suffix in BUILDERS)):
         named = files.values() if hasattr(files, "values") else [files or path]
         return ", ".join(Path(str(file)).name for file in named)
     return path or str(task.dataset.get("generator"))

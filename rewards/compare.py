@@ -43,12 +43,13 @@ def compare_with_run(folder: Path, reward: Reward, score: Callable[..., list[flo
     said = [row.pop("completion") for row in rows]
     after = score(rows, said, *tokenizer_of(folder))
     changed = [row for row, (old, new) in enumerate(zip(before, after, strict=True)) if differ(old, new)]
-    title = f"{len(changed)} of {len(rows)} completions are judged otherwise"
-    table = Table("step", "completion", reward.name, "now", title=title, title_justify="left")
+    console.print(f"{len(changed)} of {len(rows)} completions are judged otherwise", highlight=False)
+    table = Table("step", "completion", reward.name, "now")
     for row in changed[:SHOWN]:
         end = escape(printable(" ".join(text_of(said[row])[-200:].split())))
         table.add_row(str(rows[row]["step"]), end, str(before[row]), str(after[row]))
-    console.print(table)
+    if changed:
+        console.print(table)
     if len(changed) > SHOWN:
         console.print(f"and {len(changed) - SHOWN} more")
 

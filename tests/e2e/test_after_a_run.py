@@ -74,6 +74,7 @@ def test_an_export_is_the_base_with_its_adapter_and_says_where_it_comes_from(run
     assert not list((tmp_path / "out").glob("*.bin"))
     card = (tmp_path / "out" / "README.md").read_text()
     for words in ("library_name: transformers", "LoRA of rank 16, merged here", "`mine` (weight 0.0)", "2 steps",
+                  "Data: grpo.tasks.arithmetic.rows, split train, 2560 problems",
                   "after training, greedy, 8 held-out problems", "95 % interval", "transformers 5"):  # fmt: skip
         assert words in card
     assert "already" in module("grpo.export", run_dir, "--output", tmp_path / "out").stderr
