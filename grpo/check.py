@@ -42,7 +42,8 @@ def explain(error: Exception) -> str:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         return f"{group}={choice}: no such choice{meant(choice, error.options or [])}"
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: not an override ({_first_line(error)}); write key=value, in quotes if it has spaces"
+        how = "write key=value, in quotes if it has spaces or braces"
+        return f"{error.override}: not an override ({_first_line(error)}); {how}"
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if isinstance(cause, MissingMandatoryValue):
         return f"{cause.full_key or ''}: needs a value".lstrip(": ")
@@ -51,7 +52,8 @@ def explain(error: Exception) -> str:
         if group == "train" and key in NOT_SETTABLE:
             return f"{cause.full_key}: {NOT_SETTABLE[key]}"
         if type(cause).__name__.startswith("Config"):
-            return f"{cause.full_key}: no such key{meant(cause.key, _possible_keys(cause))}"
+            plus = f"; a new reward is added with a plus: +{cause.full_key}.fn=…" if group == "reward" else ""
+            return f"{cause.full_key}: no such key{meant(cause.key, _possible_keys(cause))}{plus}"
         return (
             f"{cause.full_key}: {_first_line(cause).removeprefix('ConfigError raised while resolving interpolation: ')}"
         )

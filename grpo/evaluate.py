@@ -85,7 +85,7 @@ def check_model(name: str) -> None:
     if folder.is_dir():
         if not any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):
             raise ConfigError(f"{name}: neither a run directory (no .hydra) nor a model (no config.json)")
-    elif folder.is_absolute() or name.startswith(".") or name.count("/") != 1:
+    elif folder.is_absolute() or Path(folder.parts[0]).is_dir() or name.startswith(".") or name.count("/") != 1:
         raise ConfigError(f"{name}: there is no such directory")
 
 

@@ -85,6 +85,7 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
             "git_commit": git_commit(),
         }
         write_json(run_dir / "summary.json", summary)
+        (run_dir / "README.md").unlink(missing_ok=True)  # TRL's card without contents; `grpo.export` writes a real one
     report(summary, run_dir)
     return summary
 

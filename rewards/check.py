@@ -125,7 +125,8 @@ def show(name: str, probes: list[Probe], seconds: float, console: Console) -> li
     if not there:
         wrong.append("it gave no reward at all")
     elif min(there) == max(there):
-        wrong.append(f"it gave {there[0]:.2f} to everything")
+        what = "if it looks for another form, give it right completions with --data, in a column `completion`"
+        wrong.append(f"it gave {there[0]:.2f} to everything; {what}")
     return wrong
 
 

@@ -48,6 +48,7 @@ WRONG = {
     "a card without the plus": (["gpu=rtx3080"], "+gpu=rtx3080"),
     "a token": (["train.hub_token=secret"], "HF_TOKEN"),
     "another run directory": (["train.output_dir=here"], "hydra.run.dir="),
+    "a reward without the plus": (["reward.mine.fn=mine.py:f"], "added with a plus: +reward.mine.fn="),
     "a wrong type": (["train.num_generations=four"], "train.num_generations: Value 'four'"),
     "no override at all": (["train.num_generations"], "write key=value"),
     "parts of groups": (["train.num_generations=7"], "num_generations=2, 4, 8, 16; or train.per_device_train"),

@@ -74,6 +74,7 @@ def test_a_run_leaves_what_the_run_directory_promises(
     before = AutoModelForCausalLM.from_pretrained(ROOT / "grpo" / "tiny", dtype="float32").state_dict()
     assert any(not torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert not list((tmp_path / "model").glob("*.bin"))
+    assert not (tmp_path / "README.md").exists()
 
     printed = capfd.readouterr()
     assert "accuracy before" in printed.out
