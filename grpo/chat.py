@@ -9,7 +9,7 @@ import string
 from typing import Any
 
 from grpo.cli import leave
-from grpo.config import ConfigError, RunError
+from grpo.config import ConfigError
 from grpo.finished import FinishedRun, open_run
 from rewards.text import printable
 
@@ -76,7 +76,7 @@ def main() -> None:
         print("Ask, one question a line; Ctrl-D ends it.")
         while True:
             answer(input("> "), run, model, tokenizer, length, asked.temperature)
-    except (ConfigError, RunError) as error:
+    except ConfigError as error:
         leave(error, PROGRAM)
     except (EOFError, KeyboardInterrupt):
         print()

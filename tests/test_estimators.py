@@ -51,7 +51,7 @@ def test_a_majority_of_one_is_the_share_of_right_samples(rows: list[tuple[int]])
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=30))
-def test_the_interval_of_a_mean_holds_it_and_is_wider_than_that_of_its_own_spread(values: list[float]) -> None:
+def test_the_interval_of_a_mean_holds_it_and_is_never_a_point(values: list[float]) -> None:
     low, high = wilson_interval(sum(values), len(values))
     assert low - 1e-9 <= mean(values) <= high + 1e-9
     assert high - low > 0
