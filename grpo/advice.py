@@ -136,7 +136,7 @@ def harmless_first(config: DictConfig) -> Iterator[Change]:
             "the same result, vLLM takes what is left",
         ),
         (
-            colocated and not train.vllm_enable_sleep_mode,
+            colocated and train.vllm_enable_sleep_mode is False,
             "train.vllm_enable_sleep_mode",
             "true",
             "the same result, vLLM wakes up for each generation",

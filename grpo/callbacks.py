@@ -1,6 +1,7 @@
 """What happens beside a step: the metrics file, the progress bar, and stopping cleanly."""
 
 import json
+import logging
 import math
 import signal
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -17,6 +19,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from grpo.hardware import host_memory
 from grpo.job import GB, HOST_LIMIT
 from rewards.isolation import Reward
+
+log = logging.getLogger(__name__)
 
 
 class MetricsFile(TrainerCallback):
@@ -109,6 +113,53 @@ class ProgressBar(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.bar.stop()
+
+
+class MismatchWarning(TrainerCallback):
+    """Warn, once, where vLLM's log-probabilities are not those of the policy.
+
+    Half precision and other kernels alone make them differ by 0.01 to 0.03 nats a token.
+    """
+
+    METRIC = "sampling/sampling_logp_difference/mean"
+    MOST = 0.1
+    """Nats a token."""
+
+    def __init__(self, console: Console, train: DictConfig) -> None:
+        self.console, self.train = console, train
+        self.warned = False
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        difference = (logs or {}).get(self.METRIC, 0.0)
+        if difference > self.MOST and not self.warned:
+            self.warned = True
+            what = f"step {state.global_step}: vLLM's log-probabilities differ from the policy's by {difference:.2f}"
+            text = f"{what} nats a token; likely causes: {'; '.join(self.causes())}"
+            log.warning("%s", text)
+            if state.is_world_process_zero:
+                self.console.print(f"[yellow]{text}[/]", highlight=False, soft_wrap=True)
+
+    def causes(self) -> list[str]:
+        """Return what such a difference can come from, the likeliest first."""
+        train = self.train
+        filters = {"top_p": train.top_p < 1, "top_k": bool(train.top_k), "min_p": bool(train.min_p)}
+        filters["repetition_penalty"] = train.repetition_penalty != 1
+        found = [
+            f"train.{name}={train[name]}, which the policy's log-probabilities do not have"
+            for name, is_set in filters.items()
+            if is_set
+        ]
+        if train.vllm_mode == "server":
+            found.append("a server with another model, precision or --logprobs-mode: launch/vllm_server.sh")
+        found.append("weights in half precision (model.dtype, train.bf16), most of all with a mixture of experts")
+        return [*found, "a vLLM version that TRL does not know: `make vllm` installs the one that is tested"]
 
 
 class StopOnSignal(TrainerCallback):

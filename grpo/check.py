@@ -152,8 +152,14 @@ def check_peft(config: DictConfig) -> None:
     for key in config.peft:
         if key not in known:
             raise ConfigError(f"peft.{key}: not an option of peft.LoraConfig{meant(key, known)}")
-    if config.train.use_vllm and "quantization" in config.peft:
-        raise ConfigError("peft=qlora: vLLM cannot take a quantized policy; use generation=transformers or peft=lora")
+    if config.train.use_vllm and (quantization := config.peft.get("quantization")):
+        base, reason = "4-bit", "its weights cannot be merged with an adapter and sent on"
+        if quantization.get("load_in_8bit"):
+            base, reason = "8-bit", "it does not know this quantization"
+        raise ConfigError(
+            f"peft.quantization: vLLM cannot take a policy with {base} weights, {reason}; use generation=transformers, "
+            "or peft=lora with a smaller model"
+        )
 
 
 def processes(config: DictConfig) -> int:

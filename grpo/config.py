@@ -30,8 +30,8 @@ NOT_SETTABLE = {
     "output_dir": "the run directory is Hydra's, hydra.run.dir=…",
     "hub_token": "it would be written to disk; set HF_TOKEN in the environment",
 }
-# Fields of GRPOConfig that are numbers to TRL; null leaves them to the plan.
-PLANNED = ("vllm_gpu_memory_utilization",)
+# Fields of GRPOConfig that null leaves to the plan.
+PLANNED = ("use_vllm", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_max_model_length")
 
 
 class ConfigError(ValueError):

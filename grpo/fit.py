@@ -1,23 +1,27 @@
 """Whether a run fits: the memory it will find, what it will take, and what the configuration leaves to be chosen."""
 
+import copy
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any
 
 from omegaconf import DictConfig
 
-from grpo.config import GRPO_CONFIG, ConfigError, library_fields
+from grpo.config import GRPO_CONFIG, PLANNED, ConfigError, library_fields
 from grpo.hardware import free_card_memory, host_memory
 from grpo.job import GB, HOST_LIMIT, USABLE, Job
-from grpo.memory import host, phases, weights
+from grpo.memory import host, peak, phases
 from grpo.shape import Shape
+from grpo.vllm_share import with_vllm
 from grpo.workload import find_shape, job_of, processes
 
 HEADROOM = 0.08
 """The share of the card that a plan leaves free, for fragments of the allocator and for what was not thought of."""
 MOST_TOKENS = 16384
 """Tokens that keep any GPU busy; larger micro-batches are not faster."""
-ENGINE = 1.5 * GB
-"""What vLLM needs beside weights and cache: activations of a batch, CUDA graphs."""
+
+VLLM_PAYS = {"cuda": 3e8, "cpu": 1e8}
+"""Parameters from which on vLLM generates faster than transformers: benchmarks/generation.json."""
 
 
 @dataclass
@@ -34,7 +38,7 @@ class Machine:
     here: bool = True
     """Whether this is the machine at hand."""
     card: float = 0.0
-    """The whole of the GPU, which vLLM's share is a share of."""
+    """The whole of the memory, which vLLM's share is a share of."""
 
 
 @dataclass
@@ -126,7 +130,8 @@ def machine_for(config: DictConfig) -> Machine:
     if here:
         return Machine("cuda", here[0], here[2], planned or limit, card=here[1])
     share = max(1, processes(config))
-    return Machine("cpu", "this machine without a GPU", (planned or limit - used) / share, planned or limit)
+    memory = planned or limit
+    return Machine("cpu", "this machine without a GPU", (planned or limit - used) / share, memory, card=memory)
 
 
 def make_plan(config: DictConfig, machine: Machine | None = None) -> Plan:
@@ -139,6 +144,8 @@ def make_plan(config: DictConfig, machine: Machine | None = None) -> Plan:
         ConfigError: something that memory follows from is missing or impossible.
     """
     machine = machine or machine_for(config)
+    if config.train.use_vllm is None:
+        return plan_generation(config, machine)
     shape = find_shape(config.model)
     job = replace(job_of(config, machine.device), card=machine.card or machine.capacity)
     job, settings = choose(config, shape, job, USABLE * machine.capacity)
@@ -157,20 +164,29 @@ def make_plan(config: DictConfig, machine: Machine | None = None) -> Plan:
     )
 
 
+def plan_generation(config: DictConfig, machine: Machine) -> Plan:
+    """Plan with vLLM where it is installed, can take the policy, pays and fits, else with transformers."""
+    pays = find_shape(config.model).parameters() >= VLLM_PAYS[machine.device]
+    able = find_spec("vllm") is not None and not (config.peft and config.peft.get("quantization"))
+    for use_vllm in (True, False) if pays and able else (False,):
+        chosen = copy.deepcopy(config)
+        chosen.train.use_vllm = use_vllm
+        plan = make_plan(chosen, machine)
+        if not plan.problem:
+            break
+    plan.settings = {"train.use_vllm": use_vllm, **plan.settings}
+    return plan
+
+
 def settle(config: DictConfig, plan: Plan | None) -> None:
     """Put into a configuration what the plan chose for this machine, and where it did not, what TRL would."""
     train, update = config.train, config["update"]
+    settings = plan.settings if plan and plan.here else {}
     if plan and plan.here and not plan.unified and update.max_tokens_per_microbatch == "auto":
-        update.max_tokens_per_microbatch = plan.settings["update.max_tokens_per_microbatch"]
-    if train.vllm_gpu_memory_utilization is None:
-        default = library_fields(GRPO_CONFIG)["vllm_gpu_memory_utilization"][1]
-        chosen = plan.settings.get("train.vllm_gpu_memory_utilization") if plan and plan.here else None
-        train.vllm_gpu_memory_utilization = chosen or default
-
-
-def peak(shape: Shape, job: Job, *names: str) -> float:
-    """Return the bytes of the largest phase, or of the largest of those named."""
-    return max(sum(parts.values()) for phase, parts in phases(shape, job).items() if not names or phase in names)
+        update.max_tokens_per_microbatch = settings["update.max_tokens_per_microbatch"]
+    for name in PLANNED:
+        if train[name] is None:
+            train[name] = settings.get(f"train.{name}", library_fields(GRPO_CONFIG)[name][1])
 
 
 def choose(config: DictConfig, shape: Shape, job: Job, limit: float) -> tuple[Job, dict[str, Any]]:
@@ -184,9 +200,14 @@ def choose(config: DictConfig, shape: Shape, job: Job, limit: float) -> tuple[Jo
     if automatic:
         job = replace(job, tokens=job.row)
     colocated = config.train.use_vllm and config.train.vllm_mode == "colocate"
-    if colocated and config.train.vllm_gpu_memory_utilization is None:
-        job = replace(job, vllm_share=vllm_share(shape, job, limit))
-        settings["train.vllm_gpu_memory_utilization"] = job.vllm_share
+    if colocated:
+        job = with_vllm(config.train, shape, job, limit)
+        chosen = {
+            "vllm_gpu_memory_utilization": job.vllm_share,
+            "vllm_enable_sleep_mode": job.vllm_sleeps,
+            "vllm_max_model_length": job.row,
+        }
+        settings |= {f"train.{name}": value for name, value in chosen.items() if config.train[name] is None}
     if not config.train.use_vllm:  # the trainer halves what does not fit, so only one row has to
         while job.rows > 1 and peak(shape, job, "rollout") > limit:
             job = replace(job, rows=(job.rows + 1) // 2)
@@ -202,18 +223,6 @@ def choose(config: DictConfig, shape: Shape, job: Job, limit: float) -> tuple[Jo
         job = replace(job, tokens=low)
     settings["update.max_tokens_per_microbatch"] = job.tokens
     return job, settings
-
-
-def vllm_share(shape: Shape, job: Job, limit: float) -> float:
-    """Return vLLM's share of the card: its weights and the cache of all rows, or what the training leaves of it."""
-    plain = replace(job, vllm_share=0.0)
-    copy = weights(shape, replace(job, quantized=False, weight_bytes=job.compute_bytes)) / job.vllm_shards
-    cache = sum(size for name, size in phases(shape, plain)["rollout"].items() if name == "kv cache")
-    awake = phases(shape, plain)["load"] if job.vllm_sleeps else phases(shape, plain)["update"]
-    taken = sum(awake.values()) + (phases(shape, plain)["update"].get("optimizer", 0.0) if job.vllm_sleeps else 0.0)
-    least, wanted = ((copy + ENGINE + part) / job.card for part in (cache / job.rows, cache))
-    left = (limit - taken) / job.card
-    return round(max(least, min(wanted, left)) + 0.005, 2)
 
 
 def rows_of_step(train: DictConfig) -> int:

@@ -75,6 +75,15 @@ class GuardedTrainer(RolloutTrainer):
         if self._host_gradients:
             self._host_gradients.drop()
 
+    def keep(self) -> None:
+        """After an exception, write a checkpoint of the steps that are done, unless there is one."""
+        done = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        if self.state.global_step and not done.exists() and not self._sharded and self.args.should_save:
+            try:
+                self._save_checkpoint(self.model, None)
+            except Exception:  # what broke the run may break this too, and is what has to be told
+                log.exception("no checkpoint of step %d could be written", self.state.global_step)
+
     def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
         """TRL's loss; what it was computed of is kept until it is known whether the gradient is finite."""
         loss = super().compute_loss(model, inputs, *args, **kwargs)

@@ -25,6 +25,8 @@ STATES = {
 """Numbers that an optimizer keeps for each parameter."""
 BLOCK = 256
 """Numbers that share a scale in an 8-bit optimizer state of bitsandbytes."""
+ENGINE = 1.5 * GB
+"""What vLLM needs beside weights and cache: activations of a batch, CUDA graphs."""
 SLEEPING = 0.3 * GB
 """What a sleeping vLLM engine still holds: CUDA graphs and its communication buffers."""
 CPU_FRAGMENTS = 0.4
@@ -212,6 +214,11 @@ def phases(shape: Shape, job: Job) -> dict[str, Components]:
         "update": update(shape, job),
     }
     return {phase: {name: size for name, size in parts.items() if size} for phase, parts in found.items()}
+
+
+def peak(shape: Shape, job: Job, *names: str) -> float:
+    """Return the bytes of the largest phase, or of the largest of those named."""
+    return max(sum(parts.values()) for phase, parts in phases(shape, job).items() if not names or phase in names)
 
 
 def host(shape: Shape, job: Job) -> Components:

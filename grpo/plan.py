@@ -74,7 +74,7 @@ def show(plan: Plan, console: Console) -> None:
         unknown = ", of a machine that is not this one; plan.host_gb=… says how much it has"
         known = f" of {plan.host_capacity_gb:.1f} GB" if plan.host_capacity_gb else unknown
         console.print(f"host memory {plan.host_gb:.1f} GB{known}", highlight=False)
-    chosen = "  ".join(f"{key}={value}" for key, value in plan.settings.items() if key != ROWS)
+    chosen = "  ".join(f"{key}={str(value).lower()}" for key, value in plan.settings.items() if key != ROWS)
     rows = f"{plan.settings[ROWS]} rows generated at once  " if ROWS in plan.settings else ""
     console.print(f"with {rows}{chosen}", highlight=False, soft_wrap=True)
     if plan.problem:

