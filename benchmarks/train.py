@@ -28,19 +28,36 @@ def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> No
     """Do the demo's run, with stock TRL's trainer if asked to."""
     from hydra import compose, initialize_config_dir
     from trl import GRPOTrainer
+    from trl.generation.vllm_generation import VLLMGeneration
+    from trl.trainer import grpo_trainer
 
     import grpo.run
     from grpo.config import register
+    from grpo.fit import make_plan, settle
+    from grpo.vllm_engine import PolicyEngine, replaced
+
+    class StockEngine(PolicyEngine):  # which on a CPU does not take weights without what ours does at its start
+        _iter_named_params = VLLMGeneration._iter_named_params
+        sync_weights = VLLMGeneration.sync_weights
+        generate = VLLMGeneration.generate
 
     class StockTrainer(GRPOTrainer):
         stop_reason = None
 
         def __init__(self, update: Any, **kwargs: Any) -> None:
-            super().__init__(**kwargs)
+            with replaced(grpo_trainer, "VLLMGeneration", StockEngine):
+                super().__init__(**kwargs)
+
+        def _generate(self, prompts: list) -> Any:
+            started = time.perf_counter()
+            result = super()._generate(prompts)
+            self._metrics["train"]["time/generate"].append(time.perf_counter() - started)
+            return result
 
     register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         config = compose("config", overrides)
+    settle(config, make_plan(config))
     if trainer == "trl":
         grpo.run.ExactGRPOTrainer = StockTrainer  # type: ignore[misc,assignment]
     run_dir.mkdir(parents=True)
@@ -61,6 +78,7 @@ def run(trainer: str, seed: int, overrides: list[str]) -> dict[str, Any]:
         "after": summary["accuracy_after"],
         "step_s": round(statistics.median(row["step_time"] for row in rows), 3),
         "steps_s": round(sum(row["step_time"] for row in rows), 1),
+        "generate_s": round(statistics.median(row["time/generate"] for row in rows), 3),
         "update_s": round(statistics.median(row["time/update"] for row in rows), 3) if trainer == "ours" else None,
         "peak_host_gb": round(summary["memory/host_gb"], 2),
         "curve": [round(row["rewards/correctness/mean"], 3) for row in rows],

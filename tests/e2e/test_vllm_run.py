@@ -1,0 +1,108 @@
+"""Runs with the real vLLM on whatever machine this is, each as its user would start it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from grpo.config import ROOT
+
+pytestmark = pytest.mark.vllm
+SMALL = [
+    "generation=vllm_colocate",
+    "peft=lora",
+    "train.max_steps=4",
+    "train.per_device_train_batch_size=16",
+    "train.num_generations=4",
+    "task.eval.size=16",
+]
+
+
+def module(name: str, *arguments: object) -> tuple[subprocess.CompletedProcess[str], list[psutil.Process]]:
+    """Run a module in a session of its own; return what it said, and which processes of the session are left."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", name, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    out, said = process.communicate(timeout=300)
+    left = [
+        other for other in psutil.process_iter() if session(other) == process.pid and other.status() != "zombie"
+    ]  # a zombie has ended, and waits for a parent to look
+    return subprocess.CompletedProcess(process.args, process.returncode, out, said), left
+
+
+def session(process: psutil.Process) -> int | None:
+    try:
+        return os.getsid(process.pid)
+    except ProcessLookupError:
+        return None
+
+
+def result(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text())
+
+
+def test_the_demo_learns_with_vllm_and_leaves_no_process(tmp_path: Path) -> None:
+    overrides = ["train.max_steps=24", "task.eval.size=64", f"hydra.run.dir={tmp_path}/run"]
+    done, left = module("grpo.train", "generation=vllm_colocate", *overrides)
+    assert done.returncode == 0, done.stderr
+    assert not left
+    summary = result(tmp_path / "run" / "summary.json")
+    assert summary["status"] == "completed"
+    assert summary["accuracy_before"] < 0.35
+    assert summary["accuracy_after"] > 0.55
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert max(row["sampling/sampling_logp_difference/max"] for row in rows) < 1e-4
+    assert all(row["time/generate"] > 0 for row in rows)
+    settings = result(tmp_path / "run" / "plan.json")["settings"]
+    assert settings["train.vllm_max_model_length"] == 88
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of LoRA with vLLM that a reward breaks in its third step."""
+    folder = tmp_path_factory.mktemp("adapted")
+    (folder / "mine.py").write_text(
+        "calls = 0\ndef mine(completions):\n    global calls\n    calls += 1\n"
+        "    if calls == 3:\n        raise ValueError('enough')\n    return [1.0 * len(text) for text in completions]\n"
+    )
+    mine = f"+reward.mine={{fn: '{folder}/mine.py:mine', on_error: raise}}"
+    done, left = module("grpo.train", mine, f"hydra.run.dir={folder}/run", *SMALL)
+    assert done.returncode == 1, done.stderr
+    assert not left
+    assert "grpo.train: failed: " in done.stderr.splitlines()[-1]
+    return folder / "run"
+
+
+def test_a_run_that_breaks_keeps_the_steps_that_were_done_and_goes_on_with_vllm(adapted: Path) -> None:
+    assert result(adapted / "summary.json")["status"] == "failed"
+    assert (adapted / "checkpoint-2" / "trainer_state.json").exists()
+    done, left = module("grpo.train", "train.resume_from_checkpoint=auto", f"hydra.run.dir={adapted}", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert not left
+    assert (result(adapted / "summary.json")["status"], result(adapted / "summary.json")["steps"]) == ("completed", 4)
+    steps = [json.loads(line)["step"] for line in (adapted / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4]
+
+
+def test_an_adapter_is_evaluated_by_vllm_as_by_transformers(adapted: Path, tmp_path: Path) -> None:
+    said = {}
+    for generation in ("transformers", "vllm_colocate"):
+        where = [f"generation={generation}", f"hydra.run.dir={tmp_path}/{generation}", "evaluate.samples=0"]
+        done, left = module("grpo.evaluate", adapted, *where)
+        assert done.returncode == 0, done.stderr
+        assert not left
+        assert result(tmp_path / generation / "evaluation.json")["engine"] == generation.removesuffix("_colocate")
+        lines = (tmp_path / generation / "completions.jsonl").read_text().splitlines()
+        said[generation] = {(row["problem"], row["completion"]) for row in map(json.loads, lines)}
+    assert said["vllm_colocate"] == said["transformers"]

@@ -1,0 +1,289 @@
+import weakref
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import requests
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig
+from trl.generation.vllm_generation import VLLMGeneration
+
+from grpo import vllm_engine
+from grpo.config import ROOT
+from grpo.evaluation import complete
+from grpo.resume import newest_checkpoint
+from grpo.tasks.arithmetic import problems
+from grpo.trainer import ExactGRPOTrainer
+from grpo.vllm_engine import GenerationError, PolicyEngine, answer, merged_weights
+
+TINY = str(ROOT / "grpo" / "tiny")
+LINEAR = ["q_proj", "v_proj", "down_proj"]
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {"target_modules": LINEAR},
+    "every linear module": {"target_modules": "all-linear"},
+    "rank-stabilized": {"target_modules": LINEAR, "use_rslora": True},
+    "dora": {"target_modules": LINEAR, "use_dora": True},
+    "embeddings": {"target_modules": [*LINEAR, "embed_tokens"]},
+    "a module trained whole": {"target_modules": LINEAR, "modules_to_save": ["norm"]},
+}
+
+
+def policy(kind: str, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """The embedded policy with an adapter that does something."""
+    torch.manual_seed(0)
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(TINY, dtype=dtype), LoraConfig(r=4, init_lora_weights=False, **KINDS[kind])
+    )
+    for name, weight in model.named_parameters():
+        if "modules_to_save" in name:
+            weight.data += 0.5
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vllm_gets_the_weights_of_the_merged_model_under_the_names_of_the_base(kind: str) -> None:
+    sent = {name: weight.clone() for name, weight in merged_weights(policy(kind))}
+    merged = dict(policy(kind).merge_and_unload().named_parameters())
+    assert sent.keys() == merged.keys() == dict(AutoModelForCausalLM.from_pretrained(TINY).named_parameters()).keys()
+    for name, weight in merged.items():
+        assert torch.equal(sent[name], weight), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_bit_of_the_policy_changes_however_often_its_weights_are_sent(kind: str) -> None:
+    model = policy(kind)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    for _ in range(20):
+        sent = dict(merged_weights(model))  # all at once: what was sent first is not written over
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    again = dict(merged_weights(model))
+    assert all(torch.equal(weight, again[name]) for name, weight in sent.items())
+    assert not any(getattr(module, "merged_adapters", None) for module in model.modules())
+
+
+def test_merging_into_the_policy_and_out_of_it_as_trl_does_changes_bits() -> None:
+    model = policy("lora")
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    model.merge_adapter()
+    model.unmerge_adapter()
+    assert not all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_only_one_layer_is_copied_at_a_time() -> None:
+    model = policy("every linear module")
+    own = {weight.data_ptr() for weight in model.parameters()}
+    copies = []
+    for _, weight in merged_weights(model):
+        if weight.data_ptr() not in own:
+            copies.append(weakref.ref(weight))
+        assert sum(copy() is not None for copy in copies) <= 1
+        assert {weight.data_ptr() for weight in model.parameters()} == own, "the policy has its own weights meanwhile"
+        del weight
+    assert len(copies) == 4 * 7
+
+
+class Engine(PolicyEngine):
+    """Without vLLM: what TRL's part returns or raises is given."""
+
+    def __init__(self, result: Any, mode: str = "colocate") -> None:
+        self.result, self.mode = result, mode
+        self.accelerator = SimpleNamespace(is_main_process=True)
+        self.vllm_client = SimpleNamespace(base_url="http://127.0.0.1:9")
+
+
+def given(self: Engine, *args: Any, **options: Any) -> Any:
+    if isinstance(self.result, Exception):
+        raise self.result
+    return self.result
+
+
+@pytest.fixture
+def _given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VLLMGeneration, "generate", given)
+    monkeypatch.setattr(VLLMGeneration, "sync_weights", given)
+
+
+@pytest.mark.usefixtures("_given")
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (([[1], [1]], [[5], []], [], None), "vLLM gave up 1 of 2 completions"),
+        (([[1]], [[5]], [], None), "vLLM gave up 1 of 2 completions"),
+        (RuntimeError("out of\nblocks"), "vLLM failed while it generated: RuntimeError: out of blocks"),
+        (requests.ConnectionError("refused"), "http://127.0.0.1:9 went away while it generated"),
+    ],
+)
+def test_a_failed_generation_ends_with_its_reason_in_one_line(result: Any, says: str) -> None:
+    with pytest.raises(GenerationError) as caught:
+        Engine(result).generate([[1], [1]], None, 1)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("_given")
+def test_weights_that_vllm_does_not_take_end_with_the_reason() -> None:
+    with pytest.raises(GenerationError, match="vLLM failed while it took the policy's weights: KeyError"):
+        Engine(KeyError("lm_head")).sync_weights()
+
+
+@pytest.mark.usefixtures("_given")
+def test_a_server_that_was_started_again_is_not_taken_for_the_one_that_has_the_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(([[1]], [[5]], [], None), mode="server")
+    times = iter(["process_start_time_seconds 1", "process_start_time_seconds 2"])
+    monkeypatch.setattr(vllm_engine, "started_at", lambda url: next(times))
+    engine._server_started = "process_start_time_seconds 1"
+    engine.generate([[1]], None, 1)
+    with pytest.raises(GenerationError, match="was started again in the middle of the run"):
+        engine.generate([[1]], None, 1)
+
+
+@pytest.mark.usefixtures("_given")
+def test_answers_are_greedy_and_rollouts_keep_their_settings_afterwards() -> None:
+    engine = Engine(([[1]], [[5]], [], None))
+    own = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2}
+    engine.__dict__.update(own, generation_kwargs={"seed": 1})
+    used: dict[str, Any] = {}
+
+    def noted(prompts: list, images: None, number: int) -> tuple:
+        used.update(vars(engine))
+        return engine.result
+
+    engine.generate = noted  # type: ignore[method-assign]
+    assert engine.complete([[1]]) == [[5]]
+    assert (used["temperature"], used["top_p"], used["repetition_penalty"], used["generation_kwargs"]) == (0, 1, 1, {})
+    assert {name: getattr(engine, name) for name in own} == own
+    assert engine.generation_kwargs == {"seed": 1}
+
+
+# With the real engine.
+
+PROMPTS = [problem.question for problem in islice(problems("train"), 64)]
+
+
+def reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    return [float(sum(ids) % 5) for ids in completion_ids]
+
+
+def trainer(directory: Path, peft_config: LoraConfig | None = None, **options: Any) -> ExactGRPOTrainer:
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 16,
+        "num_generations": 4,
+        "max_completion_length": 16,
+        "learning_rate": 1e-3,
+        "max_steps": 3,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_max_model_length": 96,
+        "vllm_gpu_memory_utilization": 0.1,
+        **options,
+    }
+    return ExactGRPOTrainer(
+        model=TINY,
+        reward_funcs=reward,
+        args=GRPOConfig(output_dir=str(directory), **settings),
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+        processing_class=AutoTokenizer.from_pretrained(TINY),
+        peft_config=peft_config,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> ExactGRPOTrainer:
+    """A policy after three steps at a large learning rate, and its engine."""
+    made = trainer(tmp_path_factory.mktemp("trained"))
+    made.train()
+    return made
+
+
+@pytest.mark.vllm
+def test_vllms_log_probabilities_are_the_policys_at_every_step(trained: ExactGRPOTrainer) -> None:
+    differences = [row["sampling/sampling_logp_difference/max"] for row in trained.state.log_history if "loss" in row]
+    assert len(differences) == 3
+    assert max(differences) < 1e-4
+
+
+@pytest.mark.vllm
+def test_vllm_answers_what_transformers_answers(trained: ExactGRPOTrainer) -> None:
+    trained.vllm_generation.sync_weights()
+    model = trained.model.eval()
+    answers = partial(complete, model, trained.processing_class, 16, PROMPTS)
+    by_transformers = answers()
+    assert answer(trained, PROMPTS) == by_transformers
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.3)
+    assert answer(trained, PROMPTS) == by_transformers, "the engine has weights of its own"
+    trained.vllm_generation.sync_weights()
+    assert answer(trained, PROMPTS) == answers() != by_transformers
+
+
+@pytest.mark.vllm
+def test_an_adapter_is_trained_and_no_bit_of_what_it_stands_on_changes(tmp_path: Path) -> None:
+    made = trainer(tmp_path, LoraConfig(r=8, lora_alpha=64, target_modules="all-linear"), max_steps=4)
+    before = {name: w.clone() for name, w in made.model.named_parameters() if "lora_" not in name}
+    made.train()
+    now = dict(made.model.named_parameters())
+    assert all(torch.equal(now[name], weight) for name, weight in before.items())
+    history = [row for row in made.state.log_history if "loss" in row]
+    assert max(row["sampling/sampling_logp_difference/max"] for row in history) < 1e-4
+    assert any(row["grad_norm"] > 0 for row in history)
+
+
+@pytest.mark.vllm
+def test_a_full_cache_costs_time_and_no_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    roomy = trainer(tmp_path / "roomy")
+    cache = 4 * 2 * 128 * 4 * 32 * 8  # layers, keys and values, width, bytes, tokens of a block, blocks
+    options = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": cache}
+    monkeypatch.setattr(vllm_engine, "cpu_options", lambda share, weights: options)
+    narrow = trainer(tmp_path / "narrow")
+    blocks = narrow.vllm_generation.llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
+    assert blocks * 32 < 16 * 24, "not all of 16 rows at a time"
+    assert answer(narrow, PROMPTS) == answer(roomy, PROMPTS)
+
+
+class Crash(TrainerCallback):
+    """Take the engine's weights away after a step."""
+
+    def __init__(self, made: ExactGRPOTrainer, step: int) -> None:
+        self.made, self.step = made, step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            executor = self.made.vllm_generation.llm.llm_engine.model_executor
+            executor.driver_worker.model_runner.model = None
+
+
+@pytest.mark.vllm
+def test_after_a_crash_of_the_engine_the_steps_that_were_done_are_kept(tmp_path: Path) -> None:
+    made = trainer(tmp_path, max_steps=4)
+    made.add_callback(Crash(made, 2))
+    with pytest.raises(GenerationError, match="vLLM failed while it took the policy's weights"):
+        made.train()
+    made.keep()
+    kept = newest_checkpoint(tmp_path)
+    assert kept is not None
+    assert kept.name == "checkpoint-2"
+    again = trainer(tmp_path, max_steps=4)
+    again.train(resume_from_checkpoint=str(kept))
+    assert again.state.global_step == 4
+
+
+@pytest.mark.vllm
+def test_a_prompt_that_is_too_long_for_the_engine_is_one_line(trained: ExactGRPOTrainer) -> None:
+    with pytest.raises(GenerationError, match="vLLM failed while it generated") as caught:
+        trained.vllm_generation.generate([[5] * 200], None, 1)
+    assert "\n" not in str(caught.value)

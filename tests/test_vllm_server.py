@@ -1,0 +1,221 @@
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+import torch
+from accelerate import Accelerator
+from omegaconf import DictConfig
+from requests.adapters import HTTPAdapter
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl.generation.vllm_client import VLLMClient
+from urllib3.util import Retry
+
+from grpo import vllm_server
+from grpo.config import ConfigError, RunError
+from grpo.vllm_engine import GenerationError, PolicyEngine
+from grpo.vllm_server import check_server, check_vllm, command, is_taken, serve, server_url
+
+Compose = Callable[..., DictConfig]
+SERVER = "generation=vllm_server"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_run_without_vllm_asks_for_nothing(composed: Compose) -> None:
+    check_vllm(composed(), has_gpu=False)
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+@pytest.mark.parametrize("generation", ["vllm_colocate", "vllm_server"])
+def test_vllm_that_is_not_installed_is_one_line(composed: Compose, generation: str) -> None:
+    with pytest.raises(ConfigError, match="vLLM is not installed: `make vllm` does it"):
+        check_vllm(composed(f"generation={generation}"), has_gpu=True)
+
+
+@pytest.fixture
+def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether vLLM is installed does not matter."""
+    monkeypatch.setattr(vllm_server, "find_spec", lambda name: name)
+
+
+@pytest.mark.usefixtures("_vllm")
+def test_a_server_without_a_gpu_to_send_weights_from_is_refused(composed: Compose) -> None:
+    with pytest.raises(ConfigError, match="there is none here; use generation=vllm_colocate or generation=transfor"):
+        check_vllm(composed(SERVER), has_gpu=False)
+
+
+@pytest.mark.usefixtures("_vllm")
+def test_a_server_that_does_not_run_is_told_at_once(composed: Compose) -> None:
+    port = free_port()
+    with pytest.raises(ConfigError, match=f"no vLLM server answers at http://127.0.0.1:{port}: start one with launch/"):
+        check_vllm(composed(SERVER, f"train.vllm_server_port={port}"), has_gpu=True)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A healthy server that knows nothing else, as vLLM's without its development endpoints."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *words: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def healthy() -> Iterator[int]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+
+
+@pytest.mark.usefixtures("_vllm")
+def test_a_server_without_development_endpoints_cannot_take_weights(composed: Compose, healthy: int) -> None:
+    config = composed(SERVER, f"train.vllm_server_port={healthy}")
+    check_vllm(config, has_gpu=True)
+    with pytest.raises(ConfigError, match="as VLLM_SERVER_DEV_MODE=1 was not set"):
+        check_server(config)
+
+
+def test_the_server_is_told_what_trl_needs_and_stays_on_this_machine(composed: Compose) -> None:
+    words = command(composed("+gpu=h100", SERVER, "train.vllm_server_port=8123"))
+    options = dict(pairwise(words))
+    assert options["--host"] == "127.0.0.1"
+    assert options["--port"] == "8123"
+    assert json.loads(options["--weight-transfer-config"]) == {"backend": "nccl"}
+    assert options["--logprobs-mode"] == "processed_logprobs"
+    assert options["--dtype"] == "bfloat16"
+    assert int(options["--max-model-len"]) == 384 + 786
+    assert "Qwen/Qwen2.5-14B-Instruct" in words
+    assert "--trust-remote-code" not in words
+
+
+def test_an_address_in_full_goes_before_host_and_port(composed: Compose) -> None:
+    assert server_url(composed(SERVER, "train.vllm_server_base_url=http://gpu7:9000/").train) == "http://gpu7:9000"
+
+
+def test_a_port_in_use_is_one_line(composed: Compose, healthy: int, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"port {healthy} of 127.0.0.1 is in use: choose another with train.vllm_ser"):
+        serve(composed(SERVER, f"train.vllm_server_port={healthy}"), tmp_path / "log")
+
+
+# With a real server.
+
+
+@pytest.fixture(scope="module")
+def served(composed: Compose, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DictConfig, psutil.Process]]:
+    """A server for the embedded policy, as `launch/vllm_server.sh` starts it, and its process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        patch.setattr(vllm_server, "more_options", ["--enforce-eager"])
+        config = composed(SERVER, f"train.vllm_server_port={free_port()}")
+        process = psutil.Process(serve(config, tmp_path_factory.mktemp("server") / "log"))
+    yield config, process
+    if process.is_running():
+        process.terminate()
+
+
+def changed(setting: str, value: Any, of: str = "model_config") -> Callable[..., Any]:
+    """`requests.get` of a server that was started with one other option."""
+    get = requests.get
+
+    def other(url: str, **options: Any) -> Any:
+        answer = get(url, **options)
+        if url.endswith("/server_info"):
+            content = answer.json()
+            (content["vllm_config"][of] if of else content["vllm_config"])[setting] = value
+            answer.json = lambda: content  # type: ignore[method-assign]
+        return answer
+
+    return other
+
+
+@pytest.mark.vllm
+def test_the_server_that_the_launcher_starts_is_as_trl_needs_it(served: tuple[DictConfig, Any]) -> None:
+    check_server(served[0])
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("setting", "value", "of", "says"),
+    [
+        (
+            "model",
+            "Qwen/Qwen3-4B",
+            "model_config",
+            r"has the model Qwen/Qwen3-4B, this run .*/grpo/tiny: start",
+        ),
+        ("max_model_len", 80, "model_config", "has room for 80 tokens, a prompt and its completion take 88: start"),
+        ("logprobs_mode", "raw_logprobs", "model_config", "has --logprobs-mode raw_logprobs, its log-probabilities"),
+        ("weight_transfer_config", None, "", "cannot take weights, without --weight-transfer-config: start it"),
+    ],
+)
+def test_what_is_wrong_with_a_server_is_one_line_that_says_how_to_start_it(
+    served: tuple[DictConfig, Any], monkeypatch: pytest.MonkeyPatch, setting: str, value: Any, of: str, says: str
+) -> None:
+    monkeypatch.setattr(requests, "get", changed(setting, value, of))
+    with pytest.raises(ConfigError, match=says) as caught:
+        check_server(served[0])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.vllm
+def test_a_group_port_in_use_is_told_before_the_policy_loads(served: tuple[DictConfig, Any], composed: Compose) -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert is_taken("", port)
+        options = (f"train.vllm_server_port={served[0].train.vllm_server_port}", f"train.vllm_group_port={port}")
+        with pytest.raises(ConfigError, match=f"train.vllm_group_port={port} is in use"):
+            check_server(composed(SERVER, *options))
+
+
+@pytest.mark.vllm
+def test_a_server_that_cannot_come_up_says_why(composed: Compose, tmp_path: Path) -> None:
+    config = composed(SERVER, f"train.vllm_server_port={free_port()}", "train.max_completion_length=4096")
+    with pytest.raises(RunError, match=r"the server ended with status 1: .*max_model_len"):
+        serve(config, tmp_path / "log")
+
+
+@pytest.mark.vllm
+def test_a_server_that_goes_away_ends_the_run_with_a_reason_and_leaves_no_process(
+    served: tuple[DictConfig, psutil.Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, process = served
+    monkeypatch.setattr(VLLMClient, "init_communicator", lambda self, device: None)  # what needs a GPU on both sides
+    name = config.model.model_name_or_path
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(name, dtype="float32"), AutoTokenizer.from_pretrained(name)
+    url = server_url(config.train)
+    engine = PolicyEngine(model, Accelerator(), tokenizer, mode="server", server_base_url=url)
+    _, completions, logps, _ = engine.generate([[5, 6, 7]] * 4, None, 4)
+    assert len(completions) == 4
+    for row, found in zip(completions, logps, strict=True):
+        with torch.no_grad():
+            scores = model(torch.tensor([[5, 6, 7, *row]])).logits[0, 2:-1].log_softmax(-1)
+        expected = scores[torch.arange(len(row)), torch.tensor(row)]
+        assert torch.allclose(torch.tensor([first for first, *_ in found]), expected, atol=1e-4)
+
+    family = [process, *process.children(recursive=True)]
+    assert len(family) > 1
+    process.terminate()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+    engine.vllm_client.session.mount("http://", HTTPAdapter(max_retries=Retry(total=2, backoff_factor=0.1)))
+    with pytest.raises(GenerationError, match=f"the vLLM server at {url} went away while it generated") as caught:
+        engine.generate([[5, 6, 7]] * 4, None, 4)
+    assert "\n" not in str(caught.value)
