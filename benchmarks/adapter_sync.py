@@ -62,8 +62,8 @@ def measure(engine_class: type[PolicyEngine]) -> dict[str, Any]:
     model, tokenizer = policy(), AutoTokenizer.from_pretrained(smollm2())
     base = {name: weight.clone() for name, weight in model.named_parameters() if "lora_" not in name}
     prompt = tokenizer(PROMPT)["input_ids"]
-    options = {"max_model_length": 128, "max_num_seqs": ROWS, "max_completion_length": 64}
-    engine = engine_class(model, Accelerator(), tokenizer, **options)
+    room = {"max_model_length": 128, "max_num_seqs": ROWS, "max_completion_length": 64}
+    engine = engine_class(model, Accelerator(), tokenizer, gpu_memory_utilization=0.1, **room)
 
     def mismatch() -> tuple[float, list[list[int]]]:
         _, completions, logps, _ = engine.generate([prompt] * ROWS, None, 1)

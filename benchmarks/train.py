@@ -65,10 +65,15 @@ def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> No
 
 
 def run(trainer: str, seed: int, overrides: list[str]) -> dict[str, Any]:
-    """Do the demo's run in a process of its own and return what it measured; times are medians over the steps."""
+    """Do the demo's run in a process of its own and return what it measured."""
     run_dir = ROOT / "outputs" / "benchmarks" / f"train-{date.today()}-{time.time_ns()}-{trainer}-{seed}"
     command = [sys.executable, "-m", "benchmarks.train", "--only", trainer, "--directory", str(run_dir)]
     subprocess.run([*command, f"train.seed={seed}", *overrides], check=True, stdout=subprocess.DEVNULL)
+    return measured(trainer, seed, run_dir)
+
+
+def measured(trainer: str, seed: int, run_dir: Path) -> dict[str, Any]:
+    """Return what a run directory says of accuracy, memory, and the time of its steps, which is the median."""
     summary = json.loads((run_dir / "summary.json").read_text())
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return {

@@ -20,11 +20,10 @@ from grpo.data import load_held_out, prompt_lengths
 from grpo.evaluation import Decoding, Generate, complete, evaluate
 from grpo.scoring import check_judge, judge_of, started
 from grpo.summary import share, write_json
-from grpo.vllm_engine import cpu_options
+from grpo.vllm_engine import BATCH, cpu_options
 from rewards.isolation import RewardError
 
-VLLM_BATCH = 1024  # completions that vLLM gets at once; they are saved when all of them are there
-VLLM_SHARE = {"cuda": 0.9, "cpu": 0.25}  # of the memory
+VLLM_SHARE = {"cuda": 0.9, "cpu": 0.15}  # of the memory
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that it takes
 
 
@@ -54,7 +53,7 @@ def _evaluated(name: str, config: DictConfig, output: Path, console: Console) ->
                 judge=judges[config.task.eval.reward],
                 decoding=Decoding(length, asked.temperature, asked.samples, config.train.seed),
                 file=output / "completions.jsonl",
-                batch_size=VLLM_BATCH if vllm else asked.batch_size,
+                batch_size=BATCH if vllm else asked.batch_size,
                 console=console,
                 difficulty=config.task.eval.difficulty,
                 policy=fingerprint(name),

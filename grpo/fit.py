@@ -21,7 +21,7 @@ MOST_TOKENS = 16384
 """Tokens that keep any GPU busy; larger micro-batches are not faster."""
 
 VLLM_PAYS = {"cuda": 3e8, "cpu": 1e8}
-"""Parameters from which on vLLM generates faster than transformers: benchmarks/generation.json."""
+"""Parameters from which on vLLM generates faster; for a CPU see benchmarks/generation_cpu.json, for a GPU a guess."""
 
 
 @dataclass

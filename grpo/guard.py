@@ -16,6 +16,7 @@ from grpo.batch import Batch, loss_mask
 from grpo.config import Update
 from grpo.host_gradients import HostGradients
 from grpo.rollout import RolloutTrainer
+from grpo.vllm_engine import replaced
 
 log = logging.getLogger(__name__)
 KEPT = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages")
@@ -80,7 +81,8 @@ class GuardedTrainer(RolloutTrainer):
         done = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         if self.state.global_step and not done.exists() and not self._sharded and self.args.should_save:
             try:
-                self._save_checkpoint(self.model, None)
+                with replaced(self, "store_flos", lambda: None):  # it would wait for the other processes
+                    self._save_checkpoint(self.model, None)
             except Exception:  # what broke the run may break this too, and is what has to be told
                 log.exception("no checkpoint of step %d could be written", self.state.global_step)
 

@@ -58,6 +58,8 @@ class Job:
     vllm_sleeps: bool = False
     vllm_shards: int = 1
     """Over how many devices vLLM spreads its copy of the weights (tensor parallelism)."""
+    on_server: bool = False
+    """Whether a vLLM server elsewhere generates, and gets the weights."""
     card: float = 0.0
     """Bytes of the whole card, of which vLLM takes its share."""
     sampling_filter: bool = False

@@ -27,6 +27,8 @@ BLOCK = 256
 """Numbers that share a scale in an 8-bit optimizer state of bitsandbytes."""
 ENGINE = 1.5 * GB
 """What vLLM needs beside weights and cache: activations of a batch, CUDA graphs."""
+TRANSFER = 3.0 * GB
+"""What is on its way to a vLLM server: its two buffers of 1 GB, and merged copies that wait for one."""
 SLEEPING = 0.3 * GB
 """What a sleeping vLLM engine still holds: CUDA graphs and its communication buffers."""
 CPU_FRAGMENTS = 0.4
@@ -144,6 +146,8 @@ def rollout(shape: Shape, job: Job) -> Components:
     parts = persistent(shape, job)
     if job.vllm_share:
         return parts | {"vllm": job.vllm_share * job.card}
+    if job.on_server:
+        return parts | {"transfer": TRANSFER}
     logits = job.rows * shape.vocab_size * (job.compute_bytes + 12 + 16 * job.sampling_filter)
     repeated = job.rows * job.row * 2 * shape.query_width * job.compute_bytes
     mask = job.prompt * (1 + job.compute_bytes)

@@ -32,8 +32,8 @@ from grpo.resume import resolve
 from grpo.scoring import check_judge, judge_of, rewards_of, started
 from grpo.summary import git_commit, report, write_json
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
-from grpo.vllm_engine import GenerationError, answer
-from grpo.vllm_server import check_server, check_vllm
+from grpo.vllm_engine import BATCH, GenerationError, answer
+from grpo.vllm_server import check_room, check_server, check_vllm
 from rewards.isolation import Reward, RewardError
 
 log = logging.getLogger(__name__)
@@ -109,9 +109,8 @@ def train(
     problems = load_task(config.task, tokenizer)
     summary["data"] = problems.counts
     console.print(str(problems), highlight=False, soft_wrap=True)
-    if problems.held_out and config.train.vllm_max_model_length:  # held-out problems may be longer than trained ones
-        needed = max(prompt_lengths(list(problems.held_out["prompt"]), tokenizer)) + config.train.max_completion_length
-        config.train.vllm_max_model_length = max(needed, config.train.vllm_max_model_length)
+    if problems.held_out and config.train.use_vllm:
+        make_room(config, max(prompt_lengths(list(problems.held_out["prompt"]), tokenizer)))
     judge = config.task.eval.reward
     stop = StopOnSignal()
     guard = HostMemoryGuard(config.plan.host_gb)
@@ -156,6 +155,15 @@ def train(
         (run_dir / "model" / "training_args.bin").unlink(missing_ok=True)  # a pickle; `.hydra` says the same in words
         evaluated("after")
         summary["status"] = "completed"
+
+
+def make_room(config: DictConfig, prompt: int) -> None:
+    """See to it that vLLM has room for the longest held-out prompt too, which may be longer than those to train on."""
+    if config.train.vllm_mode == "server":
+        check_room(config, prompt)
+    elif config.train.vllm_max_model_length:
+        needed = prompt + config.train.max_completion_length
+        config.train.vllm_max_model_length = max(needed, config.train.vllm_max_model_length)
 
 
 def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset, rewards: Sequence[Reward]) -> ExactGRPOTrainer:
@@ -211,7 +219,7 @@ def evaluate_policy(
         judge=judge,
         decoding=Decoding(length),
         file=file,
-        batch_size=config.train.per_device_eval_batch_size,
+        batch_size=BATCH if trainer.use_vllm else config.train.per_device_eval_batch_size,
         console=console,
         difficulty=config.task.eval.difficulty,
     )

@@ -2,27 +2,33 @@
 
 import logging
 import os
-from collections import defaultdict
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import psutil
 import requests
 import torch
 from accelerate.utils import is_peft_model
-from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
+from grpo.hardware import host_memory
 from grpo.memory import ENGINE
+from grpo.merging import merged_weights, trains_tied_weight
+from grpo.vllm_server import LAUNCHER, LOOPBACK, answers
 
 log = logging.getLogger(__name__)
 COMPUTE = {"bf16": "bfloat16", "fp16": "float16"}
-AGAIN = "start it again with launch/vllm_server.sh"
-RESTARTED = "was started again in the middle of the run and has its first weights"
+AGAIN = f"start it again with {LAUNCHER}"
+BATCH = 1024
+"""Prompts that an evaluation gives vLLM at once."""
+TRANSFER_SECONDS = 900
+"""That a server may take for the weights."""
 
 
 class GenerationError(RuntimeError):
@@ -32,27 +38,52 @@ class GenerationError(RuntimeError):
 class PolicyEngine(VLLMGeneration):
     """TRL's connection to vLLM, colocated or a server.
 
-    The engine computes in the precision of the policy, where TRL leaves it to vLLM; adapters are merged into copies;
-    and what goes wrong ends in a `GenerationError`, before a completion that the policy has not made is taken for one.
+    The engine computes in the precision of the policy, where TRL leaves it to vLLM; adapters are merged into copies
+    unless FSDP or ZeRO-3 shard the weights; and what goes wrong ends in a `GenerationError`, before a completion that
+    the policy has not made is taken for one.
     """
 
+    _was_sharded = False
+
     def _init_vllm(self) -> None:
+        if getattr(self.model, "is_quantized", False):  # a model that comes quantized; peft=qlora is refused earlier
+            raise ValueError("vLLM cannot take the weights of a quantized policy: use generation=transformers")
+        if is_peft_model(self.model) and trains_tied_weight(self.model):
+            raise ValueError(
+                "vLLM has one weight for embeddings and head, and the adapter trains one of them: leave both out of "
+                "peft.target_modules and peft.modules_to_save, or use generation=transformers"
+            )
         if self.mode == "colocate":
             dtype = COMPUTE.get(self.accelerator.mixed_precision, str(self.model.dtype).removeprefix("torch."))
             on_cpu = self.accelerator.device.type == "cpu"
             weights = sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
             options = cpu_options(self.gpu_memory_utilization, weights) if on_cpu else {}
-            with replaced(vllm_generation, "LLM", partial(vllm_generation.LLM, dtype=dtype, **options)), loadable():
+            revision = getattr(self.model.config, "_commit_hash", None)
+            options |= {"dtype": dtype, "revision": revision, "tokenizer_revision": revision}
+            with (
+                replaced(vllm_generation, "LLM", partial(vllm_generation.LLM, **options)),
+                loadable() if on_cpu else nullcontext(),
+            ):
                 super()._init_vllm()
         else:
+            if any(host in (self.server_base_url or self.server_host) for host in LOOPBACK):
+                os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")  # where the weights are handed over
             super()._init_vllm()
             if self.accelerator.is_main_process:
                 self._server_started = started_at(self.vllm_client.base_url)
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        if is_peft_model(self.model) and self.accelerator.distributed_type.value not in ("FSDP", "DEEPSPEED"):
+        """Yield names and weights as TRL does; before training starts, FSDP has not sharded anything yet."""
+        sharded = (
+            self._dist.is_zero3
+            or any(isinstance(weight, DTensor) for weight in self.model.parameters())
+            or any(isinstance(module, FullyShardedDataParallel) for module in self.model.modules())
+        )
+        if sharded:
+            return super()._iter_named_params()
+        if is_peft_model(self.model):
             return merged_weights(self.model)
-        return super()._iter_named_params()
+        return ((self._fix_param_name_to_vllm(name), weight.data) for name, weight in self.model.named_parameters())
 
     def sync_weights(self) -> None:
         """Give vLLM the policy's weights.
@@ -61,8 +92,15 @@ class PolicyEngine(VLLMGeneration):
             GenerationError: it did not take them.
         """
         with self._explained("took the policy's weights"):
+            if self.mode == "colocate":
+                super().sync_weights()
+                return
             self._check_server()
-            super().sync_weights()
+            self._weight_metadata = None  # FSDP changes precisions when it begins
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # weights are read on streams that do not wait for the optimizer's
+            with self._watched():
+                super().sync_weights()
 
     def generate(self, prompts: list[list[int]], *args: Any, **options: Any) -> tuple:
         """Complete prompts as TRL does.
@@ -94,7 +132,31 @@ class PolicyEngine(VLLMGeneration):
         if self.mode == "server" and self.accelerator.is_main_process:
             url = self.vllm_client.base_url
             if started_at(url) != self._server_started:
-                raise GenerationError(f"the vLLM server at {url} {RESTARTED}: end what else uses it")
+                raise GenerationError(
+                    f"the vLLM server at {url} was started again in the middle of the run and has its first weights: "
+                    "continue from the checkpoint"
+                )
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """While weights travel, abort the transfer when the server is gone: NCCL would wait for it for ever."""
+        arrived, until = threading.Event(), time.monotonic() + TRANSFER_SECONDS
+
+        def watch() -> None:
+            failures = 0
+            while not arrived.wait(5):
+                failures = 0 if answers(self.vllm_client.base_url) else failures + 1
+                if failures == 3 or time.monotonic() > until:
+                    log.error("the server does not take the weights: aborting their transfer")
+                    self.vllm_client.communicator.destroy()
+                    return
+
+        if self.accelerator.is_main_process:
+            threading.Thread(target=watch, daemon=True).start()
+        try:
+            yield
+        finally:
+            arrived.set()
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -102,6 +164,9 @@ class PolicyEngine(VLLMGeneration):
             yield
         except GenerationError:
             raise
+        except requests.exceptions.RetryError as error:
+            url = self.vllm_client.base_url
+            raise GenerationError(f"the vLLM server at {url} failed while it {what}; its log says why") from error
         except requests.RequestException as error:
             url = self.vllm_client.base_url
             reason = f"the vLLM server at {url} went away while it {what} ({type(error).__name__}): {AGAIN}"
@@ -120,49 +185,10 @@ def answer(trainer: Any, prompts: list[Any], temperature: float = 0.0, seeds: Se
 
 def started_at(url: str) -> str:
     """Return when the process of a server was started, as its metrics say; nothing if they do not."""
-    lines = requests.get(f"{url}/metrics", timeout=60).text.splitlines()
+    answer = requests.get(f"{url}/metrics", timeout=60)
+    answer.raise_for_status()
+    lines = answer.text.splitlines()
     return next((line for line in lines if line.startswith("process_start_time_seconds")), "")
-
-
-@torch.no_grad()
-def merged_weights(model: PeftModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name that vLLM knows and the value of each weight, with the adapters merged in.
-
-    A layer with adapters is merged in a copy, one at a time. Merging in place and taking the adapter off again, as TRL
-    does, rounds twice, and in bfloat16 the weights that were not to be trained drift away.
-    """
-    adapters = defaultdict(list)
-    for module in model.modules():
-        if isinstance(module, BaseTunerLayer):
-            adapters[module.get_base_layer()].append(module)
-    layer, merged = None, dict[str, torch.Tensor]()
-    for name, weight in model.named_parameters():
-        if model.prefix in name or "original_module" in name:  # the adapters, and what a trained copy stands for
-            continue
-        owner, _, own_name = name.rpartition(".")
-        module = model.get_submodule(owner)
-        if module in adapters and module is not layer:
-            layer, merged = module, merged_copy(module, adapters[module])
-        known = name.removeprefix("base_model.model.").replace(".base_layer", "")
-        for part in ("modules_to_save.default.", "_checkpoint_wrapped_module."):
-            known = known.replace(part, "")
-        yield known, merged[own_name] if module is layer else weight.data
-
-
-def merged_copy(layer: torch.nn.Module, adapters: Sequence[Any]) -> dict[str, torch.Tensor]:
-    """Return a layer's weights with its adapters merged in; the layer itself keeps its bits."""
-    own = {name: (weight, weight.data) for name, weight in layer.named_parameters(recurse=False)}
-    try:
-        for weight, data in own.values():
-            weight.data = data.clone()
-        for adapter in adapters:
-            adapter.merge()
-        return {name: weight.data for name, (weight, _) in own.items()}
-    finally:
-        for adapter in adapters:
-            adapter.merged_adapters.clear()
-        for weight, data in own.values():
-            weight.data = data
 
 
 def cpu_options(share: float, weights: float) -> dict[str, Any]:
@@ -170,7 +196,7 @@ def cpu_options(share: float, weights: float) -> dict[str, Any]:
 
     vLLM's own rule would count all that this process holds as part of the share.
     """
-    cache = max(share * psutil.virtual_memory().total - weights - ENGINE, ENGINE / 3)
+    cache = max(share * host_memory()[1] - weights - ENGINE, ENGINE / 3)
     kept = "VLLM_CPU_KVCACHE_SPACE" in os.environ  # the user's choice, in GiB
     return {"enforce_eager": True, "block_size": 32} | ({} if kept else {"kv_cache_memory_bytes": int(cache)})
 

@@ -124,6 +124,7 @@ def job_of(config: DictConfig, device: str) -> Job:
         reference=bool(train.beta) and not peft,
         gradients_on_host=config["update"].gradients_on_host,
         vllm_share=(train.vllm_gpu_memory_utilization or 0.0) if colocated else 0.0,
+        on_server=bool(train.use_vllm) and not colocated,
         vllm_sleeps=train.vllm_enable_sleep_mode,
         vllm_shards=train.vllm_tensor_parallel_size,
         sampling_filter=bool(train.top_k) or train.top_p < 1 or train.min_p is not None,

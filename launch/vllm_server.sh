@@ -6,4 +6,4 @@
 set -euo pipefail
 python="$(dirname "$0")/../.venv/bin/python"
 [ -x "$python" ] || python=python3
-exec "$python" -m grpo.vllm_server "$@"
+exec "$python" -m grpo.serve "$@"

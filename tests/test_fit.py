@@ -138,6 +138,22 @@ def test_vllm_sleeps_only_where_it_does_not_fit_beside_the_update(composed: Comp
     assert list(sleeps.values()) == sorted(sleeps.values(), reverse=True)
 
 
+def test_vllm_does_not_sleep_for_a_small_share_that_was_asked_for(composed: Compose) -> None:
+    line = ("+gpu=h100", "model=qwen2_5_3b", "generation=vllm_colocate", "train.vllm_gpu_memory_utilization=0.2")
+    plan = make_plan(composed(*line))
+    assert plan.settings["train.vllm_enable_sleep_mode"] is False
+    assert plan.phases["update"]["vllm"] == 0.2 * 80
+
+
+def test_with_a_server_nothing_is_generated_on_the_card(composed: Compose) -> None:
+    line = ("+gpu=rtx3080", "generation=vllm_server", "train.max_completion_length=4096")
+    plan = make_plan(composed(*line))
+    assert "kv cache" not in plan.phases["rollout"]
+    assert plan.phases["rollout"]["transfer"] == 3
+    assert plan.problem is None
+    assert "rows_generated_at_once" not in plan.settings
+
+
 def test_vllm_has_room_for_the_longest_row_and_never_sleeps_on_a_cpu(composed: Compose) -> None:
     plan = make_plan(composed("generation=vllm_colocate", "train.max_completion_length=40"))
     assert plan.settings["train.vllm_max_model_length"] == 64 + 40

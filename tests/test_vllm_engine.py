@@ -1,3 +1,4 @@
+import threading
 import weakref
 from functools import partial
 from itertools import islice
@@ -10,17 +11,18 @@ import requests
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TrainerCallback
 from trl import GRPOConfig
 from trl.generation.vllm_generation import VLLMGeneration
 
 from grpo import vllm_engine
 from grpo.config import ROOT
 from grpo.evaluation import complete
+from grpo.merging import merged_weights, trains_tied_weight
 from grpo.resume import newest_checkpoint
 from grpo.tasks.arithmetic import problems
 from grpo.trainer import ExactGRPOTrainer
-from grpo.vllm_engine import GenerationError, PolicyEngine, answer, merged_weights
+from grpo.vllm_engine import GenerationError, PolicyEngine, answer
 
 TINY = str(ROOT / "grpo" / "tiny")
 LINEAR = ["q_proj", "v_proj", "down_proj"]
@@ -88,6 +90,24 @@ def test_only_one_layer_is_copied_at_a_time() -> None:
     assert len(copies) == 4 * 7
 
 
+@pytest.mark.parametrize(
+    ("options", "tied"),
+    [
+        ({"target_modules": LINEAR}, False),
+        ({"target_modules": [*LINEAR, "embed_tokens"]}, True),
+        ({"target_modules": LINEAR, "modules_to_save": ["lm_head"]}, True),
+    ],
+)
+def test_an_adapter_on_one_end_of_a_tied_weight_is_refused(options: dict[str, Any], tied: bool) -> None:
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY, dtype="float32"), LoraConfig(r=4, **options))
+    assert trains_tied_weight(model) is tied
+    engine = Engine(None)
+    engine.model = model
+    if tied:
+        with pytest.raises(ValueError, match="vLLM has one weight for embeddings and head"):
+            engine._init_vllm()
+
+
 class Engine(PolicyEngine):
     """Without vLLM: what TRL's part returns or raises is given."""
 
@@ -109,6 +129,30 @@ def _given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VLLMGeneration, "sync_weights", given)
 
 
+class Communicator:
+    """Stands for NCCL, which waits until it is aborted."""
+
+    def __init__(self) -> None:
+        self.aborted = threading.Event()
+        self.destroy = self.aborted.set
+
+
+def test_a_transfer_that_the_server_does_not_take_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(None, mode="server")
+    engine.vllm_client.communicator = Communicator()
+    engine._server_started = "now"
+    monkeypatch.setattr(vllm_engine, "started_at", lambda url: "now")
+    monkeypatch.setattr(vllm_engine, "TRANSFER_SECONDS", 0)
+
+    def blocked(self: Engine) -> None:
+        assert self.vllm_client.communicator.aborted.wait(30), "NCCL would wait for ever"
+        raise requests.ConnectionError("the server is gone")
+
+    monkeypatch.setattr(VLLMGeneration, "sync_weights", blocked)
+    with pytest.raises(GenerationError, match="went away while it took the policy's weights"):
+        engine.sync_weights()
+
+
 @pytest.mark.usefixtures("_given")
 @pytest.mark.parametrize(
     ("result", "says"),
@@ -116,6 +160,7 @@ def _given(monkeypatch: pytest.MonkeyPatch) -> None:
         (([[1], [1]], [[5], []], [], None), "vLLM gave up 1 of 2 completions"),
         (([[1]], [[5]], [], None), "vLLM gave up 1 of 2 completions"),
         (RuntimeError("out of\nblocks"), "vLLM failed while it generated: RuntimeError: out of blocks"),
+        (requests.exceptions.RetryError("too many 500"), "http://127.0.0.1:9 failed while it generated; its log says"),
         (requests.ConnectionError("refused"), "http://127.0.0.1:9 went away while it generated"),
     ],
 )
@@ -124,6 +169,15 @@ def test_a_failed_generation_ends_with_its_reason_in_one_line(result: Any, says:
         Engine(result).generate([[1], [1]], None, 1)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_a_model_that_comes_quantized_is_refused(mode: str) -> None:
+    engine = Engine(None, mode)
+    quantization = BitsAndBytesConfig(load_in_4bit=True)
+    engine.model = AutoModelForCausalLM.from_pretrained(TINY, quantization_config=quantization)
+    with pytest.raises(ValueError, match="quantized policy: use generation=transformers"):
+        engine._init_vllm()
 
 
 @pytest.mark.usefixtures("_given")

@@ -19,10 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.generation.vllm_client import VLLMClient
 from urllib3.util import Retry
 
+from grpo import serve as launcher
 from grpo import vllm_server
 from grpo.config import ConfigError, RunError
-from grpo.vllm_engine import GenerationError, PolicyEngine
-from grpo.vllm_server import check_server, check_vllm, command, is_taken, serve, server_url
+from grpo.serve import command, serve
+from grpo.vllm_engine import GenerationError, PolicyEngine, started_at
+from grpo.vllm_server import check_room, check_server, check_vllm, is_taken, server_url
 
 Compose = Callable[..., DictConfig]
 SERVER = "generation=vllm_server"
@@ -67,8 +69,10 @@ def test_a_server_that_does_not_run_is_told_at_once(composed: Compose) -> None:
 class Handler(BaseHTTPRequestHandler):
     """A healthy server that knows nothing else, as vLLM's without its development endpoints."""
 
+    info = 404
+
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/health" else 404)
+        self.send_response(200 if self.path == "/health" else self.info)
         self.end_headers()
 
     def log_message(self, *words: Any) -> None:
@@ -91,7 +95,17 @@ def test_a_server_without_development_endpoints_cannot_take_weights(composed: Co
         check_server(config)
 
 
-def test_the_server_is_told_what_trl_needs_and_stays_on_this_machine(composed: Compose) -> None:
+@pytest.mark.usefixtures("_vllm")
+def test_what_is_no_vllm_server_is_told(composed: Compose, healthy: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handler, "info", 200)
+    with pytest.raises(ConfigError, match="is no vLLM server that this run can use"):
+        check_server(composed(SERVER, f"train.vllm_server_port={healthy}"))
+
+
+def test_the_server_is_told_what_trl_needs_and_stays_on_this_machine(
+    composed: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "installed_vllm", lambda: ("vllm", "0.31.0"))
     words = command(composed("+gpu=h100", SERVER, "train.vllm_server_port=8123"))
     options = dict(pairwise(words))
     assert options["--host"] == "127.0.0.1"
@@ -121,7 +135,7 @@ def served(composed: Compose, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """A server for the embedded policy, as `launch/vllm_server.sh` starts it, and its process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-        patch.setattr(vllm_server, "more_options", ["--enforce-eager"])
+        patch.setattr(launcher, "more_options", ["--enforce-eager"])
         config = composed(SERVER, f"train.vllm_server_port={free_port()}")
         process = psutil.Process(serve(config, tmp_path_factory.mktemp("server") / "log"))
     yield config, process
@@ -147,6 +161,10 @@ def changed(setting: str, value: Any, of: str = "model_config") -> Callable[...,
 @pytest.mark.vllm
 def test_the_server_that_the_launcher_starts_is_as_trl_needs_it(served: tuple[DictConfig, Any]) -> None:
     check_server(served[0])
+    assert started_at(server_url(served[0].train)).startswith("process_start_time_seconds")
+    check_room(served[0], 64)
+    with pytest.raises(ConfigError, match="has room for 88 tokens, a prompt and its completion take 89"):
+        check_room(served[0], 65)
 
 
 @pytest.mark.vllm
@@ -186,10 +204,12 @@ def test_a_group_port_in_use_is_told_before_the_policy_loads(served: tuple[DictC
 
 
 @pytest.mark.vllm
-def test_a_server_that_cannot_come_up_says_why(composed: Compose, tmp_path: Path) -> None:
-    config = composed(SERVER, f"train.vllm_server_port={free_port()}", "train.max_completion_length=4096")
-    with pytest.raises(RunError, match=r"the server ended with status 1: .*max_model_len"):
-        serve(config, tmp_path / "log")
+def test_a_server_that_cannot_come_up_says_why(
+    composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "more_options", ["--enforce-eager", "--kv-cache-memory-bytes", "1"])
+    with pytest.raises(RunError, match=r"the server ended with status 1: .*KV cache"):
+        serve(composed(SERVER, f"train.vllm_server_port={free_port()}"), tmp_path / "log")
 
 
 @pytest.mark.vllm

