@@ -20,8 +20,9 @@ HEADROOM = 0.08
 MOST_TOKENS = 16384
 """Tokens that keep any GPU busy; larger micro-batches are not faster."""
 
-VLLM_PAYS = {"cuda": 3e8, "cpu": 1e8}
-"""Parameters from which on vLLM generates faster; for a CPU see benchmarks/generation_cpu.json, for a GPU a guess."""
+VLLM_PAYS = {"cuda": (3e8, 1), "cpu": (1e8, 64)}
+"""Parameters and tokens of a completion from which on steps with vLLM are faster: for a CPU by
+benchmarks/generation_cpu.json, for a GPU a guess."""
 
 
 @dataclass
@@ -166,7 +167,9 @@ def make_plan(config: DictConfig, machine: Machine | None = None) -> Plan:
 
 def plan_generation(config: DictConfig, machine: Machine) -> Plan:
     """Plan with vLLM where it is installed, can take the policy, pays and fits, else with transformers."""
-    pays = find_shape(config.model).parameters() >= VLLM_PAYS[machine.device]
+    parameters, tokens = VLLM_PAYS[machine.device]
+    large = find_shape(config.model).parameters() >= parameters
+    pays = large and config.train.max_completion_length >= tokens
     able = find_spec("vllm") is not None and not (config.peft and config.peft.get("quantization"))
     for use_vllm in (True, False) if pays and able else (False,):
         chosen = copy.deepcopy(config)

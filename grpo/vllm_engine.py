@@ -53,6 +53,7 @@ class PolicyEngine(VLLMGeneration):
                 "vLLM has one weight for embeddings and head, and the adapter trains one of them: leave both out of "
                 "peft.target_modules and peft.modules_to_save, or use generation=transformers"
             )
+        logging.getLogger("torch._library").setLevel(logging.ERROR)  # that there is no Triton on a CPU is no news
         if self.mode == "colocate":
             dtype = COMPUTE.get(self.accelerator.mixed_precision, str(self.model.dtype).removeprefix("torch."))
             on_cpu = self.accelerator.device.type == "cpu"

@@ -169,6 +169,8 @@ def test_vllm_has_room_for_the_longest_row_and_never_sleeps_on_a_cpu(composed: C
         (True, ("+gpu=h100", "model=tiny"), False),
         (True, ("+gpu=rtx3080", "gpu.memory_gb=12.5"), False),
         (True, (), False),
+        (True, ("model=smollm2_135m", "train.max_completion_length=128"), True),
+        (True, ("model=smollm2_135m", "train.max_completion_length=8"), False),
     ],
 )
 def test_generation_auto_takes_vllm_where_it_is_there_can_fits_and_pays(
