@@ -5,6 +5,7 @@ It takes the arguments of `grpo.train`, and behind a `--` more options for `vllm
 
 import importlib.metadata
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def serve(config: DictConfig, log: Path) -> int:
 def last_error(log: Path) -> str:
     """Return the last line of a log that names an error and its cause, with the line after it."""
     lines = log.read_text().splitlines()
-    named = (number for number, line in enumerate(lines) if "Error" in line and "root cause" not in line)
+    named = (n for n, line in enumerate(lines) if re.search(r"(Error|error): ", line) and "root cause" not in line)
     where = max(named, default=len(lines) - 1)
     return " ".join(" ".join(lines[max(where, 0) : where + 2]).split())[:400] or "it said nothing"
 
