@@ -16,6 +16,7 @@ from grpo.check import check
 from grpo.config import ROOT, ConfigError
 from grpo.fit import HEADROOM, Plan, make_plan, settle
 from grpo.job import GB, USABLE
+from grpo.vllm_share import BUSY
 from grpo.workload import find_shape, job_of
 
 Compose = Callable[..., DictConfig]
@@ -136,6 +137,20 @@ def test_vllm_sleeps_only_where_it_does_not_fit_beside_the_update(composed: Comp
     assert sleeps[16] is True
     assert sleeps[80] is False
     assert list(sleeps.values()) == sorted(sleeps.values(), reverse=True)
+
+
+def test_vllm_that_stays_awake_leaves_micro_batches_of_a_useful_size_and_has_the_cache_of_all_rows(
+    composed: Compose,
+) -> None:
+    plans = [
+        make_plan(composed("+gpu=rtx3080", f"gpu.memory_gb={memory}", "generation=vllm_colocate"))
+        for memory in range(16, 32)
+    ]
+    awake = [plan for plan in plans if not plan.settings["train.vllm_enable_sleep_mode"]]
+    assert 0 < len(awake) < len(plans)
+    for plan in awake:
+        assert plan.settings["update.max_tokens_per_microbatch"] >= BUSY
+        assert plan.phases["rollout"]["vllm"] == pytest.approx(awake[-1].phases["rollout"]["vllm"], abs=0.4)
 
 
 def test_vllm_does_not_sleep_for_a_small_share_that_was_asked_for(composed: Compose) -> None:
