@@ -16,8 +16,9 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.generation.vllm_generation import VLLMGeneration
 
-from benchmarks.generation import PROMPT, installed, smollm2
+from benchmarks.generation import PROMPT, smollm2
 from grpo.config import ROOT
+from grpo.summary import versions
 from grpo.vllm_engine import PolicyEngine
 
 SYNCS = 200
@@ -102,7 +103,7 @@ def main() -> None:
     for name in found["ours"]:
         table.add_row(name.replace("_", " "), *(f"{found[side][name]:.3g}" for side in ("trl", "ours")))
     Console().print(table)
-    result = {"date": str(date.today()), "versions": installed(), "transfers": SYNCS, **found}
+    result = {"date": str(date.today()), "versions": versions(), "transfers": SYNCS, **found}
     (ROOT / "benchmarks" / "adapter_sync.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

