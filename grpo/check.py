@@ -11,6 +11,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from grpo.check_vllm import check_vllm_options
 from grpo.config import (
     GRPO_CONFIG,
     LORA_CONFIG,
@@ -87,6 +88,7 @@ def check(config: DictConfig) -> None:
     check_folder(config.model.model_name_or_path, config.model.gguf_file)
     check_rewards(config)
     check_peft(config)
+    check_vllm_options(config)
     for key, possible in (("loss_type", LOSS_TYPES), ("importance_sampling_level", LEVELS)):
         value = config.train[key]
         if value not in possible:
@@ -145,21 +147,13 @@ def check_reward(where: str, reward: DictConfig) -> None:
 
 
 def check_peft(config: DictConfig) -> None:
-    """Check the names of the adapter's options, and that the generation can take a quantized policy."""
+    """Check the names of the adapter's options."""
     if config.peft is None:
         return
     known = [*library_fields(LORA_CONFIG), "quantization"]
     for key in config.peft:
         if key not in known:
             raise ConfigError(f"peft.{key}: not an option of peft.LoraConfig{meant(key, known)}")
-    if config.train.use_vllm and (quantization := config.peft.get("quantization")):
-        base, reason = "4-bit", "its weights cannot be merged with an adapter and sent on"
-        if quantization.get("load_in_8bit"):
-            base, reason = "8-bit", "it does not know this quantization"
-        raise ConfigError(
-            f"peft.quantization: vLLM cannot take a policy with {base} weights, {reason}; use generation=transformers, "
-            "or peft=lora with a smaller model"
-        )
 
 
 def processes(config: DictConfig) -> int:

@@ -32,7 +32,7 @@ from grpo.scoring import check_judge, judge_of, rewards_of, started
 from grpo.summary import git_commit, report, versions, write_json
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
 from grpo.vllm_engine import BATCH, GenerationError, answer
-from grpo.vllm_server import check_room, check_server, check_vllm
+from grpo.vllm_server import check_room, check_server, check_vllm, server_url
 from rewards.isolation import Reward, RewardError
 
 log = logging.getLogger(__name__)
@@ -109,6 +109,9 @@ def train(
     console.print(str(problems), highlight=False, soft_wrap=True)
     if problems.held_out and config.train.use_vllm:
         make_room(config, max(prompt_lengths(list(problems.held_out["prompt"]), tokenizer)))
+    if config.train.use_vllm:
+        where = {"colocate": "in this process", "server": f"on {server_url(config.train)}"}[config.train.vllm_mode]
+        console.print(f"vLLM generates, {where}", highlight=False, soft_wrap=True)
     judge = config.task.eval.reward
     stop = StopOnSignal()
     guard = HostMemoryGuard(config.plan.host_gb)

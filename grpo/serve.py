@@ -20,8 +20,10 @@ from packaging.version import Version
 from grpo.check import check
 from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config import ROOT, ConfigError, RunError
+from grpo.hardware import free_card_memory
 from grpo.vllm_server import LAUNCHER, LOOPBACK, answers, is_taken
 
+HYDRAS = ("--help", "--hydra-help", "--cfg", "--config-", "--resolve", "--package", "--info")
 more_options: list[str] = []
 """What stands behind `--` on the command line."""
 
@@ -52,7 +54,7 @@ def command(config: DictConfig) -> list[str]:
         "served-model-name": model.model_name_or_path,
         "revision": model.model_revision,
         "dtype": half or model.dtype,
-        "max-model-len": config.task.max_prompt_length + train.max_completion_length,
+        "max-model-len": train.vllm_max_model_length or config.task.max_prompt_length + train.max_completion_length,
         "host": train.vllm_server_host,
         "port": train.vllm_server_port,
         "weight-transfer-config": '{"backend": "nccl"}',
@@ -72,9 +74,14 @@ def serve(config: DictConfig, log: Path) -> int:
     """
     host, port = config.train.vllm_server_host, config.train.vllm_server_port
     if is_taken(host, port):
-        raise ConfigError(f"port {port} of {host} is in use: choose another with train.vllm_server_port={port + 1}")
+        raise ConfigError(
+            f"port {port} of {host} is in use: choose another with train.vllm_server_port={port + 1}, for the run too"
+        )
     print(f"starting a vLLM server for {config.model.model_name_or_path}, which may take minutes; see {log}")
-    settings = os.environ | {"VLLM_SERVER_DEV_MODE": "1"} | ({"VLLM_HOST_IP": "127.0.0.1"} if host in LOOPBACK else {})
+    if free_card_memory() is None:
+        print("no GPU here: it can generate, and no run on this machine can send it weights")
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "2"} | os.environ  # in GiB; nearly all of a CPU's memory otherwise
+    settings |= {"VLLM_SERVER_DEV_MODE": "1"} | ({"VLLM_HOST_IP": "127.0.0.1"} if host in LOOPBACK else {})
     with log.open("w") as output:
         server = subprocess.Popen(command(config), stdout=output, stderr=output, env=settings, start_new_session=True)
     try:
@@ -105,8 +112,8 @@ def job(config: DictConfig) -> None:
         check(config)
         if not config.train.use_vllm or config.train.vllm_mode != "server" or config.train.vllm_server_base_url:
             raise ConfigError(
-                "a server is for generation=vllm_server, which is the choice here by itself, and "
-                "train.vllm_server_host and train.vllm_server_port say where it is"
+                "leave generation= and train.vllm_server_base_url out: a server is started for generation=vllm_server, "
+                "where train.vllm_server_host and train.vllm_server_port say"
             )
         installed_vllm()
         if config.model.gguf_file:
@@ -128,6 +135,9 @@ def main() -> None:
         where = sys.argv.index("--")
         more_options[:] = sys.argv[where + 1 :]
         del sys.argv[where:]
+    for word in sys.argv:
+        if word.startswith("--") and not word.startswith(HYDRAS):
+            leave(ConfigError(f"{word}: options for `vllm serve` stand behind a --"), LAUNCHER)
     if not any(word.startswith("generation=") for word in sys.argv):
         sys.argv.insert(1, "generation=vllm_server")
     start(job, LAUNCHER)

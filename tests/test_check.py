@@ -102,6 +102,10 @@ def test_close_names_are_offered_once() -> None:
         (["update.max_tokens_per_microbatch=0"], "a positive number"),
         (["update.on_oom=retyr"], "did you mean retry?"),
         (["update.max_skipped_steps=0"], "update.max_skipped_steps=0: a positive number of steps"),
+        (["generation=vllm_colocate", "train.vllm_mode=colocat"], "train.vllm_mode=colocat: possible: colocate, serv"),
+        (["generation=vllm_colocate", "train.vllm_gpu_memory_utilization=5"], "above 0 and at most 1"),
+        (["generation=vllm_server", "train.vllm_server_port=80001"], "a port from 1 to 65535"),
+        (["generation=vllm_colocate", "train.vllm_max_model_length=87"], "take up to 88 tokens"),
         (["peft=qlora", "generation=vllm_colocate"], "a policy with 4-bit weights"),
         (["peft=qlora", "generation=vllm_server"], "use generation=transformers, or peft=lora with a smaller model"),
         (

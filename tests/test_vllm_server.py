@@ -1,5 +1,6 @@
 import json
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +22,7 @@ from urllib3.util import Retry
 
 from grpo import serve as launcher
 from grpo import vllm_server
-from grpo.config import ConfigError, RunError
+from grpo.config import ROOT, ConfigError, RunError
 from grpo.serve import command, serve
 from grpo.vllm_engine import GenerationError, PolicyEngine, started_at
 from grpo.vllm_server import check_room, check_server, check_vllm, is_taken, server_url
@@ -125,6 +126,14 @@ def test_an_address_in_full_goes_before_host_and_port(composed: Compose) -> None
 def test_a_port_in_use_is_one_line(composed: Compose, healthy: int, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"port {healthy} of 127.0.0.1 is in use: choose another with train.vllm_ser"):
         serve(composed(SERVER, f"train.vllm_server_port={healthy}"), tmp_path / "log")
+
+
+def test_options_for_vllm_without_the_dashes_before_them_are_one_line() -> None:
+    done = subprocess.run(
+        [ROOT / "launch" / "vllm_server.sh", "--enforce-eager"], capture_output=True, text=True, timeout=60
+    )
+    said = "launch/vllm_server.sh: --enforce-eager: options for `vllm serve` stand behind a --"
+    assert (done.returncode, done.stderr.splitlines()) == (2, [said])
 
 
 # With a real server.
