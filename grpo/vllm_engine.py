@@ -43,8 +43,6 @@ class PolicyEngine(VLLMGeneration):
     the policy has not made is taken for one.
     """
 
-    _was_sharded = False
-
     def _init_vllm(self) -> None:
         if getattr(self.model, "is_quantized", False):  # a model that comes quantized; peft=qlora is refused earlier
             raise ValueError("vLLM cannot take the weights of a quantized policy: use generation=transformers")
