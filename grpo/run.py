@@ -107,11 +107,10 @@ def train(
     problems = load_task(config.task, tokenizer)
     summary["data"] = problems.counts
     console.print(str(problems), highlight=False, soft_wrap=True)
-    if problems.held_out and config.train.use_vllm:
-        make_room(config, max(prompt_lengths(list(problems.held_out["prompt"]), tokenizer)))
     if config.train.use_vllm:
         where = {"colocate": "in this process", "server": f"on {server_url(config.train)}"}[config.train.vllm_mode]
         console.print(f"vLLM generates, {where}", highlight=False, soft_wrap=True)
+        make_room(config, max(prompt_lengths(list(problems.held_out["prompt"]), tokenizer)) if problems.held_out else 0)
     judge = config.task.eval.reward
     stop = StopOnSignal()
     guard = HostMemoryGuard(config.plan.host_gb)

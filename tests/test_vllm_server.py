@@ -38,7 +38,9 @@ def free_port() -> int:
 
 
 def test_a_run_without_vllm_asks_for_nothing(composed: Compose) -> None:
-    check_vllm(composed(), has_gpu=False)
+    config = composed()
+    check_vllm(config, has_gpu=False)
+    assert config == composed()
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
