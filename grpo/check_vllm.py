@@ -25,7 +25,7 @@ def check_vllm_options(config: DictConfig) -> None:
     for key in ("vllm_server_port", "vllm_group_port"):
         if not 0 < train[key] < 65536:
             raise ConfigError(f"train.{key}={train[key]}: a port from 1 to 65535")
-    needed = config.task.max_prompt_length + train.max_completion_length
+    needed = config.task.max_prompt_length + (train.max_completion_length or 0)  # without one the plan complains
     if train.vllm_max_model_length is not None and train.vllm_max_model_length < needed:
         raise ConfigError(
             f"train.vllm_max_model_length={train.vllm_max_model_length}: a prompt and its completion take up to "

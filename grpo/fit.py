@@ -169,7 +169,7 @@ def plan_generation(config: DictConfig, machine: Machine) -> Plan:
     """Plan with vLLM where it is installed, can take the policy, pays and fits, else with transformers."""
     parameters, tokens = VLLM_PAYS[machine.device]
     large = find_shape(config.model).parameters() >= parameters
-    pays = large and config.train.max_completion_length >= tokens
+    pays = large and (config.train.max_completion_length or 0) >= tokens
     able = find_spec("vllm") is not None and not (config.peft and config.peft.get("quantization"))
     for use_vllm in (True, False) if pays and able else (False,):
         chosen = copy.deepcopy(config)

@@ -22,8 +22,8 @@ from grpo.callbacks import HostMemoryGuard, MetricsFile, MismatchWarning, Progre
 from grpo.check import check_batch
 from grpo.config import ConfigError, RunError, train_arguments
 from grpo.console import output_in
-from grpo.data import load_task, prompt_lengths
-from grpo.evaluation import Decoding, complete, evaluate
+from grpo.data import Problems, load_task, prompt_lengths
+from grpo.evaluation import Decoding, Generate, complete, evaluate
 from grpo.fit import Plan
 from grpo.hardware import check_gpu
 from grpo.readings import MemoryReadings
@@ -108,9 +108,7 @@ def train(
     summary["data"] = problems.counts
     console.print(str(problems), highlight=False, soft_wrap=True)
     if config.train.use_vllm:
-        where = {"colocate": "in this process", "server": f"on {server_url(config.train)}"}[config.train.vllm_mode]
-        console.print(f"vLLM generates, {where}", highlight=False, soft_wrap=True)
-        make_room(config, max(prompt_lengths(list(problems.held_out["prompt"]), tokenizer)) if problems.held_out else 0)
+        prepare_vllm(config, problems, tokenizer, console)
     judge = config.task.eval.reward
     stop = StopOnSignal()
     guard = HostMemoryGuard(config.plan.host_gb)
@@ -157,13 +155,18 @@ def train(
         summary["status"] = "completed"
 
 
-def make_room(config: DictConfig, prompt: int) -> None:
-    """See to it that vLLM has room for the longest held-out prompt too, which may be longer than those to train on."""
-    if config.train.vllm_mode == "server":
-        check_room(config, prompt)
-    elif config.train.vllm_max_model_length:
-        needed = prompt + config.train.max_completion_length
-        config.train.vllm_max_model_length = max(needed, config.train.vllm_max_model_length)
+def prepare_vllm(config: DictConfig, problems: Problems, tokenizer: Any, console: Console) -> None:
+    """Say that vLLM generates, and see to room for held-out prompts, which may be longer than those to train on."""
+    train = config.train
+    where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]
+    console.print(f"vLLM generates, {where}", highlight=False, soft_wrap=True)
+    if problems.held_out is None:
+        return
+    longest = max(prompt_lengths(list(problems.held_out["prompt"]), tokenizer))
+    if train.vllm_mode == "server":
+        check_room(config, longest)
+    elif train.vllm_max_model_length:
+        train.vllm_max_model_length = max(longest + train.max_completion_length, train.vllm_max_model_length)
 
 
 def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset, rewards: Sequence[Reward]) -> ExactGRPOTrainer:
@@ -209,17 +212,18 @@ def evaluate_policy(
     was_training = model.training
     model.eval()
     file.unlink(missing_ok=True)
+    generate: Generate = partial(complete, model, trainer.processing_class, length)
+    batch_size = config.train.per_device_eval_batch_size
     if trainer.use_vllm:
         trainer.vllm_generation.sync_weights()
+        generate, batch_size = partial(answer, trainer), BATCH
     result = evaluate(
-        generate=partial(answer, trainer)
-        if trainer.use_vllm
-        else partial(complete, model, trainer.processing_class, length),
+        generate=generate,
         problems=held_out,
         judge=judge,
         decoding=Decoding(length),
         file=file,
-        batch_size=BATCH if trainer.use_vllm else config.train.per_device_eval_batch_size,
+        batch_size=batch_size,
         console=console,
         difficulty=config.task.eval.difficulty,
     )

@@ -95,7 +95,8 @@ class PolicyEngine(VLLMGeneration):
                 super().sync_weights()
                 return
             self._check_server()
-            self._weight_metadata = None  # FSDP changes precisions when it begins
+            if self._dist.is_fsdp:
+                self._weight_metadata = None  # FSDP changes precisions when training begins, after an evaluation
             if torch.cuda.is_available():
                 torch.cuda.synchronize()  # weights are read on streams that do not wait for the optimizer's
             with self._watched():

@@ -180,6 +180,11 @@ def test_vllm_has_room_for_the_longest_row_and_never_sleeps_on_a_cpu(composed: C
     assert plan.settings["train.vllm_enable_sleep_mode"] is False
 
 
+def test_generation_auto_without_a_length_of_completions_is_one_line(composed: Compose) -> None:
+    with pytest.raises(ConfigError, match=r"train\.max_completion_length=None: the plan needs a positive number"):
+        make_plan(composed("generation=auto", "train.max_completion_length=null"))
+
+
 @pytest.mark.parametrize(
     ("installed", "line", "chosen"),
     [

@@ -113,7 +113,7 @@ class Engine(PolicyEngine):
 
     def __init__(self, result: Any, mode: str = "colocate") -> None:
         self.result, self.mode = result, mode
-        self.accelerator = SimpleNamespace(is_main_process=True)
+        self.accelerator, self._dist = SimpleNamespace(is_main_process=True), SimpleNamespace(is_fsdp=False)
         self.vllm_client = SimpleNamespace(base_url="http://127.0.0.1:9")
 
 
