@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from grpo.findings import MISMATCH, mismatch_causes
 from grpo.hardware import host_memory
 from grpo.job import GB, HOST_LIMIT
 from rewards.isolation import Reward
@@ -118,13 +119,10 @@ class ProgressBar(TrainerCallback):
 class MismatchWarning(TrainerCallback):
     """Warn, once, where vLLM's log-probabilities are not those of the policy.
 
-    Half precision and other kernels alone make them differ by 0.01 to 0.05 nats a token. TRL compares them only with
-    `vllm_importance_sampling_correction`.
+    TRL compares them only with `vllm_importance_sampling_correction`.
     """
 
     METRIC = "sampling/sampling_logp_difference/mean"
-    MOST = 0.1
-    """Nats a token."""
 
     def __init__(self, console: Console, train: DictConfig) -> None:
         self.console, self.train = console, train
@@ -139,28 +137,13 @@ class MismatchWarning(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         difference = (logs or {}).get(self.METRIC, 0.0)
-        if not (difference <= self.MOST or self.warned):
+        if not (difference <= MISMATCH or self.warned):
             self.warned = True
             what = f"step {state.global_step}: vLLM's log-probabilities differ from the policy's by {difference:.2f}"
-            text = f"{what} nats a token; likely causes: {'; '.join(self.causes())}"
+            text = f"{what} nats a token; likely causes: {'; '.join(mismatch_causes(self.train))}"
             log.warning("%s", text)
             if state.is_world_process_zero:
                 self.console.print(f"[yellow]{text}[/]", highlight=False, soft_wrap=True)
-
-    def causes(self) -> list[str]:
-        """Return what such a difference can come from, the likeliest first."""
-        train = self.train
-        filters = {"top_p": train.top_p < 1, "top_k": bool(train.top_k), "min_p": bool(train.min_p)}
-        filters["repetition_penalty"] = train.repetition_penalty != 1
-        found = [
-            f"train.{name}={train[name]}, which the policy's log-probabilities do not have"
-            for name, is_set in filters.items()
-            if is_set
-        ]
-        if train.vllm_mode == "server":
-            found.append("a server with another model, precision or --logprobs-mode: launch/vllm_server.sh")
-        found.append("weights in half precision (model.dtype, train.bf16), most of all with a mixture of experts")
-        return [*found, "a vLLM version that TRL does not know: `make vllm` installs the one that is tested"]
 
 
 class StopOnSignal(TrainerCallback):

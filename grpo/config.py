@@ -198,6 +198,14 @@ class Plan:
     """Host memory to plan with and to stay below, GB; None takes this machine's where it is the one that will train."""
 
 
+@dataclass
+class Sweep:
+    """Of `python -m grpo.train -m`."""
+
+    resume: bool = False
+    """Go on with a sweep, `hydra.sweep.dir=…` or the newest of this command line: run what is missing or failed."""
+
+
 @functools.cache
 def library_fields(classes: tuple[tuple[str, str, str], ...]) -> dict[str, tuple[Any, Any]]:
     """Return `{name: (type, default)}` of dataclass fields, read from source without importing the libraries.
@@ -258,12 +266,13 @@ def package_folder(name: str) -> str:
 
 
 def register() -> None:
-    """Tell Hydra the schema, and OmegaConf what `${project:path}`, `${package:name}` and `${not:value}` are.
-
-    The first is a path in this project, the second the folder of an installed package.
+    """Tell Hydra the schema, and OmegaConf what `${project:path}`, `${package:name}`, `${not:value}` and `${same_steps:…}`
+    are: a path in this project, the folder of an installed package, the opposite, and the epochs of as many steps with
+    groups of another size.
     """
     OmegaConf.register_new_resolver("project", lambda path: str(ROOT / path), replace=True)
     OmegaConf.register_new_resolver("not", lambda value: not value, replace=True)
+    OmegaConf.register_new_resolver("same_steps", lambda epochs, of, groups: epochs * of / groups, replace=True)
     OmegaConf.register_new_resolver("package", package_folder, replace=True)
     train = [
         (name, kind | None if name in PLANNED else kind, field(default=default))
@@ -280,6 +289,7 @@ def register() -> None:
         ("gpu", Gpu | None, field(default=None)),
         ("plan", Plan, field(default_factory=Plan)),
         ("evaluate", Evaluate, field(default_factory=Evaluate)),
+        ("sweep", Sweep, field(default_factory=Sweep)),
     ]
     ConfigStore.instance().store(name="schema", node=make_dataclass("Config", groups))
 

@@ -1,6 +1,5 @@
 """What a run has left, for those who come after it: `grpo.evaluate`, `grpo.export` and `grpo.chat`."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config import ConfigError, register
 from grpo.resume import newest_checkpoint
+from grpo.summary import read_json
 
 USAGE = "name a run directory, as outputs/2026-01-01/12-00-00"
 
@@ -53,8 +53,6 @@ def open_run(folder: str | Path) -> FinishedRun:
     if model is None:
         raise ConfigError(f"{folder}: the run has left neither a model nor a checkpoint")
     register()
-    summary = folder / "summary.json"
-    known = json.loads(summary.read_text()) if summary.is_file() else {}
     config = OmegaConf.load(file)
     assert isinstance(config, DictConfig)
-    return FinishedRun(folder, config, model, known)
+    return FinishedRun(folder, config, model, read_json(folder / "summary.json"))

@@ -14,16 +14,13 @@ from accelerate.utils import gather_object
 
 from grpo.batch import Batch, loss_mask
 from grpo.config import Update
+from grpo.findings import ADVICE
 from grpo.host_gradients import HostGradients
 from grpo.rollout import RolloutTrainer
 from grpo.vllm_engine import replaced
 
 log = logging.getLogger(__name__)
 KEPT = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages")
-ADVICE = (
-    "lower learning_rate, max_grad_norm or adam_beta2, or look at the data: a reward that is infinite or huge, "
-    "a completion that is empty or endless"
-)
 
 
 @dataclass

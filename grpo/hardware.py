@@ -48,6 +48,18 @@ def check_gpu(gpu: DictConfig | None) -> None:
         )
 
 
+def visible_cards() -> list[str]:
+    """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [word.strip() for word in visible.split(",") if word.strip()]
+    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True, timeout=10).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return []
+
+
 def free_card_memory() -> tuple[str, float, float] | None:
     """Return name, total and free bytes of the NVIDIA GPU that a run would use; None without one.
 

@@ -3,6 +3,7 @@
 import json
 import re
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -71,12 +72,13 @@ def interrupted_run(overrides: list[str], outputs: Path = Path("outputs")) -> Pa
             status = json.loads(summary.read_text())["status"] if summary.exists() else "killed"
         except (OSError, ValueError, KeyError, yaml.YAMLError):
             continue
-        if status != "completed" and _essential(same) == _essential(overrides) and newest_checkpoint(run_dir):
+        if status != "completed" and essential(same) == essential(overrides) and newest_checkpoint(run_dir):
             return run_dir
     return None
 
 
-def _essential(overrides: list[str]) -> list[str]:
+def essential(overrides: Sequence[str]) -> list[str]:
+    """Return what makes two command lines the same run: all but Hydra's own options and what they go on from."""
     return sorted(text for text in overrides if "=" in text and not re.match(rf"[+~]*(hydra[./]|{KEY}=)", text))
 
 

@@ -19,7 +19,7 @@ from trl import GRPOConfig
 
 from grpo import policy
 from grpo.callbacks import HostMemoryGuard, MetricsFile, MismatchWarning, ProgressBar, StopOnSignal
-from grpo.check import check_batch
+from grpo.check import check_batch, completions
 from grpo.config import ConfigError, RunError, train_arguments
 from grpo.console import output_in
 from grpo.data import Problems, load_task, prompt_lengths
@@ -27,6 +27,7 @@ from grpo.evaluation import Decoding, Generate, complete, evaluate
 from grpo.fit import Plan
 from grpo.hardware import check_gpu
 from grpo.readings import MemoryReadings
+from grpo.report import write_report
 from grpo.resume import resolve
 from grpo.scoring import check_judge, judge_of, rewards_of, started
 from grpo.summary import git_commit, report, versions, write_json
@@ -90,6 +91,10 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
         }
         write_json(run_dir / "summary.json", summary)
         (run_dir / "README.md").unlink(missing_ok=True)  # TRL's card without contents; `grpo.export` writes a real one
+        try:
+            write_report(run_dir)
+        except Exception:  # the run is what counts
+            log.exception("no page could be written")
     report(summary, run_dir)
     return summary
 
@@ -112,7 +117,7 @@ def train(
     judge = config.task.eval.reward
     stop = StopOnSignal()
     guard = HostMemoryGuard(config.plan.host_gb)
-    summary |= {"accuracy_before": None, "accuracy_after": None}
+    summary |= {"accuracy_before": None, "accuracy_after": None, "completions_a_step": completions(config.train, None)}
     options = rewards_of(config) | (judge_of(config) if problems.held_out else {})
     with started(options, problems.train.column_names, run_dir) as rewards:
         if problems.held_out:

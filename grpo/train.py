@@ -18,15 +18,21 @@ from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config import ROOT, ConfigError, RunError
 from grpo.fit import Plan, make_plan, settle
 from grpo.resume import continue_interrupted
-
-PROGRAM = "grpo.train"
+from grpo.sweep import recorded
+from grpo.sweep_job import PROGRAM, run_job
 
 
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
 def job(config: DictConfig) -> float | None:
     """Run one job of a command line; return the held-out accuracy after training."""
     hydra_config = HydraConfig.get()
+    if hydra_config.mode == RunMode.MULTIRUN:
+        return run_job(config, hydra_config)
     try:
+        if config.sweep.resume:
+            raise ConfigError(
+                "sweep.resume=true: a sweep is run with -m; a run goes on by train.resume_from_checkpoint=auto"
+            )
         check(config)
         plan = plan_first(config, list(hydra_config.overrides.task))
         settle(config, plan)
@@ -38,7 +44,7 @@ def job(config: DictConfig) -> float | None:
             raise RunError(f"stopped: {summary['reason']}; {again}", status=130)
         return summary["accuracy_after"]
     except (ConfigError, RunError) as error:
-        if hydra_config.mode == RunMode.MULTIRUN or WANTS_TRACEBACK:
+        if WANTS_TRACEBACK:
             raise
         leave(error, PROGRAM)  # at once: Hydra would print a line of its own
 
@@ -70,7 +76,8 @@ def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:
 def main() -> None:
     """Run the command line."""
     sys.argv[1:] = continue_interrupted(sys.argv[1:])
-    start(job, PROGRAM)
+    with recorded():
+        start(job, PROGRAM)
 
 
 if __name__ == "__main__":

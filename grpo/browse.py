@@ -1,0 +1,95 @@
+"""The completions of a run that its page shows: of steps spread over the run, as many as a page can hold."""
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+
+STEPS = 60
+"""Steps that are shown at most."""
+LENGTH = 6000
+"""Characters of a text that are shown; of a longer one beginning and end."""
+SIZE = 2_500_000
+"""Bytes of text on a page at most."""
+
+
+def sample(run_dir: Path, weights: dict[str, float]) -> dict[str, Any]:
+    """Return `steps`, each with the groups of its completions, and `shown` of `logged` steps.
+
+    A group has its prompt and completions, the highest reward first, each with its text, reward, advantage and what each
+    reward function gave. Where all groups of a step are too much, its first ones come, at least one, of which the best
+    and the worst completion.
+
+    Args:
+        weights: of the reward functions, by name.
+    """
+    files = sorted(
+        (run_dir / "completions").glob("completions_*.parquet"), key=lambda file: (len(file.name), file.name)
+    )
+    count = min(STEPS, len(files))
+    chosen = [files[round(place * (len(files) - 1) / max(1, count - 1))] for place in range(count)]
+    steps = []
+    for file in chosen:
+        table = parquet.read_table(file)
+        rows = table.select([name for name in table.column_names if name in KEPT or name in weights]).to_pylist()
+        groups = [group(list(same), weights) for _, same in groupby(rows, key=lambda row: row["prompt"])]
+        if rows:
+            steps.append({"step": rows[0]["step"], "rows": len(rows), "groups": fitting(groups, SIZE // len(chosen))})
+    return {"steps": steps, "shown": len(steps), "logged": len(files)}
+
+
+KEPT = ("step", "prompt", "completion", "advantage")
+
+
+def group(rows: Sequence[dict[str, Any]], weights: dict[str, float]) -> dict[str, Any]:
+    """Return a prompt and its completions, the highest reward first; one without a reward comes last."""
+    completions = []
+    for row in rows:
+        given = {name: number(row.get(name)) for name in weights}
+        parts = [weights[name] * value for name, value in given.items() if value is not None]
+        completions.append(
+            {
+                "text": shortened(row["completion"]),
+                "reward": number(sum(parts)) if parts else None,
+                "rewards": given,
+                "advantage": number(row.get("advantage")),
+            }
+        )
+    completions.sort(key=lambda row: -math.inf if row["reward"] is None else row["reward"], reverse=True)
+    return {"prompt": shortened(rows[0]["prompt"]), "size": len(completions), "completions": completions}
+
+
+def number(value: float | None) -> float | None:
+    """Return a number with as many digits as are read; None for what is none."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
+
+
+def fitting(groups: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    """Return the first groups whose texts are together at most `size` bytes; of the first one best and worst in any case."""
+    kept: list[dict[str, Any]] = []
+    for found in groups:
+        texts = [found["prompt"], *(row["text"] for row in found["completions"])]
+        size -= sum(len(text.encode()) + 100 for text in texts)
+        if size < 0:
+            break
+        kept.append(found)
+    if not kept and groups:
+        ends = groups[0]["completions"]
+        kept = [{**groups[0], "completions": [ends[0], ends[-1]] if len(ends) > 1 else ends}]
+    return kept
+
+
+def shortened(said: Any) -> str:
+    """Return a text, or the messages of a conversation, as a text for UTF-8; without its middle if it is long."""
+    if isinstance(said, list):
+        said = (
+            said[0]["content"] if len(said) == 1 else "\n".join(f"{part['role']}: {part['content']}" for part in said)
+        )
+    text = str(said)
+    if len(text) > LENGTH:
+        left_out = len(text) - LENGTH
+        text = f"{text[: LENGTH * 2 // 3]}\n[… {left_out} characters are left out here …]\n{text[-LENGTH // 3 :]}"
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,134 @@
+"""Curves as pictures inside a page: SVG whose colours are the page's, so that they are right in the dark and in print."""
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import mean
+
+import matplotlib
+from numpy import insert
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+Points = Sequence[tuple[float, float]]
+MOST = 300
+"""Points of a line; more are averaged, with a band from the lowest to the highest."""
+INK, GRID = "#010203", "#020304"
+COLOURS = tuple(f"#03040{number}" for number in range(6))
+"""Stand for the variables of the page, which the picture gets instead."""
+STYLE = {"svg.fonttype": "none", "font.size": 8, "axes.edgecolor": GRID, "text.color": INK, "path.simplify": True}
+STYLE |= dict.fromkeys(("xtick.color", "ytick.color", "axes.labelcolor"), INK)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture with its title and the names of its lines, in the order of the page's colours."""
+
+    title: str
+    svg: Markup
+    labels: list[str] = field(default_factory=list)
+
+
+def curves(title: str, lines: dict[str, Points], xlabel: str = "step", percent: bool = False) -> Chart:
+    """Draw lines over steps; a scale that spans more than two powers of ten and has no zero is logarithmic."""
+    figure, axes = frame(title, percent)
+    for colour, points in zip(COLOURS * len(lines), lines.values(), strict=False):
+        draw_line(axes, points, colour)
+    heights = [height for points in lines.values() for _, height in points]
+    if heights and min(heights) > 0 and max(heights) > 100 * min(heights):
+        axes.set_yscale("log")
+    axes.set_xlabel(xlabel)
+    return Chart(title, svg(figure, title), list(lines) if len(lines) > 1 else [])
+
+
+def accuracies(title: str, sampled: Points, ends: Sequence[tuple[float, float, float, float]]) -> Chart:
+    """Draw the share of right answers: as sampled in training, and held out as (step, share, low, high)."""
+    figure, axes = frame(title, percent=True)
+    draw_line(axes, sampled, COLOURS[0])
+    for step, share, low, high in ends:
+        axes.errorbar(
+            step, share, [[share - low], [high - share]], fmt="o", color=COLOURS[1], capsize=3, clip_on=False, zorder=5
+        )
+    axes.set(xlabel="step", ylim=(0, 1))
+    return Chart(title, svg(figure, title), ["sampled in training", "held out, greedy, 95 % interval"])
+
+
+def bars(title: str, heights: dict[str, float | None], unit: str) -> Chart:
+    """Draw a bar for each value, with its height in figures; without one a cross."""
+    figure, axes = frame(title, percent=False)
+    for place, height in enumerate(heights.values()):
+        axes.bar(place, height or 0, color=COLOURS[0], width=0.6)
+        axes.text(place, height or 0, "×" if height is None else f"{height:.3g}", ha="center", va="bottom")
+    label_places(axes, list(heights))
+    axes.set_ylabel(unit)
+    axes.margins(y=0.15)
+    return Chart(title, svg(figure, title))
+
+
+def shares(title: str, found: dict[str, Sequence[tuple[float, float, float]]], before: float | None) -> Chart:
+    """Draw shares with their intervals (share, low, high) over values, and a line at the share before."""
+    figure, axes = frame(title, percent=True)
+    for place, several in enumerate(found.values()):
+        for share, low, high in several:
+            axes.errorbar(place, share, [[share - low], [high - share]], fmt="o", color=COLOURS[1], capsize=3)
+    if before is not None:
+        axes.axhline(before, color=INK, linestyle="--", linewidth=0.8, alpha=0.6)
+        axes.text(len(found) - 0.5, before, "before", ha="right", va="bottom")
+    label_places(axes, list(found))
+    axes.set_ylim(0, 1)
+    return Chart(title, svg(figure, title))
+
+
+def frame(title: str, percent: bool) -> tuple[Figure, Axes]:
+    """Return an empty picture."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.4, 2.4), layout="constrained")
+        figure.patch.set_alpha(0)
+        axes = figure.subplots()
+    axes.patch.set_alpha(0)
+    axes.grid(color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    return figure, axes
+
+
+def draw_line(axes: Axes, points: Points, colour: str) -> None:
+    """Draw points as a line, with what each of its points is the mean of as a band; it is broken where steps are missing."""
+    size = math.ceil(len(points) / MOST) if points else 1
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    steps = [mean(float(step) for step, _ in part) for part in parts]
+    heights = [[height for _, height in part] for part in parts]
+    if size > 1:
+        axes.fill_between(steps, [min(h) for h in heights], [max(h) for h in heights], color=colour, alpha=0.2, lw=0)
+    usual = min((after - before for before, after in pairwise(steps)), default=1)
+    gaps = [place + 1 for place, (before, after) in enumerate(pairwise(steps)) if after - before > 1.5 * usual]
+    whole = insert([float(mean(h)) for h in heights], gaps, math.nan)
+    axes.plot(
+        insert(steps, gaps, math.nan), whole, color=colour, linewidth=1.2, marker="." if gaps else "", markersize=3
+    )
+
+
+def label_places(axes: Axes, labels: Sequence[str]) -> None:
+    """Put labels below whole numbers; long ones at a slant."""
+    crowded = sum(map(len, labels)) > 50
+    axes.set_xticks(range(len(labels)), labels, rotation=30 if crowded else 0, ha="right" if crowded else "center")
+    axes.set_xlim(-0.5, len(labels) - 0.5)
+
+
+def svg(figure: Figure, title: str) -> Markup:
+    """Return a figure as an SVG element in the colours of the page."""
+    file = io.StringIO()
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = file.getvalue()
+    text = text[text.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--line)")
+    for number, colour in enumerate(COLOURS):
+        text = text.replace(colour, f"var(--colour-{number})")
+    return Markup(text)

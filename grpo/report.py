@@ -1,0 +1,196 @@
+"""`python -m grpo.report DIR…` writes `report.html`: one page that shows a run, or a sweep, and needs nothing else."""
+
+import argparse
+import base64
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from omegaconf import OmegaConf
+
+from grpo.browse import sample
+from grpo.check import completions
+from grpo.cli import leave
+from grpo.config import ConfigError
+from grpo.curves import Chart, Points, accuracies, bars, curves, shares
+from grpo.findings import findings, values
+from grpo.record import Run, read_run
+from grpo.workload import DEFAULT_OPTIMIZER
+from grpo.sweep_table import COLUMNS, Sweep, is_sweep, read_sweep, show
+
+PROGRAM = "grpo.report"
+PAGE = "report.html"
+PHASES = ("generate", "reward", "logprobs", "update")
+
+
+def write_report(folder: Path) -> Path:
+    """Write the page of a run, or of a sweep, into its directory.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    page = sweep_page(read_sweep(folder)) if is_sweep(folder) else run_page(read_run(folder))
+    file = folder / PAGE
+    partial = file.with_suffix(".partial")
+    partial.write_text(page, encoding="utf-8", errors="replace")
+    partial.replace(file)
+    return file
+
+
+def run_page(run: Run) -> str:
+    """Return the page of a run."""
+    weights = {str(name): float(reward.get("weight", 1.0)) for name, reward in run.config.reward.items()}
+    return page(
+        "run.html.jinja",
+        title=f"GRPO run {run.folder.resolve().name}",
+        run=run,
+        findings=findings(run),
+        facts=facts(run),
+        memory=memory(run),
+        charts=charts(run),
+        browse=sample(run.folder, weights),
+    )
+
+
+def facts(run: Run) -> dict[str, str]:
+    """Return what was trained on what and how, in the words of the configuration."""
+    config, train = run.config, run.config.train
+    data = {key: run.summary.get("data", {}).get(key, {}).get("used") for key in ("train", "held_out")}
+    dataset = OmegaConf.to_container(config.task.dataset)
+    assert isinstance(dataset, dict)
+    batch = run.summary.get("completions_a_step", completions(train, 1))
+    rewards = [f"{name} × {reward.get('weight', 1.0):g}" for name, reward in config.reward.items()]
+    adapter = f"LoRA, r={config.peft.r}" if config.peft else "all weights"
+    return {
+        "model": f"{config.model.model_name_or_path} ({config.model.dtype})",
+        "trained": adapter
+        + (f" on {config.peft.quantization}" if config.peft and config.peft.get("quantization") else ""),
+        "task": ", ".join(f"{key}={value}" for key, value in dataset.items()),
+        "problems": ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in data.items() if count is not None),
+        "rewards": ", ".join(rewards),
+        "loss": f"{train.loss_type}, advantages scaled by {train.scale_rewards}, beta {train.beta:g}",
+        "a step": f"{batch} completions of up to {train.max_completion_length} tokens, in groups of {train.num_generations}",
+        "optimizer": f"{train.optim or DEFAULT_OPTIMIZER}, learning rate {train.learning_rate:g} ({train.lr_scheduler_type})",
+        "generation": f"vLLM, {train.vllm_mode}" if train.use_vllm else "transformers",
+        "machine": run.plan.get("device", "not known"),
+        "steps": str(run.summary.get("steps", len(run.metrics))),
+        "time": f"{run.summary.get('wall_time_s', 0):,.0f} s"
+        + (f", {run.tokens_per_second:,.0f} tokens/s" if run.tokens_per_second else ""),
+        "versions": ", ".join(f"{name} {version}" for name, version in run.summary.get("versions", {}).items()),
+        "commit": run.summary.get("git_commit") or "not known",
+    }
+
+
+def memory(run: Run) -> list[tuple[str, float | None, float | None]]:
+    """Return phases with the GB that were planned and those that were read; None where one is not known."""
+    planned = run.summary.get("planned_gb") or {}
+    read = {phase: run.summary.get(f"memory/{phase}_gb") for phase in PHASES}
+    rows = [(phase, planned.get(phase), read[phase]) for phase in PHASES if phase in planned or read[phase]]
+    return [("peak", planned.get("peak"), run.peak_gb), *rows] if rows or run.peak_gb else []
+
+
+def charts(run: Run) -> list[Chart]:
+    """Return the pictures of a run; a metric that was not logged has none."""
+
+    def lines(names: dict[str, str]) -> dict[str, Points]:
+        return {label: points for label, name in names.items() if (points := values(run, name))}
+
+    sampled = values(run, f"rewards/{run.judge}/mean")
+    last = run.metrics[-1]["step"] if run.metrics else 0
+    known = [(step, run.evaluation[when]) for when, step in (("before", 0), ("after", last)) if when in run.evaluation]
+    held_out = [(step, part["accuracy"], *part["interval"]) for step, part in known]
+    rewards = {str(name): f"rewards/{name}/mean" for name in run.config.reward}
+    wanted: list[tuple[str, dict[str, str], bool]] = [
+        ("Reward", {"reward": "reward"}, False),
+        ("Reward functions", rewards, False),
+        ("KL to the reference, nats a token", {"KL": "kl"}, False),
+        ("Entropy, nats a token", {"entropy": "entropy" if values(run, "entropy")[1:] else "update/entropy"}, False),
+        ("Completion length, tokens", {key: f"completions/{key}_length" for key in ("mean", "min", "max")}, False),
+        ("Completions cut off", {"cut off": "completions/clipped_ratio"}, True),
+        ("Groups without a difference in reward", {"groups": "frac_reward_zero_std"}, True),
+        ("Gradient norm", {"norm": "grad_norm"}, False),
+        ("Learning rate", {"rate": "learning_rate"}, False),
+        ("Rows that needed no update", {"rows": "update/rows_skipped"}, False),
+        ("Difference of vLLM's log-probabilities", {"nats": "sampling/sampling_logp_difference/mean"}, False),
+        ("Time by phase, s a step", {phase: f"time/{phase}" for phase in PHASES}, False),
+        ("Memory by phase, GB", {phase: f"memory/{phase}_gb" for phase in (*PHASES, "host")}, False),
+    ]
+    found = [curves(title, drawn, percent=share) for title, names, share in wanted if (drawn := lines(names))]
+    return ([accuracies("Right answers", sampled, held_out)] if sampled or held_out else []) + found
+
+
+def sweep_page(sweep: Sweep) -> str:
+    """Return the page of a sweep."""
+    best = max((run for run in sweep.runs if run.accuracy is not None), key=lambda run: run.accuracy or 0, default=None)
+    pictures = []
+    for key in sweep.varied:
+        places: dict[str, list[Run]] = {}
+        for run in sorted(sweep.runs, key=lambda run: order(sweep.value(run, key))):
+            places.setdefault(sweep.value(run, key), []).append(run)
+        peaks = {text: max((run.peak_gb for run in runs if run.peak_gb), default=None) for text, runs in places.items()}
+        pictures.append(bars(f"Peak memory over {key}, GB", peaks, "GB"))
+        after = {text: [interval(run) for run in runs if run.accuracy is not None] for text, runs in places.items()}
+        befores = [run.evaluation["before"]["accuracy"] for run in sweep.runs if "before" in run.evaluation]
+        if any(after.values()):
+            before = befores[0] if len(set(befores)) == 1 else None
+            pictures.append(shares(f"Held-out accuracy over {key}", after, before))
+    return page(
+        "sweep.html.jinja",
+        title=f"GRPO sweep {sweep.folder.resolve().name}",
+        sweep=sweep,
+        columns=COLUMNS,
+        best=best,
+        charts=pictures,
+    )
+
+
+def interval(run: Run) -> tuple[float, float, float]:
+    """Return the accuracy after training with its 95 % interval."""
+    after = run.evaluation["after"]
+    return (after["accuracy"], *after["interval"])
+
+
+def order(text: str) -> tuple[bool, float, str]:
+    """Return a key that sorts numbers by size, and texts behind them."""
+    try:
+        return False, float(text), ""
+    except ValueError:
+        return True, 0.0, text
+
+
+def page(template: str, **content: Any) -> str:
+    """Return a page from its template. What is not markup is escaped, and nothing but the page's own script can run."""
+    environment = Environment(
+        loader=PackageLoader("grpo"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["data"] = data
+    environment.filters["show"] = show
+    script = environment.get_template("browse.js").render()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template(template).render(script=Markup(script), digest=digest, **content)
+
+
+def data(content: Any) -> Markup:
+    """Return JSON that stays data wherever it stands in a page: no character in it begins or ends markup."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}", description=__doc__.split(":")[0])
+    parser.add_argument("folders", nargs="+", metavar="DIR", type=Path, help="the directory of a run or of a sweep")
+    logging.basicConfig(level=logging.ERROR)
+    try:
+        for folder in parser.parse_args().folders:
+            print(write_report(folder))
+    except (ConfigError, OSError) as error:
+        leave(error, PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Sweeps: `python -m grpo.train -m train.num_generations=2,4,8`. Hydra makes the jobs; each trains in its own process.
+
+So GPU memory and vLLM engines are really gone between jobs, and nothing that happens to one reaches the others.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from grpo.check import started
+from grpo.cli import leave
+from grpo.config import ConfigError
+from grpo.hardware import visible_cards
+from grpo.resume import essential
+from grpo.summary import read_json, write_json
+from grpo.sweep_job import PROGRAM, quoted
+from grpo.sweep_table import SWEEP, print_sweep, read_sweep
+
+GENERATIONS, EPOCHS = "train.num_generations", "train.num_train_epochs"
+BATCH = [
+    f"train.{key}"
+    for key in (
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "steps_per_generation",
+        "generation_batch_size",
+    )
+]
+
+
+class SweepFolder(Callback):
+    """Hydra's callback: prepares the directory of a sweep before its first job."""
+
+    wanted = False
+    """Whether what Hydra sweeps over are training runs."""
+    begun: Path | None = None
+    """The directory of the sweep that this process has begun."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if not self.wanted:
+            return
+        try:
+            SweepFolder.begun = begin(config)
+        except ConfigError as error:
+            leave(error, PROGRAM)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[None]:
+    """Record the sweep that is run inside, if one is: leave with its table, its page and its exit status."""
+    SweepFolder.wanted = True
+    status: Any = 0
+    try:
+        yield
+    except SystemExit as end:
+        status = end.code
+        raise
+    finally:
+        if SweepFolder.begun:
+            finish(SweepFolder.begun, status)
+
+
+def begin(config: DictConfig) -> Path:
+    """Make the directory of a sweep and write down what is swept; `config` is the configuration without the sweep.
+
+    Raises:
+        ConfigError: there is a sweep in the directory, or none to go on with.
+    """
+    if started() > 1:
+        raise ConfigError("-m: not under torchrun, as each job is one process; hydra/launcher=joblib uses several GPUs")
+    typed = [text for text in config.hydra.overrides.task if not text.startswith("sweep.")]
+    folder = Path(config.hydra.sweep.dir).absolute()
+    if config.sweep.resume and not any(text.startswith("hydra.sweep.dir=") for text in config.hydra.overrides.hydra):
+        folder = newest_sweep(typed, folder.parents[1])
+    if (folder / SWEEP).exists() and not config.sweep.resume:
+        raise ConfigError(
+            f"hydra.sweep.dir={os.path.relpath(folder)}: there is a sweep in it; sweep.resume=true runs what is missing "
+            "or failed, another directory begins anew"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.register_new_resolver("cards", lambda least, most: min(max(least, len(visible_cards())), most))
+    options, comparison = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.output_subdir=null"], None
+    with read_write(config), open_dict(config):
+        config.hydra.sweep.dir = str(folder)
+        config.hydra.overrides.hydra += options  # the jobs write `.hydra` themselves
+        if follows_groups(config, typed):
+            train = config.train
+            epochs = f"${{same_steps:{train.num_train_epochs},{train.num_generations},${{{GENERATIONS}}}}}"
+            config.hydra.overrides.task.append(f"{EPOCHS}={epochs}")
+            comparison = (
+                f"completions a step and steps are those of {GENERATIONS}={train.num_generations} in every job: prompts a "
+                f"step and {EPOCHS} change with it; fix {EPOCHS} or train.max_steps to have it otherwise"
+            )
+            print(f"{PROGRAM}: {comparison}", file=sys.stderr)
+    write_json(folder / SWEEP, {"overrides": typed, "comparison": comparison})
+    return folder
+
+
+def newest_sweep(typed: list[str], sweeps: Path) -> Path:
+    """Return the newest directory in `sweeps/*/*` of a sweep with these overrides.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for file in sorted(sweeps.glob(f"*/*/{SWEEP}"), reverse=True):
+        if essential(read_json(file)["overrides"]) == essential(typed):
+            return file.parent
+    raise ConfigError(
+        f"sweep.resume=true: no sweep with these overrides in {os.path.relpath(sweeps)}; name it with hydra.sweep.dir=…"
+    )
+
+
+def follows_groups(config: DictConfig, typed: list[str]) -> bool:
+    """Whether the epochs have to follow the swept `num_generations` for every job to do as many steps.
+
+    A batch holds as many completions whatever the size of its groups, so with larger ones an epoch is more steps. What
+    says how many steps there are, or sweeps over the batch, is left as it is.
+    """
+    swept = {str(key): f"{value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()}
+    parsed = OverridesParser.create().parse_overrides([*(f"{key}={value}" for key, value in swept.items()), *typed])
+    sweeps = {override.get_key_element() for override in parsed if override.is_sweep_override()}
+    keys = {override.get_key_element().lstrip("+") for override in parsed}
+    decided = EPOCHS in keys or "train.max_steps" in keys or config.train.max_steps > 0
+    return GENERATIONS in sweeps and not decided and not sweeps & set(BATCH)
+
+
+def finish(folder: Path, status: Any) -> None:
+    """Print the table of a sweep, write its page, and leave with a status that says whether all went well."""
+    from grpo.report import write_report  # draws
+
+    try:
+        sweep = read_sweep(folder)
+    except ConfigError:  # nothing has begun
+        return
+    print_sweep(sweep)
+    for run in sweep.failed:
+        write_report(run.folder)
+    print(f"page: {os.path.relpath(write_report(folder))}")
+    again = "the same command with sweep.resume=true"
+    if sweep.failed:
+        print(
+            f"{PROGRAM}: {len(sweep.failed)} of {len(sweep.runs)} jobs failed; {again} runs them again", file=sys.stderr
+        )
+        for run in sweep.failed:
+            told = " ".join(f"{key}={sweep.value(run, key)}" for key in sweep.varied)
+            print(f"  #{sweep.name(run)} {told}: {run.reason}", file=sys.stderr)
+    elif status == 130:
+        print(f"{PROGRAM}: interrupted; {again} goes on", file=sys.stderr)
+    if sweep.failed and not status:
+        sys.exit(1)

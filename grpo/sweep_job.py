@@ -1,0 +1,191 @@
+"""One job of a sweep, in a process of its own: the command line that trains it alone, watched until it ends."""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+import yaml
+from hydra.conf import HydraConf
+from omegaconf import DictConfig, OmegaConf
+
+from grpo.config import register
+from grpo.hardware import visible_cards
+from grpo.resume import KEY as RESUME
+from grpo.resume import essential
+from grpo.summary import read_json, write_json
+
+PROGRAM = "grpo.train"
+HOW_JOBS_ARE_MADE = re.compile(r"hydra(/|\.)(launcher|sweeper)\b|hydra\.(mode|run|sweep|output_subdir|job\.(num|id))\b")
+
+
+def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
+    """Train one job of a sweep, unless that has been done and the sweep is resumed; return its accuracy afterwards.
+
+    It returns None, and the reason stands in the job's `summary.json`, if the job failed.
+
+    Args:
+        config: what Hydra has composed for the job.
+        hydra: Hydra's own configuration of the job.
+    """
+    register()  # launchers bring the job into processes that have not seen the command line
+    sweep_dir = Path(hydra.sweep.dir)
+    overrides = [written_out(text, config) for text in hydra.overrides.task if not text.startswith("sweep.")]
+    folder = folder_of(overrides, sweep_dir, Path(hydra.runtime.output_dir))
+    file = folder / "summary.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / ".lock"):
+        if read_json(file).get("status") == "completed":
+            tell(folder, "completed before")
+        else:
+            if (folder / ".hydra").exists() and not any(text.startswith(f"{RESUME}=") for text in overrides):
+                overrides.append(f"{RESUME}=true")
+            file.unlink(missing_ok=True)
+            with own_device(sweep_dir) as environment:
+                status, reason = train_in_process(
+                    command(overrides, folder, hydra), folder, hydra.runtime.cwd, environment
+                )
+            if status and not file.exists():
+                write_json(file, {"status": "failed", "reason": reason})
+    summary = read_json(file)
+    if summary.get("status") == "completed":
+        return summary["accuracy_after"]
+    tell(folder, f"{summary['status']}: {summary['reason']}")
+    return None
+
+
+def tell(folder: Path, text: str) -> None:
+    """Print a line about a job on stderr."""
+    print(f"#{folder.name} {text}", file=sys.stderr, flush=True)
+
+
+def written_out(override: str, config: DictConfig) -> str:
+    """Return an override with the number that it stands for, where `begin` has let it follow another."""
+    key, _, value = override.partition("=")
+    return f"{key}={OmegaConf.select(config, key)}" if value.startswith("${same_steps:") else override
+
+
+def folder_of(overrides: Sequence[str], sweep_dir: Path, numbered: Path) -> Path:
+    """Return the directory in a sweep that belongs to a job with these overrides: begun before, or a new one.
+
+    Args:
+        numbered: what Hydra calls the job's; another is taken if a job with other overrides has it.
+    """
+    depth = len(numbered.relative_to(sweep_dir).parts)
+    for file in sorted(sweep_dir.glob("*/" * depth + ".hydra/overrides.yaml")):
+        if essential(yaml.safe_load(file.read_text())) == essential(overrides):
+            return file.parents[1]
+    free, number = numbered, 0
+    while (free / ".hydra").exists():
+        free, number = numbered.with_name(f"{numbered.name}_{number + 2}"), number + 1
+    return free
+
+
+def command(overrides: Sequence[str], folder: Path, hydra: HydraConf) -> list[str]:
+    """Return the command line of a job: what Hydra was told, without what says how jobs are made and started."""
+    options = [text for text in hydra.overrides.hydra if not HOW_JOBS_ARE_MADE.match(text.lstrip("+~"))]
+    options += ["hydra.mode=RUN", f"hydra.run.dir={quoted(str(folder))}", f"hydra.job.num={hydra.job.num}"]
+    folders = [found.path for found in hydra.runtime.config_sources if found.provider == "command-line"]
+    named = [f"--config-dir={path}" for path in folders] + [f"--config-name={hydra.job.config_name}"]
+    return [sys.executable, "-m", PROGRAM, *named, *overrides, *options]
+
+
+def quoted(text: str) -> str:
+    """Return a text as a quoted value of Hydra's override grammar."""
+    return "'" + text.replace("'", "\\'") + "'"
+
+
+def train_in_process(line: Sequence[str], folder: Path, cwd: str, environment: dict[str, str]) -> tuple[int, str]:
+    """Run a command line; return its exit status, negative for a signal, and why it ended.
+
+    What it says goes to stderr behind the job's number, its table to `train.log`. Ctrl-C and SIGTERM are passed on: the
+    job saves a checkpoint, and the sweep ends with it.
+
+    Raises:
+        KeyboardInterrupt: this process was told to stop, and the job has ended.
+    """
+    libc = ctypes.CDLL(None)
+    last, told_to_stop = "", False
+    with (folder / "train.log").open("a") as log:
+        process = subprocess.Popen(
+            line,
+            cwd=cwd,
+            env={key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"} | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C comes to this process alone, which passes it on once
+            preexec_fn=lambda: libc.prctl(1, signal.SIGTERM),  # PR_SET_PDEATHSIG: it does not outlive this process
+        )
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal told_to_stop
+        told_to_stop = True
+        process.send_signal(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with process:
+            assert process.stderr
+            for said in process.stderr:
+                tell(folder, said.rstrip())
+                last = said.strip() if said.startswith(f"{PROGRAM}: ") else last
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if told_to_stop:
+        raise KeyboardInterrupt
+    return process.returncode, reason_of(process.returncode, last)
+
+
+def reason_of(status: int, last: str) -> str:
+    """Return why a process ended, by its exit status and the last line that it had for the user."""
+    if status >= 0:
+        return last.removeprefix(f"{PROGRAM}: ") or f"ended with exit status {status}"
+    what = f"killed by {signal.Signals(-status).name}"
+    return what + "; the system does that when host memory is used up" if -status == signal.SIGKILL else what
+
+
+@contextlib.contextmanager
+def own_device(sweep_dir: Path) -> Iterator[dict[str, str]]:
+    """Take a GPU, on a machine without one the whole CPU, that no other job of the sweep has, and wait until one is free.
+
+    The environment in which a process sees that device alone comes back. Launchers that divide the cores among their
+    jobs say so with OMP_NUM_THREADS; then there is nothing to wait for.
+    """
+    cards = visible_cards()
+    if not cards and "OMP_NUM_THREADS" in os.environ:
+        yield {}
+        return
+    sweep_dir.mkdir(parents=True, exist_ok=True)
+    while True:
+        for card in cards or ["cpu"]:
+            with contextlib.suppress(BlockingIOError), locked(sweep_dir / f".{card}.lock", fcntl.LOCK_NB):
+                yield {"CUDA_VISIBLE_DEVICES": card} if cards else {}
+                return
+        time.sleep(1)
+
+
+@contextlib.contextmanager
+def locked(file: Path, option: int = 0) -> Iterator[None]:
+    """Hold a lock that all processes of this machine see.
+
+    Raises:
+        BlockingIOError: with `LOCK_NB`, if another holds it.
+    """
+    with file.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX | option)
+        yield

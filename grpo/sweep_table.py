@@ -1,0 +1,105 @@
+"""What the jobs of a sweep came to, a row each."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from grpo.config import ConfigError
+from grpo.record import Run, read_run
+from grpo.summary import read_json
+
+SWEEP = "sweep.json"
+"""What is written down of a sweep when it begins."""
+COLUMNS = {
+    "accuracy": lambda run: show(run.accuracy, "{:.1%}"),
+    "reward": lambda run: show(run.reward, "{:.2f}"),
+    "steps": lambda run: show(run.summary.get("steps", len(run.metrics)), "{:,}"),
+    "completions/step": lambda run: show(run.summary.get("completions_a_step"), "{:,}"),
+    "tokens/s": lambda run: show(run.tokens_per_second, "{:,.0f}"),
+    "peak GB": lambda run: show(run.peak_gb, "{:.2f}"),
+    "time": lambda run: show(run.summary.get("wall_time_s"), "{:,.0f} s"),
+}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The jobs of a sweep, as they have left their directories."""
+
+    folder: Path
+    runs: list[Run]
+    comparison: str | None
+    """What is the same in all jobs, if something had to be changed for it."""
+
+    @property
+    def varied(self) -> list[str]:
+        """The keys of the command line that are not the same in all jobs."""
+        keys = dict.fromkeys(key for run in self.runs for key in typed(run))
+        return [
+            key for key in keys if len({self.value(run, key) for run in self.runs}) > 1 and key not in self.followed
+        ]
+
+    @property
+    def followed(self) -> list[str]:
+        """Keys that were not typed, and follow one that was."""
+        return ["train.num_train_epochs"] if self.comparison else []
+
+    def value(self, run: Run, key: str) -> str:
+        """Return what a key of the command line was in a job."""
+        return typed(run).get(key, "")
+
+    def name(self, run: Run) -> str:
+        """Return the directory of a job, inside the sweep's."""
+        return str(run.folder.relative_to(self.folder))
+
+    @property
+    def failed(self) -> list[Run]:
+        """The jobs that have not been completed."""
+        return [run for run in self.runs if run.status != "completed"]
+
+
+def typed(run: Run) -> dict[str, str]:
+    """Return the overrides of a run by their keys."""
+    return dict(text.split("=", 1) for text in run.overrides)
+
+
+def show(value: float | None, form: str) -> str:
+    """Return a number as text, or nothing where there is none."""
+    return "" if value is None else form.format(value)
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a directory is that of a sweep."""
+    return any((folder / name).is_file() for name in (SWEEP, "multirun.yaml"))
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Read the directory of a sweep: its jobs in the order of their numbers.
+
+    Raises:
+        ConfigError: no job has begun in it.
+    """
+    runs = [read_run(file.parents[1]) for file in folder.glob("**/.hydra/config.yaml")]
+    if not runs:
+        raise ConfigError(f"{folder}: no job of this sweep has begun")
+
+    def number(run: Run) -> list[tuple[bool, int, str]]:
+        parts = str(run.folder.relative_to(folder)).replace("/", "_").split("_")
+        return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+    return Sweep(folder, sorted(runs, key=number), read_json(folder / SWEEP).get("comparison"))
+
+
+def print_sweep(sweep: Sweep) -> None:
+    """Print a row for each job."""
+    table = Table(title=f"GRPO sweep {os.path.relpath(sweep.folder)}", title_justify="left")
+    for heading in ("job", *sweep.varied, "status"):
+        table.add_column(heading.rpartition(".")[2], overflow="fold")
+    for heading in COLUMNS:
+        table.add_column(heading, justify="right")
+    for run in sweep.runs:
+        cells = [cell(run) for cell in COLUMNS.values()]
+        table.add_row(sweep.name(run), *(sweep.value(run, key) for key in sweep.varied), run.status, *cells)
+    Console().print(table)

@@ -1,0 +1,87 @@
+"use strict";
+(() => {
+  const source = document.getElementById("data");
+  if (!source || !document.getElementById("step")) return;
+  const { steps } = JSON.parse(source.textContent);
+  const at = (id) => document.getElementById(id);
+  const [slider, order, all, list, more] = ["step", "order", "all", "completions", "more"].map(at);
+  const PAGE = 20;
+  let shown = PAGE;
+
+  const node = (tag, text, name) => {
+    const made = document.createElement(tag);
+    if (text !== undefined) made.textContent = text;  // never as markup
+    if (name) made.className = name;
+    return made;
+  };
+  const figure = (value) => (value === null ? "none" : String(value));
+
+  const completion = (row, label) => {
+    const made = node("div", undefined, "said");
+    const given = Object.entries(row.rewards).map(([name, value]) => `${name} ${figure(value)}`).join(", ");
+    made.append(node("h4", `${label}reward ${figure(row.reward)} (${given}), advantage ${figure(row.advantage)}`));
+    const text = node("pre", row.text);
+    text.dir = "auto";
+    made.append(text);
+    return made;
+  };
+  const prompt = (step, group) => {
+    const made = node("div");
+    made.append(node("p", `step ${step}, ${group.size} completions of the prompt`, "soft"));
+    const text = node("pre", group.prompt, "prompt");
+    text.dir = "auto";
+    made.append(text);
+    return made;
+  };
+  const groupCard = ({ step, group }) => {
+    const card = node("div", undefined, "group");
+    const rows = group.completions, pair = node("div", undefined, "pair");
+    pair.append(completion(rows[0], "best: "));
+    if (rows.length > 1) pair.append(completion(rows[rows.length - 1], "worst: "));
+    card.append(prompt(step, group), pair);
+    if (rows.length > 2) {
+      const others = node("details");
+      others.append(node("summary", `${rows.length - 2} between`));
+      others.addEventListener("toggle", () => {
+        if (others.open && others.children.length === 1) others.append(...rows.slice(1, -1).map((row) => completion(row, "")));
+      });
+      card.append(others);
+    }
+    return card;
+  };
+  const rowCard = ({ step, group, row }) => {
+    const card = node("div", undefined, "group");
+    card.append(prompt(step, group), completion(row, ""));
+    return card;
+  };
+
+  const known = (row) => row.reward !== null;
+  const spread = ({ group }) => {
+    const rewards = group.completions.filter(known).map((row) => row.reward);
+    return rewards.length ? Math.max(...rewards) - Math.min(...rewards) : 0;
+  };
+  const draw = () => {
+    const chosen = all.checked ? steps : [steps[Number(slider.value)]];
+    let cards = chosen.flatMap(({ step, groups }) => groups.map((group) => ({ step, group })));
+    const total = chosen.reduce((sum, { rows }) => sum + rows, 0);
+    const here = cards.reduce((sum, { group }) => sum + group.completions.length, 0);
+    let make = groupCard;
+    if (order.value === "difference") cards.sort((one, other) => spread(other) - spread(one));
+    if (order.value === "highest" || order.value === "lowest") {
+      const sign = order.value === "highest" ? -1 : 1;
+      cards = cards.flatMap(({ step, group }) => group.completions.filter(known).map((row) => ({ step, group, row })));
+      cards.sort((one, other) => sign * (one.row.reward - other.row.reward));
+      make = rowCard;
+    }
+    at("number").textContent = all.checked ? "all" : chosen[0].step;
+    at("count").textContent = here < total ? `${here} of the ${total} completions are on this page` : `${total} completions`;
+    list.replaceChildren(...cards.slice(0, shown).map(make));
+    more.hidden = cards.length <= shown;
+  };
+  const begin = () => { shown = PAGE; draw(); };
+  slider.addEventListener("input", () => { all.checked = false; begin(); });
+  order.addEventListener("change", begin);
+  all.addEventListener("change", begin);
+  more.addEventListener("click", () => { shown += PAGE; draw(); });
+  draw();
+})();
