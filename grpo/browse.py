@@ -19,7 +19,7 @@ SIZE = 2_500_000
 def sample(run_dir: Path, weights: dict[str, float]) -> dict[str, Any]:
     """Return `steps`, each with the groups of its completions, and `shown` of `logged` steps.
 
-    A group has its prompt and completions, the highest reward first, each with its text, reward, advantage and what each
+    A group has its prompt and completions, the highest reward first, each with text, reward, advantage and what each
     reward function gave. Where all groups of a step are too much, its first ones come, at least one, of which the best
     and the worst completion.
 
@@ -46,7 +46,7 @@ KEPT = ("step", "prompt", "completion", "advantage")
 
 def group(rows: Sequence[dict[str, Any]], weights: dict[str, float]) -> dict[str, Any]:
     """Return a prompt and its completions, the highest reward first; one without a reward comes last."""
-    completions = []
+    completions: list[dict[str, Any]] = []
     for row in rows:
         given = {name: number(row.get(name)) for name in weights}
         parts = [weights[name] * value for name, value in given.items() if value is not None]
@@ -68,7 +68,7 @@ def number(value: float | None) -> float | None:
 
 
 def fitting(groups: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
-    """Return the first groups whose texts are together at most `size` bytes; of the first one best and worst in any case."""
+    """Return the first groups, of at most `size` bytes together; of the first one best and worst in any case."""
     kept: list[dict[str, Any]] = []
     for found in groups:
         texts = [found["prompt"], *(row["text"] for row in found["completions"])]

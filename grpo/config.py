@@ -266,25 +266,27 @@ def package_folder(name: str) -> str:
 
 
 def register() -> None:
-    """Tell Hydra the schema, and OmegaConf what `${project:path}`, `${package:name}`, `${not:value}` and `${same_steps:…}`
-    are: a path in this project, the folder of an installed package, the opposite, and the epochs of as many steps with
+    """Tell Hydra the schema, and OmegaConf its resolvers `project`, `package`, `not` and `same_steps`.
+
+    A path in this project, the folder of an installed package, the opposite, and the epochs that are as many steps with
     groups of another size.
     """
     OmegaConf.register_new_resolver("project", lambda path: str(ROOT / path), replace=True)
     OmegaConf.register_new_resolver("not", lambda value: not value, replace=True)
-    OmegaConf.register_new_resolver("same_steps", lambda epochs, of, groups: epochs * of / groups, replace=True)
+    OmegaConf.register_new_resolver("same_steps", same_steps, replace=True)
     OmegaConf.register_new_resolver("package", package_folder, replace=True)
     train = [
         (name, kind | None if name in PLANNED else kind, field(default=default))
         for name, (kind, default) in library_fields(GRPO_CONFIG).items()
         if name not in NOT_SETTABLE
     ]
+    grpo_config = make_dataclass("GRPOConfig", train)
     groups: list[tuple[str, Any, Any]] = [
         ("model", Model, field(default_factory=Model)),
         ("task", Task, field(default_factory=Task)),
         ("reward", dict[str, Any], field(default_factory=dict)),
         ("peft", Any, field(default=None)),
-        ("train", make_dataclass("GRPOConfig", train), MISSING),
+        ("train", grpo_config, field(default_factory=grpo_config)),
         ("update", Update, field(default_factory=Update)),
         ("gpu", Gpu | None, field(default=None)),
         ("plan", Plan, field(default_factory=Plan)),
@@ -292,6 +294,11 @@ def register() -> None:
         ("sweep", Sweep, field(default_factory=Sweep)),
     ]
     ConfigStore.instance().store(name="schema", node=make_dataclass("Config", groups))
+
+
+def same_steps(epochs: float, generations: int, *, _parent_: DictConfig) -> float:
+    """Return the epochs of as many steps, with the groups of `_parent_`, as `epochs` are with other groups."""
+    return epochs * generations / _parent_.num_generations
 
 
 def train_arguments(train: DictConfig) -> dict[str, Any]:

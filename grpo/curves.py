@@ -1,18 +1,18 @@
-"""Curves as pictures inside a page: SVG whose colours are the page's, so that they are right in the dark and in print."""
+"""Pictures inside a page: SVG whose colours are the page's, so that they are right in the dark and in print."""
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import mean
 
 import matplotlib
-from numpy import insert
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy import insert
 
 Points = Sequence[tuple[float, float]]
 MOST = 300
@@ -69,7 +69,7 @@ def bars(title: str, heights: dict[str, float | None], unit: str) -> Chart:
     return Chart(title, svg(figure, title))
 
 
-def shares(title: str, found: dict[str, Sequence[tuple[float, float, float]]], before: float | None) -> Chart:
+def shares(title: str, found: Mapping[str, Sequence[tuple[float, float, float]]], before: float | None) -> Chart:
     """Draw shares with their intervals (share, low, high) over values, and a line at the share before."""
     figure, axes = frame(title, percent=True)
     for place, several in enumerate(found.values()):
@@ -100,7 +100,7 @@ def frame(title: str, percent: bool) -> tuple[Figure, Axes]:
 
 
 def draw_line(axes: Axes, points: Points, colour: str) -> None:
-    """Draw points as a line, with what each of its points is the mean of as a band; it is broken where steps are missing."""
+    """Draw points as a line, broken where steps are missing, with a band around what a point is the mean of."""
     size = math.ceil(len(points) / MOST) if points else 1
     parts = [points[start : start + size] for start in range(0, len(points), size)]
     steps = [mean(float(step) for step, _ in part) for part in parts]

@@ -14,7 +14,7 @@ from accelerate.utils import gather_object
 
 from grpo.batch import Batch, loss_mask
 from grpo.config import Update
-from grpo.findings import ADVICE
+from grpo.findings.machine import ADVICE
 from grpo.host_gradients import HostGradients
 from grpo.rollout import RolloutTrainer
 from grpo.vllm_engine import replaced

@@ -10,17 +10,17 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from omegaconf import OmegaConf
 
 from grpo.browse import sample
 from grpo.check import completions
 from grpo.cli import leave
 from grpo.config import ConfigError
 from grpo.curves import Chart, Points, accuracies, bars, curves, shares
-from grpo.findings import findings, values
+from grpo.findings import findings
+from grpo.findings.base import values
 from grpo.record import Run, read_run
-from grpo.workload import DEFAULT_OPTIMIZER
 from grpo.sweep_table import COLUMNS, Sweep, is_sweep, read_sweep, show
+from grpo.workload import DEFAULT_OPTIMIZER
 
 PROGRAM = "grpo.report"
 PAGE = "report.html"
@@ -60,8 +60,6 @@ def facts(run: Run) -> dict[str, str]:
     """Return what was trained on what and how, in the words of the configuration."""
     config, train = run.config, run.config.train
     data = {key: run.summary.get("data", {}).get(key, {}).get("used") for key in ("train", "held_out")}
-    dataset = OmegaConf.to_container(config.task.dataset)
-    assert isinstance(dataset, dict)
     batch = run.summary.get("completions_a_step", completions(train, 1))
     rewards = [f"{name} × {reward.get('weight', 1.0):g}" for name, reward in config.reward.items()]
     adapter = f"LoRA, r={config.peft.r}" if config.peft else "all weights"
@@ -69,12 +67,12 @@ def facts(run: Run) -> dict[str, str]:
         "model": f"{config.model.model_name_or_path} ({config.model.dtype})",
         "trained": adapter
         + (f" on {config.peft.quantization}" if config.peft and config.peft.get("quantization") else ""),
-        "task": ", ".join(f"{key}={value}" for key, value in dataset.items()),
+        "task": ", ".join(f"{key}={value}" for key, value in config.task.dataset.items()),
         "problems": ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in data.items() if count is not None),
         "rewards": ", ".join(rewards),
         "loss": f"{train.loss_type}, advantages scaled by {train.scale_rewards}, beta {train.beta:g}",
-        "a step": f"{batch} completions of up to {train.max_completion_length} tokens, in groups of {train.num_generations}",
-        "optimizer": f"{train.optim or DEFAULT_OPTIMIZER}, learning rate {train.learning_rate:g} ({train.lr_scheduler_type})",
+        "a step": f"{batch} completions, groups of {train.num_generations}, up to {train.max_completion_length} tokens",
+        "optimizer": f"{train.optim or DEFAULT_OPTIMIZER}, rate {train.learning_rate:g} ({train.lr_scheduler_type})",
         "generation": f"vLLM, {train.vllm_mode}" if train.use_vllm else "transformers",
         "machine": run.plan.get("device", "not known"),
         "steps": str(run.summary.get("steps", len(run.metrics))),
@@ -142,7 +140,7 @@ def sweep_page(sweep: Sweep) -> str:
         "sweep.html.jinja",
         title=f"GRPO sweep {sweep.folder.resolve().name}",
         sweep=sweep,
-        columns=COLUMNS,
+        columns=COLUMNS | {"completions a step": lambda run: show(run.summary.get("completions_a_step"), "{:,}")},
         best=best,
         charts=pictures,
     )

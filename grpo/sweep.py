@@ -12,12 +12,12 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, open_dict, read_write
 
 from grpo.check import started
 from grpo.cli import leave
 from grpo.config import ConfigError
-from grpo.hardware import visible_cards
+from grpo.launchers import settle_launchers
 from grpo.resume import essential
 from grpo.summary import read_json, write_json
 from grpo.sweep_job import PROGRAM, quoted
@@ -81,22 +81,22 @@ def begin(config: DictConfig) -> Path:
         folder = newest_sweep(typed, folder.parents[1])
     if (folder / SWEEP).exists() and not config.sweep.resume:
         raise ConfigError(
-            f"hydra.sweep.dir={os.path.relpath(folder)}: there is a sweep in it; sweep.resume=true runs what is missing "
-            "or failed, another directory begins anew"
+            f"hydra.sweep.dir={os.path.relpath(folder)}: there is a sweep in it; sweep.resume=true runs what is "
+            "missing or failed, another directory begins anew"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.register_new_resolver("cards", lambda least, most: min(max(least, len(visible_cards())), most))
     options, comparison = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.output_subdir=null"], None
     with read_write(config), open_dict(config):
+        settle_launchers(config)
         config.hydra.sweep.dir = str(folder)
         config.hydra.overrides.hydra += options  # the jobs write `.hydra` themselves
         if follows_groups(config, typed):
             train = config.train
-            epochs = f"${{same_steps:{train.num_train_epochs},{train.num_generations},${{{GENERATIONS}}}}}"
-            config.hydra.overrides.task.append(f"{EPOCHS}={epochs}")
+            follows = f"${{same_steps:{train.num_train_epochs},{train.num_generations}}}"
+            config.hydra.overrides.task.append(f"{EPOCHS}={follows}")
             comparison = (
-                f"completions a step and steps are those of {GENERATIONS}={train.num_generations} in every job: prompts a "
-                f"step and {EPOCHS} change with it; fix {EPOCHS} or train.max_steps to have it otherwise"
+                f"completions a step and steps are those of {GENERATIONS}={train.num_generations} in every job: "
+                f"prompts a step and {EPOCHS} change with it; fix {EPOCHS} or train.max_steps to have it otherwise"
             )
             print(f"{PROGRAM}: {comparison}", file=sys.stderr)
     write_json(folder / SWEEP, {"overrides": typed, "comparison": comparison})

@@ -13,9 +13,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import yaml
 from hydra.conf import HydraConf
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config import register
@@ -39,7 +41,8 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
     """
     register()  # launchers bring the job into processes that have not seen the command line
     sweep_dir = Path(hydra.sweep.dir)
-    overrides = [written_out(text, config) for text in hydra.overrides.task if not text.startswith("sweep.")]
+    typed: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    overrides = [written_out(text, config) for text in typed if not text.startswith("sweep.")]
     folder = folder_of(overrides, sweep_dir, Path(hydra.runtime.output_dir))
     file = folder / "summary.json"
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,11 +59,10 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
                 )
             if status and not file.exists():
                 write_json(file, {"status": "failed", "reason": reason})
+            if status < 0:  # else it has said so itself
+                tell(folder, reason)
     summary = read_json(file)
-    if summary.get("status") == "completed":
-        return summary["accuracy_after"]
-    tell(folder, f"{summary['status']}: {summary['reason']}")
-    return None
+    return summary["accuracy_after"] if summary.get("status") == "completed" else None
 
 
 def tell(folder: Path, text: str) -> None:
@@ -101,7 +103,7 @@ def command(overrides: Sequence[str], folder: Path, hydra: HydraConf) -> list[st
 
 def quoted(text: str) -> str:
     """Return a text as a quoted value of Hydra's override grammar."""
-    return "'" + text.replace("'", "\\'") + "'"
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def train_in_process(line: Sequence[str], folder: Path, cwd: str, environment: dict[str, str]) -> tuple[int, str]:
@@ -161,7 +163,7 @@ def reason_of(status: int, last: str) -> str:
 
 @contextlib.contextmanager
 def own_device(sweep_dir: Path) -> Iterator[dict[str, str]]:
-    """Take a GPU, on a machine without one the whole CPU, that no other job of the sweep has, and wait until one is free.
+    """Take a GPU, or without one the CPU, that no other job of the sweep has, and wait until there is one.
 
     The environment in which a process sees that device alone comes back. Launchers that divide the cores among their
     jobs say so with OMP_NUM_THREADS; then there is nothing to wait for.

@@ -1,9 +1,11 @@
 """What the jobs of a sweep came to, a row each."""
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -17,7 +19,6 @@ COLUMNS = {
     "accuracy": lambda run: show(run.accuracy, "{:.1%}"),
     "reward": lambda run: show(run.reward, "{:.2f}"),
     "steps": lambda run: show(run.summary.get("steps", len(run.metrics)), "{:,}"),
-    "completions/step": lambda run: show(run.summary.get("completions_a_step"), "{:,}"),
     "tokens/s": lambda run: show(run.tokens_per_second, "{:,.0f}"),
     "peak GB": lambda run: show(run.peak_gb, "{:.2f}"),
     "time": lambda run: show(run.summary.get("wall_time_s"), "{:,.0f} s"),
@@ -38,7 +39,7 @@ class Sweep:
         """The keys of the command line that are not the same in all jobs."""
         keys = dict.fromkeys(key for run in self.runs for key in typed(run))
         return [
-            key for key in keys if len({self.value(run, key) for run in self.runs}) > 1 and key not in self.followed
+            key for key in keys if len({typed(run).get(key) for run in self.runs}) > 1 and key not in self.followed
         ]
 
     @property
@@ -47,8 +48,11 @@ class Sweep:
         return ["train.num_train_epochs"] if self.comparison else []
 
     def value(self, run: Run, key: str) -> str:
-        """Return what a key of the command line was in a job."""
-        return typed(run).get(key, "")
+        """Return what a key of the command line was in a job; a long number with four digits."""
+        text = typed(run).get(key, "")
+        with contextlib.suppress(ValueError):
+            return text if len(text) < 8 else f"{float(text):.4g}"
+        return text
 
     def name(self, run: Run) -> str:
         """Return the directory of a job, inside the sweep's."""
@@ -94,11 +98,11 @@ def read_sweep(folder: Path) -> Sweep:
 
 def print_sweep(sweep: Sweep) -> None:
     """Print a row for each job."""
-    table = Table(title=f"GRPO sweep {os.path.relpath(sweep.folder)}", title_justify="left")
+    table = Table(title=f"GRPO sweep {os.path.relpath(sweep.folder)}", title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("job", *sweep.varied, "status"):
-        table.add_column(heading.rpartition(".")[2], overflow="fold")
+        table.add_column(heading.rpartition(".")[2], overflow="fold", no_wrap=heading == "status")
     for heading in COLUMNS:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for run in sweep.runs:
         cells = [cell(run) for cell in COLUMNS.values()]
         table.add_row(sweep.name(run), *(sweep.value(run, key) for key in sweep.varied), run.status, *cells)

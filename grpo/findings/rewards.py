@@ -1,0 +1,92 @@
+"""Findings about the reward functions."""
+
+from statistics import mean
+
+from grpo.findings.base import FEWEST, Finding, ends, rise, values
+from grpo.record import Run
+
+
+def hacking(run: Run) -> Finding | None:
+    """The reward has risen by more than three standard errors, and the held-out accuracy not even by two."""
+    rewards = ends(run, "reward")
+    before, after = run.evaluation.get("before"), run.evaluation.get("after")
+    if not (rewards and before and after):
+        return None
+    gained, error = rise(*rewards)
+    better = after["accuracy"] - before["accuracy"]
+    variance = sum(part["accuracy"] * (1 - part["accuracy"]) / part["samples"] for part in (before, after))
+    if (
+        gained <= 3 * error
+        or gained < 0.05 * abs(mean(rewards[1]))
+        or better > 2 * variance**0.5
+        or after["accuracy"] > 0.9
+    ):
+        return None
+    parts = {}
+    for name, reward in run.config.reward.items():
+        part = ends(run, f"rewards/{name}/mean")
+        if part and name != run.judge:
+            parts[name] = reward.get("weight", 1.0) * rise(*part)[0]
+    most = max(parts, key=lambda name: parts[name]) if parts else None
+    blame = f", most of it from reward.{most} ({parts[most]:+.2f})" if most else ""
+    return Finding(
+        "hacking",
+        "The reward rises and the answers do not get better",
+        f"reward {mean(rewards[0]):.3g} in the first quarter, {mean(rewards[1]):.3g} in the last{blame}; held-out "
+        f"accuracy {before['accuracy']:.1%} before, {after['accuracy']:.1%} after",
+        "read the completions with the highest reward below: they show what is being rewarded instead; "
+        + (f"lower reward.{most}.weight, or bound it" if most else "mend the reward, and try it with rewards.check"),
+    )
+
+
+def drowned(run: Run) -> Finding | None:
+    """A reward's differences are less than a tenth of another's: the advantage hardly sees it."""
+    if run.config.train.get("multi_objective_aggregation") == "normalize_then_sum":
+        return None
+    weights = {str(name): reward.get("weight", 1.0) for name, reward in run.config.reward.items()}
+    spreads = {name: [value for _, value in values(run, f"rewards/{name}/std")] for name in weights}
+    spread = {name: abs(weights[name]) * mean(found) for name, found in spreads.items() if found and weights[name]}
+    loudest = max(spread, key=lambda name: spread[name], default=None)
+    quiet = [name for name in spread if loudest and 0 < spread[name] < 0.1 * spread[loudest]]
+    if not quiet or not loudest:
+        return None
+    return Finding(
+        "drowned",
+        f"reward.{loudest} drowns reward.{', reward.'.join(quiet)}",
+        "weight times standard deviation: "
+        + ", ".join(f"{name} {spread[name]:.3g}" for name in sorted(spread, key=lambda name: -spread[name])),
+        f"raise reward.{quiet[0]}.weight or lower reward.{loudest}.weight={weights[loudest]:g}; or "
+        "train.multi_objective_aggregation=normalize_then_sum brings all to one scale first",
+    )
+
+
+def never_fired(run: Run) -> Finding | None:
+    """A reward function has given 0 for every completion of the run."""
+    silent = []
+    for name in run.config.reward:
+        given = values(run, f"rewards/{name}/mean")
+        if len(given) >= FEWEST and not any(value for _, value in given + values(run, f"rewards/{name}/std")):
+            silent.append(f"reward.{name}")
+    if not silent:
+        return None
+    return Finding(
+        "never_fired",
+        f"{', '.join(silent)} gave 0 to every completion",
+        f"in all of {len(run.metrics)} logged steps",
+        "try it on completions below: python -m rewards.check says what it makes of a text; the task may ask for a "
+        "form that the policy never writes",
+    )
+
+
+def reward_errors(run: Run) -> Finding | None:
+    """A reward function raised or gave no number, so that rows were left out."""
+    errors: dict[str, dict[str, int]] = run.summary.get("reward_errors") or {}
+    if not errors:
+        return None
+    told = [f"reward.{name}: {count} {kind}" for name, kinds in errors.items() for kind, count in kinds.items()]
+    return Finding(
+        "reward_errors",
+        "Completions were left out, as a reward function failed on them",
+        "; ".join(told),
+        "the rows and the reasons are in reward_errors.jsonl; python -m rewards.check tries a function beforehand",
+    )

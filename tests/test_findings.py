@@ -1,0 +1,102 @@
+"""The rules against metrics recorded from real runs of the embedded task; `overrides` in each file made them."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from grpo.findings import RULES, findings
+from grpo.record import Run
+
+RECORDED = Path(__file__).parent / "recorded"
+FOUND = {
+    "healthy": set(),
+    "healthy_1": set(),
+    "healthy_lora": set(),
+    "reward_flat": {"reward_flat"},
+    "reward_fell": {"reward_fell", "groups_equal", "cut_off"},
+    "too_easy": {"too_easy"},
+    "too_hard": {"too_hard", "never_fired", "cut_off", "reward_flat"},
+    "cut_off": {"cut_off", "too_hard", "reward_flat"},
+    "entropy_collapsed": {"entropy_collapsed", "groups_equal", "hacking"},
+    "kl_exploded": {"kl_exploded", "groups_equal", "cut_off", "reward_fell"},
+    "hacking": {"hacking", "groups_equal", "reward_flat"},
+    "drowned": {"drowned"},
+    "reward_errors": {"reward_errors"},
+    "steps_skipped": {"steps_skipped"},
+    "mismatch": {"mismatch"},
+    "memory_near_limit": {"memory_near_limit"},
+}
+
+
+@pytest.fixture
+def recorded(composed: Callable[..., DictConfig]) -> Callable[[str], Run]:
+    """A function from the name of a recording to the run it is of."""
+
+    def read(name: str) -> Run:
+        held = json.loads((RECORDED / f"{name}.json").read_text())
+        columns = held.pop("metrics")
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return Run(folder=Path(name), config=composed(*held["overrides"]), metrics=rows, **held)
+
+    return read
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_recorded_run_shows_what_was_wrong_with_it_and_nothing_else(name, recorded):
+    assert {finding.name for finding in findings(recorded(name))} == FOUND[name]
+
+
+def test_every_recording_is_looked_at():
+    assert {file.stem for file in RECORDED.glob("*.json")} == set(FOUND)
+
+
+def test_every_rule_is_shown_by_a_recording(recorded):
+    runs = [recorded(name) for name in FOUND]
+    assert not [rule.__name__ for rule in RULES if not any(rule(run) for run in runs)]
+
+
+def test_a_finding_has_its_evidence_and_what_to_do(recorded):
+    (finding,) = findings(recorded("drowned"))
+    assert finding.title == "reward.brevity drowns reward.correctness"
+    assert finding.evidence == "weight times standard deviation: brevity 9.32, correctness 0.486"
+    assert "raise reward.correctness.weight or lower reward.brevity.weight=50" in finding.advice
+
+
+def test_hacking_names_the_reward_that_rose(recorded):
+    finding = next(found for found in findings(recorded("hacking")) if found.name == "hacking")
+    assert "most of it from reward.brevity (+1.12)" in finding.evidence
+    assert "held-out accuracy 11.0% before, 3.0% after" in finding.evidence
+
+
+def test_answers_that_get_better_are_no_hacking(recorded):
+    run = recorded("hacking")
+    better = {"accuracy": 0.5, "samples": 200, "interval": [0.43, 0.57]}
+    healed = replace(run, evaluation={**run.evaluation, "after": better})
+    assert "hacking" not in {finding.name for finding in findings(healed)}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5, 9])
+@pytest.mark.parametrize("name", ["healthy", "hacking", "kl_exploded", "memory_near_limit"])
+def test_a_run_of_a_few_steps_has_no_trend(name, steps, recorded):
+    run = recorded(name)
+    trends = {"reward_flat", "reward_fell", "groups_equal", "too_easy", "too_hard", "cut_off", "entropy_collapsed"}
+    short = replace(run, metrics=run.metrics[:steps], evaluation={})
+    assert not {finding.name for finding in findings(short)} & {*trends, "hacking"}
+
+
+def test_memory_near_the_limit_of_a_gpu_is_told_in_numbers(recorded):
+    run = recorded("healthy")
+    full = replace(run, summary={**run.summary, "memory/peak_reserved_gb": 15.2}, plan={"capacity_gb": 16.0})
+    (finding,) = findings(full)
+    assert finding.evidence == "15.2 GB of 16.0 GB of GPU memory used"
+
+
+def test_an_update_that_ran_out_of_memory_is_told(recorded):
+    run = recorded("healthy")
+    rows = [{**row, "update/oom_retries": int(row["step"] == 7)} for row in run.metrics]
+    (finding,) = findings(replace(run, metrics=rows))
+    assert finding.evidence == "1 updates ran out of memory and were done again in smaller parts"

@@ -1,0 +1,295 @@
+"""Preparing a sweep, its jobs and its table, without training."""
+
+import fcntl
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hydra import compose
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf, open_dict
+
+from grpo.config import ConfigError
+from grpo.launchers import settle_launchers
+from grpo.sweep import begin, newest_sweep
+from grpo.sweep_job import command, folder_of, locked, own_device, quoted, reason_of, train_in_process, written_out
+from grpo.sweep_table import read_sweep
+
+
+@pytest.fixture
+def master(composed, tmp_path):
+    """A function from overrides to what Hydra composes for a sweep, without the values that are swept."""
+
+    def make(*typed: str, options: tuple[str, ...] = (), sweep_dir: Path = tmp_path / "day" / "time"):
+        fixed = [text for text in typed if "," not in text]
+        config = compose("config", [*fixed, f"hydra.sweep.dir='{sweep_dir}'"], return_hydra_config=True)
+        with open_dict(config):
+            config.hydra.overrides.task, config.hydra.overrides.hydra = list(typed), list(options)
+        return config
+
+    return make
+
+
+def steps_of(config, generations: int) -> float:
+    """Steps that a job of a prepared sweep does."""
+    typed = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    added = [text for text in typed if text.startswith("train.num_train_epochs=")]
+    job = compose("config", [*added, f"train.num_generations={generations}"])
+    prompts = job.train.per_device_train_batch_size / generations
+    return job.train.num_train_epochs * job.task.dataset.size / prompts
+
+
+@pytest.mark.parametrize("generations", [2, 4, 8, 16, 32])
+def test_a_sweep_over_group_sizes_does_as_many_steps_of_as_many_completions(generations, master):
+    config = master("train.num_generations=2,4,8,16,32")
+    begin(config)
+    assert steps_of(config, generations) == 160
+
+
+def test_what_is_kept_equal_is_written_down(master, tmp_path, capsys):
+    begin(master("train.num_generations=2,4"))
+    written = json.loads((tmp_path / "day" / "time" / "sweep.json").read_text())
+    assert written["overrides"] == ["train.num_generations=2,4"]
+    assert "completions a step and steps are those of train.num_generations=8 in every job" in written["comparison"]
+    assert written["comparison"] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("train.num_generations=2,4", "train.num_train_epochs=2"),
+        ("train.num_generations=2,4", "train.max_steps=5"),
+        ("train.num_generations=2,4", "train.per_device_train_batch_size=64,128"),
+        ("train.learning_rate=1e-3,1e-4",),
+        ("train.num_generations=4", "train.learning_rate=1e-3,1e-4"),
+    ],
+)
+def test_what_the_user_fixes_stays(typed, master, tmp_path):
+    config = master(*typed)
+    folder = begin(config)
+    assert config.hydra.overrides.task == list(typed)
+    assert json.loads((folder / "sweep.json").read_text())["comparison"] is None
+
+
+def test_group_sizes_that_the_sweeper_varies_count_as_swept(master):
+    config = master("train.learning_rate=1e-3")
+    with open_dict(config):
+        config.hydra.sweeper.params = {"train.num_generations": "choice(2,4)"}
+    begin(config)
+    assert steps_of(config, 4) == 160
+
+
+def test_a_directory_with_a_sweep_is_not_written_over(master):
+    begin(master("train.seed=0,1"))
+    with pytest.raises(ConfigError, match="there is a sweep in it; sweep.resume=true runs what is missing or failed"):
+        begin(master("train.seed=0,1"))
+
+
+def test_the_newest_sweep_of_the_same_command_goes_on(master, tmp_path):
+    for name in ("01", "02", "03"):
+        typed = "train.seed=0,1" if name < "03" else "train.seed=5,6"
+        begin(master(typed, sweep_dir=tmp_path / "day" / name))
+    new = tmp_path / "day" / "04"
+    resumed = begin(master("train.seed=0,1", "sweep.resume=true", sweep_dir=new))
+    assert resumed == tmp_path / "day" / "02"
+    assert not new.exists()
+
+
+def test_a_sweep_that_is_not_there_cannot_go_on(tmp_path):
+    with pytest.raises(ConfigError, match="no sweep with these overrides in .*; name it with hydra.sweep.dir="):
+        newest_sweep(["train.seed=0,1"], tmp_path)
+
+
+def test_a_sweep_is_not_for_torchrun(master, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="not under torchrun"):
+        begin(master("train.seed=0,1"))
+
+
+def launcher(**settings):
+    return OmegaConf.create({"hydra": {"overrides": {"hydra": []}, **settings}})
+
+
+def test_joblib_runs_a_job_for_each_gpu_and_not_for_each_core(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,5")
+    config = launcher(launcher={"_target_": "JoblibLauncher", "n_jobs": -1}, sweeper={})
+    settle_launchers(config)
+    assert config.hydra.launcher.n_jobs == 3
+
+
+def test_what_was_typed_for_a_launcher_stays():
+    config = launcher(launcher={"_target_": "JoblibLauncher", "n_jobs": -1}, sweeper={})
+    config.hydra.overrides.hydra = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=-1"]
+    settle_launchers(config)
+    assert config.hydra.launcher.n_jobs == -1
+
+
+def test_slurm_jobs_get_a_gpu_and_a_day():
+    config = launcher(launcher={"_target_": "x.SlurmLauncher", "timeout_min": 60, "gpus_per_node": None}, sweeper={})
+    settle_launchers(config)
+    assert (config.hydra.launcher.timeout_min, config.hydra.launcher.gpus_per_node) == (24 * 60, 1)
+
+
+@pytest.mark.parametrize("name", ["joblib", "submitit_slurm", "submitit_local", "ray"])
+def test_the_launchers_have_the_settings_that_are_made(name, composed):
+    pytest.importorskip({"joblib": "joblib", "ray": "hydra_plugins.hydra_ray_launcher"}.get(name, "submitit"))
+    config = compose("config", [f"hydra/launcher={name}"], return_hydra_config=True)
+    before = OmegaConf.to_yaml(config.hydra.launcher, resolve=False)
+    with open_dict(config):
+        config.hydra.overrides.hydra = []
+        settle_launchers(config)
+    assert OmegaConf.to_yaml(config.hydra.launcher, resolve=False) != before
+
+
+def test_optuna_looks_for_the_highest_accuracy_and_survives_failures(composed):
+    pytest.importorskip("optuna")
+    config = compose("config", ["hydra/sweeper=optuna"], return_hydra_config=True)
+    with open_dict(config):
+        config.hydra.overrides.hydra = []
+        settle_launchers(config)
+    sweeper = config.hydra.sweeper
+    assert (str(sweeper.direction), sweeper.max_failure_rate, sweeper.sampler.seed) == ("maximize", 1.0, 0)
+
+
+def job_in(sweep_dir: Path, name: str, *overrides: str, **summary: object) -> Path:
+    """Make the directory of a job."""
+    folder = sweep_dir / name
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides))
+    (folder / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(compose("config", list(overrides))))
+    if summary:
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_a_job_goes_on_in_the_directory_that_it_began(composed, tmp_path):
+    job_in(tmp_path, "0", "train.seed=0")
+    begun = job_in(tmp_path, "1", "train.seed=1", "train.resume_from_checkpoint=true")
+    assert folder_of(["train.seed=1"], tmp_path, tmp_path / "0") == begun
+
+
+def test_a_new_job_does_not_write_into_the_directory_of_another(composed, tmp_path):
+    job_in(tmp_path, "0", "train.seed=0")
+    assert folder_of(["train.seed=7"], tmp_path, tmp_path / "1") == tmp_path / "1"
+    assert folder_of(["train.seed=7"], tmp_path, tmp_path / "0") == tmp_path / "0_2"
+
+
+def test_the_command_of_a_job_trains_it_alone():
+    hydra = OmegaConf.create(
+        {
+            "overrides": {"hydra": ["hydra.mode=MULTIRUN", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]},
+            "job": {"num": 3, "config_name": "config"},
+            "runtime": {"config_sources": [{"provider": "command-line", "path": "/my conf"}]},
+        }
+    )
+    hydra.overrides.hydra += ["hydra.sweep.dir=x", "hydra/sweeper=optuna", "hydra.verbose=true", "hydra.output_subdir=null"]
+    line = command(["train.seed=1"], Path("/a sweep/it's"), hydra)
+    assert line[2:] == [
+        "grpo.train",
+        "--config-dir=/my conf",
+        "--config-name=config",
+        "train.seed=1",
+        "hydra.verbose=true",
+        "hydra.mode=RUN",
+        "hydra.run.dir='/a sweep/it\\'s'",
+        "hydra.job.num=3",
+    ]
+
+
+@given(st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1))
+def test_hydra_reads_a_quoted_path_as_it_is(text):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    assert OverridesParser.create().parse_override(f"hydra.run.dir={quoted(text)}").value() == text
+
+
+def test_epochs_that_follow_the_groups_are_written_out_as_a_number(composed):
+    followed = "train.num_train_epochs=${same_steps:1,8}"
+    job = compose("config", ["train.num_generations=16", followed])
+    assert written_out(followed, job) == "train.num_train_epochs=0.5"
+    assert written_out("train.seed=3", job) == "train.seed=3"
+
+
+@pytest.mark.parametrize(
+    ("status", "last", "reason"),
+    [
+        (2, "grpo.train: does not fit: 9 GB", "does not fit: 9 GB"),
+        (1, "", "ended with exit status 1"),
+        (-signal.SIGKILL, "", "killed by SIGKILL; the system does that when host memory is used up"),
+        (-signal.SIGSEGV, "", "killed by SIGSEGV"),
+    ],
+)
+def test_a_job_that_failed_has_a_reason(status, last, reason):
+    assert reason_of(status, last) == reason
+
+
+def test_jobs_that_run_at_once_have_different_gpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
+    with own_device(tmp_path) as first, own_device(tmp_path) as second:
+        assert [first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]] == ["0", "3"]
+        with pytest.raises(BlockingIOError), locked(tmp_path / ".0.lock", fcntl.LOCK_NB):
+            pass
+    with own_device(tmp_path) as again:
+        assert again["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_a_job_waits_for_the_cpu_unless_the_launcher_has_divided_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with own_device(tmp_path) as environment:
+        assert environment == {}
+        with pytest.raises(BlockingIOError), locked(tmp_path / ".cpu.lock", fcntl.LOCK_NB):
+            pass
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        with own_device(tmp_path):
+            pass
+
+
+def test_a_sweep_that_is_told_to_stop_tells_its_job_and_waits_for_it(tmp_path, capfd):
+    says = "import signal,sys,time; signal.signal(15, lambda *a: (time.sleep(0.3), print('saved', file=sys.stderr), exit(130)))"
+    line = ["python3", "-c", f"{says}; print('begun', file=sys.stderr, flush=True); time.sleep(30)"]
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        train_in_process(line, tmp_path, str(tmp_path), {})
+    assert time.monotonic() - start < 20
+    assert "saved" in capfd.readouterr().err
+
+
+def test_the_table_of_a_sweep_has_what_varied_and_how_it_ended(composed, tmp_path):
+    for number, seed in enumerate((3, 4, 5)):
+        job_in(tmp_path, str(number), "train.max_steps=5", f"train.seed={seed}")
+    (tmp_path / "0" / "summary.json").write_text(json.dumps({"status": "completed", "reason": None}))
+    (tmp_path / "1" / "summary.json").write_text(json.dumps({"status": "failed", "reason": "out of luck"}))
+    sweep = read_sweep(tmp_path)
+    assert sweep.varied == ["train.seed"]
+    assert [sweep.value(run, "train.seed") for run in sweep.runs] == ["3", "4", "5"]
+    assert [run.status for run in sweep.runs] == ["completed", "failed", "running"]
+    assert [(sweep.name(run), run.reason) for run in sweep.failed] == [
+        ("1", "out of luck"),
+        ("2", "still running, or killed without a word"),
+    ]
+
+
+def test_jobs_come_in_the_order_of_their_numbers(composed, tmp_path):
+    for name in ("10", "2", "0_2", "0"):
+        job_in(tmp_path, name, f"train.seed={len(name)}")
+    sweep = read_sweep(tmp_path)
+    assert [sweep.name(run) for run in sweep.runs] == ["0", "0_2", "2", "10"]
+
+
+def test_an_empty_sweep_says_so(tmp_path):
+    with pytest.raises(ConfigError, match="no job of this sweep has begun"):
+        read_sweep(tmp_path)
+
+
+def test_a_command_to_paste_is_quoted(composed, tmp_path):
+    from grpo.record import read_run
+
+    run = read_run(job_in(tmp_path, "0", "task.prompt='a {question}'", "train.seed=1"))
+    assert run.command == """python -m grpo.train 'task.prompt='"'"'a {question}'"'"'' train.seed=1"""
