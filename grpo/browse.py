@@ -6,7 +6,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as parquet
+import pyarrow
+from pyarrow import parquet
 
 STEPS = 60
 """Steps that are shown at most."""
@@ -33,8 +34,10 @@ def sample(run_dir: Path, weights: dict[str, float]) -> dict[str, Any]:
     chosen = [files[round(place * (len(files) - 1) / max(1, count - 1))] for place in range(count)]
     steps = []
     for file in chosen:
-        table = parquet.read_table(file)
-        rows = table.select([name for name in table.column_names if name in KEPT or name in weights]).to_pylist()
+        try:
+            rows = read_rows(file, [*KEPT, *weights])
+        except pyarrow.ArrowInvalid:  # the run was killed while it wrote
+            continue
         groups = [group(list(same), weights) for _, same in groupby(rows, key=lambda row: row["prompt"])]
         if rows:
             steps.append({"step": rows[0]["step"], "rows": len(rows), "groups": fitting(groups, SIZE // len(chosen))})
@@ -42,6 +45,21 @@ def sample(run_dir: Path, weights: dict[str, float]) -> dict[str, Any]:
 
 
 KEPT = ("step", "prompt", "completion", "advantage")
+
+
+def read_rows(file: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows of a Parquet file, of those columns that it has; what is no UTF-8 is replaced."""
+    table = parquet.read_table(file)
+    columns = {}
+    for name in names:
+        if name in table.column_names:
+            column = table[name]
+            if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+                cells = column.cast(pyarrow.large_binary()).to_pylist()
+                columns[name] = [cell.decode(errors="replace") for cell in cells]
+            else:
+                columns[name] = column.to_pylist()
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def group(rows: Sequence[dict[str, Any]], weights: dict[str, float]) -> dict[str, Any]:

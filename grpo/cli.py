@@ -40,7 +40,7 @@ def start(job: Callable[[], object], program: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
-        leave(RunError("interrupted before it began", status=130), program)
+        leave(RunError("interrupted", status=130), program)
     except Exception as error:
         if WANTS_TRACEBACK:
             raise

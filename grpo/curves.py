@@ -53,7 +53,7 @@ def accuracies(title: str, sampled: Points, ends: Sequence[tuple[float, float, f
         axes.errorbar(
             step, share, [[share - low], [high - share]], fmt="o", color=COLOURS[1], capsize=3, clip_on=False, zorder=5
         )
-    axes.set(xlabel="step", ylim=(0, 1))
+    axes.set(xlabel="step", ylim=(0, 1.03))
     return Chart(title, svg(figure, title), ["sampled in training", "held out, greedy, 95 % interval"])
 
 
@@ -62,7 +62,7 @@ def bars(title: str, heights: dict[str, float | None], unit: str) -> Chart:
     figure, axes = frame(title, percent=False)
     for place, height in enumerate(heights.values()):
         axes.bar(place, height or 0, color=COLOURS[0], width=0.6)
-        axes.text(place, height or 0, "×" if height is None else f"{height:.3g}", ha="center", va="bottom")
+        axes.text(place, height or 0, "×" if height is None else f"{height:.3g}", ha="center", va="bottom", color=INK)
     label_places(axes, list(heights))
     axes.set_ylabel(unit)
     axes.margins(y=0.15)
@@ -77,9 +77,9 @@ def shares(title: str, found: Mapping[str, Sequence[tuple[float, float, float]]]
             axes.errorbar(place, share, [[share - low], [high - share]], fmt="o", color=COLOURS[1], capsize=3)
     if before is not None:
         axes.axhline(before, color=INK, linestyle="--", linewidth=0.8, alpha=0.6)
-        axes.text(len(found) - 0.5, before, "before", ha="right", va="bottom")
+        axes.text(len(found) - 0.5, before, "before", ha="right", va="bottom", color=INK)
     label_places(axes, list(found))
-    axes.set_ylim(0, 1)
+    axes.set_ylim(0, 1.03)
     return Chart(title, svg(figure, title))
 
 

@@ -8,7 +8,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config import ConfigError, register
-from grpo.resume import newest_checkpoint
+from grpo.resume import NOT_ESSENTIAL, newest_checkpoint
 from grpo.summary import read_json
 
 USAGE = "name a run directory, as outputs/2026-01-01/12-00-00"
@@ -28,14 +28,25 @@ class FinishedRun:
     @property
     def overrides(self) -> list[str]:
         """What was typed, with the folders of configurations of one's own."""
-        typed = yaml.safe_load((self.folder / ".hydra" / "overrides.yaml").read_text())
-        return [text for text in typed if not text.lstrip("+").startswith(("hydra.", "train.resume_from_checkpoint"))]
+        return typed_in(self.folder)
 
     @property
     def config_dirs(self) -> list[str]:
         """Folders that were named with `--config-dir`."""
-        sources = yaml.safe_load((self.folder / ".hydra" / "hydra.yaml").read_text())["hydra"]["runtime"]
-        return [found["path"] for found in sources["config_sources"] if found["provider"] == "command-line"]
+        return config_dirs_in(self.folder)
+
+
+def typed_in(folder: Path) -> list[str]:
+    """Return what was typed for the run in a directory, without Hydra's own options and what it went on from."""
+    typed = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text())
+    return [text for text in typed if not NOT_ESSENTIAL.match(text)]
+
+
+def config_dirs_in(folder: Path) -> list[str]:
+    """Return the folders that were named with `--config-dir` for the run in a directory."""
+    file = folder / ".hydra" / "hydra.yaml"
+    sources = yaml.safe_load(file.read_text())["hydra"]["runtime"]["config_sources"] if file.exists() else []
+    return [found["path"] for found in sources if found["provider"] == "command-line"]
 
 
 def open_run(folder: str | Path) -> FinishedRun:

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config import ConfigError, register
-from grpo.resume import essential
+from grpo.finished import config_dirs_in, typed_in
 from grpo.summary import read_json
 
 PEAKS = ("memory/peak_reserved_gb", "memory/host_gb")
@@ -25,6 +24,8 @@ class Run:
     config: DictConfig
     overrides: list[str]
     """What was typed, without Hydra's own options."""
+    config_dirs: list[str] = field(default_factory=list)
+    """Folders that were named with `--config-dir`."""
     summary: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
@@ -74,7 +75,8 @@ class Run:
     @property
     def command(self) -> str:
         """What runs it alone."""
-        return shlex.join(["python", "-m", "grpo.train", *self.overrides])
+        folders = [f"--config-dir={folder}" for folder in self.config_dirs]
+        return shlex.join(["python", "-m", "grpo.train", *folders, *self.overrides])
 
 
 def read_run(folder: Path) -> Run:
@@ -90,11 +92,11 @@ def read_run(folder: Path) -> Run:
     register()
     config = OmegaConf.load(file)
     assert isinstance(config, DictConfig)
-    typed = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text())
     return Run(
         folder=folder,
         config=config,
-        overrides=[text for text in typed if text in essential(typed)],
+        overrides=typed_in(folder),
+        config_dirs=config_dirs_in(folder),
         summary=read_json(folder / "summary.json"),
         evaluation=read_json(folder / "evaluation.json"),
         plan=read_json(folder / "plan.json"),

@@ -46,7 +46,7 @@ def run_page(run: Run) -> str:
     weights = {str(name): float(reward.get("weight", 1.0)) for name, reward in run.config.reward.items()}
     return page(
         "run.html.jinja",
-        title=f"GRPO run {run.folder.resolve().name}",
+        title=f"GRPO run {name_of(run.folder)}",
         run=run,
         findings=findings(run),
         facts=facts(run),
@@ -54,6 +54,11 @@ def run_page(run: Run) -> str:
         charts=charts(run),
         browse=sample(run.folder, weights),
     )
+
+
+def name_of(folder: Path) -> str:
+    """Return the last two parts of a path: date and time of a run or a sweep, time and number of a job."""
+    return "/".join(folder.resolve().parts[-2:])
 
 
 def facts(run: Run) -> dict[str, str]:
@@ -104,9 +109,13 @@ def charts(run: Run) -> list[Chart]:
     rewards = {str(name): f"rewards/{name}/mean" for name in run.config.reward}
     wanted: list[tuple[str, dict[str, str], bool]] = [
         ("Reward", {"reward": "reward"}, False),
-        ("Reward functions", rewards, False),
+        ("Reward functions", rewards if len(rewards) > 1 else {}, False),
         ("KL to the reference, nats a token", {"KL": "kl"}, False),
-        ("Entropy, nats a token", {"entropy": "entropy" if values(run, "entropy")[1:] else "update/entropy"}, False),
+        (
+            "Entropy, nats a token",
+            {"entropy": max("entropy", "update/entropy", key=lambda name: len(values(run, name)))},
+            False,
+        ),
         ("Completion length, tokens", {key: f"completions/{key}_length" for key in ("mean", "min", "max")}, False),
         ("Completions cut off", {"cut off": "completions/clipped_ratio"}, True),
         ("Groups without a difference in reward", {"groups": "frac_reward_zero_std"}, True),
@@ -138,7 +147,7 @@ def sweep_page(sweep: Sweep) -> str:
             pictures.append(shares(f"Held-out accuracy over {key}", after, before))
     return page(
         "sweep.html.jinja",
-        title=f"GRPO sweep {sweep.folder.resolve().name}",
+        title=f"GRPO sweep {name_of(sweep.folder)}",
         sweep=sweep,
         columns=COLUMNS | {"completions a step": lambda run: show(run.summary.get("completions_a_step"), "{:,}")},
         best=best,

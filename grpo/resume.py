@@ -12,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from grpo.config import ConfigError
 
 KEY = "train.resume_from_checkpoint"
+NOT_ESSENTIAL = re.compile(rf"[+~]*(hydra[./]|{KEY}=)")
+"""Of a command line: Hydra's own options, and what it goes on from."""
 
 
 def is_whole(checkpoint: Path) -> bool:
@@ -79,7 +81,7 @@ def interrupted_run(overrides: list[str], outputs: Path = Path("outputs")) -> Pa
 
 def essential(overrides: Sequence[str]) -> list[str]:
     """Return what makes two command lines the same run: all but Hydra's own options and what they go on from."""
-    return sorted(text for text in overrides if "=" in text and not re.match(rf"[+~]*(hydra[./]|{KEY}=)", text))
+    return sorted(text for text in overrides if not NOT_ESSENTIAL.match(text))
 
 
 def continue_interrupted(arguments: list[str]) -> list[str]:
@@ -87,7 +89,7 @@ def continue_interrupted(arguments: list[str]) -> list[str]:
 
     The command line comes back unchanged if a run directory is named in it or if there is no such run.
     """
-    overrides = [text for text in arguments if "=" in text and not text.startswith("-")]
+    overrides = [text for text in arguments if ("=" in text or text.startswith("~")) and not text.startswith("-")]
     if {f"{KEY}=auto", f"{KEY}=true"} & set(overrides) and not any(
         text.startswith("hydra.run.dir=") for text in overrides
     ):

@@ -91,10 +91,11 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
         }
         write_json(run_dir / "summary.json", summary)
         (run_dir / "README.md").unlink(missing_ok=True)  # TRL's card without contents; `grpo.export` writes a real one
-        try:
-            write_report(run_dir)
-        except Exception:  # the run is what counts
-            log.exception("no page could be written")
+        if os.environ.get("RANK", "0") == "0":
+            try:
+                write_report(run_dir)
+            except Exception:  # the run is what counts
+                log.exception("no page could be written")
     report(summary, run_dir)
     return summary
 

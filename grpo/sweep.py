@@ -23,6 +23,8 @@ from grpo.summary import read_json, write_json
 from grpo.sweep_job import PROGRAM, quoted
 from grpo.sweep_table import SWEEP, print_sweep, read_sweep
 
+INTERRUPTED = 130
+"""The exit status after Ctrl-C."""
 GENERATIONS, EPOCHS = "train.num_generations", "train.num_train_epochs"
 BATCH = [
     f"train.{key}"
@@ -56,9 +58,10 @@ class SweepFolder(Callback):
 def recorded() -> Iterator[None]:
     """Record the sweep that is run inside, if one is: leave with its table, its page and its exit status."""
     SweepFolder.wanted = True
-    status: Any = 0
+    status: Any = 1
     try:
         yield
+        status = 0
     except SystemExit as end:
         status = end.code
         raise
@@ -143,15 +146,13 @@ def finish(folder: Path, status: Any) -> None:
     for run in sweep.failed:
         write_report(run.folder)
     print(f"page: {os.path.relpath(write_report(folder))}")
-    again = "the same command with sweep.resume=true"
-    if sweep.failed:
-        print(
-            f"{PROGRAM}: {len(sweep.failed)} of {len(sweep.runs)} jobs failed; {again} runs them again", file=sys.stderr
-        )
-        for run in sweep.failed:
-            told = " ".join(f"{key}={sweep.value(run, key)}" for key in sweep.varied)
-            print(f"  #{sweep.name(run)} {told}: {run.reason}", file=sys.stderr)
-    elif status == 130:
-        print(f"{PROGRAM}: interrupted; {again} goes on", file=sys.stderr)
+    again = "the same command with sweep.resume=true goes on"
+    if status == INTERRUPTED:
+        print(f"{PROGRAM}: {again}", file=sys.stderr)
+    elif sweep.failed:
+        print(f"{PROGRAM}: {len(sweep.failed)} of {len(sweep.runs)} jobs failed; {again} with them", file=sys.stderr)
+    for run in sweep.failed:
+        told = " ".join(f"{key}={sweep.value(run, key)}" for key in sweep.varied)
+        print(f"  #{sweep.name(run)} {told}: {run.reason}", file=sys.stderr)
     if sweep.failed and not status:
         sys.exit(1)

@@ -73,7 +73,7 @@ def tell(folder: Path, text: str) -> None:
 def written_out(override: str, config: DictConfig) -> str:
     """Return an override with the number that it stands for, where `begin` has let it follow another."""
     key, _, value = override.partition("=")
-    return f"{key}={OmegaConf.select(config, key)}" if value.startswith("${same_steps:") else override
+    return f"{key}={OmegaConf.select(config, key)}" if "same_steps" in value else override
 
 
 def folder_of(overrides: Sequence[str], sweep_dir: Path, numbered: Path) -> Path:

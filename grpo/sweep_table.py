@@ -38,9 +38,7 @@ class Sweep:
     def varied(self) -> list[str]:
         """The keys of the command line that are not the same in all jobs."""
         keys = dict.fromkeys(key for run in self.runs for key in typed(run))
-        return [
-            key for key in keys if len({typed(run).get(key) for run in self.runs}) > 1 and key not in self.followed
-        ]
+        return [key for key in keys if len({typed(run).get(key) for run in self.runs}) > 1 and key not in self.followed]
 
     @property
     def followed(self) -> list[str]:
@@ -66,7 +64,7 @@ class Sweep:
 
 def typed(run: Run) -> dict[str, str]:
     """Return the overrides of a run by their keys."""
-    return dict(text.split("=", 1) for text in run.overrides)
+    return dict(text.partition("=")[::2] for text in run.overrides)
 
 
 def show(value: float | None, form: str) -> str:
@@ -98,7 +96,12 @@ def read_sweep(folder: Path) -> Sweep:
 
 def print_sweep(sweep: Sweep) -> None:
     """Print a row for each job."""
-    table = Table(title=f"GRPO sweep {os.path.relpath(sweep.folder)}", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=f"GRPO sweep {os.path.relpath(sweep.folder)}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     for heading in ("job", *sweep.varied, "status"):
         table.add_column(heading.rpartition(".")[2], overflow="fold", no_wrap=heading == "status")
     for heading in COLUMNS:

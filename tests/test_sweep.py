@@ -86,7 +86,7 @@ def test_group_sizes_that_the_sweeper_varies_count_as_swept(master):
 
 def test_a_directory_with_a_sweep_is_not_written_over(master):
     begin(master("train.seed=0,1"))
-    with pytest.raises(ConfigError, match="there is a sweep in it; sweep.resume=true runs what is missing or failed"):
+    with pytest.raises(ConfigError, match=r"there is a sweep in it; sweep\.resume=true runs what is missing or failed"):
         begin(master("train.seed=0,1"))
 
 
@@ -101,7 +101,7 @@ def test_the_newest_sweep_of_the_same_command_goes_on(master, tmp_path):
 
 
 def test_a_sweep_that_is_not_there_cannot_go_on(tmp_path):
-    with pytest.raises(ConfigError, match="no sweep with these overrides in .*; name it with hydra.sweep.dir="):
+    with pytest.raises(ConfigError, match=r"no sweep with these overrides in .*; name it with hydra\.sweep\.dir="):
         newest_sweep(["train.seed=0,1"], tmp_path)
 
 
@@ -187,7 +187,12 @@ def test_the_command_of_a_job_trains_it_alone():
             "runtime": {"config_sources": [{"provider": "command-line", "path": "/my conf"}]},
         }
     )
-    hydra.overrides.hydra += ["hydra.sweep.dir=x", "hydra/sweeper=optuna", "hydra.verbose=true", "hydra.output_subdir=null"]
+    hydra.overrides.hydra += [
+        "hydra.sweep.dir=x",
+        "hydra/sweeper=optuna",
+        "hydra.verbose=true",
+        "hydra.output_subdir=null",
+    ]
     line = command(["train.seed=1"], Path("/a sweep/it's"), hydra)
     assert line[2:] == [
         "grpo.train",
@@ -212,6 +217,7 @@ def test_epochs_that_follow_the_groups_are_written_out_as_a_number(composed):
     followed = "train.num_train_epochs=${same_steps:1,8}"
     job = compose("config", ["train.num_generations=16", followed])
     assert written_out(followed, job) == "train.num_train_epochs=0.5"
+    assert written_out("train.num_train_epochs=$\\{same_steps\\:1\\,8\\}", job) == "train.num_train_epochs=0.5"
     assert written_out("train.seed=3", job) == "train.seed=3"
 
 
@@ -251,8 +257,8 @@ def test_a_job_waits_for_the_cpu_unless_the_launcher_has_divided_it(tmp_path, mo
 
 
 def test_a_sweep_that_is_told_to_stop_tells_its_job_and_waits_for_it(tmp_path, capfd):
-    says = "import signal,sys,time; signal.signal(15, lambda *a: (time.sleep(0.3), print('saved', file=sys.stderr), exit(130)))"
-    line = ["python3", "-c", f"{says}; print('begun', file=sys.stderr, flush=True); time.sleep(30)"]
+    save = "lambda *signal: (time.sleep(0.3), print('saved', file=sys.stderr), exit(130))"
+    line = ["python3", "-c", f"import signal, sys, time; signal.signal(15, {save}); time.sleep(30)"]
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):

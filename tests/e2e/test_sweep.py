@@ -1,0 +1,164 @@
+"""Sweeps as they are run: jobs that fail in the night, going on with them, and the launchers and sweepers of Hydra."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+SMALL = ["train.max_steps=1", "task.eval.size=4", "task.dataset.size=128", "train.per_device_train_batch_size=16"]
+LONG = "1 " * 800
+"""Words before the question, so that a single row takes memory in the update."""
+
+
+def sweep(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    line = [sys.executable, "-m", "grpo.train", "-m", f"hydra.sweep.dir={folder}", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, env={**os.environ, **environment}, timeout=300)
+
+
+def outcomes(folder: Path) -> dict[str, dict]:
+    """What the jobs of a sweep say of themselves, by their directories."""
+    return {file.parent.name: json.loads(file.read_text()) for file in sorted(folder.glob("*/summary.json"))}
+
+
+@pytest.fixture(scope="module")
+def night(tmp_path_factory):
+    """A sweep in which one job runs out of memory, one is killed and a reward raises in one; and its arguments."""
+    folder = tmp_path_factory.mktemp("night")
+    arguments = [
+        *(text for text in SMALL if "batch_size" not in text),
+        "+reward.fault.kwargs.do=nothing,memory,kill,raise",
+        "+reward.fault.fn=tests/e2e/faults.py:fault",
+        "+reward.fault.on_error=raise",
+        f"+reward.fault.kwargs.marker={folder}/happened",
+        f"task.prompt='{LONG}{{question}}'",
+        "task.max_prompt_length=2000",
+        "task.eval.size=0",
+        "train.per_device_train_batch_size=2",
+        "train.num_generations=2",
+        "model.attn_implementation=eager",
+        "update.share_prompts=false",
+    ]
+    return folder / "sweep", arguments, sweep(folder / "sweep", *arguments)
+
+
+def test_what_happens_to_one_job_is_told_and_the_others_run(night):
+    folder, _, done = night
+    assert done.returncode == 1
+    found = outcomes(folder)
+    assert [found[name]["status"] for name in "0123"] == ["completed", "failed", "failed", "failed"]
+    assert found["0"]["reason"] is None
+    assert re.match(
+        r"a single row of 8\d\d prompt and 24 completion tokens does not fit into memory", found["1"]["reason"]
+    )
+    assert found["2"]["reason"] == "killed by SIGKILL; the system does that when host memory is used up"
+    assert found["3"]["reason"].startswith("reward.fault: ValueError: the judge is asleep")
+
+
+def test_the_last_lines_say_which_jobs_failed_and_why(night):
+    folder, _, done = night
+    last = done.stderr.splitlines()[-4:]
+    assert last[0] == "grpo.train: 3 of 4 jobs failed; the same command with sweep.resume=true goes on with them"
+    for line, (name, do) in zip(last[1:], {"1": "memory", "2": "kill", "3": "raise"}.items(), strict=True):
+        assert line == f"  #{name} +reward.fault.kwargs.do={do}: {outcomes_before(done)[name]}"
+    assert f"page: {os.path.relpath(folder / 'report.html')}" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def outcomes_before(done: subprocess.CompletedProcess) -> dict[str, str]:
+    """The reasons, from the lines of the jobs themselves."""
+    reasons = {}
+    for name, text in re.findall(
+        r"^#(\d) (?:grpo\.train: failed: )?(.*?)(?:; the traceback is in .*)?$", done.stderr, re.M
+    ):
+        reasons[name] = text
+    return reasons
+
+
+def test_every_job_has_a_page_and_the_sweep_has_one(night):
+    folder, _, _ = night
+    assert all((folder / name / "report.html").is_file() for name in "0123")
+    page = (folder / "report.html").read_text()
+    assert "killed by SIGKILL" in page
+    assert "3 not completed" in page
+
+
+def test_a_sweep_goes_on_with_what_failed_and_leaves_the_rest(night):
+    folder, arguments, _ = night
+    before = (folder / "0" / "metrics.jsonl").stat().st_mtime_ns
+    again = sweep(folder, *arguments)
+    assert again.returncode == 2
+    assert "there is a sweep in it; sweep.resume=true runs what is missing or failed" in again.stderr
+    done = sweep(folder, *arguments, "sweep.resume=true")
+    assert done.returncode == 0, done.stderr
+    assert {summary["status"] for summary in outcomes(folder).values()} == {"completed"}
+    assert (folder / "0" / "metrics.jsonl").stat().st_mtime_ns == before
+    assert "#0 completed before" in done.stderr
+
+
+def test_joblib_runs_jobs_at_once_and_a_plan_that_does_not_fit_is_told(tmp_path):
+    pytest.importorskip("joblib", reason="make extras installs it")
+    arguments = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "model=tiny,qwen2_5_32b", *SMALL]
+    done = sweep(tmp_path, *arguments)
+    assert done.returncode == 1
+    found = outcomes(tmp_path)
+    assert found["0"]["status"] == "completed"
+    assert found["1"]["reason"].startswith("does not fit: ")
+    assert "#1 model=qwen2_5_32b: does not fit: " in done.stderr.splitlines()[-1]
+
+
+def test_submitit_runs_jobs_on_this_machine(tmp_path):
+    pytest.importorskip("submitit", reason="make extras installs it")
+    done = sweep(tmp_path, "hydra/launcher=submitit_local", "train.num_generations=4,7", *SMALL)
+    assert done.returncode == 1
+    assert outcomes(tmp_path)["0"]["status"] == "completed"
+    assert "a batch of 16 completions does not hold whole groups" in outcomes(tmp_path)["1"]["reason"]
+
+
+def test_ray_runs_jobs(tmp_path):
+    pytest.importorskip("ray", reason="make extras installs it")
+    done = sweep(tmp_path, "hydra/launcher=ray", "train.num_generations=4,7", *SMALL)
+    assert done.returncode == 1, done.stderr
+    assert outcomes(tmp_path)["0"]["status"] == "completed"
+    assert "a batch of 16 completions does not hold whole groups" in outcomes(tmp_path)["1"]["reason"]
+
+
+def test_optuna_sees_the_accuracy_of_each_job(tmp_path):
+    pytest.importorskip("optuna", reason="make extras installs it")
+    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "train.num_generations=choice(4,7)"]
+    done = sweep(tmp_path, *search, *SMALL, "hydra.sweeper.sampler.seed=1")
+    found = outcomes(tmp_path)
+    best = max((job["accuracy_after"] for job in found.values() if job["status"] == "completed"), default=None)
+    assert {job["status"] for job in found.values()} == {"completed", "failed"}
+    assert done.returncode == 1
+    assert yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())["best_value"] == best
+
+
+def test_ctrl_c_ends_the_job_with_a_checkpoint_and_the_sweep_with_it(tmp_path):
+    arguments = ["train.seed=0,1", "task.eval.size=0", "train.save_steps=1000"]
+    line = [sys.executable, "-m", "grpo.train", "-m", f"hydra.sweep.dir={tmp_path}", *arguments]
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    metrics = tmp_path / "0" / "metrics.jsonl"
+    while not metrics.exists() and process.poll() is None:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 130
+    assert outcomes(tmp_path)["0"]["status"] == "stopped"
+    assert list((tmp_path / "0").glob("checkpoint-*"))
+    assert not (tmp_path / "1").exists()
+    assert "the same command with sweep.resume=true goes on" in said
+    assert "Traceback" not in said
+
+
+def test_a_run_that_is_no_sweep_cannot_resume_one():
+    line = [sys.executable, "-m", "grpo.train", "sweep.resume=true"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("grpo.train: sweep.resume=true: a sweep is run with -m")

@@ -1,0 +1,68 @@
+"""Run directories for tests of the page, as a run leaves them, with any text in place of what a model wrote."""
+
+import json
+from pathlib import Path
+
+import pyarrow
+from hydra import compose
+from omegaconf import OmegaConf
+from pyarrow import parquet
+
+HOSTILE = [
+    "<script>document.title = 'stolen'</script>",
+    "</script><script>document.title = 'stolen'</script>",
+    "</style><h1>not a heading</h1><style>body{display:none}",
+    "<img src=x onerror=\"document.title='stolen'\"><!-- ]]> {{ 7 * 7 }} {% raw %}",
+    "x" * 2_000_000,
+    "\u202eright to left\u2066 and \u202ano end \u05d0\u05d1",
+    "a broken \ud83d surrogate",
+    "\x00\x07\x1b[31m\u2028\u2029\ufeff",
+]
+
+
+def write_run(folder: Path, steps: int, groups: int, generations: int, text: str = "", typed=("train.seed=3",)) -> Path:
+    """Write a run directory with so many steps, each of so many groups of completions; return it."""
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / "completions").mkdir()
+    (folder / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(compose("config", list(typed))))
+    (folder / ".hydra" / "overrides.yaml").write_text(json.dumps([*typed, "hydra.run.dir=x"]))
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in range(1, steps + 1):
+            share = 1 - 0.7 * 0.99**step
+            values = {"reward": share, "rewards/correctness/mean": share, "rewards/correctness/std": 0.4}
+            values |= {"reward_std": 0.4, "frac_reward_zero_std": 0.2, "entropy": 0.5, "grad_norm": 0.3}
+            values |= {"completions/mean_length": 20.0, "completions/min_length": 5.0, "completions/max_length": 50.0}
+            values |= {"completions/clipped_ratio": 0.01, "learning_rate": 3e-4, "update/rows_skipped": 3.0}
+            values |= {f"time/{phase}": 0.1 for phase in ("generate", "reward", "logprobs", "update")}
+            values |= {"memory/generate_gb": 0.8, "memory/update_gb": 0.7, "memory/host_gb": 0.9}
+            file.write(json.dumps({"step": step, **values, "num_tokens": 100.0 * step, "step_time": 0.4}) + "\n")
+            rows = groups * generations
+            table = {
+                "step": [step] * rows,
+                "prompt": [f"question {row // generations} {text}" for row in range(rows)],
+                "completion": [f"{text} answer {row}" for row in range(rows)],
+                "correctness": [float(row % 2) for row in range(rows)],
+                "advantage": [0.5] * rows,
+            }
+            columns = {
+                name: texts(cells) if name in ("prompt", "completion") else cells for name, cells in table.items()
+            }
+            parquet.write_table(pyarrow.table(columns), folder / "completions" / f"completions_{step:05d}.parquet")
+    part = {"samples": 200, "decoding": {}}
+    before = {"accuracy": 0.11, "interval": [0.07, 0.16], **part}
+    after = {"accuracy": 0.95, "interval": [0.91, 0.97], **part}
+    (folder / "evaluation.json").write_text(json.dumps({"before": before, "after": after}))
+    (folder / "plan.json").write_text(
+        json.dumps({"device": "a machine", "capacity_gb": 22.0, "host_capacity_gb": 24.0})
+    )
+    summary = {"status": "completed", "reason": None, "steps": steps, "wall_time_s": 60.0, "memory/host_gb": 0.9}
+    summary |= {"accuracy_after": 0.95, "planned_gb": {"peak": 0.65, "update": 0.6}, "memory/update_gb": 0.7}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def texts(cells: list[str]) -> pyarrow.Array:
+    """Return a column of texts in which half of a surrogate pair stands as it is; pyarrow itself writes none."""
+    return pyarrow.array([cell.encode(errors="surrogatepass") for cell in cells], pyarrow.binary()).view(
+        pyarrow.string()
+    )

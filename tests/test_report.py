@@ -1,0 +1,222 @@
+"""The pages of runs and sweeps, as text; `tests/e2e/test_page.py` looks at them in a browser."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas
+import pytest
+from hydra import compose
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from grpo.browse import LENGTH, sample, shortened
+from grpo.config import ConfigError
+from grpo.curves import MOST, curves
+from grpo.report import data, write_report
+from grpo.sweep_table import SWEEP
+from tests.page_fixtures import HOSTILE, write_run
+
+RUN = {"steps": 4, "groups": 2, "generations": 4}
+
+
+def page_of(folder: Path) -> str:
+    return write_report(folder).read_text()
+
+
+class Links(HTMLParser):
+    """Collects what a page would load or lead to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found += [str(value) for name, value in attributes if name in ("src", "href", "xlink:href", "action")]
+        assert not any(name.startswith("on") for name, _ in attributes)
+
+
+def embedded(page: str) -> dict:
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
+
+
+def test_the_page_of_a_run_says_what_was_trained_how_and_with_what_result(composed, tmp_path):
+    page = page_of(write_run(tmp_path / "run", **RUN))
+    for text in ("grpo.tasks.arithmetic.rows", "correctness × 1", "groups of 8", "adamw", "11.0%", "95.0%", "0.65"):
+        assert text in page
+    assert "python -m grpo.train train.seed=3" in page
+    assert "What to do" not in page
+
+
+def test_the_page_loads_nothing_and_leads_nowhere(composed, tmp_path):
+    links = Links()
+    links.feed(page_of(write_run(tmp_path / "run", **RUN)))
+    assert all(link.startswith("#") for link in links.found)
+
+
+def test_every_curve_has_its_picture(composed, tmp_path):
+    page = page_of(write_run(tmp_path / "run", **RUN))
+    titles = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    assert titles[:3] == ["Right answers", "Reward", "Reward functions"]
+    assert {"Completion length, tokens", "Completions cut off", "Gradient norm", "Learning rate"} <= set(titles)
+    assert {"Time by phase, s a step", "Memory by phase, GB", "Rows that needed no update"} <= set(titles)
+    assert page.count("<svg") == len(titles)
+
+
+def test_a_page_without_what_a_run_did_not_come_to(composed, tmp_path):
+    folder = write_run(tmp_path / "run", **RUN)
+    for name in ("metrics.jsonl", "evaluation.json", "plan.json", "summary.json"):
+        (folder / name).unlink()
+    for file in (folder / "completions").iterdir():
+        file.unlink()
+    page = page_of(folder)
+    assert "still running, or killed without a word" in page
+    assert "No step was logged." in page
+    assert "None were logged" in page
+
+
+def test_a_line_that_is_cut_off_does_not_lose_the_others(composed, tmp_path):
+    folder = write_run(tmp_path / "run", **RUN)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "rewa')
+    assert "in 4 logged steps" in page_of(folder)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_a_model_wrote_is_no_markup(text, composed, tmp_path):
+    page = page_of(write_run(tmp_path / "run", text=text, **RUN))
+    assert page.lower().count("<script") == page.lower().count("</script") == 2
+    assert page.lower().count("<style") == page.lower().count("</style") == 1 + page.count("<svg")
+    first = embedded(page)["steps"][0]["groups"][0]
+    readable = text[:100].encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\ufffd", "")
+    for shown in (first["prompt"], *(row["text"] for row in first["completions"])):
+        assert readable in shown.replace("\ufffd", "")
+
+
+@given(st.text())
+def test_data_in_a_page_is_data_and_comes_back_as_it_was(text):
+    written = data({"text": text})
+    assert not re.search("[<>&]", written)
+    assert json.loads(written) == {"text": text}
+
+
+@given(st.text(st.characters(), max_size=50))
+def test_a_text_that_is_shown_can_be_written(text):
+    shown = shortened(text)
+    assert shown.encode().decode() == shown
+    assert shown == text or any(0xD800 <= ord(letter) < 0xE000 for letter in text)
+
+
+def test_a_long_text_keeps_its_beginning_and_its_end():
+    shown = shortened("a" * 2_000_000 + "end")
+    assert len(shown) < LENGTH + 100
+    assert shown.startswith("aaa")
+    assert shown.endswith("end")
+    assert "1994003 characters are left out here" in shown
+
+
+def test_a_conversation_is_shown_as_who_said_what():
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6 x 7?"}]
+    assert shortened(messages) == "system: Be brief.\nuser: 6 x 7?"
+    assert shortened([{"role": "assistant", "content": "42"}]) == "42"
+
+
+def test_completions_come_in_groups_with_the_highest_reward_first(tmp_path):
+    rows = {"step": [1] * 4, "prompt": ["a", "a", "b", "b"], "completion": list("wxyz"), "advantage": [0.0] * 4}
+    (tmp_path / "completions").mkdir()
+    rewards = pandas.DataFrame({**rows, "right": [0.0, 1.0, None, 0.0], "brief": [0.5, 0.0, None, 1.0]})
+    rewards.to_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    found = sample(tmp_path, {"right": 1.0, "brief": 0.1})
+    (step,) = found["steps"]
+    assert [[(row["text"], row["reward"]) for row in group["completions"]] for group in step["groups"]] == [
+        [("x", 1.0), ("w", 0.05)],
+        [("z", 0.1), ("y", None)],
+    ]
+
+
+def test_a_long_run_is_shown_by_steps_from_its_beginning_to_its_end(composed, tmp_path):
+    folder = write_run(tmp_path / "run", steps=200, groups=1, generations=2)
+    found = sample(folder, {"correctness": 1.0})
+    numbers = [step["step"] for step in found["steps"]]
+    assert (numbers[0], numbers[-1], found["shown"], found["logged"]) == (1, 200, 60, 200)
+
+
+def test_completions_that_a_killed_run_wrote_in_part_are_left_out(composed, tmp_path):
+    folder = write_run(tmp_path / "run", **RUN)
+    file = folder / "completions" / "completions_00004.parquet"
+    file.write_bytes(file.read_bytes()[:100])
+    assert [step["step"] for step in sample(folder, {"correctness": 1.0})["steps"]] == [1, 2, 3]
+
+
+def test_the_command_of_a_run_has_its_folder_of_configurations(composed, tmp_path):
+    folder = write_run(tmp_path / "run", **RUN)
+    sources = [{"path": "/my conf", "provider": "command-line"}, {"path": "grpo.conf", "provider": "main"}]
+    (folder / ".hydra" / "hydra.yaml").write_text(json.dumps({"hydra": {"runtime": {"config_sources": sources}}}))
+    assert "python -m grpo.train &#39;--config-dir=/my conf&#39; train.seed=3" in page_of(folder)
+
+
+def test_groups_that_do_not_fit_leave_best_and_worst_of_the_first(tmp_path):
+    (tmp_path / "completions").mkdir()
+    rows = 4096
+    table = pandas.DataFrame(
+        {
+            "step": 1,
+            "prompt": "p",
+            "completion": [f"{row:05d}" * 1000 for row in range(rows)],
+            "right": range(rows),
+            "advantage": 0.0,
+        }
+    )
+    table.to_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    (step,) = sample(tmp_path, {"right": 1.0})["steps"]
+    (group,) = step["groups"]
+    assert [row["reward"] for row in group["completions"]] == [4095.0, 0.0]
+    assert group["size"] == step["rows"] == rows
+
+
+def test_a_curve_of_many_points_is_as_small_as_one_of_few():
+    long = curves("long", {"line": [(step, step % 7) for step in range(100_000)]})
+    short = curves("short", {"line": [(step, step % 7) for step in range(MOST)]})
+    assert len(long.svg) < 3 * len(short.svg)
+
+
+def test_a_curve_has_the_colours_of_the_page():
+    chart = curves("two", {"one": [(0, 1.0), (1, 2.0)], "other": [(0, 2.0), (1, 1.0)]})
+    assert "var(--colour-0)" in chart.svg
+    assert "var(--colour-1)" in chart.svg
+    assert "currentColor" in chart.svg
+    assert not re.search(r"#0[123]04", chart.svg)
+
+
+def test_the_page_of_a_sweep_compares_its_jobs(composed, tmp_path):
+    for number, (generations, accuracy) in enumerate([(2, 0.6), (4, 0.9), (8, 0.7)]):
+        folder = write_run(tmp_path / str(number), typed=(f"train.num_generations={generations}",), **RUN)
+        part = {"accuracy": accuracy, "samples": 200, "interval": [accuracy - 0.05, accuracy + 0.05]}
+        (folder / "evaluation.json").write_text(json.dumps({"before": {**part, "accuracy": 0.1}, "after": part}))
+    (tmp_path / "2" / "summary.json").write_text(json.dumps({"status": "failed", "reason": "killed <by> SIGKILL"}))
+    (tmp_path / SWEEP).write_text(json.dumps({"overrides": [], "comparison": "prompts a step change"}))
+    page = page_of(tmp_path)
+    assert "3 jobs over train.num_generations" in page
+    assert "1 not completed" in page
+    assert "killed &lt;by&gt; SIGKILL" in page
+    assert "prompts a step change" in page
+    assert "python -m grpo.train train.num_generations=4</pre>" in page
+    assert "Peak memory over train.num_generations, GB" in page
+    assert "Held-out accuracy over train.num_generations" in page
+    assert '<a href="1/report.html">' in page
+
+
+def test_a_directory_with_neither_a_run_nor_a_sweep_says_so(tmp_path):
+    with pytest.raises(ConfigError, match="neither a run nor a sweep is in it; name a directory such as outputs/"):
+        write_report(tmp_path)
+    with pytest.raises(ConfigError, match="there is no such directory"):
+        write_report(tmp_path / "nowhere")
+
+
+def test_a_run_configuration_with_an_option_of_a_library_only_is_read(composed, tmp_path):
+    folder = write_run(tmp_path / "run", **RUN)
+    config = compose("config", ["peft=qlora"])
+    (folder / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(config))
+    assert "LoRA, r=" in page_of(folder)
