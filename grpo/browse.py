@@ -1,5 +1,6 @@
 """The completions of a run that its page shows: of steps spread over the run, as many as a page can hold."""
 
+import json
 import math
 from collections.abc import Sequence
 from itertools import groupby
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+from markupsafe import Markup
 from pyarrow import parquet
 
 STEPS = 60
@@ -89,8 +91,7 @@ def fitting(groups: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
     """Return the first groups, of at most `size` bytes together; of the first one best and worst in any case."""
     kept: list[dict[str, Any]] = []
     for found in groups:
-        texts = [found["prompt"], *(row["text"] for row in found["completions"])]
-        size -= sum(len(text.encode()) + 100 for text in texts)
+        size -= len(as_data(found).encode())
         if size < 0:
             break
         kept.append(found)
@@ -98,6 +99,12 @@ def fitting(groups: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
         ends = groups[0]["completions"]
         kept = [{**groups[0], "completions": [ends[0], ends[-1]] if len(ends) > 1 else ends}]
     return kept
+
+
+def as_data(content: Any) -> Markup:
+    """Return JSON that stays data wherever it stands in a page: no character in it begins or ends markup."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
 def shortened(said: Any) -> str:

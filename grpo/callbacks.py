@@ -147,7 +147,10 @@ class MismatchWarning(TrainerCallback):
 
 
 class StopOnSignal(TrainerCallback):
-    """On Ctrl-C or SIGTERM finish the step, save a checkpoint and stop; a second one stops at once."""
+    """On Ctrl-C or SIGTERM finish the step, save a checkpoint and stop; a second Ctrl-C stops at once.
+
+    A second SIGTERM does not: schedulers send one to a process and to the one that started it, which passes it on.
+    """
 
     def __init__(self) -> None:
         self.received: str | None = None
@@ -162,9 +165,9 @@ class StopOnSignal(TrainerCallback):
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
+        if self.received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.received = signal.Signals(number).name
+        self.received = self.received or signal.Signals(number).name
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.received:

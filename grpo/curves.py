@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import mean
+from statistics import mean, median
 
 import matplotlib
 from markupsafe import Markup
@@ -17,11 +17,15 @@ from numpy import insert
 Points = Sequence[tuple[float, float]]
 MOST = 300
 """Points of a line; more are averaged, with a band from the lowest to the highest."""
+LABEL = 24
+"""Characters of a label below a value."""
 INK, GRID = "#010203", "#020304"
 COLOURS = tuple(f"#03040{number}" for number in range(6))
 """Stand for the variables of the page, which the picture gets instead."""
 STYLE = {"svg.fonttype": "none", "font.size": 8, "axes.edgecolor": GRID, "text.color": INK, "path.simplify": True}
 STYLE |= dict.fromkeys(("xtick.color", "ytick.color", "axes.labelcolor"), INK)
+
+matplotlib.rcParams["text.parse_math"] = False  # a dollar in a value is a dollar
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ def draw_line(axes: Axes, points: Points, colour: str) -> None:
     heights = [[height for _, height in part] for part in parts]
     if size > 1:
         axes.fill_between(steps, [min(h) for h in heights], [max(h) for h in heights], color=colour, alpha=0.2, lw=0)
-    usual = min((after - before for before, after in pairwise(steps)), default=1)
+    usual = median(after - before for before, after in pairwise(steps)) if len(steps) > 1 else 1
     gaps = [place + 1 for place, (before, after) in enumerate(pairwise(steps)) if after - before > 1.5 * usual]
     whole = insert([float(mean(h)) for h in heights], gaps, math.nan)
     axes.plot(
@@ -117,6 +121,7 @@ def draw_line(axes: Axes, points: Points, colour: str) -> None:
 
 def label_places(axes: Axes, labels: Sequence[str]) -> None:
     """Put labels below whole numbers; long ones at a slant."""
+    labels = [label if len(label) <= LABEL else f"{label[: LABEL - 1]}…" for label in labels]
     crowded = sum(map(len, labels)) > 50
     axes.set_xticks(range(len(labels)), labels, rotation=30 if crowded else 0, ha="right" if crowded else "center")
     axes.set_xlim(-0.5, len(labels) - 0.5)

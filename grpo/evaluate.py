@@ -67,9 +67,8 @@ def command_line(arguments: list[str]) -> list[str]:
         named, overrides = arguments[0], arguments[1:]
     if named and (Path(named) / ".hydra").is_dir():
         run = open_run(named)
-        folders = [text for folder in run.config_dirs for text in ("--config-dir", folder)]
         model, output = f"evaluate.model='{run.model}'", f"hydra.run.dir='{run.folder / 'evaluate'}'"
-        return [*folders, *run.overrides, model, output, *overrides]
+        return [*run.options, *run.overrides, model, output, *overrides]
     if named:
         check_model(named)
         overrides = [f"evaluate.model='{named}'", *overrides]

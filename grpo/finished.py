@@ -31,9 +31,9 @@ class FinishedRun:
         return typed_in(self.folder)
 
     @property
-    def config_dirs(self) -> list[str]:
-        """Folders that were named with `--config-dir`."""
-        return config_dirs_in(self.folder)
+    def options(self) -> list[str]:
+        """The options of the command line that say where its configuration was."""
+        return options_in(self.folder)
 
 
 def typed_in(folder: Path) -> list[str]:
@@ -42,11 +42,16 @@ def typed_in(folder: Path) -> list[str]:
     return [text for text in typed if not NOT_ESSENTIAL.match(text)]
 
 
-def config_dirs_in(folder: Path) -> list[str]:
-    """Return the folders that were named with `--config-dir` for the run in a directory."""
+def options_in(folder: Path) -> list[str]:
+    """Return `--config-dir` and `--config-name` as they were for the run in a directory."""
     file = folder / ".hydra" / "hydra.yaml"
-    sources = yaml.safe_load(file.read_text())["hydra"]["runtime"]["config_sources"] if file.exists() else []
-    return [found["path"] for found in sources if found["provider"] == "command-line"]
+    if not file.exists():
+        return []
+    hydra = yaml.safe_load(file.read_text())["hydra"]
+    sources = hydra["runtime"]["config_sources"]
+    folders = [f"--config-dir={found['path']}" for found in sources if found["provider"] == "command-line"]
+    name = hydra["job"]["config_name"]
+    return folders if name == "config" else [*folders, f"--config-name={name}"]
 
 
 def open_run(folder: str | Path) -> FinishedRun:

@@ -52,7 +52,8 @@ def visible_cards() -> list[str]:
     """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [word.strip() for word in visible.split(",") if word.strip()]
+        words = [word.strip() for word in visible.split(",")]
+        return [word for word in words if word and not word.startswith("-")]
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     try:
         return subprocess.run(query, capture_output=True, text=True, check=True, timeout=10).stdout.split()

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config import ConfigError, register
-from grpo.finished import config_dirs_in, typed_in
+from grpo.finished import options_in, typed_in
 from grpo.summary import read_json
 
 PEAKS = ("memory/peak_reserved_gb", "memory/host_gb")
@@ -24,8 +24,8 @@ class Run:
     config: DictConfig
     overrides: list[str]
     """What was typed, without Hydra's own options."""
-    config_dirs: list[str] = field(default_factory=list)
-    """Folders that were named with `--config-dir`."""
+    options: list[str] = field(default_factory=list)
+    """Of the command line, which say where the configuration was."""
     summary: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
@@ -64,7 +64,10 @@ class Run:
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens of prompts and completions that it was trained on, by the time of its steps."""
-        seconds = sum(row.get("step_time") or 0.0 for row in self.metrics)
+        seconds, before = 0.0, 0
+        for row in self.metrics:  # the time of a step is a mean over those since the last row
+            seconds += (row.get("step_time") or 0.0) * (row["step"] - before)
+            before = row["step"]
         return self.metrics[-1].get("num_tokens", 0.0) / seconds if seconds else None
 
     @property
@@ -75,8 +78,7 @@ class Run:
     @property
     def command(self) -> str:
         """What runs it alone."""
-        folders = [f"--config-dir={folder}" for folder in self.config_dirs]
-        return shlex.join(["python", "-m", "grpo.train", *folders, *self.overrides])
+        return shlex.join(["python", "-m", "grpo.train", *self.options, *self.overrides])
 
 
 def read_run(folder: Path) -> Run:
@@ -96,7 +98,7 @@ def read_run(folder: Path) -> Run:
         folder=folder,
         config=config,
         overrides=typed_in(folder),
-        config_dirs=config_dirs_in(folder),
+        options=options_in(folder),
         summary=read_json(folder / "summary.json"),
         evaluation=read_json(folder / "evaluation.json"),
         plan=read_json(folder / "plan.json"),

@@ -3,15 +3,15 @@
 import argparse
 import base64
 import hashlib
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from omegaconf.errors import OmegaConfBaseException
 
-from grpo.browse import sample
+from grpo.browse import as_data, sample
 from grpo.check import completions
 from grpo.cli import leave
 from grpo.config import ConfigError
@@ -132,27 +132,32 @@ def charts(run: Run) -> list[Chart]:
 
 def sweep_page(sweep: Sweep) -> str:
     """Return the page of a sweep."""
-    best = max((run for run in sweep.runs if run.accuracy is not None), key=lambda run: run.accuracy or 0, default=None)
-    pictures = []
-    for key in sweep.varied:
-        places: dict[str, list[Run]] = {}
-        for run in sorted(sweep.runs, key=lambda run: order(sweep.value(run, key))):
-            places.setdefault(sweep.value(run, key), []).append(run)
-        peaks = {text: max((run.peak_gb for run in runs if run.peak_gb), default=None) for text, runs in places.items()}
-        pictures.append(bars(f"Peak memory over {key}, GB", peaks, "GB"))
-        after = {text: [interval(run) for run in runs if run.accuracy is not None] for text, runs in places.items()}
-        befores = [run.evaluation["before"]["accuracy"] for run in sweep.runs if "before" in run.evaluation]
-        if any(after.values()):
-            before = befores[0] if len(set(befores)) == 1 else None
-            pictures.append(shares(f"Held-out accuracy over {key}", after, before))
+    judged = [run for run in sweep.runs if run.accuracy is not None]
+    best = max(judged, key=lambda run: run.accuracy or 0, default=None)
+    rivals = [run for run in judged if best and run is not best and interval(run)[2] >= interval(best)[1]]
     return page(
         "sweep.html.jinja",
         title=f"GRPO sweep {name_of(sweep.folder)}",
         sweep=sweep,
         columns=COLUMNS | {"completions a step": lambda run: show(run.summary.get("completions_a_step"), "{:,}")},
         best=best,
-        charts=pictures,
+        rivals=rivals,
+        charts=[chart for key in sweep.varied for chart in comparisons(sweep, key)],
     )
+
+
+def comparisons(sweep: Sweep, key: str) -> list[Chart]:
+    """Return the pictures of memory and accuracy over the values of a key."""
+    places: dict[str, list[Run]] = {}
+    for run in sorted(sweep.runs, key=lambda run: order(sweep.value(run, key))):
+        places.setdefault(sweep.value(run, key), []).append(run)
+    peaks = {text: max((run.peak_gb for run in runs if run.peak_gb), default=None) for text, runs in places.items()}
+    found = [bars(f"Peak memory over {key}, GB", peaks, "GB")]
+    after = {text: [interval(run) for run in runs if run.accuracy is not None] for text, runs in places.items()}
+    if any(after.values()):
+        before = {run.evaluation["before"]["accuracy"] for run in sweep.runs if "before" in run.evaluation}
+        found.append(shares(f"Held-out accuracy over {key}", after, before.pop() if len(before) == 1 else None))
+    return found
 
 
 def interval(run: Run) -> tuple[float, float, float]:
@@ -174,17 +179,11 @@ def page(template: str, **content: Any) -> str:
     environment = Environment(
         loader=PackageLoader("grpo"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters["data"] = data
+    environment.filters["data"] = as_data
     environment.filters["show"] = show
     script = environment.get_template("browse.js").render()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template(template).render(script=Markup(script), digest=digest, **content)
-
-
-def data(content: Any) -> Markup:
-    """Return JSON that stays data wherever it stands in a page: no character in it begins or ends markup."""
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
 def main() -> None:
@@ -195,7 +194,7 @@ def main() -> None:
     try:
         for folder in parser.parse_args().folders:
             print(write_report(folder))
-    except (ConfigError, OSError) as error:
+    except (ConfigError, OmegaConfBaseException, OSError, ValueError) as error:
         leave(error, PROGRAM)
 
 

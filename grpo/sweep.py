@@ -17,6 +17,7 @@ from omegaconf import DictConfig, open_dict, read_write
 from grpo.check import started
 from grpo.cli import leave
 from grpo.config import ConfigError
+from grpo.hardware import visible_cards
 from grpo.launchers import settle_launchers
 from grpo.resume import essential
 from grpo.summary import read_json, write_json
@@ -26,15 +27,24 @@ from grpo.sweep_table import SWEEP, print_sweep, read_sweep
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""
 GENERATIONS, EPOCHS = "train.num_generations", "train.num_train_epochs"
-BATCH = [
-    f"train.{key}"
-    for key in (
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "steps_per_generation",
-        "generation_batch_size",
-    )
-]
+SETS_STEPS = (
+    "task",
+    "experiment",
+    "train",
+    "gpu",
+    "task.dataset.size",
+    "train.num_iterations",
+    *(
+        f"train.{key}"
+        for key in (
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "steps_per_generation",
+            "generation_batch_size",
+        )
+    ),
+)
+"""What else says how many steps an epoch is."""
 
 
 class SweepFolder(Callback):
@@ -50,7 +60,7 @@ class SweepFolder(Callback):
             return
         try:
             SweepFolder.begun = begin(config)
-        except ConfigError as error:
+        except Exception as error:  # Hydra would warn and go on
             leave(error, PROGRAM)
 
 
@@ -79,14 +89,17 @@ def begin(config: DictConfig) -> Path:
     if started() > 1:
         raise ConfigError("-m: not under torchrun, as each job is one process; hydra/launcher=joblib uses several GPUs")
     typed = [text for text in config.hydra.overrides.task if not text.startswith("sweep.")]
-    folder = Path(config.hydra.sweep.dir).absolute()
-    if config.sweep.resume and not any(text.startswith("hydra.sweep.dir=") for text in config.hydra.overrides.hydra):
+    folder = Path(os.path.abspath(config.hydra.sweep.dir))  # as Hydra has it
+    named = any(text.startswith("hydra.sweep.dir=") for text in config.hydra.overrides.hydra)
+    if config.sweep.resume and not named and not (folder / SWEEP).exists():
         folder = newest_sweep(typed, folder.parents[1])
     if (folder / SWEEP).exists() and not config.sweep.resume:
         raise ConfigError(
             f"hydra.sweep.dir={os.path.relpath(folder)}: there is a sweep in it; sweep.resume=true runs what is "
             "missing or failed, another directory begins anew"
         )
+    if "optuna" in config.hydra.sweeper._target_ and config.task.eval.size == 0:
+        raise ConfigError("task.eval.size=0: hydra/sweeper=optuna looks for the highest held-out accuracy")
     folder.mkdir(parents=True, exist_ok=True)
     options, comparison = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.output_subdir=null"], None
     with read_write(config), open_dict(config):
@@ -98,11 +111,11 @@ def begin(config: DictConfig) -> Path:
             follows = f"${{same_steps:{train.num_train_epochs},{train.num_generations}}}"
             config.hydra.overrides.task.append(f"{EPOCHS}={follows}")
             comparison = (
-                f"completions a step and steps are those of {GENERATIONS}={train.num_generations} in every job: "
-                f"prompts a step and {EPOCHS} change with it; fix {EPOCHS} or train.max_steps to have it otherwise"
+                f"as many completions a step as with {GENERATIONS}={train.num_generations} in every job, and about as many "
+                f"steps: prompts a step and {EPOCHS} change; {EPOCHS}=… or train.max_steps=… has it otherwise"
             )
             print(f"{PROGRAM}: {comparison}", file=sys.stderr)
-    write_json(folder / SWEEP, {"overrides": typed, "comparison": comparison})
+    write_json(folder / SWEEP, {"overrides": typed, "comparison": comparison, "cards": visible_cards()})
     return folder
 
 
@@ -128,10 +141,10 @@ def follows_groups(config: DictConfig, typed: list[str]) -> bool:
     """
     swept = {str(key): f"{value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()}
     parsed = OverridesParser.create().parse_overrides([*(f"{key}={value}" for key, value in swept.items()), *typed])
-    sweeps = {override.get_key_element() for override in parsed if override.is_sweep_override()}
+    sweeps = {override.get_key_element().lstrip("+") for override in parsed if override.is_sweep_override()}
     keys = {override.get_key_element().lstrip("+") for override in parsed}
     decided = EPOCHS in keys or "train.max_steps" in keys or config.train.max_steps > 0
-    return GENERATIONS in sweeps and not decided and not sweeps & set(BATCH)
+    return GENERATIONS in sweeps and not decided and not sweeps & set(SETS_STEPS)
 
 
 def finish(folder: Path, status: Any) -> None:
@@ -143,9 +156,12 @@ def finish(folder: Path, status: Any) -> None:
     except ConfigError:  # nothing has begun
         return
     print_sweep(sweep)
-    for run in sweep.failed:
-        write_report(run.folder)
-    print(f"page: {os.path.relpath(write_report(folder))}")
+    for written in (*(run.folder for run in sweep.failed), folder):
+        try:
+            page = os.path.relpath(write_report(written))
+        except Exception as error:  # the outcome of the sweep is what counts
+            page = f"none, {' '.join(str(error).split())}"
+    print(f"page: {page}")
     again = "the same command with sweep.resume=true goes on"
     if status == INTERRUPTED:
         print(f"{PROGRAM}: {again}", file=sys.stderr)

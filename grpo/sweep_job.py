@@ -21,10 +21,10 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config import register
-from grpo.hardware import visible_cards
 from grpo.resume import KEY as RESUME
 from grpo.resume import essential
 from grpo.summary import read_json, write_json
+from grpo.sweep_table import SWEEP
 
 PROGRAM = "grpo.train"
 HOW_JOBS_ARE_MADE = re.compile(r"hydra(/|\.)(launcher|sweeper)\b|hydra\.(mode|run|sweep|output_subdir|job\.(num|id))\b")
@@ -50,19 +50,26 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
         if read_json(file).get("status") == "completed":
             tell(folder, "completed before")
         else:
-            if (folder / ".hydra").exists() and not any(text.startswith(f"{RESUME}=") for text in overrides):
-                overrides.append(f"{RESUME}=true")
+            save(config, overrides, folder / ".hydra")  # the job does so too, if it comes that far
             file.unlink(missing_ok=True)
-            with own_device(sweep_dir) as environment:
-                status, reason = train_in_process(
-                    command(overrides, folder, hydra), folder, hydra.runtime.cwd, environment
-                )
+            if not any(text.startswith(f"{RESUME}=") for text in overrides):
+                overrides.append(f"{RESUME}=true")
+            with own_device(sweep_dir, hydra.launcher._target_) as environment:
+                line = command(overrides, folder, hydra)
+                status, reason = train_in_process(line, folder, hydra.runtime.cwd, environment)
             if status and not file.exists():
                 write_json(file, {"status": "failed", "reason": reason})
             if status < 0:  # else it has said so itself
                 tell(folder, reason)
     summary = read_json(file)
     return summary["accuracy_after"] if summary.get("status") == "completed" else None
+
+
+def save(config: DictConfig, overrides: Sequence[str], folder: Path) -> None:
+    """Write down what a job is, as Hydra does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config, folder / "config.yaml")
+    OmegaConf.save(OmegaConf.create(list(overrides)), folder / "overrides.yaml")
 
 
 def tell(folder: Path, text: str) -> None:
@@ -95,7 +102,8 @@ def folder_of(overrides: Sequence[str], sweep_dir: Path, numbered: Path) -> Path
 def command(overrides: Sequence[str], folder: Path, hydra: HydraConf) -> list[str]:
     """Return the command line of a job: what Hydra was told, without what says how jobs are made and started."""
     options = [text for text in hydra.overrides.hydra if not HOW_JOBS_ARE_MADE.match(text.lstrip("+~"))]
-    options += ["hydra.mode=RUN", f"hydra.run.dir={quoted(str(folder))}", f"hydra.job.num={hydra.job.num}"]
+    options += ["hydra.mode=RUN", f"hydra.run.dir={quoted(str(folder))}", f"hydra.sweep.dir={quoted(hydra.sweep.dir)}"]
+    options += [f"hydra.job.num={hydra.job.num}", f"hydra.job.id={quoted(str(hydra.job.id))}"]
     folders = [found.path for found in hydra.runtime.config_sources if found.provider == "command-line"]
     named = [f"--config-dir={path}" for path in folders] + [f"--config-name={hydra.job.config_name}"]
     return [sys.executable, "-m", PROGRAM, *named, *overrides, *options]
@@ -136,21 +144,28 @@ def train_in_process(line: Sequence[str], folder: Path, cwd: str, environment: d
         told_to_stop = True
         process.send_signal(number)
 
+    def listen() -> None:
+        nonlocal last
+        for said in process.stderr or ():
+            tell(folder, said.rstrip())
+            last = said.strip() if said.startswith(f"{PROGRAM}: ") else last
+
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
     try:
-        with process:
-            assert process.stderr
-            for said in process.stderr:
-                tell(folder, said.rstrip())
-                last = said.strip() if said.startswith(f"{PROGRAM}: ") else last
+        status = process.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # what it has left running, which may hold its stderr, too
+    listener.join(5)
     if told_to_stop:
         raise KeyboardInterrupt
-    return process.returncode, reason_of(process.returncode, last)
+    return status, reason_of(status, last)
 
 
 def reason_of(status: int, last: str) -> str:
@@ -162,17 +177,19 @@ def reason_of(status: int, last: str) -> str:
 
 
 @contextlib.contextmanager
-def own_device(sweep_dir: Path) -> Iterator[dict[str, str]]:
+def own_device(sweep_dir: Path, launcher: str) -> Iterator[dict[str, str]]:
     """Take a GPU, or without one the CPU, that no other job of the sweep has, and wait until there is one.
 
-    The environment in which a process sees that device alone comes back. Launchers that divide the cores among their
-    jobs say so with OMP_NUM_THREADS; then there is nothing to wait for.
+    The environment in which a process sees that device alone comes back. Slurm and Ray give jobs theirs; without a
+    GPU only jobs that submitit has all started at once wait for each other.
+
+    Args:
+        launcher: the class of Hydra's launcher.
     """
-    cards = visible_cards()
-    if not cards and "OMP_NUM_THREADS" in os.environ:
+    cards = read_json(sweep_dir / SWEEP).get("cards", [])
+    if launcher.endswith(("SlurmLauncher", "RayLauncher")) or not (cards or launcher.endswith("LocalLauncher")):
         yield {}
         return
-    sweep_dir.mkdir(parents=True, exist_ok=True)
     while True:
         for card in cards or ["cpu"]:
             with contextlib.suppress(BlockingIOError), locked(sweep_dir / f".{card}.lock", fcntl.LOCK_NB):

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from grpo.config import ConfigError
 from grpo.record import Run, read_run
@@ -46,10 +47,10 @@ class Sweep:
         return ["train.num_train_epochs"] if self.comparison else []
 
     def value(self, run: Run, key: str) -> str:
-        """Return what a key of the command line was in a job; a long number with four digits."""
+        """Return what a key of the command line was in a job; a long fraction with four digits."""
         text = typed(run).get(key, "")
         with contextlib.suppress(ValueError):
-            return text if len(text) < 8 else f"{float(text):.4g}"
+            return text if len(text) < 8 or "." not in text else f"{float(text):.4g}"
         return text
 
     def name(self, run: Run) -> str:
@@ -108,5 +109,6 @@ def print_sweep(sweep: Sweep) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for run in sweep.runs:
         cells = [cell(run) for cell in COLUMNS.values()]
-        table.add_row(sweep.name(run), *(sweep.value(run, key) for key in sweep.varied), run.status, *cells)
+        values = [Text(sweep.value(run, key)) for key in sweep.varied]  # brackets in them are no markup
+        table.add_row(sweep.name(run), *values, run.status, *cells)
     Console().print(table)

@@ -72,6 +72,35 @@ def test_hacking_names_the_reward_that_rose(recorded):
     assert "held-out accuracy 11.0% before, 3.0% after" in finding.evidence
 
 
+@pytest.mark.parametrize(("answers", "found"), [(0.0, True), (0.02, True), (0.06, False)])
+def test_it_is_no_hacking_where_the_sampled_answers_or_the_held_out_ones_rise(answers, found, recorded):
+    run = recorded("hacking")
+    after = {"accuracy": 0.11 + answers, "samples": 200, "interval": [0, 1]}
+    changed = replace(run, evaluation={**run.evaluation, "after": after})
+    assert ("hacking" in {finding.name for finding in findings(changed)}) == found
+    rows = [{**row, "rewards/correctness/mean": row["step"] / 100} for row in run.metrics]
+    assert "hacking" not in {finding.name for finding in findings(replace(changed, metrics=rows))}
+
+
+def test_a_reward_that_rose_little_is_not_blamed(recorded):
+    run = recorded("hacking")
+    rows = [{**row, "rewards/brevity/mean": 0.3 + row["step"] / 1e4} for row in run.metrics]
+    finding = next(found for found in findings(replace(run, metrics=rows)) if found.name == "hacking")
+    assert "brevity" not in finding.evidence + finding.advice
+
+
+def test_a_penalty_that_nothing_has_earned_is_no_finding(recorded, composed):
+    run = recorded("healthy")
+    rows = [{**row, "rewards/overlong/mean": 0.0, "rewards/overlong/std": 0.0} for row in run.metrics]
+    assert findings(replace(run, config=composed("+reward=overlong"), metrics=rows)) == []
+
+
+def test_a_reward_that_nearly_all_have_earned_is_not_drowned(recorded, composed):
+    run = recorded("healthy")
+    rows = [{**row, "rewards/format/mean": 0.999, "rewards/format/std": 0.03} for row in run.metrics]
+    assert findings(replace(run, config=composed("+reward=format"), metrics=rows)) == []
+
+
 def test_answers_that_get_better_are_no_hacking(recorded):
     run = recorded("hacking")
     better = {"accuracy": 0.5, "samples": 200, "interval": [0.43, 0.57]}
@@ -90,7 +119,7 @@ def test_a_run_of_a_few_steps_has_no_trend(name, steps, recorded):
 
 def test_memory_near_the_limit_of_a_gpu_is_told_in_numbers(recorded):
     run = recorded("healthy")
-    full = replace(run, summary={**run.summary, "memory/peak_reserved_gb": 15.2}, plan={"capacity_gb": 16.0})
+    full = replace(run, summary={**run.summary, "memory/peak_allocated_gb": 15.2}, plan={"capacity_gb": 16.0})
     (finding,) = findings(full)
     assert finding.evidence == "15.2 GB of 16.0 GB of GPU memory used"
 

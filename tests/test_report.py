@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from grpo.browse import LENGTH, sample, shortened
+from grpo.browse import LENGTH, SIZE, as_data, sample, shortened
 from grpo.config import ConfigError
 from grpo.curves import MOST, curves
-from grpo.report import data, write_report
+from grpo.report import write_report
 from grpo.sweep_table import SWEEP
 from tests.page_fixtures import HOSTILE, write_run
 
@@ -59,10 +59,21 @@ def test_the_page_loads_nothing_and_leads_nowhere(composed, tmp_path):
 def test_every_curve_has_its_picture(composed, tmp_path):
     page = page_of(write_run(tmp_path / "run", **RUN))
     titles = re.findall(r"<figcaption>(.*?)</figcaption>", page)
-    assert titles[:3] == ["Right answers", "Reward", "Reward functions"]
+    assert titles[:3] == ["Right answers", "Reward", "Entropy, nats a token"]
     assert {"Completion length, tokens", "Completions cut off", "Gradient norm", "Learning rate"} <= set(titles)
     assert {"Time by phase, s a step", "Memory by phase, GB", "Rows that needed no update"} <= set(titles)
     assert page.count("<svg") == len(titles)
+
+
+def test_each_of_several_reward_functions_has_its_curve(composed, tmp_path):
+    folder = write_run(tmp_path / "run", typed=("+reward=[format,brevity]",), **RUN)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    added = {"rewards/format/mean": 0.5, "rewards/brevity/mean": 0.25}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({**row, **added}) + "\n" for row in rows))
+    page = page_of(folder)
+    chart = page[page.index("<figcaption>Reward functions") :]
+    legend = re.findall(r"</i>(.*?)</span>", chart[: chart.index("<svg")])
+    assert legend == ["correctness", "format", "brevity"]
 
 
 def test_a_page_without_what_a_run_did_not_come_to(composed, tmp_path):
@@ -97,7 +108,7 @@ def test_what_a_model_wrote_is_no_markup(text, composed, tmp_path):
 
 @given(st.text())
 def test_data_in_a_page_is_data_and_comes_back_as_it_was(text):
-    written = data({"text": text})
+    written = as_data({"text": text})
     assert not re.search("[<>&]", written)
     assert json.loads(written) == {"text": text}
 
@@ -153,8 +164,10 @@ def test_completions_that_a_killed_run_wrote_in_part_are_left_out(composed, tmp_
 def test_the_command_of_a_run_has_its_folder_of_configurations(composed, tmp_path):
     folder = write_run(tmp_path / "run", **RUN)
     sources = [{"path": "/my conf", "provider": "command-line"}, {"path": "grpo.conf", "provider": "main"}]
-    (folder / ".hydra" / "hydra.yaml").write_text(json.dumps({"hydra": {"runtime": {"config_sources": sources}}}))
-    assert "python -m grpo.train &#39;--config-dir=/my conf&#39; train.seed=3" in page_of(folder)
+    (folder / ".hydra" / "hydra.yaml").write_text(
+        json.dumps({"hydra": {"runtime": {"config_sources": sources}, "job": {"config_name": "mine"}}})
+    )
+    assert "python -m grpo.train &#39;--config-dir=/my conf&#39; --config-name=mine train.seed=3" in page_of(folder)
 
 
 def test_groups_that_do_not_fit_leave_best_and_worst_of_the_first(tmp_path):
@@ -176,6 +189,27 @@ def test_groups_that_do_not_fit_leave_best_and_worst_of_the_first(tmp_path):
     assert group["size"] == step["rows"] == rows
 
 
+def test_the_bound_holds_for_what_is_written(tmp_path):
+    (tmp_path / "completions").mkdir()
+    texts = ["<" * LENGTH] * 1000
+    table = pandas.DataFrame({"step": 1, "prompt": [f"p{row // 4}" for row in range(1000)], "completion": texts})
+    table.to_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    assert SIZE / 2 < len(as_data(sample(tmp_path, {})).encode()) < SIZE + 10_000
+
+
+@pytest.mark.parametrize("steps", [MOST + 1, 1001, 1201, 10_000])
+def test_a_curve_without_gaps_is_one_line(steps):
+    drawn = curves("one", {"line": [(step, float(step % 7)) for step in range(steps)]}).svg
+    line = max(re.findall(r' d="(.*?)"', drawn, re.S), key=lambda path: path.count("L"))
+    assert line.count("M") == 1
+
+
+def test_a_curve_is_broken_where_steps_are_missing():
+    points = [(step, 1.0 + step % 3) for step in range(100) if not 40 <= step < 60]
+    line = max(re.findall(r' d="(.*?)"', curves("one", {"line": points}).svg, re.S), key=lambda path: path.count("L"))
+    assert line.count("M") == 2
+
+
 def test_a_curve_of_many_points_is_as_small_as_one_of_few():
     long = curves("long", {"line": [(step, step % 7) for step in range(100_000)]})
     short = curves("short", {"line": [(step, step % 7) for step in range(MOST)]})
@@ -187,7 +221,7 @@ def test_a_curve_has_the_colours_of_the_page():
     assert "var(--colour-0)" in chart.svg
     assert "var(--colour-1)" in chart.svg
     assert "currentColor" in chart.svg
-    assert not re.search(r"#0[123]04", chart.svg)
+    assert not re.search(r"#0[1-3]0[2-4]0", chart.svg)
 
 
 def test_the_page_of_a_sweep_compares_its_jobs(composed, tmp_path):

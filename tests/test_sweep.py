@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 
 from grpo.config import ConfigError
+from grpo.hardware import visible_cards
 from grpo.launchers import settle_launchers
 from grpo.sweep import begin, newest_sweep
 from grpo.sweep_job import command, folder_of, locked, own_device, quoted, reason_of, train_in_process, written_out
@@ -55,7 +56,10 @@ def test_what_is_kept_equal_is_written_down(master, tmp_path, capsys):
     begin(master("train.num_generations=2,4"))
     written = json.loads((tmp_path / "day" / "time" / "sweep.json").read_text())
     assert written["overrides"] == ["train.num_generations=2,4"]
-    assert "completions a step and steps are those of train.num_generations=8 in every job" in written["comparison"]
+    assert (
+        "completions a step are as many as with train.num_generations=8 in every job, and so are steps"
+        in written["comparison"]
+    )
     assert written["comparison"] in capsys.readouterr().err
 
 
@@ -65,6 +69,8 @@ def test_what_is_kept_equal_is_written_down(master, tmp_path, capsys):
         ("train.num_generations=2,4", "train.num_train_epochs=2"),
         ("train.num_generations=2,4", "train.max_steps=5"),
         ("train.num_generations=2,4", "train.per_device_train_batch_size=64,128"),
+        ("train.num_generations=2,4", "task.dataset.size=256,512"),
+        ("train.num_generations=2,4", "task=arithmetic,sums"),
         ("train.learning_rate=1e-3,1e-4",),
         ("train.num_generations=4", "train.learning_rate=1e-3,1e-4"),
     ],
@@ -183,7 +189,8 @@ def test_the_command_of_a_job_trains_it_alone():
     hydra = OmegaConf.create(
         {
             "overrides": {"hydra": ["hydra.mode=MULTIRUN", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]},
-            "job": {"num": 3, "config_name": "config"},
+            "job": {"num": 3, "id": "train_3", "config_name": "config"},
+            "sweep": {"dir": "/a sweep"},
             "runtime": {"config_sources": [{"provider": "command-line", "path": "/my conf"}]},
         }
     )
@@ -202,7 +209,9 @@ def test_the_command_of_a_job_trains_it_alone():
         "hydra.verbose=true",
         "hydra.mode=RUN",
         "hydra.run.dir='/a sweep/it\\'s'",
+        "hydra.sweep.dir='/a sweep'",
         "hydra.job.num=3",
+        "hydra.job.id='train_3'",
     ]
 
 
@@ -234,26 +243,49 @@ def test_a_job_that_failed_has_a_reason(status, last, reason):
     assert reason_of(status, last) == reason
 
 
-def test_jobs_that_run_at_once_have_different_gpus(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
-    with own_device(tmp_path) as first, own_device(tmp_path) as second:
-        assert [first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]] == ["0", "3"]
-        with pytest.raises(BlockingIOError), locked(tmp_path / ".0.lock", fcntl.LOCK_NB):
+def write_cards(sweep_dir: Path, *cards: str) -> Path:
+    (sweep_dir / "sweep.json").write_text(json.dumps({"overrides": [], "comparison": None, "cards": cards}))
+    return sweep_dir
+
+
+def test_jobs_that_run_at_once_have_different_gpus(tmp_path):
+    write_cards(tmp_path, "2", "5")
+    with own_device(tmp_path, "JoblibLauncher") as first, own_device(tmp_path, "JoblibLauncher") as second:
+        assert [first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]] == ["2", "5"]
+        with pytest.raises(BlockingIOError), locked(tmp_path / ".2.lock", fcntl.LOCK_NB):
             pass
-    with own_device(tmp_path) as again:
-        assert again["CUDA_VISIBLE_DEVICES"] == "0"
+    with own_device(tmp_path, "BasicLauncher") as again:
+        assert again["CUDA_VISIBLE_DEVICES"] == "2"
 
 
-def test_a_job_waits_for_the_cpu_unless_the_launcher_has_divided_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    with own_device(tmp_path) as environment:
+@pytest.mark.parametrize("launcher_class", ["SlurmLauncher", "RayLauncher"])
+def test_a_device_that_a_scheduler_has_given_is_left_alone(launcher_class, tmp_path):
+    write_cards(tmp_path, "0")
+    with own_device(tmp_path, launcher_class) as one, own_device(tmp_path, launcher_class) as other:
+        assert one == other == {}
+
+
+def test_jobs_that_were_all_started_at_once_take_turns_on_a_cpu(tmp_path):
+    write_cards(tmp_path)
+    with own_device(tmp_path, "LocalLauncher") as environment:
         assert environment == {}
         with pytest.raises(BlockingIOError), locked(tmp_path / ".cpu.lock", fcntl.LOCK_NB):
             pass
-        monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        with own_device(tmp_path):
+        with own_device(tmp_path, "JoblibLauncher"):  # whose jobs share the cores
             pass
+
+
+@pytest.mark.parametrize(("visible", "cards"), [("0,3", ["0", "3"]), ("", []), ("-1", []), ("GPU-1f2e", ["GPU-1f2e"])])
+def test_the_cards_are_those_that_the_user_lets_see(visible, cards, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_cards() == cards
+
+
+def test_a_job_ends_with_its_process_whatever_that_has_left_running(tmp_path):
+    leaves = "import os, subprocess; subprocess.Popen(['sleep', '60']); os.kill(os.getpid(), 9)"
+    start = time.monotonic()
+    assert train_in_process(["python3", "-c", leaves], tmp_path, str(tmp_path), {})[0] == -signal.SIGKILL
+    assert time.monotonic() - start < 20
 
 
 def test_a_sweep_that_is_told_to_stop_tells_its_job_and_waits_for_it(tmp_path, capfd):

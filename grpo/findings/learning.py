@@ -91,7 +91,7 @@ def cut_off(run: Run) -> Finding | None:
         "Completions are cut off",
         f"{mean(clipped[1]):.0%} of those in the last quarter reach train.max_completion_length="
         f"{run.config.train.max_completion_length}, after {mean(clipped[0]):.0%} in the first",
-        "raise train.max_completion_length if they are on their way to an answer; if they ramble, add reward=overlong "
+        "raise train.max_completion_length if they are on their way to an answer; if they ramble, add +reward=overlong "
         "or set train.mask_truncated_completions=true",
     )
 

@@ -64,13 +64,13 @@ def memory_near_limit(run: Run) -> Finding | None:
     retries = sum(value for _, value in values(run, "update/oom_retries"))
     told = [f"{retries:.0f} updates ran out of memory and were done again in smaller parts"] if retries else []
     limits: dict[str, Any] = {"memory/host_gb": run.plan.get("host_capacity_gb")}
-    if "memory/peak_reserved_gb" in run.summary:
-        limits["memory/peak_reserved_gb"] = run.plan.get("capacity_gb")
+    if "memory/peak_allocated_gb" in run.summary:
+        limits["memory/peak_allocated_gb"] = run.plan.get("capacity_gb")
     for name, limit in limits.items():
         used = run.summary.get(name)
         if limit and used and used > 0.9 * limit:
             told.append(f"{used:.1f} GB of {limit:.1f} GB of {'host' if 'host' in name else 'GPU'} memory used")
-    if "host memory" in run.reason:
+    if run.reason.startswith("host memory"):
         told.append(run.reason)
     if not told:
         return None

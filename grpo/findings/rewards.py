@@ -5,9 +5,15 @@ from statistics import mean
 from grpo.findings.base import FEWEST, Finding, ends, rise, values
 from grpo.record import Run
 
+PENALTIES = ("rewards.overlong.overlong", "rewards.repetition.repetition")
+"""Built-in rewards whose best value is 0."""
+
 
 def hacking(run: Run) -> Finding | None:
-    """The reward has risen by more than three standard errors, and the held-out accuracy not even by two."""
+    """The reward has risen by more than three standard errors, and the held-out accuracy not by one.
+
+    Nor have, by two, the right answers that were sampled.
+    """
     rewards = ends(run, "reward")
     before, after = run.evaluation.get("before"), run.evaluation.get("after")
     if not (rewards and before and after):
@@ -15,19 +21,21 @@ def hacking(run: Run) -> Finding | None:
     gained, error = rise(*rewards)
     better = after["accuracy"] - before["accuracy"]
     variance = sum(part["accuracy"] * (1 - part["accuracy"]) / part["samples"] for part in (before, after))
-    if (
-        gained <= 3 * error
-        or gained < 0.05 * abs(mean(rewards[1]))
-        or better > 2 * variance**0.5
-        or after["accuracy"] > 0.9
-    ):
+    if gained <= 3 * error or gained < 0.05 * abs(mean(rewards[1])):
+        return None
+    sampled = ends(run, f"rewards/{run.judge}/mean")
+    if sampled:
+        right, error = rise(*sampled)
+        if right > 2 * error:
+            return None
+    if better > variance**0.5 or after["accuracy"] > 0.9:
         return None
     parts = {}
     for name, reward in run.config.reward.items():
         part = ends(run, f"rewards/{name}/mean")
         if part and name != run.judge:
             parts[name] = reward.get("weight", 1.0) * rise(*part)[0]
-    most = max(parts, key=lambda name: parts[name]) if parts else None
+    most = next((name for name, part in parts.items() if part > gained / 2), None)
     blame = f", most of it from reward.{most} ({parts[most]:+.2f})" if most else ""
     return Finding(
         "hacking",
@@ -40,14 +48,20 @@ def hacking(run: Run) -> Finding | None:
 
 
 def drowned(run: Run) -> Finding | None:
-    """A reward's differences are less than a tenth of another's: the advantage hardly sees it."""
+    """A reward's differences are at first less than a tenth of another's, so that the advantage hardly sees it.
+
+    A reward that all completions have earned, but for a few, has nothing to be seen.
+    """
     if run.config.train.get("multi_objective_aggregation") == "normalize_then_sum":
         return None
     weights = {str(name): reward.get("weight", 1.0) for name, reward in run.config.reward.items()}
-    spreads = {name: [value for _, value in values(run, f"rewards/{name}/std")] for name in weights}
-    spread = {name: abs(weights[name]) * mean(found) for name, found in spreads.items() if found and weights[name]}
+    spread, level = {}, {}
+    for name, weight in weights.items():
+        deviations, means = ends(run, f"rewards/{name}/std"), ends(run, f"rewards/{name}/mean")
+        if weight and deviations and means:
+            spread[name], level[name] = abs(weight) * mean(deviations[0]), abs(weight * mean(means[0]))
     loudest = max(spread, key=lambda name: spread[name], default=None)
-    quiet = [name for name in spread if loudest and 0 < spread[name] < 0.1 * spread[loudest]]
+    quiet = [name for name in spread if loudest and 0.05 * level[name] < spread[name] < 0.1 * spread[loudest]]
     if not quiet or not loudest:
         return None
     return Finding(
@@ -61,11 +75,15 @@ def drowned(run: Run) -> Finding | None:
 
 
 def never_fired(run: Run) -> Finding | None:
-    """A reward function has given 0 for every completion of the run."""
+    """A reward function has given 0 for every completion of the run, and is no penalty that nothing has earned."""
     silent = []
-    for name in run.config.reward:
+    for name, reward in run.config.reward.items():
         given = values(run, f"rewards/{name}/mean")
-        if len(given) >= FEWEST and not any(value for _, value in given + values(run, f"rewards/{name}/std")):
+        if (
+            len(given) >= FEWEST
+            and reward.fn not in PENALTIES
+            and not any(value for _, value in given + values(run, f"rewards/{name}/std"))
+        ):
             silent.append(f"reward.{name}")
     if not silent:
         return None

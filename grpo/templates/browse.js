@@ -16,6 +16,8 @@
   };
   const figure = (value) => (value === null ? "none" : String(value));
 
+  const known = (row) => row.reward !== null;
+
   const completion = (row, label) => {
     const made = node("div", undefined, "said");
     const given = Object.entries(row.rewards).map(([name, value]) => `${name} ${figure(value)}`).join(", ");
@@ -36,14 +38,16 @@
   const groupCard = ({ step, group }) => {
     const card = node("div", undefined, "group");
     const rows = group.completions, pair = node("div", undefined, "pair");
+    const worst = rows.filter(known).length - 1;
+    const rest = rows.filter((row, place) => place !== 0 && place !== worst);
     pair.append(completion(rows[0], "best: "));
-    if (rows.length > 1) pair.append(completion(rows[rows.length - 1], "worst: "));
+    if (worst > 0) pair.append(completion(rows[worst], "worst: "));
     card.append(prompt(step, group), pair);
-    if (rows.length > 2) {
+    if (rest.length) {
       const others = node("details");
-      others.append(node("summary", `${rows.length - 2} between`));
+      others.append(node("summary", `${rest.length} more`));
       others.addEventListener("toggle", () => {
-        if (others.open && others.children.length === 1) others.append(...rows.slice(1, -1).map((row) => completion(row, "")));
+        if (others.open && others.children.length === 1) others.append(...rest.map((row) => completion(row, "")));
       });
       card.append(others);
     }
@@ -55,7 +59,6 @@
     return card;
   };
 
-  const known = (row) => row.reward !== null;
   const spread = ({ group }) => {
     const rewards = group.completions.filter(known).map((row) => row.reward);
     return rewards.length ? Math.max(...rewards) - Math.min(...rewards) : 0;

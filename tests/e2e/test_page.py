@@ -125,7 +125,7 @@ def test_the_page_of_a_sweep_leads_to_its_jobs(composed, tmp_path, opened):
     assert page.locator("table tr").count() == 4
     assert page.locator("figure svg").count() == 2
     page.locator("table a").nth(1).click()
-    assert page.title() == "GRPO run 1"
+    assert page.title().endswith("/1")
     assert "train.num_generations=4" in page.locator("pre.command").text_content()
 
 
