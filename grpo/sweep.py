@@ -111,8 +111,8 @@ def begin(config: DictConfig) -> Path:
             follows = f"${{same_steps:{train.num_train_epochs},{train.num_generations}}}"
             config.hydra.overrides.task.append(f"{EPOCHS}={follows}")
             comparison = (
-                f"as many completions a step as with {GENERATIONS}={train.num_generations} in every job, and about as many "
-                f"steps: prompts a step and {EPOCHS} change; {EPOCHS}=… or train.max_steps=… has it otherwise"
+                f"as many completions a step as with {GENERATIONS}={train.num_generations} in every job, and about as "
+                f"many steps: prompts a step and {EPOCHS} change; {EPOCHS}=… or train.max_steps=… has it otherwise"
             )
             print(f"{PROGRAM}: {comparison}", file=sys.stderr)
     write_json(folder / SWEEP, {"overrides": typed, "comparison": comparison, "cards": visible_cards()})

@@ -52,7 +52,7 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
         else:
             save(config, overrides, folder / ".hydra")  # the job does so too, if it comes that far
             file.unlink(missing_ok=True)
-            if not any(text.startswith(f"{RESUME}=") for text in overrides):
+            if list(folder.glob("checkpoint-*")) and not any(text.startswith(f"{RESUME}=") for text in overrides):
                 overrides.append(f"{RESUME}=true")
             with own_device(sweep_dir, hydra.launcher._target_) as environment:
                 line = command(overrides, folder, hydra)

@@ -62,7 +62,7 @@ def test_every_rule_is_shown_by_a_recording(recorded):
 def test_a_finding_has_its_evidence_and_what_to_do(recorded):
     (finding,) = findings(recorded("drowned"))
     assert finding.title == "reward.brevity drowns reward.correctness"
-    assert finding.evidence == "weight times standard deviation: brevity 9.33, correctness 0.486"
+    assert finding.evidence == "weight times standard deviation: brevity 8.94, correctness 0.464"
     assert "raise reward.correctness.weight or lower reward.brevity.weight=50" in finding.advice
 
 

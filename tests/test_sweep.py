@@ -56,10 +56,8 @@ def test_what_is_kept_equal_is_written_down(master, tmp_path, capsys):
     begin(master("train.num_generations=2,4"))
     written = json.loads((tmp_path / "day" / "time" / "sweep.json").read_text())
     assert written["overrides"] == ["train.num_generations=2,4"]
-    assert (
-        "completions a step are as many as with train.num_generations=8 in every job, and so are steps"
-        in written["comparison"]
-    )
+    told = "as many completions a step as with train.num_generations=8 in every job, and about as many steps"
+    assert written["comparison"].startswith(told)
     assert written["comparison"] in capsys.readouterr().err
 
 
