@@ -25,7 +25,6 @@ from grpo.console import output_in
 from grpo.data import Problems, load_task, prompt_lengths
 from grpo.evaluation import Decoding, Generate, complete, evaluate
 from grpo.fit import Plan
-from grpo.hardware import check_gpu
 from grpo.readings import MemoryReadings
 from grpo.report import write_report
 from grpo.resume import resolve
@@ -56,8 +55,6 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
     try:
         if plan:
             write_json(run_dir / "plan.json", plan.as_dict())
-        if config.plan.enforce:
-            check_gpu(config.gpu)
         checkpoint = resolve(config.train.resume_from_checkpoint, run_dir)
         if config.train.resume_from_checkpoint:
             told = f"going on from {os.path.relpath(checkpoint)}" if checkpoint else "nothing to go on with: a new run"

@@ -17,7 +17,8 @@ from grpo.check import check
 from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config import ROOT, ConfigError, RunError
 from grpo.fit import Plan, make_plan, settle
-from grpo.resume import continue_interrupted
+from grpo.hardware import check_gpu
+from grpo.resume import continue_interrupted, resolve
 from grpo.sweep import recorded
 from grpo.sweep_job import PROGRAM, run_job
 
@@ -36,9 +37,13 @@ def job(config: DictConfig) -> float | None:
         check(config)
         plan = plan_first(config, list(hydra_config.overrides.task))
         settle(config, plan)
+        run_dir = Path(hydra_config.runtime.output_dir)
+        resolve(config.train.resume_from_checkpoint, run_dir)
+        if config.plan.enforce:
+            check_gpu(config.gpu)
         from grpo.run import run
 
-        summary = run(config, Path(hydra_config.runtime.output_dir), plan)
+        summary = run(config, run_dir, plan)
         if summary["status"] == "stopped":
             again = "train.resume_from_checkpoint=auto continues it"
             raise RunError(f"stopped: {summary['reason']}; {again}", status=130)

@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 from grpo.browse import LENGTH, SIZE, as_data, sample, shortened
 from grpo.config import ConfigError
 from grpo.curves import MOST, curves
+from grpo.record import read_run
 from grpo.report import write_report
-from grpo.sweep_table import SWEEP
+from grpo.sweep_table import SWEEP, print_sweep, read_sweep
 from tests.page_fixtures import HOSTILE, write_run
 
 RUN = {"steps": 4, "groups": 2, "generations": 4}
@@ -240,6 +241,22 @@ def test_the_page_of_a_sweep_compares_its_jobs(composed, tmp_path):
     assert "Peak memory over train.num_generations, GB" in page
     assert "Held-out accuracy over train.num_generations" in page
     assert '<a href="1/report.html">' in page
+
+
+def test_tokens_a_second_are_those_of_all_steps_also_where_not_all_are_logged(composed, tmp_path):
+    folder = write_run(tmp_path / "run", **RUN)
+    rows = [{"step": step, "step_time": 0.5, "num_tokens": 100.0 * step} for step in (10, 20, 25)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_run(folder).tokens_per_second == 200
+
+
+def test_a_value_with_dollars_and_brackets_is_shown_as_it_is(composed, tmp_path, capsys):
+    for number, prompt in enumerate([r"'{question} $\boxed{}$ [/x]'", "'{question}'"]):
+        write_run(tmp_path / str(number), typed=(f"task.prompt={prompt}",), **RUN)
+    (tmp_path / SWEEP).write_text(json.dumps({"overrides": [], "comparison": None}))
+    assert r"$\boxed{}$ [/x]" in page_of(tmp_path)
+    print_sweep(read_sweep(tmp_path))
+    assert r"$\boxed{}$" in capsys.readouterr().out.replace("\n", "").replace(" ", "")
 
 
 def test_a_directory_with_neither_a_run_nor_a_sweep_says_so(tmp_path):

@@ -83,6 +83,17 @@ def test_what_a_model_wrote_neither_runs_nor_breaks_the_page(text, composed, tmp
     assert shown.bounding_box()["height"] < 400
 
 
+def test_a_script_that_got_into_the_page_all_the_same_would_not_run(composed, tmp_path, opened):
+    file = write_report(write_run(tmp_path / "run", steps=2, groups=1, generations=2))
+    file.write_text(
+        file.read_text().replace("<main>", "<main><script>document.title = 'stolen'</script><img src='x.png'>")
+    )
+    page = opened(file)
+    assert page.title().startswith("GRPO run")
+    assert [said for said in page.noted if "Content Security Policy" in said]
+    assert page.locator(".group").count() == 1
+
+
 def test_completions_are_chosen_by_step_and_by_reward(composed, tmp_path, opened):
     file = write_report(write_run(tmp_path / "run", steps=3, groups=2, generations=4))
     page = opened(file)

@@ -131,7 +131,7 @@ def test_ray_runs_jobs(tmp_path):
 
 def test_optuna_sees_the_accuracy_of_each_job(tmp_path):
     pytest.importorskip("optuna", reason="make extras installs it")
-    search = ["hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "train.num_generations=choice(4,7)"]
+    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "train.num_generations=choice(4,7)"]
     done = sweep(tmp_path, *search, *SMALL)
     found = outcomes(tmp_path)
     best = max((job["accuracy_after"] for job in found.values() if job["status"] == "completed"), default=None)
