@@ -42,6 +42,10 @@ def explain(error: Exception) -> str:
     if isinstance(error, MissingConfigException):
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         return f"{group}={choice}: no such choice{meant(choice, error.options or [])}"
+    if "Ambiguous value for argument" in str(error):
+        override = str(error).split("'")[1]
+        key, _, values = override.partition("=")
+        return f"{override}: several values are a sweep, python -m grpo.train -m …; one list is {key}=[{values}]"
     if isinstance(error, OverrideParseException):
         how = "write key=value, in quotes if it has spaces or braces"
         return f"{error.override}: not an override ({_first_line(error)}); {how}"

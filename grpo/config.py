@@ -266,14 +266,12 @@ def package_folder(name: str) -> str:
 
 
 def register() -> None:
-    """Tell Hydra the schema, and OmegaConf its resolvers `project`, `package`, `not` and `same_steps`.
+    """Tell Hydra the schema, and OmegaConf what `${project:path}`, `${package:name}` and `${not:value}` are.
 
-    A path in this project, the folder of an installed package, the opposite, and the epochs that are as many steps with
-    groups of another size.
+    The first is a path in this project, the second the folder of an installed package.
     """
     OmegaConf.register_new_resolver("project", lambda path: str(ROOT / path), replace=True)
     OmegaConf.register_new_resolver("not", lambda value: not value, replace=True)
-    OmegaConf.register_new_resolver("same_steps", same_steps, replace=True)
     OmegaConf.register_new_resolver("package", package_folder, replace=True)
     train = [
         (name, kind | None if name in PLANNED else kind, field(default=default))
@@ -294,11 +292,6 @@ def register() -> None:
         ("sweep", Sweep, field(default_factory=Sweep)),
     ]
     ConfigStore.instance().store(name="schema", node=make_dataclass("Config", groups))
-
-
-def same_steps(epochs: float, generations: int, *, _parent_: DictConfig) -> float:
-    """Return the epochs of as many steps, with the groups of `_parent_`, as `epochs` are with other groups."""
-    return epochs * generations / _parent_.num_generations
 
 
 def train_arguments(train: DictConfig) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def accuracies(title: str, sampled: Points, ends: Sequence[tuple[float, float, f
         axes.errorbar(
             step, share, [[share - low], [high - share]], fmt="o", color=COLOURS[1], capsize=3, clip_on=False, zorder=5
         )
-    axes.set(xlabel="step", ylim=(0, 1.03))
+    axes.set_xlabel("step")
     return Chart(title, svg(figure, title), ["sampled in training", "held out, greedy, 95 % interval"])
 
 
@@ -83,7 +83,6 @@ def shares(title: str, found: Mapping[str, Sequence[tuple[float, float, float]]]
         axes.axhline(before, color=INK, linestyle="--", linewidth=0.8, alpha=0.6)
         axes.text(len(found) - 0.5, before, "before", ha="right", va="bottom", color=INK)
     label_places(axes, list(found))
-    axes.set_ylim(0, 1.03)
     return Chart(title, svg(figure, title))
 
 
@@ -100,6 +99,7 @@ def frame(title: str, percent: bool) -> tuple[Figure, Axes]:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.set_ylim(0, 1.03)
     return figure, axes
 
 

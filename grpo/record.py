@@ -62,13 +62,18 @@ class Run:
         return sum(last) / len(last) if last else None
 
     @property
+    def seconds(self) -> float:
+        """The time of all its steps, also of those before it was interrupted."""
+        total, before = 0.0, 0
+        for row in self.metrics:  # the time of a step is a mean over those since the last row
+            total += (row.get("step_time") or 0.0) * (row["step"] - before)
+            before = row["step"]
+        return total
+
+    @property
     def tokens_per_second(self) -> float | None:
         """Tokens of prompts and completions that it was trained on, by the time of its steps."""
-        seconds, before = 0.0, 0
-        for row in self.metrics:  # the time of a step is a mean over those since the last row
-            seconds += (row.get("step_time") or 0.0) * (row["step"] - before)
-            before = row["step"]
-        return self.metrics[-1].get("num_tokens", 0.0) / seconds if seconds else None
+        return self.metrics[-1].get("num_tokens", 0.0) / self.seconds if self.seconds else None
 
     @property
     def peak_gb(self) -> float | None:

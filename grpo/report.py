@@ -79,12 +79,12 @@ def facts(run: Run) -> dict[str, str]:
         "a step": f"{batch} completions, groups of {train.num_generations}, up to {train.max_completion_length} tokens",
         "optimizer": f"{train.optim or DEFAULT_OPTIMIZER}, rate {train.learning_rate:g} ({train.lr_scheduler_type})",
         "generation": f"vLLM, {train.vllm_mode}" if train.use_vllm else "transformers",
-        "machine": run.plan.get("device", "not known"),
+        "machine": run.plan.get("device", ""),
         "steps": str(run.summary.get("steps", len(run.metrics))),
-        "time": f"{run.summary.get('wall_time_s', 0):,.0f} s"
-        + (f", {run.tokens_per_second:,.0f} tokens/s" if run.tokens_per_second else ""),
+        "time of its steps": f"{run.seconds:,.0f} s",
+        "tokens a second": f"{run.tokens_per_second or 0:,.0f}, of prompts and completions",
         "versions": ", ".join(f"{name} {version}" for name, version in run.summary.get("versions", {}).items()),
-        "commit": run.summary.get("git_commit") or "not known",
+        "commit": run.summary.get("git_commit") or "",
     }
 
 
@@ -133,7 +133,7 @@ def charts(run: Run) -> list[Chart]:
 def sweep_page(sweep: Sweep) -> str:
     """Return the page of a sweep."""
     judged = [run for run in sweep.runs if run.accuracy is not None]
-    best = max(judged, key=lambda run: run.accuracy or 0, default=None)
+    best = max(judged, key=lambda run: (run.accuracy or 0, run.reward or 0), default=None)
     rivals = [run for run in judged if best and run is not best and interval(run)[2] >= interval(best)[1]]
     return page(
         "sweep.html.jinja",

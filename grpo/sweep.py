@@ -4,6 +4,7 @@ So GPU memory and vLLM engines are really gone between jobs, and nothing that ha
 """
 
 import contextlib
+import fcntl
 import os
 import sys
 from collections.abc import Iterator
@@ -19,14 +20,15 @@ from grpo.cli import leave
 from grpo.config import ConfigError
 from grpo.hardware import visible_cards
 from grpo.launchers import settle_launchers
+from grpo.record import Run
 from grpo.resume import essential
 from grpo.summary import read_json, write_json
-from grpo.sweep_job import PROGRAM, quoted
-from grpo.sweep_table import SWEEP, print_sweep, read_sweep
+from grpo.sweep_job import PROGRAM, locked, quoted
+from grpo.sweep_table import EPOCHS, SWEEP, print_sweep, read_sweep
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""
-GENERATIONS, EPOCHS = "train.num_generations", "train.num_train_epochs"
+GENERATIONS = "train.num_generations"
 SETS_STEPS = (
     "task",
     "experiment",
@@ -91,31 +93,34 @@ def begin(config: DictConfig) -> Path:
     typed = [text for text in config.hydra.overrides.task if not text.startswith("sweep.")]
     folder = Path(os.path.abspath(config.hydra.sweep.dir))  # as Hydra has it
     named = any(text.startswith("hydra.sweep.dir=") for text in config.hydra.overrides.hydra)
-    if config.sweep.resume and not named and not (folder / SWEEP).exists():
+    if config.sweep.resume and not (folder / SWEEP).exists():
+        if named:
+            raise ConfigError(f"sweep.resume=true: there is no sweep in hydra.sweep.dir={os.path.relpath(folder)}")
         folder = newest_sweep(typed, folder.parents[1])
-    if (folder / SWEEP).exists() and not config.sweep.resume:
+    if any(folder.glob("**/.hydra/config.yaml")) and not config.sweep.resume:
         raise ConfigError(
             f"hydra.sweep.dir={os.path.relpath(folder)}: there is a sweep in it; sweep.resume=true runs what is "
             "missing or failed, another directory begins anew"
         )
     if "optuna" in config.hydra.sweeper._target_ and config.task.eval.size == 0:
-        raise ConfigError("task.eval.size=0: hydra/sweeper=optuna looks for the highest held-out accuracy")
+        raise ConfigError("task.eval.size=0: hydra/sweeper=optuna looks for the highest accuracy; hold problems out")
     folder.mkdir(parents=True, exist_ok=True)
     options, comparison = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.output_subdir=null"], None
+    swept, same = keys_of_sweep(config, typed), None
     with read_write(config), open_dict(config):
         settle_launchers(config)
         config.hydra.sweep.dir = str(folder)
         config.hydra.overrides.hydra += options  # the jobs write `.hydra` themselves
-        if follows_groups(config, typed):
+        if follows_groups(config, typed, swept):
             train = config.train
-            follows = f"${{same_steps:{train.num_train_epochs},{train.num_generations}}}"
-            config.hydra.overrides.task.append(f"{EPOCHS}={follows}")
+            same = {"num_train_epochs": train.num_train_epochs, "num_generations": train.num_generations}
             comparison = (
                 f"as many completions a step as with {GENERATIONS}={train.num_generations} in every job, and about as "
                 f"many steps: prompts a step and {EPOCHS} change; {EPOCHS}=… or train.max_steps=… has it otherwise"
             )
             print(f"{PROGRAM}: {comparison}", file=sys.stderr)
-    write_json(folder / SWEEP, {"overrides": typed, "comparison": comparison, "cards": visible_cards()})
+    written = {"overrides": typed, "swept": swept, "comparison": comparison, "same_steps_as": same}
+    write_json(folder / SWEEP, {**written, "cards": visible_cards()})
     return folder
 
 
@@ -133,18 +138,22 @@ def newest_sweep(typed: list[str], sweeps: Path) -> Path:
     )
 
 
-def follows_groups(config: DictConfig, typed: list[str]) -> bool:
+def keys_of_sweep(config: DictConfig, typed: list[str]) -> list[str]:
+    """Return the keys that a sweep gives several values, on the command line or as parameters of its sweeper."""
+    params = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
+    parsed = OverridesParser.create().parse_overrides([*params, *typed])
+    return [override.get_key_element() for override in parsed if override.is_sweep_override()]
+
+
+def follows_groups(config: DictConfig, typed: list[str], swept: list[str]) -> bool:
     """Whether the epochs have to follow the swept `num_generations` for every job to do as many steps.
 
     A batch holds as many completions whatever the size of its groups, so with larger ones an epoch is more steps. What
     says how many steps there are, or sweeps over the batch, is left as it is.
     """
-    swept = {str(key): f"{value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()}
-    parsed = OverridesParser.create().parse_overrides([*(f"{key}={value}" for key, value in swept.items()), *typed])
-    sweeps = {override.get_key_element().lstrip("+") for override in parsed if override.is_sweep_override()}
-    keys = {override.get_key_element().lstrip("+") for override in parsed}
+    keys = {text.lstrip("+").partition("=")[0] for text in (*typed, *(f"{key}=" for key in swept))}
     decided = EPOCHS in keys or "train.max_steps" in keys or config.train.max_steps > 0
-    return GENERATIONS in sweeps and not decided and not sweeps & set(SETS_STEPS)
+    return GENERATIONS in swept and not decided and not {key.lstrip("+") for key in swept} & set(SETS_STEPS)
 
 
 def finish(folder: Path, status: Any) -> None:
@@ -155,6 +164,9 @@ def finish(folder: Path, status: Any) -> None:
         sweep = read_sweep(folder)
     except ConfigError:  # nothing has begun
         return
+    for run in sweep.runs:
+        note_if_killed(run)
+    sweep = read_sweep(folder)
     print_sweep(sweep)
     for written in (*(run.folder for run in sweep.failed), folder):
         try:
@@ -162,13 +174,22 @@ def finish(folder: Path, status: Any) -> None:
         except Exception as error:  # the outcome of the sweep is what counts
             page = f"none, {' '.join(str(error).split())}"
     print(f"page: {page}")
-    again = "the same command with sweep.resume=true goes on"
+    again = "the same command with sweep.resume=true"
     if status == INTERRUPTED:
-        print(f"{PROGRAM}: {again}", file=sys.stderr)
+        print(f"{PROGRAM}: {again} goes on with what has not been completed or begun", file=sys.stderr)
     elif sweep.failed:
-        print(f"{PROGRAM}: {len(sweep.failed)} of {len(sweep.runs)} jobs failed; {again} with them", file=sys.stderr)
+        what = f"{len(sweep.failed)} of {len(sweep.runs)} jobs failed"
+        print(f"{PROGRAM}: {what}; once that is mended, {again} runs them", file=sys.stderr)
     for run in sweep.failed:
-        told = " ".join(f"{key}={sweep.value(run, key)}" for key in sweep.varied)
-        print(f"  #{sweep.name(run)} {told}: {run.reason}", file=sys.stderr)
+        told = [f"{key}={sweep.value(run, key)}" for key in sweep.varied]
+        told = [text for text in told if not run.reason.startswith(f"{text}:")]
+        print(f"  #{sweep.name(run)} {' '.join(told)}{': ' if told else ''}{run.reason}", file=sys.stderr)
     if sweep.failed and not status:
         sys.exit(1)
+
+
+def note_if_killed(run: Run) -> None:
+    """Write down that a job was killed, if it has not said how it ended and the process that watched it is gone."""
+    if run.status == "running":
+        with contextlib.suppress(OSError), locked(run.folder / ".lock", fcntl.LOCK_NB):
+            write_json(run.folder / "summary.json", {"status": "stopped", "reason": "killed with its sweep"})

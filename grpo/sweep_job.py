@@ -24,7 +24,7 @@ from grpo.config import register
 from grpo.resume import KEY as RESUME
 from grpo.resume import essential
 from grpo.summary import read_json, write_json
-from grpo.sweep_table import SWEEP
+from grpo.sweep_table import EPOCHS, SWEEP
 
 PROGRAM = "grpo.train"
 HOW_JOBS_ARE_MADE = re.compile(r"hydra(/|\.)(launcher|sweeper)\b|hydra\.(mode|run|sweep|output_subdir|job\.(num|id))\b")
@@ -41,8 +41,7 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
     """
     register()  # launchers bring the job into processes that have not seen the command line
     sweep_dir = Path(hydra.sweep.dir)
-    typed: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-    overrides = [written_out(text, config) for text in typed if not text.startswith("sweep.")]
+    overrides = overrides_of(read_json(sweep_dir / SWEEP), config, hydra)
     folder = folder_of(overrides, sweep_dir, Path(hydra.runtime.output_dir))
     file = folder / "summary.json"
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,11 +53,15 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
             file.unlink(missing_ok=True)
             if list(folder.glob("checkpoint-*")) and not any(text.startswith(f"{RESUME}=") for text in overrides):
                 overrides.append(f"{RESUME}=true")
-            with own_device(sweep_dir, hydra.launcher._target_) as environment:
-                line = command(overrides, folder, hydra)
-                status, reason = train_in_process(line, folder, hydra.runtime.cwd, environment)
-            if status and not file.exists():
-                write_json(file, {"status": "failed", "reason": reason})
+            ended = {"status": "stopped", "reason": "interrupted"}
+            try:
+                with own_device(sweep_dir, hydra.launcher._target_) as environment:
+                    line = command(overrides, folder, hydra)
+                    status, reason = train_in_process(line, folder, hydra.runtime.cwd, environment)
+                    ended = {"status": "failed", "reason": reason}
+            finally:
+                if not file.exists():
+                    write_json(file, ended)
             if status < 0:  # else it has said so itself
                 tell(folder, reason)
     summary = read_json(file)
@@ -77,10 +80,18 @@ def tell(folder: Path, text: str) -> None:
     print(f"#{folder.name} {text}", file=sys.stderr, flush=True)
 
 
-def written_out(override: str, config: DictConfig) -> str:
-    """Return an override with the number that it stands for, where `begin` has let it follow another."""
-    key, _, value = override.partition("=")
-    return f"{key}={OmegaConf.select(config, key)}" if "same_steps" in value else override
+def overrides_of(sweep: dict[str, Any], config: DictConfig, hydra: HydraConf) -> list[str]:
+    """Return the overrides of a job: those that Hydra has made, and epochs that follow the size of its groups.
+
+    Args:
+        sweep: what `sweep.json` holds.
+    """
+    overrides = [text for text in hydra.overrides.task if not text.startswith("sweep.")]
+    same = sweep.get("same_steps_as")
+    if same:
+        epochs = same["num_train_epochs"] * same["num_generations"] / config.train.num_generations
+        overrides.append(f"{EPOCHS}={epochs:g}")
+    return overrides
 
 
 def folder_of(overrides: Sequence[str], sweep_dir: Path, numbered: Path) -> Path:

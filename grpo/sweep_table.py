@@ -5,7 +5,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +13,7 @@ from grpo.config import ConfigError
 from grpo.record import Run, read_run
 from grpo.summary import read_json
 
+EPOCHS = "train.num_train_epochs"
 SWEEP = "sweep.json"
 """What is written down of a sweep when it begins."""
 COLUMNS = {
@@ -22,7 +22,7 @@ COLUMNS = {
     "steps": lambda run: show(run.summary.get("steps", len(run.metrics)), "{:,}"),
     "tokens/s": lambda run: show(run.tokens_per_second, "{:,.0f}"),
     "peak GB": lambda run: show(run.peak_gb, "{:.2f}"),
-    "time": lambda run: show(run.summary.get("wall_time_s"), "{:,.0f} s"),
+    "time": lambda run: show(run.seconds or None, "{:,.0f} s"),
 }
 
 
@@ -34,17 +34,15 @@ class Sweep:
     runs: list[Run]
     comparison: str | None
     """What is the same in all jobs, if something had to be changed for it."""
+    swept: list[str]
+    """The keys that were typed with several values."""
 
     @property
     def varied(self) -> list[str]:
         """The keys of the command line that are not the same in all jobs."""
         keys = dict.fromkeys(key for run in self.runs for key in typed(run))
-        return [key for key in keys if len({typed(run).get(key) for run in self.runs}) > 1 and key not in self.followed]
-
-    @property
-    def followed(self) -> list[str]:
-        """Keys that were not typed, and follow one that was."""
-        return ["train.num_train_epochs"] if self.comparison else []
+        differ = [key for key in keys if len({typed(run).get(key) for run in self.runs}) > 1]
+        return [key for key in keys if key in self.swept or (key in differ and not (key == EPOCHS and self.comparison))]
 
     def value(self, run: Run, key: str) -> str:
         """Return what a key of the command line was in a job; a long fraction with four digits."""
@@ -92,7 +90,8 @@ def read_sweep(folder: Path) -> Sweep:
         parts = str(run.folder.relative_to(folder)).replace("/", "_").split("_")
         return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
-    return Sweep(folder, sorted(runs, key=number), read_json(folder / SWEEP).get("comparison"))
+    written = read_json(folder / SWEEP)
+    return Sweep(folder, sorted(runs, key=number), written.get("comparison"), written.get("swept", []))
 
 
 def print_sweep(sweep: Sweep) -> None:
@@ -100,11 +99,12 @@ def print_sweep(sweep: Sweep) -> None:
     table = Table(
         title=f"GRPO sweep {os.path.relpath(sweep.folder)}",
         title_justify="left",
-        box=box.SIMPLE_HEAD,
+        box=None,
         padding=(0, 1, 0, 0),
     )
     for heading in ("job", *sweep.varied, "status"):
-        table.add_column(heading.rpartition(".")[2], overflow="fold", no_wrap=heading == "status")
+        name = heading.rpartition(".")[2]
+        table.add_column(name, overflow="fold", min_width=9 if heading == "status" else len(name))
     for heading in COLUMNS:
         table.add_column(heading, justify="right", no_wrap=True)
     for run in sweep.runs:

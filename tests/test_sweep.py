@@ -17,8 +17,8 @@ from omegaconf import OmegaConf, open_dict
 from grpo.config import ConfigError
 from grpo.hardware import visible_cards
 from grpo.launchers import settle_launchers
-from grpo.sweep import begin, newest_sweep
-from grpo.sweep_job import command, folder_of, locked, own_device, quoted, reason_of, train_in_process, written_out
+from grpo.sweep import begin, newest_sweep, note_if_killed
+from grpo.sweep_job import command, folder_of, locked, overrides_of, own_device, quoted, reason_of, train_in_process
 from grpo.sweep_table import read_sweep
 
 
@@ -36,20 +36,19 @@ def master(composed, tmp_path):
     return make
 
 
-def steps_of(config, generations: int) -> float:
+def steps_of(folder: Path, generations: int) -> float:
     """Steps that a job of a prepared sweep does."""
-    typed = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
-    added = [text for text in typed if text.startswith("train.num_train_epochs=")]
-    job = compose("config", [*added, f"train.num_generations={generations}"])
-    prompts = job.train.per_device_train_batch_size / generations
-    return job.train.num_train_epochs * job.task.dataset.size / prompts
+    job = compose("config", [f"train.num_generations={generations}"])
+    hydra = OmegaConf.create({"overrides": {"task": [f"train.num_generations={generations}", "sweep.resume=true"]}})
+    overrides = overrides_of(json.loads((folder / "sweep.json").read_text()), job, hydra)
+    assert "sweep.resume=true" not in overrides
+    job = compose("config", overrides)
+    return job.train.num_train_epochs * job.task.dataset.size / (job.train.per_device_train_batch_size / generations)
 
 
 @pytest.mark.parametrize("generations", [2, 4, 8, 16, 32])
 def test_a_sweep_over_group_sizes_does_as_many_steps_of_as_many_completions(generations, master):
-    config = master("train.num_generations=2,4,8,16,32")
-    begin(config)
-    assert steps_of(config, generations) == 160
+    assert steps_of(begin(master("train.num_generations=2,4,8,16,32")), generations) == 160
 
 
 def test_what_is_kept_equal_is_written_down(master, tmp_path, capsys):
@@ -74,22 +73,19 @@ def test_what_is_kept_equal_is_written_down(master, tmp_path, capsys):
     ],
 )
 def test_what_the_user_fixes_stays(typed, master, tmp_path):
-    config = master(*typed)
-    folder = begin(config)
-    assert config.hydra.overrides.task == list(typed)
-    assert json.loads((folder / "sweep.json").read_text())["comparison"] is None
+    written = json.loads((begin(master(*typed)) / "sweep.json").read_text())
+    assert (written["comparison"], written["same_steps_as"]) == (None, None)
 
 
 def test_group_sizes_that_the_sweeper_varies_count_as_swept(master):
     config = master("train.learning_rate=1e-3")
     with open_dict(config):
         config.hydra.sweeper.params = {"train.num_generations": "choice(2,4)"}
-    begin(config)
-    assert steps_of(config, 4) == 160
+    assert steps_of(begin(config), 4) == 160
 
 
 def test_a_directory_with_a_sweep_is_not_written_over(master):
-    begin(master("train.seed=0,1"))
+    job_in(begin(master("train.seed=0,1")), "0", "train.seed=0")
     with pytest.raises(ConfigError, match=r"there is a sweep in it; sweep\.resume=true runs what is missing or failed"):
         begin(master("train.seed=0,1"))
 
@@ -107,6 +103,40 @@ def test_the_newest_sweep_of_the_same_command_goes_on(master, tmp_path):
 def test_a_sweep_that_is_not_there_cannot_go_on(tmp_path):
     with pytest.raises(ConfigError, match=r"no sweep with these overrides in .*; name it with hydra\.sweep\.dir="):
         newest_sweep(["train.seed=0,1"], tmp_path)
+
+
+def test_a_directory_that_is_named_and_has_no_sweep_cannot_go_on(master, tmp_path):
+    named = ("hydra.sweep.dir=x",)
+    with pytest.raises(ConfigError, match=r"there is no sweep in hydra\.sweep\.dir="):
+        begin(master("train.seed=0,1", "sweep.resume=true", options=named, sweep_dir=tmp_path / "mistyped"))
+
+
+def test_a_command_that_came_to_no_job_can_be_corrected(master):
+    begin(master("train.seed=0,1"))
+    assert begin(master("train.seed=0,1,2")).exists()
+
+
+def test_a_job_that_was_killed_with_its_sweep_does_not_count_as_running(composed, tmp_path):
+    killed, running = job_in(tmp_path, "0", "train.seed=0"), job_in(tmp_path, "1", "train.seed=1")
+    with locked(running / ".lock"):
+        for run in read_sweep(tmp_path).runs:
+            note_if_killed(run)
+    assert json.loads((killed / "summary.json").read_text())["status"] == "stopped"
+    assert not (running / "summary.json").exists()
+
+
+def test_optuna_needs_problems_that_are_held_out(master):
+    config = master("train.seed=0", "task.eval.size=0")
+    with open_dict(config):
+        config.hydra.sweeper = {"_target_": "optuna_sweeper.OptunaSweeper"}
+    with pytest.raises(ConfigError, match="the highest accuracy; hold problems out"):
+        begin(config)
+
+
+def test_a_sweep_of_which_one_job_has_begun_has_what_is_swept(composed, tmp_path):
+    job_in(tmp_path, "0", "train.seed=0", "train.max_steps=3")
+    (tmp_path / "sweep.json").write_text(json.dumps({"comparison": None, "swept": ["train.seed"]}))
+    assert read_sweep(tmp_path).varied == ["train.seed"]
 
 
 def test_a_sweep_is_not_for_torchrun(master, monkeypatch):
@@ -218,14 +248,6 @@ def test_hydra_reads_a_quoted_path_as_it_is(text):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     assert OverridesParser.create().parse_override(f"hydra.run.dir={quoted(text)}").value() == text
-
-
-def test_epochs_that_follow_the_groups_are_written_out_as_a_number(composed):
-    followed = "train.num_train_epochs=${same_steps:1,8}"
-    job = compose("config", ["train.num_generations=16", followed])
-    assert written_out(followed, job) == "train.num_train_epochs=0.5"
-    assert written_out("train.num_train_epochs=$\\{same_steps\\:1\\,8\\}", job) == "train.num_train_epochs=0.5"
-    assert written_out("train.seed=3", job) == "train.seed=3"
 
 
 @pytest.mark.parametrize(

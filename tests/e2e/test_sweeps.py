@@ -64,7 +64,10 @@ def test_what_happens_to_one_job_is_told_and_the_others_run(night):
 def test_the_last_lines_say_which_jobs_failed_and_why(night):
     folder, _, done = night
     last = done.stderr.splitlines()[-4:]
-    assert last[0] == "grpo.train: 3 of 4 jobs failed; the same command with sweep.resume=true goes on with them"
+    assert (
+        last[0]
+        == "grpo.train: 3 of 4 jobs failed; once that is mended, the same command with sweep.resume=true runs them"
+    )
     for line, (name, do) in zip(last[1:], {"1": "memory", "2": "kill", "3": "raise"}.items(), strict=True):
         assert line == f"  #{name} +reward.fault.kwargs.do={do}: {outcomes_before(done)[name]}"
     assert f"page: {os.path.relpath(folder / 'report.html')}" in done.stdout
@@ -153,7 +156,7 @@ def test_ctrl_c_ends_the_job_with_a_checkpoint_and_the_sweep_with_it(tmp_path):
     assert outcomes(tmp_path)["0"]["status"] == "stopped"
     assert list((tmp_path / "0").glob("checkpoint-*"))
     assert not (tmp_path / "1").exists()
-    assert "the same command with sweep.resume=true goes on" in said
+    assert "the same command with sweep.resume=true goes on with what has not been completed or begun" in said
     assert "Traceback" not in said
 
 
