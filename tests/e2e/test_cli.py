@@ -51,6 +51,8 @@ WRONG = {
     "a reward without the plus": (["reward.mine.fn=mine.py:f"], "added with a plus: +reward.mine.fn="),
     "a wrong type": (["train.num_generations=four"], "train.num_generations: Value 'four'"),
     "no override at all": (["train.num_generations"], "write key=value"),
+    "several values": (["train.num_generations=4,8"], "several values are a sweep, python -m grpo.train -m"),
+    "a sweep to go on with": (["sweep.resume=true"], "a sweep is run with -m"),
     "parts of groups": (["train.num_generations=7"], "num_generations=2, 4, 8, 16; or train.per_device_train"),
     "a group of one": (["train.num_generations=1"], "at least 2"),
     "a model that is nowhere": (["model.model_name_or_path=no/model"], "neither a folder nor a model"),

@@ -158,10 +158,3 @@ def test_ctrl_c_ends_the_job_with_a_checkpoint_and_the_sweep_with_it(tmp_path):
     assert not (tmp_path / "1").exists()
     assert "the same command with sweep.resume=true goes on with what has not been completed or begun" in said
     assert "Traceback" not in said
-
-
-def test_a_run_that_is_no_sweep_cannot_resume_one():
-    line = [sys.executable, "-m", "grpo.train", "sweep.resume=true"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr.startswith("grpo.train: sweep.resume=true: a sweep is run with -m")
