@@ -103,7 +103,9 @@ def test_completions_are_chosen_by_step_and_by_reward(composed, tmp_path, opened
     pair = page.locator(".group").first.locator(".pair .said h4")
     assert [text.split(" (")[0] for text in pair.all_text_contents()] == ["best: reward 1", "worst: reward 0"]
     page.locator("summary").first.click()
-    assert page.locator(".group").first.locator("details .said").count() == 2
+    between = page.locator(".group").first.locator("details .said")
+    between.nth(1).wait_for()
+    assert between.count() == 2
     page.locator("#order").select_option("lowest")
     assert page.locator(".said h4").first.text_content().startswith("reward 0 ")
     page.locator("#order").select_option("highest")
@@ -136,6 +138,7 @@ def test_the_page_of_a_sweep_leads_to_its_jobs(composed, tmp_path, opened):
     assert page.locator("table tr").count() == 4
     assert page.locator("figure svg").count() == 2
     page.locator("table a").nth(1).click()
+    page.wait_for_url("**/1/report.html")
     assert page.title().endswith("/1")
     assert "train.num_generations=4" in page.locator("pre.command").text_content()
 
