@@ -38,7 +38,7 @@ def sample(run_dir: Path, weights: dict[str, float]) -> dict[str, Any]:
     for file in chosen:
         try:
             rows = read_rows(file, [*KEPT, *weights])
-        except pyarrow.ArrowInvalid:  # the run was killed while it wrote
+        except (pyarrow.ArrowInvalid, OSError):  # the run was killed while it wrote
             continue
         groups = [group(list(same), weights) for _, same in groupby(rows, key=lambda row: row["prompt"])]
         if rows:

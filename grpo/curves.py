@@ -37,7 +37,7 @@ class Chart:
     labels: list[str] = field(default_factory=list)
 
 
-def curves(title: str, lines: dict[str, Points], xlabel: str = "step", percent: bool = False) -> Chart:
+def curves(title: str, lines: dict[str, Points], percent: bool = False) -> Chart:
     """Draw lines over steps; a scale that spans more than two powers of ten and has no zero is logarithmic."""
     figure, axes = frame(title, percent)
     for colour, points in zip(COLOURS * len(lines), lines.values(), strict=False):
@@ -45,7 +45,7 @@ def curves(title: str, lines: dict[str, Points], xlabel: str = "step", percent: 
     heights = [height for points in lines.values() for _, height in points]
     if heights and min(heights) > 0 and max(heights) > 100 * min(heights):
         axes.set_yscale("log")
-    axes.set_xlabel(xlabel)
+    axes.set_xlabel("step")
     return Chart(title, svg(figure, title), list(lines) if len(lines) > 1 else [])
 
 

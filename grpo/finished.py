@@ -45,9 +45,11 @@ def typed_in(folder: Path) -> list[str]:
 def options_in(folder: Path) -> list[str]:
     """Return `--config-dir` and `--config-name` as they were for the run in a directory."""
     file = folder / ".hydra" / "hydra.yaml"
-    if not file.exists():
-        return []
-    hydra = yaml.safe_load(file.read_text())["hydra"]
+    return options_of(yaml.safe_load(file.read_text())["hydra"]) if file.exists() else []
+
+
+def options_of(hydra: Any) -> list[str]:
+    """Return `--config-dir` and `--config-name` as they were for a run, from Hydra's own configuration of it."""
     sources = hydra["runtime"]["config_sources"]
     folders = [f"--config-dir={found['path']}" for found in sources if found["provider"] == "command-line"]
     name = hydra["job"]["config_name"]

@@ -20,7 +20,6 @@ from grpo.cli import leave
 from grpo.config import ConfigError
 from grpo.hardware import visible_cards
 from grpo.launchers import settle_launchers
-from grpo.record import Run
 from grpo.resume import essential
 from grpo.summary import read_json, write_json
 from grpo.sweep_job import PROGRAM, locked, quoted
@@ -160,13 +159,12 @@ def finish(folder: Path, status: Any) -> None:
     """Print the table of a sweep, write its page, and leave with a status that says whether all went well."""
     from grpo.report import write_report  # draws
 
+    for file in folder.glob("**/.hydra/config.yaml"):
+        note_if_killed(file.parents[1])
     try:
         sweep = read_sweep(folder)
     except ConfigError:  # nothing has begun
         return
-    for run in sweep.runs:
-        note_if_killed(run)
-    sweep = read_sweep(folder)
     print_sweep(sweep)
     for written in (*(run.folder for run in sweep.failed), folder):
         try:
@@ -188,8 +186,9 @@ def finish(folder: Path, status: Any) -> None:
         sys.exit(1)
 
 
-def note_if_killed(run: Run) -> None:
+def note_if_killed(job_dir: Path) -> None:
     """Write down that a job was killed, if it has not said how it ended and the process that watched it is gone."""
-    if run.status == "running":
-        with contextlib.suppress(OSError), locked(run.folder / ".lock", fcntl.LOCK_NB):
-            write_json(run.folder / "summary.json", {"status": "stopped", "reason": "killed with its sweep"})
+    file = job_dir / "summary.json"
+    if not file.exists():
+        with contextlib.suppress(OSError), locked(job_dir / ".lock", fcntl.LOCK_NB):
+            write_json(file, {"status": "stopped", "reason": "killed with its sweep"})

@@ -21,6 +21,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config import register
+from grpo.finished import options_of
 from grpo.resume import KEY as RESUME
 from grpo.resume import essential
 from grpo.summary import read_json, write_json
@@ -115,9 +116,7 @@ def command(overrides: Sequence[str], folder: Path, hydra: HydraConf) -> list[st
     options = [text for text in hydra.overrides.hydra if not HOW_JOBS_ARE_MADE.match(text.lstrip("+~"))]
     options += ["hydra.mode=RUN", f"hydra.run.dir={quoted(str(folder))}", f"hydra.sweep.dir={quoted(hydra.sweep.dir)}"]
     options += [f"hydra.job.num={hydra.job.num}", f"hydra.job.id={quoted(str(hydra.job.id))}"]
-    folders = [found.path for found in hydra.runtime.config_sources if found.provider == "command-line"]
-    named = [f"--config-dir={path}" for path in folders] + [f"--config-name={hydra.job.config_name}"]
-    return [sys.executable, "-m", PROGRAM, *named, *overrides, *options]
+    return [sys.executable, "-m", PROGRAM, *options_of(hydra), *overrides, *options]
 
 
 def quoted(text: str) -> str:

@@ -119,8 +119,8 @@ def test_a_command_that_came_to_no_job_can_be_corrected(master):
 def test_a_job_that_was_killed_with_its_sweep_does_not_count_as_running(composed, tmp_path):
     killed, running = job_in(tmp_path, "0", "train.seed=0"), job_in(tmp_path, "1", "train.seed=1")
     with locked(running / ".lock"):
-        for run in read_sweep(tmp_path).runs:
-            note_if_killed(run)
+        for folder in (killed, running):
+            note_if_killed(folder)
     assert json.loads((killed / "summary.json").read_text())["status"] == "stopped"
     assert not (running / "summary.json").exists()
 
@@ -217,7 +217,7 @@ def test_the_command_of_a_job_trains_it_alone():
     hydra = OmegaConf.create(
         {
             "overrides": {"hydra": ["hydra.mode=MULTIRUN", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]},
-            "job": {"num": 3, "id": "train_3", "config_name": "config"},
+            "job": {"num": 3, "id": "train_3", "config_name": "mine"},
             "sweep": {"dir": "/a sweep"},
             "runtime": {"config_sources": [{"provider": "command-line", "path": "/my conf"}]},
         }
@@ -232,7 +232,7 @@ def test_the_command_of_a_job_trains_it_alone():
     assert line[2:] == [
         "grpo.train",
         "--config-dir=/my conf",
-        "--config-name=config",
+        "--config-name=mine",
         "train.seed=1",
         "hydra.verbose=true",
         "hydra.mode=RUN",
