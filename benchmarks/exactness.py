@@ -19,14 +19,13 @@ from rich.table import Table
 from transformers.utils import logging
 
 from benchmarks.side_by_side import LONGEST, Record, make, relative_difference, rollouts, train
-from grpo.check import LOSS_TYPES
-from grpo.config import Update
+from grpo.config import LOSS_MEANS, Update
 from grpo.trainer import ExactGRPOTrainer
 
 HERE = Path(__file__).parent
 FOUR = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4}
 CASES: dict[str, dict[str, Any]] = {}
-for loss_type in LOSS_TYPES:
+for loss_type in LOSS_MEANS:
     CASES[loss_type] = {"loss_type": loss_type}
     CASES[f"{loss_type}, sequence level, KL, 4 slices, 2 iterations"] = {
         "loss_type": loss_type,

@@ -15,6 +15,7 @@ from grpo.check_vllm import check_vllm_options
 from grpo.config import (
     GRPO_CONFIG,
     LORA_CONFIG,
+    LOSS_MEANS,
     NOT_SETTABLE,
     ROOT,
     ConfigError,
@@ -23,7 +24,6 @@ from grpo.config import (
     optimizer_names,
 )
 
-LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 LEVELS = ("token", "sequence")
 REWARD_KEYS = [field.name for field in fields(Reward)]
 
@@ -93,7 +93,7 @@ def check(config: DictConfig) -> None:
     check_rewards(config)
     check_peft(config)
     check_vllm_options(config)
-    for key, possible in (("loss_type", LOSS_TYPES), ("importance_sampling_level", LEVELS)):
+    for key, possible in (("loss_type", LOSS_MEANS), ("importance_sampling_level", LEVELS)):
         value = config.train[key]
         if value not in possible:
             raise ConfigError(f"train.{key}={value}: unknown{meant(value, possible)}")

@@ -30,6 +30,18 @@ NOT_SETTABLE = {
     "output_dir": "the run directory is Hydra's, hydra.run.dir=…",
     "hub_token": "it would be written to disk; set HF_TOKEN in the environment",
 }
+LOSS_MEANS = {
+    "grpo": "sequences",
+    "sapo": "sequences",
+    "dr_grpo": "sequences",
+    "luspo": "sequences",
+    "bnpo": "tokens",
+    "dapo": "generation",
+    "cispo": "generation",
+    "vespo": "generation",
+}
+"""The set over which TRL averages each `loss_type`: the sequences or the tokens of one slice, or all tokens of a
+generation, a number that no micro-batch changes. A loss that is not here is not divided into micro-batches."""
 # Fields of GRPOConfig that null leaves to the plan.
 PLANNED = ("use_vllm", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_max_model_length")
 

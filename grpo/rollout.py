@@ -49,7 +49,6 @@ class RolloutTrainer(GRPOTrainer):
         """Whether the columns of the data are kept beside the completions."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._logps: torch.Tensor | None = None  # of the last micro-batch, (rows, completion length)
-        self._generated_at = -1  # the step that the latest rollouts were made in
         self._rolled_out = False  # whether the rollouts of the step at hand are there
 
     def _survives(self, error: RuntimeError) -> bool:
@@ -71,9 +70,12 @@ class RolloutTrainer(GRPOTrainer):
         return inputs
 
     def _generate(self, prompts: list) -> Any:
-        self._generated_at = self.state.global_step
         with self._clock("generate"), self.memory.of("generate"):
             return super()._generate(prompts)
+
+    def _generate_and_score_completions(self, inputs: Any) -> Batch:
+        """Add the step at which the rollouts were made: an evaluation in between makes rollouts too."""
+        return super()._generate_and_score_completions(inputs) | {"generated_at": torch.tensor(self.state.global_step)}
 
     def _calculate_rewards(self, inputs: list, prompts: list, *args: Any) -> torch.Tensor:
         """Score the completions, (rows, rewards), and leave a row out altogether if a reward failed on it.

@@ -17,7 +17,7 @@ from accelerate.utils import DistributedType, gather_object
 
 from grpo.batch import Batch, loss_mask, take
 from grpo.budget import DoesNotFit
-from grpo.config import Update
+from grpo.config import LOSS_MEANS, Update
 from grpo.guard import GuardedTrainer
 from grpo.metrics import StepMetrics, merge
 from grpo.microbatch import has_work, shares
@@ -26,8 +26,6 @@ from grpo.rollout import too_long
 
 __all__ = ["DoesNotFit", "ExactGRPOTrainer", "Update"]
 log = logging.getLogger(__name__)
-ROW_MEANS = ("grpo", "sapo", "dr_grpo", "luspo")
-TOKEN_MEANS = ("bnpo",)  # the other loss types divide by a number that does not depend on the rows at hand
 
 
 class Alone:
@@ -55,7 +53,8 @@ class ExactGRPOTrainer(GuardedTrainer):
     """A drop-in for `trl.GRPOTrainer`: the same constructor, and one more argument.
 
     What cannot be divided exactly is computed TRL's way, `per_device_train_batch_size` rows at once:
-    `top_entropy_quantile` below 1, the auxiliary loss of a router, optimizers that step during the backward pass.
+    `top_entropy_quantile` below 1, the auxiliary loss of a router, a `loss_type` that is not in `LOSS_MEANS`, and
+    optimizers that step during the backward pass (LOMO, layerwise GaLore and APOLLO).
 
     Args:
         update: the `update` group of the configuration; its defaults if None.
@@ -63,10 +62,21 @@ class ExactGRPOTrainer(GuardedTrainer):
 
     def __init__(self, *args: Any, update: Update | None = None, **kwargs: Any) -> None:
         super().__init__(*args, update=update, **kwargs)
-        one_pass = self.top_entropy_quantile < 1.0 or self.aux_loss_enabled
-        self._divisible = not (one_pass or self.args.n_gpu > 1 or "lomo" in self.args.optim)
+        one_pass = self.top_entropy_quantile < 1.0 or self.aux_loss_enabled or self.loss_type not in LOSS_MEANS
+        steps_in_backward = "lomo" in self.args.optim or self.args.optim.endswith("_layerwise")
+        self._divisible = not (one_pass or steps_in_backward or self.args.n_gpu > 1)
         self._only_advantage_acts = self.beta == 0.0 and not self._entropy_bonus_enabled
         self._slices: list[Batch] = []
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as TRL does. Nothing of a step that an exception ended reaches the next call."""
+        self._slices, self._seen, self._part, self._rolled_out = [], [], None, False
+        self._seconds.clear()
+        try:
+            return super().train(*args, **kwargs)
+        except BaseException:
+            self._step, self._buffered_inputs = 0, None  # TRL's: the next step begins with rollouts of its own
+            raise
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Keep a slice of the rollouts; with the last one of the optimizer step, compute its gradient."""
@@ -76,11 +86,12 @@ class ExactGRPOTrainer(GuardedTrainer):
             if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers
                 self.optimizer.train()
             rollouts = self._prepare_inputs(inputs)
-            if self._generated_at == self.state.global_step:
+            dropped = {"generated_at"}
+            if rollouts["generated_at"] == self.state.global_step:
                 # the old policy is still the policy: its importance weight is 1, and not 1 but for the rounding between
                 # two micro-batches, which in bfloat16 exceeds the clip range of GSPO
-                rollouts = {key: value for key, value in rollouts.items() if key != "old_per_token_logps"}
-            self._slices.append(rollouts)
+                dropped.add("old_per_token_logps")
+            self._slices.append({key: value for key, value in rollouts.items() if key not in dropped})
             loss = torch.zeros((), device=self.accelerator.device)
             if self.accelerator.sync_gradients:
                 with self.memory.of("update"):
@@ -112,14 +123,16 @@ class ExactGRPOTrainer(GuardedTrainer):
                 raise
             raise DoesNotFit(
                 "the update does not fit into memory, and its loss cannot be divided (top_entropy_quantile below 1, a "
-                "router's auxiliary loss, LOMO): lower per_device_train_batch_size and raise "
+                "router's auxiliary loss, an unknown loss_type, LOMO, layerwise optimizers): lower "
+                "per_device_train_batch_size and raise "
                 "gradient_accumulation_steps, or do without"
             ) from error
 
     def _update_policy(self, model: Any) -> torch.Tensor:
         """Compute the gradient of all rows of the step, again and smaller while memory runs out; return the loss."""
         slices, self._slices = self._slices, []
-        batches = batches_of(slices, mix=self.loss_type not in TOKEN_MEANS and not self._entropy_bonus_enabled)
+        by_slice = LOSS_MEANS[self.loss_type] == "tokens" or self._entropy_bonus_enabled
+        batches = batches_of(slices, mix=not by_slice)
         entropy_stats = self._entropy_window_stats
         trial = []
         if not self.budget.begun:  # `auto` on a GPU: whether the longest row fits shows in the first step
@@ -164,9 +177,10 @@ class ExactGRPOTrainer(GuardedTrainer):
                 advantages = batch["advantages"].reshape(len(tokens), -1).abs().amax(1).tolist()
             rows = [row for row, work in enumerate(has_work(tokens, advantages)) if work]
             token_shares = shares(tokens)
-            share = {**dict.fromkeys(ROW_MEANS, shares([1] * len(tokens))), **dict.fromkeys(TOKEN_MEANS, token_shares)}
-            for part in self._divide(batch, rows, share.get(self.loss_type)):
-                if self.loss_type in share:  # TRL divides the loss of each of its slices by their number
+            share = {"sequences": shares([1] * len(tokens)), "tokens": token_shares, "generation": None}
+            mean = LOSS_MEANS[self.loss_type]
+            for part in self._divide(batch, rows, share[mean]):
+                if mean != "generation":  # TRL divides the loss of each of its slices by their number
                     part = replace(part, weight=part.weight * slices)
                 counted = sum(tokens[row] for row in part.rows)
                 pieces.append(Piece(batch, part, counted, sum(token_shares[row] for row in part.rows)))

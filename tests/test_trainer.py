@@ -406,3 +406,73 @@ def test_evaluation_during_training_works_as_in_trl(tmp_path: Path) -> None:
     for theirs, mine in zip(*logs, strict=True):
         for name in ("eval_loss", "eval_reward", "eval_entropy"):
             assert mine[name] == pytest.approx(theirs[name], rel=1e-4), name
+
+
+@pytest.mark.parametrize(
+    "reuse",
+    [
+        {"num_iterations": 2},
+        {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 8},
+    ],
+)
+def test_an_evaluation_between_steps_leaves_the_old_log_probabilities_of_the_rollouts(tmp_path: Path, reuse) -> None:
+    held_out = Dataset.from_dict({"prompt": ["How many ?", "1 2"]})
+    options = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8, "max_steps": 4, **reuse}
+    theirs = train(make(GRPOTrainer, tmp_path, eval_dataset=held_out, **options))
+    mine = train(ours(tmp_path, eval_dataset=held_out, **options), start_from=theirs.weights)
+    for gradient, stock in zip(mine.gradients, theirs.gradients, strict=True):
+        assert relative_difference(gradient, stock) <= 1e-5
+
+
+class Invented:
+    """A loss that TRL does not have, and that is no sum over sequences or tokens."""
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        ids = torch.cat((inputs["prompt_ids"], inputs["completion_ids"]), dim=1)
+        mask = torch.cat((inputs["prompt_mask"], inputs["completion_mask"]), dim=1)
+        logps, _, _ = self._get_per_token_logps_and_entropies(model, ids, mask, inputs["completion_ids"].size(1))
+        weighted = (logps * inputs["completion_mask"]).sum(1) * inputs["advantages"]
+        return weighted.mean() ** 2
+
+
+def test_an_unknown_loss_is_computed_undivided_as_trl_would(tmp_path: Path) -> None:
+    options = {"loss_type": "invented", "beta": 0.0}
+    theirs = train(make(type("Theirs", (Invented, GRPOTrainer), {}), tmp_path, **options))
+    trainer = make(type("Ours", (Invented, ExactGRPOTrainer), {}), tmp_path, update=SMALL, **options)
+    mine = train(trainer, start_from=theirs.weights)
+    for gradient, stock in zip(mine.gradients, theirs.gradients, strict=True):
+        assert relative_difference(gradient, stock) <= 1e-6
+
+
+@pytest.mark.parametrize("optimizer", ["galore_adamw_layerwise", "apollo_adamw_layerwise"])
+def test_optimizers_that_step_in_the_backward_pass_step_once_a_step(tmp_path: Path, optimizer: str) -> None:
+    options = {"optim": optimizer, "optim_target_modules": ["mlp"], "max_steps": 2}
+    theirs = make(GRPOTrainer, tmp_path, **options)
+    start = {name: weight.clone() for name, weight in theirs.model.state_dict().items()}
+    theirs.train()
+    mine = ours(tmp_path, **options)
+    mine.train()
+    assert relative_difference(mine.model.state_dict(), theirs.model.state_dict()) <= 1e-6
+    assert relative_difference(mine.model.state_dict(), start) > 1e-3
+
+
+def test_nothing_of_a_step_that_failed_reaches_a_second_training(tmp_path: Path) -> None:
+    options = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4}
+    untouched = train(ours(tmp_path, **options))
+    trainer = ours(tmp_path, **options)
+    prepare, calls = trainer._prepare_inputs, []
+
+    def fail_at_the_third_slice(inputs: Any) -> Any:
+        calls.append(inputs)
+        if len(calls) == 3:
+            raise RuntimeError("the network is down")
+        return prepare(inputs)
+
+    trainer._prepare_inputs = fail_at_the_third_slice
+    with pytest.raises(RuntimeError, match="network"):
+        trainer.train()
+    assert trainer._slices
+    trainer.generations = -1  # the rollouts of `side_by_side` count them
+    again = train(trainer)
+    for gradient, first in zip(again.gradients, untouched.gradients, strict=True):
+        assert relative_difference(gradient, first) <= 1e-6

@@ -1,0 +1,114 @@
+"""What we rely on in TRL and transformers: the methods that we override and the names that we touch."""
+
+import ast
+import inspect
+import textwrap
+from pathlib import Path
+
+import pytest
+from trl import GRPOTrainer
+from trl.generation import vllm_generation
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import grpo_trainer
+from trl.trainer import utils as trl_utils
+
+from benchmarks.side_by_side import make
+from grpo.trainer import ExactGRPOTrainer
+from grpo.vllm_engine import PolicyEngine
+
+MULTIMODAL = (
+    "pixel_values, image_grid_thw, num_images, pixel_attention_mask, spatial_shapes, num_tiles, image_sizes, "
+    "token_type_ids, mm_token_type_ids, image_position_ids"
+)
+# The parameters of each method that we override, as TRL 1.16 and transformers 5.17 have them.
+TRAINER = {
+    "__init__": "self, model, reward_funcs, args, train_dataset, eval_dataset, processing_class, "
+    "reward_processing_classes, callbacks, optimizers, quantization_config, peft_config, tools, rollout_func, "
+    "environment_factory",
+    "train": "self, resume_from_checkpoint, trial, ignore_keys_for_eval",
+    "training_step": "self, model, inputs, num_items_in_batch",
+    "log": "self, logs, start_time",
+    "create_optimizer": "self, model",
+    "compute_loss": "self, model, inputs, return_outputs, num_items_in_batch",
+    "_clip_grad_norm": "self, model",
+    "_get_grad_norm": "self, model, grad_norm",
+    "_prepare_inputs": "self, generation_batch",
+    "_generate": "self, prompts",
+    "_generate_and_score_completions": "self, inputs",
+    "_calculate_rewards": "self, inputs, prompts, completions, completion_ids_list",
+    "_generate_single_turn": "self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images",
+    "_get_per_token_logps_and_entropies": "self, model, input_ids, attention_mask, logits_to_keep, batch_size, "
+    f"compute_entropy, compute_aux_loss, {MULTIMODAL}",
+}
+ENGINE = {
+    "_init_vllm": "self",
+    "_iter_named_params": "self",
+    "sync_weights": "self",
+    "generate": "self, prompts, images, num_generations, profiler",
+}
+
+
+def own_classes(ours: type, theirs: type) -> list[type]:
+    return list(ours.__mro__[: ours.__mro__.index(theirs)])
+
+
+def overridden(ours: type, theirs: type) -> set[str]:
+    names = {name for kind in own_classes(ours, theirs) for name, value in vars(kind).items() if callable(value)}
+    return {name for name in names if hasattr(theirs, name) and (name == "__init__" or not name.startswith("__"))}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "known"), [(ExactGRPOTrainer, GRPOTrainer, TRAINER), (PolicyEngine, VLLMGeneration, ENGINE)]
+)
+def test_every_method_that_we_override_still_takes_the_same_parameters(ours, theirs, known):
+    assert overridden(ours, theirs) == known.keys()
+    for name, parameters in known.items():
+        assert ", ".join(inspect.signature(getattr(theirs, name)).parameters) == parameters, name
+
+
+def attributes(kind: type, written: bool) -> set[str]:
+    """Names `x` in `self.x` of a class's source: those that it assigns, or all."""
+    nodes = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind))))
+    found = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    return {node.attr for node in found if node.value.id == "self" and (isinstance(node.ctx, ast.Store) or not written)}
+
+
+def from_library(ours: type, theirs: type) -> set[str]:
+    """The attributes of `self` that our classes use and do not make themselves."""
+    classes = own_classes(ours, theirs)
+    inits = [
+        ast.parse(textwrap.dedent(inspect.getsource(vars(kind)["__init__"])))
+        for kind in classes
+        if "__init__" in vars(kind)
+    ]
+    made = {
+        node.attr
+        for tree in inits
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    defined = {name for kind in classes for name in vars(kind)} - overridden(ours, theirs)
+    return {name for kind in classes for name in attributes(kind, written=False)} - made - defined
+
+
+def test_every_attribute_of_the_trainer_that_we_touch_is_there_in_stock_trl(tmp_path: Path):
+    used = from_library(ExactGRPOTrainer, GRPOTrainer)
+    assert {"_step", "_buffered_inputs", "_metrics", "_tokenizer", "_entropy_window_stats"} <= used
+    trainer = make(GRPOTrainer, tmp_path)
+    trainer.current_gradient_accumulation_steps = 1  # transformers sets it in the training loop
+    assert sorted(name for name in used if not hasattr(trainer, name)) == []
+
+
+def test_every_attribute_of_the_engine_that_we_touch_is_there_in_stock_trl():
+    made = {"_server_started"}
+    assigned = {name for kind in VLLMGeneration.__mro__[:-1] for name in attributes(kind, written=True)}
+    used = from_library(PolicyEngine, VLLMGeneration) - made
+    assert {"_dist", "_weight_metadata", "vllm_client", "gpu_memory_utilization"} <= used
+    assert sorted(name for name in used if name not in assigned and not hasattr(VLLMGeneration, name)) == []
+
+
+def test_names_that_are_replaced_or_imported_are_still_where_they_were():
+    assert grpo_trainer.VLLMGeneration is VLLMGeneration
+    assert "LLM(" in inspect.getsource(vllm_generation), "the engine is made by this name"
+    batch = {"advantages": [1.0, 2.0], "num_items_in_batch": None}
+    assert trl_utils.unsplit_pixel_values_by_grid(trl_utils.split_pixel_values_by_grid(batch)) == batch
