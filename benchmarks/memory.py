@@ -33,7 +33,7 @@ from grpo import policy
 from grpo.advice import Planner
 from grpo.config import ROOT, register, train_arguments
 from grpo.fit import HEADROOM, make_plan, settle
-from grpo.job import GB
+from grpo.limits import GB
 from grpo.plan_table import LEAST, METHODS, MODELS
 from grpo.trainer import ExactGRPOTrainer, Update
 

@@ -27,7 +27,8 @@ from trl.kernels import chunked_logprob
 from trl.trainer.utils import add_fused_lm_head
 
 from grpo.config import ROOT
-from grpo.job import GB, Adapter, Job
+from grpo.job import Adapter, Job
+from grpo.limits import GB
 from grpo.memory import update
 from grpo.shape import shape_of
 

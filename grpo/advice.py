@@ -9,7 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo.check import check
-from grpo.config import ROOT, ConfigError
+from grpo.config import ROOT
+from grpo.errors import ConfigError
 from grpo.fit import Machine, Plan, machine_for, make_plan
 from grpo.workload import DEFAULT_OPTIMIZER, find_shape, shipped_models
 

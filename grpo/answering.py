@@ -14,9 +14,9 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from grpo import policy
-from grpo.config import RunError
 from grpo.console import output_in
 from grpo.data import load_held_out, prompt_lengths
+from grpo.errors import RunError
 from grpo.evaluation import Decoding, Generate, complete, evaluate
 from grpo.scoring import check_judge, judge_of, started
 from grpo.summary import share, write_json

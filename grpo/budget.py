@@ -1,13 +1,9 @@
 """How many tokens a micro-batch may have, and what to do when that was too many."""
 
 import torch
-from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+from accelerate.utils.memory import clear_device_cache
 
-from grpo.job import UNMEASURED, USABLE
-
-
-class DoesNotFit(RuntimeError):
-    """One completion alone is too much for the memory; the message says what to change."""
+from grpo.limits import UNMEASURED, USABLE
 
 
 class TokenBudget:
@@ -65,12 +61,3 @@ class TokenBudget:
             return self.tokens
         fits = largest * (USABLE * total - self.occupied) / max(1, peak - self.occupied)
         return max(self.tokens, int(min(fits, 2 * self.tokens, self.ceiling - 1)))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an exception means that memory ran out, on any device."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    if not isinstance(error, RuntimeError) or "CUDNN_STATUS_NOT_SUPPORTED" in str(error):
-        return False
-    return should_reduce_batch_size(error) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)

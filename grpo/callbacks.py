@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from grpo.findings.machine import MISMATCH, mismatch_causes
+from grpo.diagnosis import MISMATCH, mismatch_causes
 from grpo.hardware import host_memory
-from grpo.job import GB, HOST_LIMIT
+from grpo.limits import GB, HOST_LIMIT
 from rewards.isolation import Reward
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import string
 from typing import Any
 
 from grpo.cli import leave
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 from grpo.finished import FinishedRun, open_run
 from rewards.text import printable
 

@@ -18,11 +18,11 @@ from grpo.config import (
     LOSS_MEANS,
     NOT_SETTABLE,
     ROOT,
-    ConfigError,
     Reward,
     library_fields,
     optimizer_names,
 )
+from grpo.errors import ConfigError
 
 LEVELS = ("token", "sequence")
 REWARD_KEYS = [field.name for field in fields(Reward)]

@@ -2,7 +2,7 @@
 
 from omegaconf import DictConfig
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 
 
 def check_vllm_options(config: DictConfig) -> None:

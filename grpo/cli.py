@@ -9,7 +9,8 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo.check import explain
-from grpo.config import ConfigError, RunError, register
+from grpo.config import register
+from grpo.errors import ConfigError, RunError
 
 WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ
 

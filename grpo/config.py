@@ -14,6 +14,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from grpo.errors import ConfigError
+
 ROOT = Path(__file__).resolve().parents[1]
 GRPO_CONFIG = (
     ("transformers", "training_args.py", "TrainingArguments"),
@@ -44,18 +46,6 @@ LOSS_MEANS = {
 generation, a number that no micro-batch changes. A loss that is not here is not divided into micro-batches."""
 # Fields of GRPOConfig that null leaves to the plan.
 PLANNED = ("use_vllm", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_max_model_length")
-
-
-class ConfigError(ValueError):
-    """The user asked for something that cannot be; the message is one line that says what to change."""
-
-
-class RunError(RuntimeError):
-    """A run ended early; the message is one line that says why, and `status` is the exit status."""
-
-    def __init__(self, message: str, status: int = 1) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass

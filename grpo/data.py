@@ -11,7 +11,7 @@ from typing import Any
 from datasets import Dataset, load_dataset
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 from rewards.text import numbers
 
 log = logging.getLogger(__name__)

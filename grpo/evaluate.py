@@ -17,7 +17,8 @@ from omegaconf import DictConfig
 
 from grpo.check import check
 from grpo.cli import WANTS_TRACEBACK, leave, start
-from grpo.config import ROOT, ConfigError, RunError
+from grpo.config import ROOT
+from grpo.errors import ConfigError, RunError
 from grpo.finished import open_run
 
 PROGRAM = "grpo.evaluate"

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo.budget import is_out_of_memory
 from grpo.estimators import majority_at_k, pass_at_k, wilson_interval
+from grpo.oom import is_out_of_memory
 from rewards.isolation import Reward
 from rewards.text import final_answer, numbers
 

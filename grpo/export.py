@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 
 from grpo.cli import leave
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 from grpo.finished import FinishedRun, open_run
 from grpo.model_card import model_card
 

@@ -7,9 +7,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from grpo.config import GRPO_CONFIG, PLANNED, ConfigError, library_fields
+from grpo.config import GRPO_CONFIG, PLANNED, library_fields
+from grpo.errors import ConfigError
 from grpo.hardware import free_card_memory, host_memory
-from grpo.job import GB, HOST_LIMIT, USABLE, Job
+from grpo.job import Job
+from grpo.limits import GB, HOST_LIMIT, USABLE
 from grpo.memory import host, peak, phases
 from grpo.shape import Shape
 from grpo.vllm_share import with_vllm

@@ -14,10 +14,10 @@ from accelerate.utils import gather_object
 
 from grpo.batch import Batch, loss_mask
 from grpo.config import Update
-from grpo.findings.machine import ADVICE
+from grpo.diagnosis import ADVICE
 from grpo.host_gradients import HostGradients
+from grpo.patching import replaced
 from grpo.rollout import RolloutTrainer
-from grpo.vllm_engine import replaced
 
 log = logging.getLogger(__name__)
 KEPT = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages")

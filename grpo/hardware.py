@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 from omegaconf import DictConfig
 
-from grpo.config import ConfigError
-from grpo.job import CONTEXT, GB
+from grpo.errors import ConfigError
+from grpo.limits import CONTEXT, GB
 
 
 def describe() -> str:

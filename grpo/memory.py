@@ -5,7 +5,8 @@ a layer; `benchmarks/simulation.py` compares the sum with PyTorch's `MemTracker`
 """
 
 from grpo.activations import head_backward, head_forward, layer_activations, layer_backward, layer_forward
-from grpo.job import CONTEXT, GB, Adapter, Job
+from grpo.job import Adapter, Job
+from grpo.limits import CONTEXT, GB
 from grpo.shape import Shape
 
 HOST = {"cuda": 2.5 * GB, "cpu": 0.55 * GB}
@@ -25,8 +26,6 @@ STATES = {
 """Numbers that an optimizer keeps for each parameter."""
 BLOCK = 256
 """Numbers that share a scale in an 8-bit optimizer state of bitsandbytes."""
-ENGINE = 1.5 * GB
-"""What vLLM needs beside weights and cache: activations of a batch, CUDA graphs."""
 TRANSFER = 3.0 * GB
 """What is on its way to a vLLM server: its two buffers of 1 GB, and merged copies that wait for one."""
 SLEEPING = 0.3 * GB

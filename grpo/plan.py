@@ -17,7 +17,8 @@ from rich.table import Table
 from grpo.advice import advise
 from grpo.check import check, meant
 from grpo.cli import WANTS_TRACEBACK, leave, start
-from grpo.config import ROOT, ConfigError
+from grpo.config import ROOT
+from grpo.errors import ConfigError
 from grpo.fit import Plan, make_plan
 
 PROGRAM = "grpo.plan"

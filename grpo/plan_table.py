@@ -11,9 +11,9 @@ from rich.progress import track
 from rich.table import Table
 
 from grpo.advice import Planner
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 from grpo.fit import HEADROOM, machine_for
-from grpo.job import GB
+from grpo.limits import GB
 
 MODELS = {
     "0.5B": "qwen2_5_0_5b",

@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 

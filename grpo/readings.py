@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from grpo.job import GB
+from grpo.limits import GB
 
 
 class MemoryReadings:

@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 from grpo.browse import as_data, sample
 from grpo.check import completions
 from grpo.cli import leave
-from grpo.config import ConfigError
 from grpo.curves import Chart, Points, accuracies, bars, curves, shares
+from grpo.errors import ConfigError
 from grpo.findings import findings
 from grpo.findings.base import values
 from grpo.record import Run, read_run

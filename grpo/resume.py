@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 from safetensors import SafetensorError, safe_open
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 
 KEY = "train.resume_from_checkpoint"
 NOT_ESSENTIAL = re.compile(rf"[+~]*(hydra[./]|{KEY}=)")

@@ -13,12 +13,15 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from grpo.batch import BOTH, IMAGES, Batch, can_split, lengths, pick, take
-from grpo.budget import DoesNotFit, TokenBudget, is_out_of_memory
+from grpo.budget import TokenBudget
 from grpo.config import Update
+from grpo.errors import DoesNotFit
 from grpo.microbatch import Microbatch, half, pack
+from grpo.oom import is_out_of_memory
+from grpo.patching import replaced
 from grpo.readings import MemoryReadings
 from grpo.shared_prompt import can_share, real_tokens, score
-from grpo.vllm_engine import PolicyEngine, replaced
+from grpo.vllm_engine import PolicyEngine
 
 log = logging.getLogger(__name__)
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")

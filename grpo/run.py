@@ -20,9 +20,10 @@ from trl import GRPOConfig
 from grpo import policy
 from grpo.callbacks import HostMemoryGuard, MetricsFile, MismatchWarning, ProgressBar, StopOnSignal
 from grpo.check import check_batch, completions
-from grpo.config import ConfigError, RunError, train_arguments
+from grpo.config import train_arguments
 from grpo.console import output_in
 from grpo.data import Problems, load_task, prompt_lengths
+from grpo.errors import ConfigError, GenerationError, RunError
 from grpo.evaluation import Decoding, Generate, complete, evaluate
 from grpo.fit import Plan
 from grpo.readings import MemoryReadings
@@ -31,7 +32,7 @@ from grpo.resume import resolve
 from grpo.scoring import check_judge, judge_of, rewards_of, started
 from grpo.summary import git_commit, report, versions, write_json
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
-from grpo.vllm_engine import BATCH, GenerationError, answer
+from grpo.vllm_engine import BATCH, answer
 from grpo.vllm_server import check_room, check_server, check_vllm, server_url
 from rewards.isolation import Reward, RewardError
 

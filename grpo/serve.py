@@ -19,7 +19,8 @@ from packaging.version import Version
 
 from grpo.check import check
 from grpo.cli import WANTS_TRACEBACK, leave, start
-from grpo.config import ROOT, ConfigError, RunError
+from grpo.config import ROOT
+from grpo.errors import ConfigError, RunError
 from grpo.hardware import free_card_memory
 from grpo.vllm_server import LAUNCHER, LOOPBACK, answers, is_taken
 

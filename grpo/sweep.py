@@ -17,7 +17,7 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from grpo.check import started
 from grpo.cli import leave
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 from grpo.hardware import visible_cards
 from grpo.launchers import settle_launchers
 from grpo.resume import essential

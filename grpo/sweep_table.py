@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 from grpo.record import Run, read_run
 from grpo.summary import read_json
 

@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 from grpo.advice import advise
 from grpo.check import check
 from grpo.cli import WANTS_TRACEBACK, leave, start
-from grpo.config import ROOT, ConfigError, RunError
+from grpo.config import ROOT
+from grpo.errors import ConfigError, RunError
 from grpo.fit import Plan, make_plan, settle
 from grpo.hardware import check_gpu
 from grpo.resume import continue_interrupted, resolve

@@ -16,8 +16,8 @@ import torch
 from accelerate.utils import DistributedType, gather_object
 
 from grpo.batch import Batch, loss_mask, take
-from grpo.budget import DoesNotFit
 from grpo.config import LOSS_MEANS, Update
+from grpo.errors import DoesNotFit
 from grpo.guard import GuardedTrainer
 from grpo.metrics import StepMetrics, merge
 from grpo.microbatch import has_work, shares

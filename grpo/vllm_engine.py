@@ -17,9 +17,11 @@ from torch.distributed.tensor import DTensor
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
+from grpo.errors import GenerationError
 from grpo.hardware import host_memory
-from grpo.memory import ENGINE
+from grpo.limits import ENGINE
 from grpo.merging import merged_weights, trains_tied_weight
+from grpo.patching import replaced
 from grpo.vllm_server import LAUNCHER, LOOPBACK, answers
 
 log = logging.getLogger(__name__)
@@ -29,10 +31,6 @@ BATCH = 1024
 """Prompts that an evaluation gives vLLM at once."""
 TRANSFER_SECONDS = 900
 """That a server may take for the weights."""
-
-
-class GenerationError(RuntimeError):
-    """vLLM gave up; the message is one line that says why and what to do."""
 
 
 class PolicyEngine(VLLMGeneration):
@@ -214,14 +212,3 @@ def loadable() -> Iterator[None]:
 
     with replaced(utils, "dispatch_cpu_unquantized_gemm", unpacked):
         yield
-
-
-@contextmanager
-def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    """While inside, a name of a module is something else."""
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)

@@ -10,7 +10,7 @@ from typing import Any
 import requests
 from omegaconf import DictConfig
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 
 LAUNCHER = "launch/vllm_server.sh"
 INSTEAD = "generation=vllm_colocate or generation=transformers"

@@ -5,9 +5,10 @@ from math import ceil, floor
 
 from omegaconf import DictConfig
 
-from grpo.config import ConfigError
-from grpo.job import GB, Job
-from grpo.memory import ENGINE, peak, phases, weights
+from grpo.errors import ConfigError
+from grpo.job import Job
+from grpo.limits import ENGINE, GB
+from grpo.memory import peak, phases, weights
 from grpo.shape import Shape
 
 BUSY = 4096

@@ -11,8 +11,10 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from grpo.check import completions, processes
-from grpo.config import ROOT, ConfigError
-from grpo.job import UNMEASURED, Adapter, Job
+from grpo.config import ROOT
+from grpo.errors import ConfigError
+from grpo.job import Adapter, Job
+from grpo.limits import UNMEASURED
 from grpo.shape import Shape, shape_of
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}

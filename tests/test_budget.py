@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.budget import UNMEASURED, TokenBudget, is_out_of_memory
+from grpo.budget import UNMEASURED, TokenBudget
+from grpo.oom import is_out_of_memory
 
 CPU = torch.device("cpu")
 

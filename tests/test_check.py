@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.check import LOSS_TYPES, check, check_groups, meant
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 
 sizes = st.integers(1, 40)
 

@@ -7,8 +7,9 @@ import pytest
 from omegaconf import DictConfig
 from transformers import AutoTokenizer
 
-from grpo.config import ROOT, ConfigError
+from grpo.config import ROOT
 from grpo.data import load_task, prompt_lengths
+from grpo.errors import ConfigError
 
 ROWS = [
     {"question": "2 + 3?", "answer": "First.\n#### 5", "level": 1},

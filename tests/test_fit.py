@@ -13,9 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from grpo import fit, workload
 from grpo.advice import MOST, Planner, advise
 from grpo.check import check
-from grpo.config import ROOT, ConfigError
+from grpo.config import ROOT
+from grpo.errors import ConfigError
 from grpo.fit import HEADROOM, Plan, make_plan, settle
-from grpo.job import GB, USABLE
+from grpo.limits import GB, USABLE
 from grpo.vllm_share import BUSY
 from grpo.workload import find_shape, job_of
 

@@ -17,7 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArgu
 from benchmarks.simulation import simulate
 from grpo.activations import layer_activations
 from grpo.config import ROOT
-from grpo.job import GB, Adapter, Job
+from grpo.job import Adapter, Job
+from grpo.limits import GB
 from grpo.memory import (
     adapted_experts,
     adapter_parameters,

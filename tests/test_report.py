@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from grpo.browse import LENGTH, SIZE, as_data, sample, shortened
-from grpo.config import ConfigError
 from grpo.curves import COLOURS, MOST, curves, draw_line, frame
+from grpo.errors import ConfigError
 from grpo.record import read_run
 from grpo.report import write_report
 from grpo.sweep_table import SWEEP, print_sweep, read_sweep

@@ -9,7 +9,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 from grpo.resume import continue_interrupted, is_whole, newest_checkpoint, resolve
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 from grpo.hardware import visible_cards
 from grpo.launchers import settle_launchers
 from grpo.sweep import begin, newest_sweep, note_if_killed

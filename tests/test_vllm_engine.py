@@ -17,12 +17,13 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from grpo import vllm_engine
 from grpo.config import ROOT
+from grpo.errors import GenerationError
 from grpo.evaluation import complete
 from grpo.merging import merged_weights, trains_tied_weight
 from grpo.resume import newest_checkpoint
 from grpo.tasks.arithmetic import problems
 from grpo.trainer import ExactGRPOTrainer
-from grpo.vllm_engine import GenerationError, PolicyEngine, answer
+from grpo.vllm_engine import PolicyEngine, answer
 
 TINY = str(ROOT / "grpo" / "tiny")
 LINEAR = ["q_proj", "v_proj", "down_proj"]

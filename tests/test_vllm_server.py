@@ -22,9 +22,10 @@ from urllib3.util import Retry
 
 from grpo import serve as launcher
 from grpo import vllm_server
-from grpo.config import ROOT, ConfigError, RunError
+from grpo.config import ROOT
+from grpo.errors import ConfigError, GenerationError, RunError
 from grpo.serve import command, serve
-from grpo.vllm_engine import GenerationError, PolicyEngine, started_at
+from grpo.vllm_engine import PolicyEngine, started_at
 from grpo.vllm_server import check_room, check_server, check_vllm, is_taken, server_url
 
 Compose = Callable[..., DictConfig]

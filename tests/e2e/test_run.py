@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.check import check
-from grpo.config import ROOT, ConfigError, RunError
+from grpo.config import ROOT
+from grpo.errors import ConfigError, RunError
 from grpo.run import run
 
 SMALL = [

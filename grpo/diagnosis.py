@@ -1,0 +1,27 @@
+"""Thresholds and advice that live warnings and the page share."""
+
+from omegaconf import DictConfig
+
+MISMATCH = 0.1
+"""Nats a token: half precision and other kernels alone make 0.01 to 0.05."""
+
+ADVICE = (
+    "lower learning_rate, max_grad_norm or adam_beta2, or look at the data: a reward that is infinite or huge, "
+    "a completion that is empty or endless"
+)
+"""Against gradients that are not finite."""
+
+
+def mismatch_causes(train: DictConfig) -> list[str]:
+    """Return what such a difference can come from, the likeliest first."""
+    filters = {"top_p": train.top_p < 1, "top_k": bool(train.top_k), "min_p": bool(train.min_p)}
+    filters["repetition_penalty"] = train.repetition_penalty != 1
+    found = [
+        f"train.{name}={train[name]}, which the policy's log-probabilities do not have"
+        for name, is_set in filters.items()
+        if is_set
+    ]
+    if train.vllm_mode == "server":
+        found.append("a server with another model, precision or --logprobs-mode: launch/vllm_server.sh")
+    found.append("weights in half precision (model.dtype, train.bf16), most of all with a mixture of experts")
+    return [*found, "a vLLM version that TRL does not know: `make vllm` installs the one that is tested"]

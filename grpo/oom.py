@@ -1,0 +1,13 @@
+"""The exceptions that mean OOM."""
+
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an exception means that memory ran out, on any device."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    if not isinstance(error, RuntimeError) or "CUDNN_STATUS_NOT_SUPPORTED" in str(error):
+        return False
+    return should_reduce_batch_size(error) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
