@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from benchmarks.generation import PROMPT, smollm2
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 from grpo.summary import versions
 from grpo.vllm_engine import PolicyEngine
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from transformers.utils import logging
 
 from benchmarks.side_by_side import LONGEST, Record, make, relative_difference, rollouts, train
-from grpo.config import LOSS_MEANS, Update
+from grpo.config.schema import LOSS_MEANS, Update
 from grpo.trainer import ExactGRPOTrainer
 
 HERE = Path(__file__).parent

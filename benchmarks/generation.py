@@ -30,7 +30,8 @@ from vllm import SamplingParams
 
 from benchmarks.train import run
 from grpo import policy
-from grpo.config import ROOT, package_folder
+from grpo.config.library import package_folder
+from grpo.config.schema import ROOT
 from grpo.summary import versions
 from grpo.vllm_engine import PolicyEngine
 

@@ -31,7 +31,7 @@ from trl import GRPOConfig
 
 from grpo import policy
 from grpo.advice import Planner
-from grpo.config import ROOT, register, train_arguments
+from grpo.config.schema import ROOT, register, train_arguments
 from grpo.fit import HEADROOM, make_plan, settle
 from grpo.limits import GB
 from grpo.plan_table import LEAST, METHODS, MODELS

@@ -15,7 +15,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 VOCABULARY = 87

@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl.kernels import chunked_logprob
 from trl.trainer.utils import add_fused_lm_head
 
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 from grpo.job import Adapter, Job
 from grpo.limits import GB
 from grpo.memory import update

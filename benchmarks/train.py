@@ -32,7 +32,7 @@ def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> No
     from trl.trainer import grpo_trainer
 
     import grpo.run
-    from grpo.config import register
+    from grpo.config.schema import register
     from grpo.fit import make_plan, settle
     from grpo.patching import replaced
     from grpo.vllm_engine import PolicyEngine

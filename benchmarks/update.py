@@ -30,7 +30,7 @@ from transformers.utils import logging
 from trl import GRPOTrainer
 
 from benchmarks.side_by_side import make, relative_difference
-from grpo.config import ROOT, Update
+from grpo.config.schema import ROOT, Update
 from grpo.trainer import ExactGRPOTrainer
 
 GROUP = 8

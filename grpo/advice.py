@@ -8,11 +8,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from grpo.check import check
-from grpo.config import ROOT
+from grpo.config.check import check
+from grpo.config.library import DEFAULT_OPTIMIZER
+from grpo.config.schema import ROOT
 from grpo.errors import ConfigError
 from grpo.fit import Machine, Plan, machine_for, make_plan
-from grpo.workload import DEFAULT_OPTIMIZER, find_shape, shipped_models
+from grpo.workload import find_shape, shipped_models
 
 MOST = 4
 """Suggestions that are shown."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from accelerate import PartialState
 from accelerate.utils import gather_object
 from omegaconf import DictConfig
 from rich.console import Console
@@ -17,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo.diagnosis import MISMATCH, mismatch_causes
+from grpo.distributed import world_size
 from grpo.hardware import host_memory
 from grpo.limits import GB, HOST_LIMIT
 from rewards.isolation import Reward
@@ -189,7 +189,7 @@ class HostMemoryGuard(TrainerCallback):
         used, limit = (size / GB for size in host_memory())
         limit = self.limit_gb or limit
         full = used > HOST_LIMIT * limit
-        if PartialState().num_processes > 1:  # all stop, or none
+        if world_size() > 1:  # all stop, or none
             full = any(gather_object([full]))
         if full:
             self.reason = (

@@ -8,8 +8,8 @@ from typing import NoReturn
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from grpo.check import explain
-from grpo.config import register
+from grpo.config.messages import explain
+from grpo.config.schema import register
 from grpo.errors import ConfigError, RunError
 
 WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ

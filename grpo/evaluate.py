@@ -15,9 +15,9 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from grpo.check import check
 from grpo.cli import WANTS_TRACEBACK, leave, start
-from grpo.config import ROOT
+from grpo.config.check import check
+from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
 from grpo.finished import open_run
 

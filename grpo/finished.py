@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.config import register
+from grpo.config.schema import register
 from grpo.errors import ConfigError
 from grpo.resume import NOT_ESSENTIAL, newest_checkpoint
 from grpo.summary import read_json

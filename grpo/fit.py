@@ -7,7 +7,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from grpo.config import GRPO_CONFIG, PLANNED, library_fields
+from grpo.config.library import GRPO_CONFIG, library_fields
+from grpo.config.schema import PLANNED
 from grpo.errors import ConfigError
 from grpo.hardware import free_card_memory, host_memory
 from grpo.job import Job

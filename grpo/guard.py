@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from grpo.batch import Batch, loss_mask
-from grpo.config import Update
+from grpo.config.schema import Update
 from grpo.diagnosis import ADVICE
+from grpo.distributed import is_main_process
 from grpo.host_gradients import HostGradients
 from grpo.patching import replaced
 from grpo.rollout import RolloutTrainer
@@ -149,7 +149,7 @@ def write_rows(file: Path, step: int, seen_rows: Sequence[Seen], tokenizer: Any)
         }
         lines.append(json.dumps(content) + "\n")
     found = gather_object([(level, line) for line in lines])
-    if PartialState().is_main_process:
+    if is_main_process():
         best = min((level for level, _ in found), default=0)
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a") as stream:

@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo.advice import advise
-from grpo.check import check, meant
 from grpo.cli import WANTS_TRACEBACK, leave, start
-from grpo.config import ROOT
+from grpo.config.check import check
+from grpo.config.messages import meant
+from grpo.config.schema import ROOT
 from grpo.errors import ConfigError
 from grpo.fit import Plan, make_plan
 

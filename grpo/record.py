@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.config import register
+from grpo.config.schema import register
 from grpo.errors import ConfigError
 from grpo.finished import options_in, typed_in
 from grpo.summary import read_json

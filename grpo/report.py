@@ -12,15 +12,15 @@ from markupsafe import Markup
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo.browse import as_data, sample
-from grpo.check import completions
 from grpo.cli import leave
+from grpo.config.batch import completions
+from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.curves import Chart, Points, accuracies, bars, curves, shares
 from grpo.errors import ConfigError
 from grpo.findings import findings
 from grpo.findings.base import values
 from grpo.record import Run, read_run
 from grpo.sweep_table import COLUMNS, Sweep, is_sweep, read_sweep, show
-from grpo.workload import DEFAULT_OPTIMIZER
 
 PROGRAM = "grpo.report"
 PAGE = "report.html"

@@ -14,7 +14,7 @@ from trl.trainer import grpo_trainer
 
 from grpo.batch import BOTH, IMAGES, Batch, can_split, lengths, pick, take
 from grpo.budget import TokenBudget
-from grpo.config import Update
+from grpo.config.schema import Update
 from grpo.errors import DoesNotFit
 from grpo.microbatch import Microbatch, half, pack
 from grpo.oom import is_out_of_memory

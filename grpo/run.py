@@ -19,10 +19,11 @@ from trl import GRPOConfig
 
 from grpo import policy
 from grpo.callbacks import HostMemoryGuard, MetricsFile, MismatchWarning, ProgressBar, StopOnSignal
-from grpo.check import check_batch, completions
-from grpo.config import train_arguments
+from grpo.config.batch import check_batch, completions
+from grpo.config.schema import train_arguments
 from grpo.console import output_in
 from grpo.data import Problems, load_task, prompt_lengths
+from grpo.distributed import is_main_process
 from grpo.errors import ConfigError, GenerationError, RunError
 from grpo.evaluation import Decoding, Generate, complete, evaluate
 from grpo.fit import Plan
@@ -89,7 +90,7 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
         }
         write_json(run_dir / "summary.json", summary)
         (run_dir / "README.md").unlink(missing_ok=True)  # TRL's card without contents; `grpo.export` writes a real one
-        if os.environ.get("RANK", "0") == "0":
+        if is_main_process():
             try:
                 write_report(run_dir)
             except Exception:  # the run is what counts

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 from grpo.errors import ConfigError
 from rewards.isolation import Reward
 from rewards.loader import FROM_TRL

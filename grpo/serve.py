@@ -17,9 +17,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from packaging.version import Version
 
-from grpo.check import check
 from grpo.cli import WANTS_TRACEBACK, leave, start
-from grpo.config import ROOT
+from grpo.config.check import check
+from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import free_card_memory
 from grpo.vllm_server import LAUNCHER, LOOPBACK, answers, is_taken

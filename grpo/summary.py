@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 from grpo.scoring import ERRORS_FILE
 
 PACKAGES = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "hydra-core", "omegaconf"}

@@ -15,8 +15,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
 
-from grpo.check import started
 from grpo.cli import leave
+from grpo.distributed import world_size
 from grpo.errors import ConfigError
 from grpo.hardware import visible_cards
 from grpo.launchers import settle_launchers
@@ -87,7 +87,7 @@ def begin(config: DictConfig) -> Path:
     Raises:
         ConfigError: there is a sweep in the directory, or none to go on with.
     """
-    if started() > 1:
+    if world_size() > 1:
         raise ConfigError("-m: not under torchrun, as each job is one process; hydra/launcher=joblib uses several GPUs")
     typed = [text for text in config.hydra.overrides.task if not text.startswith("sweep.")]
     folder = Path(os.path.abspath(config.hydra.sweep.dir))  # as Hydra has it

@@ -20,7 +20,7 @@ from hydra.conf import HydraConf
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.config import register
+from grpo.config.schema import register
 from grpo.finished import options_of
 from grpo.resume import KEY as RESUME
 from grpo.resume import essential

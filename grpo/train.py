@@ -13,9 +13,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from grpo.advice import advise
-from grpo.check import check
 from grpo.cli import WANTS_TRACEBACK, leave, start
-from grpo.config import ROOT
+from grpo.config.check import check
+from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
 from grpo.fit import Plan, make_plan, settle
 from grpo.hardware import check_gpu

@@ -16,7 +16,7 @@ import torch
 from accelerate.utils import DistributedType, gather_object
 
 from grpo.batch import Batch, loss_mask, take
-from grpo.config import LOSS_MEANS, Update
+from grpo.config.schema import LOSS_MEANS, Update
 from grpo.errors import DoesNotFit
 from grpo.guard import GuardedTrainer
 from grpo.metrics import StepMetrics, merge

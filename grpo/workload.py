@@ -10,15 +10,16 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from grpo.check import completions, processes
-from grpo.config import ROOT
+from grpo.config.batch import completions, processes
+from grpo.config.library import DEFAULT_OPTIMIZER
+from grpo.config.schema import ROOT
+from grpo.distributed import local_world_size
 from grpo.errors import ConfigError
 from grpo.job import Adapter, Job
 from grpo.limits import UNMEASURED
 from grpo.shape import Shape, shape_of
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-DEFAULT_OPTIMIZER = "adamw_torch_fused"
 
 
 @functools.cache
@@ -131,7 +132,7 @@ def job_of(config: DictConfig, device: str) -> Job:
         vllm_shards=train.vllm_tensor_parallel_size,
         sampling_filter=bool(train.top_k) or train.top_p < 1 or train.min_p is not None,
         device=device,
-        processes=min(processes(config), int(os.environ.get("LOCAL_WORLD_SIZE", "1024"))),
+        processes=min(processes(config), local_world_size() or processes(config)),
         **sharding(config),
     )
 

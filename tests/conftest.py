@@ -7,7 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from grpo.config import ROOT, register
+from grpo.config.schema import ROOT, register
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub: no test needs the network
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 from rewards.brevity import brevity
 from rewards.format import format
 from rewards.overlong import overlong

@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.check import LOSS_TYPES, check, check_groups, meant
+from grpo.config.batch import check_groups
+from grpo.config.check import check
+from grpo.config.messages import meant
+from grpo.config.schema import LOSS_MEANS
 from grpo.errors import ConfigError
 
 sizes = st.integers(1, 40)
@@ -134,7 +137,7 @@ def test_the_loss_types_are_those_that_trl_computes() -> None:
         if isinstance(node, ast.Compare) and ast.unparse(node.left) == "self.loss_type":
             value = ast.literal_eval(node.comparators[0])
             compared |= {value} if isinstance(value, str) else set(value)
-    assert set(LOSS_TYPES) == compared
+    assert set(LOSS_MEANS) == compared
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.config import GRPO_CONFIG, LORA_CONFIG, NOT_SETTABLE, ROOT, library_fields, train_arguments
+from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields
+from grpo.config.schema import NOT_SETTABLE, ROOT, train_arguments
 
 CONF = ROOT / "conf"
 GROUPS = ["model", "task", "reward", "peft", "generation", "train", "gpu", "experiment"]

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import DictConfig
 from transformers import AutoTokenizer
 
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 from grpo.data import load_task, prompt_lengths
 from grpo.errors import ConfigError
 

@@ -12,8 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo import fit, workload
 from grpo.advice import MOST, Planner, advise
-from grpo.check import check
-from grpo.config import ROOT
+from grpo.config.check import check
+from grpo.config.schema import ROOT
 from grpo.errors import ConfigError
 from grpo.fit import HEADROOM, Plan, make_plan, settle
 from grpo.limits import GB, USABLE

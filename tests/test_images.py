@@ -20,7 +20,7 @@ from transformers import (
 from trl import GRPOTrainer
 
 from benchmarks.side_by_side import make, relative_difference, rollouts, train
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 from grpo.trainer import ExactGRPOTrainer, Update
 
 TEMPLATE = (

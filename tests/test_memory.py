@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArgu
 
 from benchmarks.simulation import simulate
 from grpo.activations import layer_activations
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 from grpo.job import Adapter, Job
 from grpo.limits import GB
 from grpo.memory import (

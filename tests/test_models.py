@@ -5,7 +5,7 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 
 FILES = sorted((ROOT / "conf" / "model").glob("*.yaml"))
 

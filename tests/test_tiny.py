@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grpo.tiny
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 from grpo.tasks.arithmetic import Problem, calculate, problems
 from grpo.tiny.build import MISTAKES, make_model, make_tokenizer, solution
 from rewards.correctness import correctness

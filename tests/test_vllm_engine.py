@@ -16,7 +16,7 @@ from trl import GRPOConfig
 from trl.generation.vllm_generation import VLLMGeneration
 
 from grpo import vllm_engine
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 from grpo.errors import GenerationError
 from grpo.evaluation import complete
 from grpo.merging import merged_weights, trains_tied_weight

@@ -22,7 +22,7 @@ from urllib3.util import Retry
 
 from grpo import serve as launcher
 from grpo import vllm_server
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, GenerationError, RunError
 from grpo.serve import command, serve
 from grpo.vllm_engine import PolicyEngine, started_at

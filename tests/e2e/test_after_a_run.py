@@ -12,7 +12,7 @@ import torch
 from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 
 SMALL = ["train.max_steps=2", "train.per_device_train_batch_size=8", "train.num_generations=4", "task.eval.size=8"]
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 
 FILES = ["Makefile", "pyproject.toml", "constraints.txt", "launch/install.sh"]
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 
 
 def test_a_budget_far_too_large_shrinks_until_it_fits_and_the_gradient_is_the_same() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo.check import check
-from grpo.config import ROOT
+from grpo.config.check import check
+from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
 from grpo.run import run
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 
 SCRIPT = Path(__file__).parent / "two_processes.py"
 EXACT = (

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from grpo.config import ROOT
+from grpo.config.schema import ROOT
 
 pytestmark = pytest.mark.vllm
 SMALL = [

@@ -1,82 +1,18 @@
 """One line for what is wrong with a configuration: where, what was meant, what is possible. No heavy import here."""
 
-import difflib
-import math
-import os
-from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 
-from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from grpo.check_vllm import check_vllm_options
-from grpo.config import (
-    GRPO_CONFIG,
-    LORA_CONFIG,
-    LOSS_MEANS,
-    NOT_SETTABLE,
-    ROOT,
-    Reward,
-    library_fields,
-    optimizer_names,
-)
+from grpo.config.batch import check_batch, check_groups, processes
+from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
+from grpo.config.messages import meant
+from grpo.config.schema import LOSS_MEANS, NOT_SETTABLE, Reward
 from grpo.errors import ConfigError
 
 LEVELS = ("token", "sequence")
 REWARD_KEYS = [field.name for field in fields(Reward)]
-
-
-def meant(word: object, possible: Iterable[object]) -> str:
-    """Return `; did you mean a, b?` with the names closest to `word`, or a list of what is possible."""
-    names = sorted({str(name) for name in possible})
-    close = difflib.get_close_matches(str(word), names, n=3, cutoff=0.6)
-    if close:
-        return f"; did you mean {', '.join(close)}?"
-    return f"; possible: {', '.join(names)}" if 0 < len(names) <= 30 else ""
-
-
-def explain(error: Exception) -> str:
-    """Turn what Hydra or OmegaConf raised into one line."""
-    if isinstance(error, MissingConfigException):
-        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
-        return f"{group}={choice}: no such choice{meant(choice, error.options or [])}"
-    if "Ambiguous value for argument" in str(error):
-        override = str(error).split("'")[1]
-        key, _, values = override.partition("=")
-        return f"{override}: several values are a sweep, python -m grpo.train -m …; one list is {key}=[{values}]"
-    if isinstance(error, OverrideParseException):
-        how = "write key=value, in quotes if it has spaces or braces"
-        return f"{error.override}: not an override ({_first_line(error)}); {how}"
-    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
-    if isinstance(cause, MissingMandatoryValue):
-        return f"{cause.full_key or ''}: needs a value".lstrip(": ")
-    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
-        group, _, key = str(cause.full_key).rpartition(".")
-        if group == "train" and key in NOT_SETTABLE:
-            return f"{cause.full_key}: {NOT_SETTABLE[key]}"
-        if type(cause).__name__.startswith("Config"):
-            plus = f"; a new reward is added with a plus: +{cause.full_key}.fn=…" if group == "reward" else ""
-            return f"{cause.full_key}: no such key{meant(cause.key, _possible_keys(cause))}{plus}"
-        return (
-            f"{cause.full_key}: {_first_line(cause).removeprefix('ConfigError raised while resolving interpolation: ')}"
-        )
-    if "use +" in str(error):  # a group that is not in the defaults list
-        return f"{str(error).rpartition('use ')[2].strip()}: this is how it is written, with a plus"
-    return " ".join(str(error).split("\n")[:2])
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n")[0]
-
-
-def _possible_keys(error: OmegaConfBaseException) -> list[str]:
-    parent = error.parent_node
-    keys = [str(key) for key in parent] if isinstance(parent, DictConfig) else []
-    if str(error.full_key) == str(error.key):  # at the top, a choice from a group may have been meant
-        keys += [path.name for path in (ROOT / "conf").iterdir() if path.is_dir()]
-    return keys
 
 
 def check(config: DictConfig) -> None:
@@ -160,16 +96,6 @@ def check_peft(config: DictConfig) -> None:
             raise ConfigError(f"peft.{key}: not an option of peft.LoraConfig{meant(key, known)}")
 
 
-def processes(config: DictConfig) -> int:
-    """Return how many processes train: as planned for, or as `torchrun` started them."""
-    return started() if config.plan.processes is None else config.plan.processes
-
-
-def started() -> int:
-    """Return how many processes `torchrun` has started."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def check_precision(config: DictConfig) -> None:
     """Check what float16's loss scale cannot go with, and what gradients in host memory cannot."""
     train, update = config.train, config["update"]
@@ -186,49 +112,6 @@ def check_precision(config: DictConfig) -> None:
         )
 
 
-def check_groups(train: DictConfig, processes: int | None = None) -> None:
-    """Check that a generation batch holds whole groups of `num_generations` completions."""
-    generations = train.num_generations
-    if generations is None or generations < 2:
-        raise ConfigError(
-            f"train.num_generations={generations}: the advantage compares the completions of a group, so a group "
-            "needs at least 2; 4 to 16 is usual"
-        )
-    for key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
-        if train[key] < 1:
-            raise ConfigError(f"train.{key}={train[key]}: at least 1")
-    batch = completions(train, processes)
-    if batch % generations == 0:
-        return
-    fitting = sorted((n for n in range(2, batch + 1) if batch % n == 0), key=lambda n: abs(n - generations))
-    advice = {"num_generations": sorted(fitting[:4])}
-    if not train.generation_batch_size:
-        size = train.per_device_train_batch_size
-        step = generations // math.gcd(generations, batch // size)
-        advice["per_device_train_batch_size"] = [n for n in (size // step * step, (size // step + 1) * step) if n]
-    nearest = "; or ".join(f"train.{key}={', '.join(map(str, values))}" for key, values in advice.items() if values)
-    raise ConfigError(
-        f"train.num_generations={generations}: a batch of {batch} completions does not hold whole groups; "
-        f"nearest {nearest}"
-    )
-
-
-def completions(train: DictConfig, processes: int | None) -> int:
-    """Return how many completions are generated at a time, by all processes together."""
-    slices = (processes or started()) * (train.steps_per_generation or train.gradient_accumulation_steps)
-    return train.generation_batch_size or train.per_device_train_batch_size * slices
-
-
-def check_batch(train: DictConfig, problems: int, processes: int | None = None) -> None:
-    """Check that there are enough problems for a batch; with fewer TRL does no step, and calls that a success."""
-    prompts = completions(train, processes) // train.num_generations
-    if problems < prompts:
-        raise ConfigError(
-            f"task: {problems} problems to train on, and a batch takes {prompts}: lower "
-            f"train.per_device_train_batch_size={train.per_device_train_batch_size} or add problems"
-        )
-
-
 def check_folder(name: str, gguf_file: str | None = None) -> None:
     """Check that a folder named as a model holds one."""
     folder = Path(name)
@@ -240,3 +123,39 @@ def check_folder(name: str, gguf_file: str | None = None) -> None:
         adapter = (folder / "adapter_config.json").is_file()
         what = "an adapter, not a model: name its base" if adapter else "no model (no config.json)"
         raise ConfigError(f"model.model_name_or_path={name}: the folder holds {what}")
+
+
+def check_vllm_options(config: DictConfig) -> None:
+    """Check the options of vLLM where it generates, or may.
+
+    Raises:
+        ConfigError: with the first thing that is wrong.
+    """
+    train = config.train
+    if train.use_vllm is False:
+        return
+    if train.vllm_mode not in ("colocate", "server"):
+        raise ConfigError(f"train.vllm_mode={train.vllm_mode}: possible: colocate, server")
+    share = train.vllm_gpu_memory_utilization
+    if share is not None and not 0 < share <= 1:
+        raise ConfigError(
+            f"train.vllm_gpu_memory_utilization={share}: a share of the memory, above 0 and at most 1; null leaves it "
+            "to the plan"
+        )
+    for key in ("vllm_server_port", "vllm_group_port"):
+        if not 0 < train[key] < 65536:
+            raise ConfigError(f"train.{key}={train[key]}: a port from 1 to 65535")
+    needed = config.task.max_prompt_length + (train.max_completion_length or 0)  # without one the plan complains
+    if train.vllm_max_model_length is not None and train.vllm_max_model_length < needed:
+        raise ConfigError(
+            f"train.vllm_max_model_length={train.vllm_max_model_length}: a prompt and its completion take up to "
+            f"{needed} tokens (task.max_prompt_length and train.max_completion_length); null leaves it to the plan"
+        )
+    if train.use_vllm and config.peft and (quantization := config.peft.get("quantization")):
+        base, reason = "4-bit", "its weights cannot be merged with an adapter and sent on"
+        if quantization.get("load_in_8bit"):
+            base, reason = "8-bit", "it does not know this quantization"
+        raise ConfigError(
+            f"peft.quantization: vLLM cannot take a policy with {base} weights, {reason}; use generation=transformers, "
+            "or peft=lora with a smaller model"
+        )

@@ -1,0 +1,56 @@
+"""The arithmetic of a batch: processes, slices, completions, groups."""
+
+import math
+
+from omegaconf import DictConfig
+
+from grpo.distributed import world_size
+from grpo.errors import ConfigError
+
+
+def processes(config: DictConfig) -> int:
+    """Return how many processes train: as planned for, or as `torchrun` started them."""
+    return world_size() if config.plan.processes is None else config.plan.processes
+
+
+def check_groups(train: DictConfig, processes: int | None = None) -> None:
+    """Check that a generation batch holds whole groups of `num_generations` completions."""
+    generations = train.num_generations
+    if generations is None or generations < 2:
+        raise ConfigError(
+            f"train.num_generations={generations}: the advantage compares the completions of a group, so a group "
+            "needs at least 2; 4 to 16 is usual"
+        )
+    for key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        if train[key] < 1:
+            raise ConfigError(f"train.{key}={train[key]}: at least 1")
+    batch = completions(train, processes)
+    if batch % generations == 0:
+        return
+    fitting = sorted((n for n in range(2, batch + 1) if batch % n == 0), key=lambda n: abs(n - generations))
+    advice = {"num_generations": sorted(fitting[:4])}
+    if not train.generation_batch_size:
+        size = train.per_device_train_batch_size
+        step = generations // math.gcd(generations, batch // size)
+        advice["per_device_train_batch_size"] = [n for n in (size // step * step, (size // step + 1) * step) if n]
+    nearest = "; or ".join(f"train.{key}={', '.join(map(str, values))}" for key, values in advice.items() if values)
+    raise ConfigError(
+        f"train.num_generations={generations}: a batch of {batch} completions does not hold whole groups; "
+        f"nearest {nearest}"
+    )
+
+
+def completions(train: DictConfig, processes: int | None) -> int:
+    """Return how many completions are generated at a time, by all processes together."""
+    slices = (processes or world_size()) * (train.steps_per_generation or train.gradient_accumulation_steps)
+    return train.generation_batch_size or train.per_device_train_batch_size * slices
+
+
+def check_batch(train: DictConfig, problems: int, processes: int | None = None) -> None:
+    """Check that there are enough problems for a batch; with fewer TRL does no step, and calls that a success."""
+    prompts = completions(train, processes) // train.num_generations
+    if problems < prompts:
+        raise ConfigError(
+            f"task: {problems} problems to train on, and a batch takes {prompts}: lower "
+            f"train.per_device_train_batch_size={train.per_device_train_batch_size} or add problems"
+        )

@@ -1,0 +1,61 @@
+"""One line for what Hydra and OmegaConf raise: where, what was meant, which values are possible."""
+
+import difflib
+from collections.abc import Iterable
+
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from grpo.config.schema import NOT_SETTABLE, ROOT
+
+
+def meant(word: object, possible: Iterable[object]) -> str:
+    """Return `; did you mean a, b?` with the names closest to `word`, or a list of what is possible."""
+    names = sorted({str(name) for name in possible})
+    close = difflib.get_close_matches(str(word), names, n=3, cutoff=0.6)
+    if close:
+        return f"; did you mean {', '.join(close)}?"
+    return f"; possible: {', '.join(names)}" if 0 < len(names) <= 30 else ""
+
+
+def explain(error: Exception) -> str:
+    """Turn what Hydra or OmegaConf raised into one line."""
+    if isinstance(error, MissingConfigException):
+        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        return f"{group}={choice}: no such choice{meant(choice, error.options or [])}"
+    if "Ambiguous value for argument" in str(error):
+        override = str(error).split("'")[1]
+        key, _, values = override.partition("=")
+        return f"{override}: several values are a sweep, python -m grpo.train -m …; one list is {key}=[{values}]"
+    if isinstance(error, OverrideParseException):
+        how = "write key=value, in quotes if it has spaces or braces"
+        return f"{error.override}: not an override ({_first_line(error)}); {how}"
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    if isinstance(cause, MissingMandatoryValue):
+        return f"{cause.full_key or ''}: needs a value".lstrip(": ")
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+        group, _, key = str(cause.full_key).rpartition(".")
+        if group == "train" and key in NOT_SETTABLE:
+            return f"{cause.full_key}: {NOT_SETTABLE[key]}"
+        if type(cause).__name__.startswith("Config"):
+            plus = f"; a new reward is added with a plus: +{cause.full_key}.fn=…" if group == "reward" else ""
+            return f"{cause.full_key}: no such key{meant(cause.key, _possible_keys(cause))}{plus}"
+        return (
+            f"{cause.full_key}: {_first_line(cause).removeprefix('ConfigError raised while resolving interpolation: ')}"
+        )
+    if "use +" in str(error):  # a group that is not in the defaults list
+        return f"{str(error).rpartition('use ')[2].strip()}: this is how it is written, with a plus"
+    return " ".join(str(error).split("\n")[:2])
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n")[0]
+
+
+def _possible_keys(error: OmegaConfBaseException) -> list[str]:
+    parent = error.parent_node
+    keys = [str(key) for key in parent] if isinstance(parent, DictConfig) else []
+    if str(error.full_key) == str(error.key):  # at the top, a choice from a group may have been meant
+        keys += [path.name for path in (ROOT / "conf").iterdir() if path.is_dir()]
+    return keys
