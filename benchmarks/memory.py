@@ -30,11 +30,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
 from grpo import policy
-from grpo.advice import Planner
 from grpo.config.schema import ROOT, register, train_arguments
-from grpo.fit import HEADROOM, make_plan, settle
 from grpo.limits import GB
-from grpo.plan_table import LEAST, METHODS, MODELS
+from grpo.planning.advice import Planner
+from grpo.planning.fit import HEADROOM, make_plan, settle
+from grpo.planning.table import LEAST, METHODS, MODELS
 from grpo.trainer import ExactGRPOTrainer, Update
 
 TIMEOUT = 400

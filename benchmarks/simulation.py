@@ -27,10 +27,10 @@ from trl.kernels import chunked_logprob
 from trl.trainer.utils import add_fused_lm_head
 
 from grpo.config.schema import ROOT
-from grpo.job import Adapter, Job
 from grpo.limits import GB
-from grpo.memory import update
-from grpo.shape import shape_of
+from grpo.planning.memory import update
+from grpo.planning.shape import shape_of
+from grpo.planning.workload import Adapter, Job
 
 HERE = Path(__file__).parent
 MODELS = ("qwen2_5_0_5b", "llama3_2_1b")

@@ -14,13 +14,13 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from grpo.advice import advise
 from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.check import check
 from grpo.config.messages import meant
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError
-from grpo.fit import Plan, make_plan
+from grpo.planning.advice import advise
+from grpo.planning.fit import Plan, make_plan
 
 PROGRAM = "grpo.plan"
 FORMATS = ("text", "json")
@@ -39,7 +39,7 @@ def job(config: DictConfig) -> None:
         run_dir = Path(HydraConfig.get().runtime.output_dir)
         overrides = list(HydraConfig.get().overrides.task)
         if config.plan.table:
-            from grpo.plan_table import models_by_methods
+            from grpo.planning.table import models_by_methods
 
             models_by_methods(overrides, run_dir, as_json=config.plan.format == "json")
             return

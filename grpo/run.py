@@ -26,7 +26,7 @@ from grpo.data import Problems, load_task, prompt_lengths
 from grpo.distributed import is_main_process
 from grpo.errors import ConfigError, GenerationError, RunError
 from grpo.evaluation import Decoding, Generate, complete, evaluate
-from grpo.fit import Plan
+from grpo.planning.fit import Plan
 from grpo.readings import MemoryReadings
 from grpo.report import write_report
 from grpo.resume import resolve

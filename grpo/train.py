@@ -12,13 +12,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from grpo.advice import advise
 from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.check import check
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
-from grpo.fit import Plan, make_plan, settle
 from grpo.hardware import check_gpu
+from grpo.planning.advice import advise
+from grpo.planning.fit import Plan, make_plan, settle
 from grpo.resume import continue_interrupted, resolve
 from grpo.sweep import recorded
 from grpo.sweep_job import PROGRAM, run_job

@@ -10,15 +10,16 @@ from unittest import mock
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from grpo import fit, workload
-from grpo.advice import MOST, Planner, advise
 from grpo.config.check import check
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError
-from grpo.fit import HEADROOM, Plan, make_plan, settle
 from grpo.limits import GB, USABLE
-from grpo.vllm_share import BUSY
-from grpo.workload import find_shape, job_of
+from grpo.planning import fit
+from grpo.planning import from_config as workload
+from grpo.planning.advice import MOST, Planner, advise
+from grpo.planning.fit import HEADROOM, Plan, make_plan, settle
+from grpo.planning.from_config import find_shape, job_of
+from grpo.planning.vllm_share import BUSY
 
 Compose = Callable[..., DictConfig]
 Advice = Callable[[tuple[str, ...]], list[dict[str, Any]]]

@@ -15,15 +15,15 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 from benchmarks.simulation import simulate
-from grpo.activations import layer_activations
 from grpo.config.schema import ROOT
-from grpo.job import Adapter, Job
 from grpo.limits import GB
-from grpo.memory import (
+from grpo.planning.from_config import shipped_models
+from grpo.planning.memory import (
     adapted_experts,
     adapter_parameters,
     host,
     kv_cache,
+    layer_activations,
     optimizer_state,
     persistent,
     phases,
@@ -32,8 +32,8 @@ from grpo.memory import (
     update,
     weights,
 )
-from grpo.shape import Shape, shape_of
-from grpo.workload import shipped_models
+from grpo.planning.shape import Shape, shape_of
+from grpo.planning.workload import Adapter, Job
 
 NUMBERS: dict[str, Any] = {
     "model_type": "llama",

@@ -6,10 +6,10 @@ from math import ceil, floor
 from omegaconf import DictConfig
 
 from grpo.errors import ConfigError
-from grpo.job import Job
 from grpo.limits import ENGINE, GB
-from grpo.memory import peak, phases, weights
-from grpo.shape import Shape
+from grpo.planning.memory import peak, phases, weights
+from grpo.planning.shape import Shape
+from grpo.planning.workload import Job
 
 BUSY = 4096
 """Tokens of a micro-batch below which sleeping costs less time than small micro-batches do."""

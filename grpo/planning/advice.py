@@ -12,8 +12,9 @@ from grpo.config.check import check
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError
-from grpo.fit import Machine, Plan, machine_for, make_plan
-from grpo.workload import find_shape, shipped_models
+from grpo.planning.fit import Plan, make_plan
+from grpo.planning.from_config import find_shape, shipped_models
+from grpo.planning.machine import Machine, machine_for
 
 MOST = 4
 """Suggestions that are shown."""

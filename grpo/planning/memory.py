@@ -4,10 +4,9 @@ All functions return bytes. Which tensors live when was read from the libraries'
 a layer; `benchmarks/simulation.py` compares the sum with PyTorch's `MemTracker`, which knows none of these formulas.
 """
 
-from grpo.activations import head_backward, head_forward, layer_activations, layer_backward, layer_forward
-from grpo.job import Adapter, Job
 from grpo.limits import CONTEXT, GB
-from grpo.shape import Shape
+from grpo.planning.shape import QK_NORM, SANDWICH, Shape
+from grpo.planning.workload import Adapter, Job
 
 HOST = {"cuda": 2.5 * GB, "cpu": 0.55 * GB}
 """A Python process with the libraries loaded, and what they keep."""
@@ -243,3 +242,79 @@ def host(shape: Shape, job: Job) -> Components:
     if job.gradients_on_host or job.offload_optimizer:
         parts["offloaded gradients"] = count * size
     return {name: size for name, size in parts.items() if size}
+
+
+HEAD_TILE = (4096, 32768)
+"""Tokens and words of the vocabulary that TRL's head computes at once (trl/kernels/chunked_logprob.py)."""
+
+
+def layer_activations(shape: Shape, job: Job) -> float:
+    """Bytes a token that autograd keeps of one layer.
+
+    Two RMS norms keep their input in float32, and where their own weight is trained the normalized input; linear
+    modules keep their input where their weight is trained, and LoRA a copy of its own for each module; attention keeps
+    queries, keys and values (repeated for each query head, as a mask needs it), its output, its log-sum-exp and the
+    mask; SwiGLU keeps the gate, its activation, the other half and their product. Softmax over the sequence is not
+    kept (FlashAttention, 2205.14135).
+    """
+    hidden, query, kv, width = shape.hidden_size, shape.query_width, shape.kv_width, shape.active_width
+    size = job.compute_bytes
+    norms = 2 * 4 * hidden
+    if shape.model_type in SANDWICH:  # a norm before and one behind each half, normalized in float32
+        norms = 4 * (4 if job.adapter else 8 - size) * hidden
+    if shape.model_type in QK_NORM:
+        norms += (4 if job.adapter else 4 + size) * (query + kv)
+    attention = size * 4 * query + 4 * shape.num_attention_heads + size * job.sequence
+    feed_forward = size * 3 * width
+    if job.adapter is None:
+        norms += (4 if shape.model_type in SANDWICH else 2) * size * hidden
+        inputs = 2 * hidden + width
+        if job.weight_bytes != size:  # autocast makes a copy for each module
+            inputs = 3 * hidden + query + 2 * hidden + width
+            norms += 2 * (4 - size) * hidden
+    else:
+        named = [
+            (inputs, outputs)
+            for name, (inputs, outputs, _) in shape.linears().items()
+            if job.adapter.modules is None or name in job.adapter.modules
+        ]
+        inputs = sum(inputs for inputs, _ in named) + len(named) * job.adapter.rank
+    mixture = 4 * shape.num_experts + size * 4 * hidden * shape.num_experts_per_tok if shape.num_experts else 0
+    return norms + attention + feed_forward + size * inputs + mixture
+
+
+def layer_backward(shape: Shape, job: Job) -> float:
+    """Bytes a token that the backward pass of one layer takes for a while: gradients of the feed-forward layer."""
+    wide = job.compute_bytes * (4 if job.adapter else 3)
+    return wide * shape.active_width + (4 + 2 * job.compute_bytes) * shape.hidden_size
+
+
+def layer_forward(shape: Shape, job: Job) -> float:
+    """Bytes a token that one layer takes for a while without gradient: input, float32 in the norm, SwiGLU's halves."""
+    size = job.compute_bytes
+    attention = size * (2 * shape.hidden_size + 4 * shape.query_width) + 4 * shape.hidden_size
+    return max(attention, size * (2 * shape.hidden_size + 3 * shape.active_width))
+
+
+def head_backward(shape: Shape, job: Job, scored: int) -> float:
+    """Bytes that the head's backward pass takes: a tile of logits, and float32 sums of the gradients."""
+    total = head_tile(shape, job, scored, copies=6) + scored * shape.hidden_size * (4 + job.compute_bytes)
+    if job.adapter is None:
+        total += shape.embeddings * (4 + job.weight_bytes)
+    return total
+
+
+def head_forward(shape: Shape, job: Job, scored: int) -> float:
+    """Bytes that the head takes to score so many tokens."""
+    return head_tile(shape, job, scored, copies=4) + scored * shape.hidden_size * job.compute_bytes
+
+
+def head_tile(shape: Shape, job: Job, scored: int, copies: int) -> float:
+    """Bytes of the logits that are computed at once.
+
+    On a CPU, without Triton, there are float32 copies of them; what a small vocabulary leaves unused is never touched.
+    """
+    tokens, words = min(scored, HEAD_TILE[0]), HEAD_TILE[1]
+    if job.device == "cpu":
+        return tokens * min(shape.vocab_size, words) * (job.compute_bytes + 4 * copies)
+    return tokens * words * job.compute_bytes

@@ -15,9 +15,9 @@ from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.config.schema import ROOT
 from grpo.distributed import local_world_size
 from grpo.errors import ConfigError
-from grpo.job import Adapter, Job
 from grpo.limits import UNMEASURED
-from grpo.shape import Shape, shape_of
+from grpo.planning.shape import Shape, shape_of
+from grpo.planning.workload import Adapter, Job
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
