@@ -18,7 +18,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from benchmarks.generation import PROMPT, smollm2
 from grpo.config.schema import ROOT
-from grpo.summary import versions
+from grpo.runs.versions import versions
 from grpo.vllm_engine import PolicyEngine
 
 SYNCS = 200

@@ -18,8 +18,9 @@ from grpo.console import output_in
 from grpo.data import load_held_out, prompt_lengths
 from grpo.errors import RunError
 from grpo.evaluation import Decoding, Generate, complete, evaluate
+from grpo.runs.files import write_json
+from grpo.runs.summary import share
 from grpo.scoring import check_judge, judge_of, started
-from grpo.summary import share, write_json
 from grpo.vllm_engine import BATCH, cpu_options
 from rewards.isolation import RewardError
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo.cli import leave
 from grpo.errors import ConfigError
-from grpo.finished import FinishedRun, open_run
+from grpo.runs.run_dir import FinishedRun, open_run
 from rewards.text import printable
 
 PROGRAM = "grpo.chat"

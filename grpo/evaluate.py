@@ -19,7 +19,7 @@ from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.check import check
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
-from grpo.finished import open_run
+from grpo.runs.run_dir import open_run
 
 PROGRAM = "grpo.evaluate"
 log = logging.getLogger(__name__)

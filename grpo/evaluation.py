@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.estimators import majority_at_k, pass_at_k, wilson_interval
 from grpo.oom import is_out_of_memory
+from grpo.runs.files import write_lines
 from rewards.isolation import Reward
 from rewards.text import final_answer, numbers
 
@@ -241,10 +242,3 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
     if cut:
         write_lines(file, rows)
     return {row["key"]: row for row in rows}
-
-
-def write_lines(file: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write JSON lines so that a reader never sees half of them."""
-    partial = file.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    partial.replace(file)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from grpo.cli import leave
 from grpo.errors import ConfigError
-from grpo.finished import FinishedRun, open_run
 from grpo.model_card import model_card
+from grpo.runs.run_dir import FinishedRun, open_run
 
 PROGRAM = "grpo.export"
 DTYPES = ("float32", "bfloat16", "float16")

@@ -8,8 +8,8 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from grpo.data import BUILDERS
-from grpo.finished import FinishedRun
-from grpo.summary import share
+from grpo.runs.run_dir import FinishedRun
+from grpo.runs.summary import share
 
 ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 

@@ -19,8 +19,8 @@ from grpo.curves import Chart, Points, accuracies, bars, curves, shares
 from grpo.errors import ConfigError
 from grpo.findings import findings
 from grpo.findings.base import values
-from grpo.record import Run, read_run
-from grpo.sweep_table import COLUMNS, Sweep, is_sweep, read_sweep, show
+from grpo.runs.run_dir import Run, read_run
+from grpo.runs.sweep_dir import COLUMNS, Sweep, is_sweep, read_sweep, show
 
 PROGRAM = "grpo.report"
 PAGE = "report.html"

@@ -29,9 +29,11 @@ from grpo.evaluation import Decoding, Generate, complete, evaluate
 from grpo.planning.fit import Plan
 from grpo.readings import MemoryReadings
 from grpo.report import write_report
-from grpo.resume import resolve
+from grpo.runs.files import write_json
+from grpo.runs.resume import resolve
+from grpo.runs.summary import report
+from grpo.runs.versions import git_commit, versions
 from grpo.scoring import check_judge, judge_of, rewards_of, started
-from grpo.summary import git_commit, report, versions, write_json
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
 from grpo.vllm_engine import BATCH, answer
 from grpo.vllm_server import check_room, check_server, check_vllm, server_url

@@ -9,10 +9,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError
+from grpo.runs.files import ERRORS_FILE
 from rewards.isolation import Reward
 from rewards.loader import FROM_TRL
-
-ERRORS_FILE = "reward_errors.jsonl"
 
 
 def rewards_of(config: DictConfig) -> dict[str, dict[str, Any]]:

@@ -20,10 +20,11 @@ from grpo.distributed import world_size
 from grpo.errors import ConfigError
 from grpo.hardware import visible_cards
 from grpo.launchers import settle_launchers
-from grpo.resume import essential
-from grpo.summary import read_json, write_json
+from grpo.runs.files import read_json, write_json
+from grpo.runs.resume import essential
+from grpo.runs.sweep_dir import EPOCHS, SWEEP, read_sweep
 from grpo.sweep_job import PROGRAM, locked, quoted
-from grpo.sweep_table import EPOCHS, SWEEP, print_sweep, read_sweep
+from grpo.sweep_table import print_sweep
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""

@@ -21,11 +21,11 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.schema import register
-from grpo.finished import options_of
-from grpo.resume import KEY as RESUME
-from grpo.resume import essential
-from grpo.summary import read_json, write_json
-from grpo.sweep_table import EPOCHS, SWEEP
+from grpo.runs.files import read_json, write_json
+from grpo.runs.resume import KEY as RESUME
+from grpo.runs.resume import essential
+from grpo.runs.run_dir import options_of
+from grpo.runs.sweep_dir import EPOCHS, SWEEP
 
 PROGRAM = "grpo.train"
 HOW_JOBS_ARE_MADE = re.compile(r"hydra(/|\.)(launcher|sweeper)\b|hydra\.(mode|run|sweep|output_subdir|job\.(num|id))\b")

@@ -19,7 +19,7 @@ from grpo.errors import ConfigError, RunError
 from grpo.hardware import check_gpu
 from grpo.planning.advice import advise
 from grpo.planning.fit import Plan, make_plan, settle
-from grpo.resume import continue_interrupted, resolve
+from grpo.runs.resume import continue_interrupted, resolve
 from grpo.sweep import recorded
 from grpo.sweep_job import PROGRAM, run_job
 

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import DictConfig
 
 from grpo.findings import RULES, findings
-from grpo.record import Run
+from grpo.runs.run_dir import Run
 
 RECORDED = Path(__file__).parent / "recorded"
 FOUND = {

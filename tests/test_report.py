@@ -16,9 +16,10 @@ from omegaconf import OmegaConf
 from grpo.browse import LENGTH, SIZE, as_data, sample, shortened
 from grpo.curves import COLOURS, MOST, curves, draw_line, frame
 from grpo.errors import ConfigError
-from grpo.record import read_run
 from grpo.report import write_report
-from grpo.sweep_table import SWEEP, print_sweep, read_sweep
+from grpo.runs.run_dir import read_run
+from grpo.runs.sweep_dir import SWEEP, read_sweep
+from grpo.sweep_table import print_sweep
 from tests.page_fixtures import HOSTILE, write_run
 
 RUN = {"steps": 4, "groups": 2, "generations": 4}

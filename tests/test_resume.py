@@ -10,7 +10,7 @@ import yaml
 from safetensors.torch import save_file
 
 from grpo.errors import ConfigError
-from grpo.resume import continue_interrupted, is_whole, newest_checkpoint, resolve
+from grpo.runs.resume import continue_interrupted, is_whole, newest_checkpoint, resolve
 
 
 def write_checkpoint(run_dir: Path, step: int) -> Path:

@@ -17,9 +17,9 @@ from omegaconf import OmegaConf, open_dict
 from grpo.errors import ConfigError
 from grpo.hardware import visible_cards
 from grpo.launchers import settle_launchers
+from grpo.runs.sweep_dir import read_sweep
 from grpo.sweep import begin, newest_sweep, note_if_killed
 from grpo.sweep_job import command, folder_of, locked, overrides_of, own_device, quoted, reason_of, train_in_process
-from grpo.sweep_table import read_sweep
 
 
 @pytest.fixture
@@ -349,7 +349,7 @@ def test_an_empty_sweep_says_so(tmp_path):
 
 
 def test_a_command_to_paste_is_quoted(composed, tmp_path):
-    from grpo.record import read_run
+    from grpo.runs.run_dir import read_run
 
     run = read_run(job_in(tmp_path, "0", "task.prompt='a {question}'", "train.seed=1"))
     assert run.command == """python -m grpo.train 'task.prompt='"'"'a {question}'"'"'' train.seed=1"""

@@ -20,7 +20,7 @@ from grpo.config.schema import ROOT
 from grpo.errors import GenerationError
 from grpo.evaluation import complete
 from grpo.merging import merged_weights, trains_tied_weight
-from grpo.resume import newest_checkpoint
+from grpo.runs.resume import newest_checkpoint
 from grpo.tasks.arithmetic import problems
 from grpo.trainer import ExactGRPOTrainer
 from grpo.vllm_engine import PolicyEngine, answer

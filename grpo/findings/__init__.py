@@ -9,7 +9,7 @@ from grpo.findings.base import Finding
 from grpo.findings.learning import cut_off, entropy_collapsed, groups_equal, kl_exploded, reward_flat
 from grpo.findings.machine import memory_near_limit, mismatch, steps_skipped
 from grpo.findings.rewards import drowned, hacking, never_fired, reward_errors
-from grpo.record import Run
+from grpo.runs.run_dir import Run
 
 __all__ = ["Finding", "findings"]
 RULES: tuple[Callable[[Run], Finding | None], ...] = (

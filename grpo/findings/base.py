@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from grpo.record import Run
+from grpo.runs.run_dir import Run
 
 FEWEST = 10
 """Steps that a rule about a trend needs at least."""

@@ -3,7 +3,7 @@
 from statistics import mean
 
 from grpo.findings.base import FEWEST, Finding, ends, rise, values
-from grpo.record import Run
+from grpo.runs.run_dir import Run
 
 
 def reward_flat(run: Run) -> Finding | None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from grpo.diagnosis import ADVICE, MISMATCH, mismatch_causes
 from grpo.findings.base import Finding, values
-from grpo.record import Run
+from grpo.runs.run_dir import Run
 
 
 def steps_skipped(run: Run) -> Finding | None:

@@ -3,7 +3,7 @@
 from statistics import mean
 
 from grpo.findings.base import FEWEST, Finding, ends, rise, values
-from grpo.record import Run
+from grpo.runs.run_dir import Run
 
 PENALTIES = ("rewards.overlong.overlong", "rewards.repetition.repetition")
 """Built-in rewards whose best value is 0."""

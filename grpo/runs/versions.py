@@ -1,0 +1,22 @@
+"""Versions of the libraries and of this project."""
+
+import subprocess
+from importlib.metadata import distributions
+
+from grpo.config.schema import ROOT
+
+PACKAGES = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "hydra-core", "omegaconf"}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that a run depends on, as far as they are installed."""
+    return {found.name: found.version for found in distributions() if found.name in PACKAGES}
+
+
+def git_commit() -> str | None:
+    """Return the commit of this project's checkout, or None without one."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
