@@ -18,8 +18,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from benchmarks.generation import PROMPT, smollm2
 from grpo.config.schema import ROOT
+from grpo.generation.vllm_engine import PolicyEngine
 from grpo.runs.versions import versions
-from grpo.vllm_engine import PolicyEngine
 
 SYNCS = 200
 ROWS = 32

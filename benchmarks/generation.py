@@ -32,8 +32,8 @@ from benchmarks.train import run
 from grpo import policy
 from grpo.config.library import package_folder
 from grpo.config.schema import ROOT
+from grpo.generation.vllm_engine import PolicyEngine
 from grpo.runs.versions import versions
-from grpo.vllm_engine import PolicyEngine
 
 COUNTS = (8, 32, 128)
 SHORTEST, LONGEST = 64, 256

@@ -33,9 +33,9 @@ def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> No
 
     import grpo.run
     from grpo.config.schema import register
+    from grpo.generation.vllm_engine import PolicyEngine
     from grpo.patching import replaced
     from grpo.planning.fit import make_plan, settle
-    from grpo.vllm_engine import PolicyEngine
 
     class StockEngine(PolicyEngine):  # which on a CPU does not take weights without what ours does at its start
         _iter_named_params = VLLMGeneration._iter_named_params

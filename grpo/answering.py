@@ -2,7 +2,6 @@
 
 import os
 import sys
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,18 @@ import torch
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoTokenizer
 
 from grpo import policy
 from grpo.console import output_in
-from grpo.data import load_held_out, prompt_lengths
+from grpo.data import load_held_out
 from grpo.errors import RunError
-from grpo.evaluation import Decoding, Generate, complete, evaluate
+from grpo.evaluation import Decoding, evaluate
+from grpo.generation.offline import with_transformers, with_vllm
+from grpo.generation.vllm_engine import BATCH
 from grpo.runs.files import write_json
 from grpo.runs.summary import share
 from grpo.scoring import check_judge, judge_of, started
-from grpo.vllm_engine import BATCH, cpu_options
 from rewards.isolation import RewardError
-
-VLLM_SHARE = {"cuda": 0.9, "cpu": 0.15}  # of the memory
-VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that it takes
 
 
 def evaluate_model(config: DictConfig, output: Path) -> float:
@@ -62,41 +58,6 @@ def _evaluated(name: str, config: DictConfig, output: Path, console: Console) ->
         except RewardError as error:
             raise RunError(f"failed: {error}") from error
     return result | {"model": name, "engine": "vllm" if vllm else "transformers", "data": counts}
-
-
-def with_transformers(name: str, config: DictConfig) -> Generate:
-    """Return a generator of completions by transformers."""
-    quantization = policy.quantization_config(config.peft) if policy.adapter_config(name) else None
-    model, tokenizer = policy.load(name, config.model, quantization=quantization)
-    return partial(complete, model, tokenizer, config.train.max_completion_length)
-
-
-def with_vllm(name: str, config: DictConfig, prompts: list[Any]) -> Generate:
-    """Return a generator of completions by vLLM, with room for these prompts."""
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # it logs where everything else does
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process, which nothing can outlive
-    from vllm import LLM, SamplingParams
-    from vllm.lora.request import LoRARequest
-
-    length, on_gpu = config.train.max_completion_length, torch.cuda.is_available()
-    adapter = policy.adapter_config(name)
-    request = LoRARequest("adapter", 1, str(Path(name).absolute())) if adapter else None
-    engine = LLM(
-        model=adapter["base_model_name_or_path"] if adapter else name,
-        tokenizer=name,
-        dtype=config.model.dtype,
-        enable_lora=bool(adapter),
-        max_lora_rank=next(rank for rank in VLLM_RANKS if rank >= (adapter["r"] if adapter else 1)),
-        **({"gpu_memory_utilization": VLLM_SHARE["cuda"]} if on_gpu else cpu_options(VLLM_SHARE["cpu"], weights=0)),
-        max_model_len=max(prompt_lengths(prompts, AutoTokenizer.from_pretrained(name))) + length,
-    )
-
-    def generate(prompts: list[Any], temperature: float, seeds: list[int]) -> list[str]:
-        how = [SamplingParams(temperature=temperature, max_tokens=length, seed=seed) for seed in seeds]
-        ask = engine.generate if isinstance(prompts[0], str) else engine.chat
-        return [answer.outputs[0].text for answer in ask(prompts, how, lora_request=request)]
-
-    return generate
 
 
 def fingerprint(name: str) -> str:

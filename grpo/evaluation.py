@@ -1,30 +1,25 @@
 """Answer held-out problems, greedily and by sampling, keep every completion, and say how many are right."""
 
-import gc
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import torch
 from datasets import Dataset
 from rich.console import Console
 from rich.progress import track
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.estimators import majority_at_k, pass_at_k, wilson_interval
-from grpo.oom import is_out_of_memory
+from grpo.generation.local import Generate
 from grpo.runs.files import write_lines
 from rewards.isolation import Reward
 from rewards.text import final_answer, numbers
 
 JUDGED_AT_ONCE = 64
-Generate = Callable[[list[Any], float, list[int]], list[str]]
-"""From prompts, a temperature (0 is greedy) and a seed for each to completions."""
 
 
 @dataclass(frozen=True)
@@ -37,61 +32,6 @@ class Decoding:
     samples: int = 0
     """Completions of each problem beside the greedy one."""
     seed: int = 0
-
-
-def complete(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    length: int,
-    prompts: list[Any],
-    temperature: float = 0.0,
-    seeds: Sequence[int] = (0,),
-) -> list[str]:
-    """Continue each prompt, plain or conversational, by at most `length` tokens; with temperature 0 the likeliest.
-
-    Prompts that do not fit into memory together are completed in two halves.
-    """
-    try:
-        return _complete(model, tokenizer, length, prompts, temperature, seeds[0])
-    except RuntimeError as error:
-        if len(prompts) == 1 or not is_out_of_memory(error):
-            raise
-    gc.collect()
-    torch.cuda.empty_cache()
-    half = len(prompts) // 2
-    halves = ((prompts[:half], seeds), (prompts[half:], seeds[half:] or [seeds[0] + 1]))
-    return [text for part, own in halves for text in complete(model, tokenizer, length, part, temperature, own)]
-
-
-@torch.no_grad()
-def _complete(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    length: int,
-    prompts: list[Any],
-    temperature: float,
-    seed: int,
-) -> list[str]:
-    if isinstance(prompts[0], str):
-        inputs = tokenizer(text=prompts, padding=True, padding_side="left", return_tensors="pt")
-    else:
-        inputs = tokenizer.apply_chat_template(
-            prompts,
-            add_generation_prompt=True,
-            padding=True,
-            tokenizer_kwargs={"padding_side": "left"},
-            return_tensors="pt",
-            return_dict=True,
-        )
-    inputs = inputs.to(model.device)
-    # whatever the model's generation_config.json says: rollouts are made without penalties and filters too
-    how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-    if temperature:
-        torch.manual_seed(seed)
-        how = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
-    how["repetition_penalty"] = 1.0
-    tokens = model.generate(**inputs, max_new_tokens=length, **how)
-    return tokenizer.batch_decode(tokens[:, inputs["input_ids"].size(1) :], skip_special_tokens=True)
 
 
 def evaluate(

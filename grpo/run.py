@@ -25,7 +25,10 @@ from grpo.console import output_in
 from grpo.data import Problems, load_task, prompt_lengths
 from grpo.distributed import is_main_process
 from grpo.errors import ConfigError, GenerationError, RunError
-from grpo.evaluation import Decoding, Generate, complete, evaluate
+from grpo.evaluation import Decoding, evaluate
+from grpo.generation.local import Generate, complete
+from grpo.generation.vllm_engine import BATCH, answer
+from grpo.generation.vllm_server import check_room, check_server, check_vllm, server_url
 from grpo.planning.fit import Plan
 from grpo.readings import MemoryReadings
 from grpo.report import write_report
@@ -35,8 +38,6 @@ from grpo.runs.summary import report
 from grpo.runs.versions import git_commit, versions
 from grpo.scoring import check_judge, judge_of, rewards_of, started
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
-from grpo.vllm_engine import BATCH, answer
-from grpo.vllm_server import check_room, check_server, check_vllm, server_url
 from rewards.isolation import Reward, RewardError
 
 log = logging.getLogger(__name__)

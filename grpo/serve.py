@@ -21,8 +21,8 @@ from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.check import check
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
+from grpo.generation.vllm_server import LAUNCHER, LOOPBACK, answers, is_taken
 from grpo.hardware import free_card_memory
-from grpo.vllm_server import LAUNCHER, LOOPBACK, answers, is_taken
 
 HYDRAS = ("--help", "--hydra-help", "--cfg", "--config-", "--resolve", "--package", "--info")
 more_options: list[str] = []

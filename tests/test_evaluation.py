@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grpo.tiny
 from grpo.data import load_held_out
-from grpo.evaluation import Decoding, complete, evaluate
+from grpo.evaluation import Decoding, evaluate
+from grpo.generation.local import complete
 from rewards.isolation import Reward
 
 TINY = Path(grpo.tiny.__file__).parent

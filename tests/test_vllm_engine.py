@@ -15,15 +15,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from trl import GRPOConfig
 from trl.generation.vllm_generation import VLLMGeneration
 
-from grpo import vllm_engine
 from grpo.config.schema import ROOT
 from grpo.errors import GenerationError
-from grpo.evaluation import complete
-from grpo.merging import merged_weights, trains_tied_weight
+from grpo.generation import vllm_engine
+from grpo.generation.local import complete
+from grpo.generation.merged_weights import merged_weights, trains_tied_weight
+from grpo.generation.vllm_engine import PolicyEngine, answer
 from grpo.runs.resume import newest_checkpoint
 from grpo.tasks.arithmetic import problems
 from grpo.trainer import ExactGRPOTrainer
-from grpo.vllm_engine import PolicyEngine, answer
 
 TINY = str(ROOT / "grpo" / "tiny")
 LINEAR = ["q_proj", "v_proj", "down_proj"]

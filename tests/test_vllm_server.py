@@ -21,12 +21,12 @@ from trl.generation.vllm_client import VLLMClient
 from urllib3.util import Retry
 
 from grpo import serve as launcher
-from grpo import vllm_server
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, GenerationError, RunError
+from grpo.generation import vllm_server
+from grpo.generation.vllm_engine import PolicyEngine, started_at
+from grpo.generation.vllm_server import check_room, check_server, check_vllm, is_taken, server_url
 from grpo.serve import command, serve
-from grpo.vllm_engine import PolicyEngine, started_at
-from grpo.vllm_server import check_room, check_server, check_vllm, is_taken, server_url
 
 Compose = Callable[..., DictConfig]
 SERVER = "generation=vllm_server"

@@ -18,11 +18,11 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 from grpo.errors import GenerationError
+from grpo.generation.merged_weights import merged_weights, trains_tied_weight
+from grpo.generation.vllm_server import LAUNCHER, LOOPBACK, answers
 from grpo.hardware import host_memory
 from grpo.limits import ENGINE
-from grpo.merging import merged_weights, trains_tied_weight
 from grpo.patching import replaced
-from grpo.vllm_server import LAUNCHER, LOOPBACK, answers
 
 log = logging.getLogger(__name__)
 COMPUTE = {"bf16": "bfloat16", "fp16": "float16"}

@@ -1,0 +1,68 @@
+"""Completions by transformers' generate, halved where memory runs out."""
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo.oom import is_out_of_memory
+
+Generate = Callable[[list[Any], float, list[int]], list[str]]
+"""From prompts, a temperature (0 is greedy) and a seed for each to completions."""
+
+
+def complete(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    prompts: list[Any],
+    temperature: float = 0.0,
+    seeds: Sequence[int] = (0,),
+) -> list[str]:
+    """Continue each prompt, plain or conversational, by at most `length` tokens; with temperature 0 the likeliest.
+
+    Prompts that do not fit into memory together are completed in two halves.
+    """
+    try:
+        return _complete(model, tokenizer, length, prompts, temperature, seeds[0])
+    except RuntimeError as error:
+        if len(prompts) == 1 or not is_out_of_memory(error):
+            raise
+    gc.collect()
+    torch.cuda.empty_cache()
+    half = len(prompts) // 2
+    halves = ((prompts[:half], seeds), (prompts[half:], seeds[half:] or [seeds[0] + 1]))
+    return [text for part, own in halves for text in complete(model, tokenizer, length, part, temperature, own)]
+
+
+@torch.no_grad()
+def _complete(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    prompts: list[Any],
+    temperature: float,
+    seed: int,
+) -> list[str]:
+    if isinstance(prompts[0], str):
+        inputs = tokenizer(text=prompts, padding=True, padding_side="left", return_tensors="pt")
+    else:
+        inputs = tokenizer.apply_chat_template(
+            prompts,
+            add_generation_prompt=True,
+            padding=True,
+            tokenizer_kwargs={"padding_side": "left"},
+            return_tensors="pt",
+            return_dict=True,
+        )
+    inputs = inputs.to(model.device)
+    # whatever the model's generation_config.json says: rollouts are made without penalties and filters too
+    how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+    if temperature:
+        torch.manual_seed(seed)
+        how = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
+    how["repetition_penalty"] = 1.0
+    tokens = model.generate(**inputs, max_new_tokens=length, **how)
+    return tokenizer.batch_decode(tokens[:, inputs["input_ids"].size(1) :], skip_special_tokens=True)
