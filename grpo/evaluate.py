@@ -45,7 +45,7 @@ def job(config: DictConfig) -> float:
 
 def evaluate_in(output: Path, config: DictConfig) -> float:
     """Evaluate; what breaks on the way is said in one line, with its traceback in the log."""
-    from grpo.answering import evaluate_model
+    from grpo.evaluation.model import evaluate_model
 
     try:
         return evaluate_model(config, output)

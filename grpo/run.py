@@ -25,7 +25,7 @@ from grpo.console import output_in
 from grpo.data import Problems, load_task, prompt_lengths
 from grpo.distributed import is_main_process
 from grpo.errors import ConfigError, GenerationError, RunError
-from grpo.evaluation import Decoding, evaluate
+from grpo.evaluation.loop import Decoding, evaluate
 from grpo.generation.local import Generate, complete
 from grpo.generation.vllm_engine import BATCH, answer
 from grpo.generation.vllm_server import check_room, check_server, check_vllm, server_url

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.estimators import majority_at_k, pass_at_k, wilson_interval
+from grpo.evaluation.estimators import majority_at_k, pass_at_k, wilson_interval
 
 
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grpo.tiny
 from grpo.data import load_held_out
-from grpo.evaluation import Decoding, evaluate
+from grpo.evaluation.loop import Decoding, evaluate
 from grpo.generation.local import complete
 from rewards.isolation import Reward
 
@@ -173,7 +173,7 @@ def test_prompts_that_do_not_fit_together_are_completed_in_halves(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return prompts
 
-    monkeypatch.setattr("grpo.evaluation._complete", little_memory)
+    monkeypatch.setattr("grpo.generation.local._complete", little_memory)
     assert complete(None, None, 24, list(held_out["prompt"])) == list(held_out["prompt"])
     assert sizes == [24, 12, 6, 6, 12, 6, 6]
 

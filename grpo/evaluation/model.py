@@ -15,7 +15,7 @@ from grpo import policy
 from grpo.console import output_in
 from grpo.data import load_held_out
 from grpo.errors import RunError
-from grpo.evaluation import Decoding, evaluate
+from grpo.evaluation.loop import Decoding, evaluate
 from grpo.generation.offline import with_transformers, with_vllm
 from grpo.generation.vllm_engine import BATCH
 from grpo.runs.files import write_json

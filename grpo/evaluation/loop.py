@@ -13,7 +13,7 @@ from datasets import Dataset
 from rich.console import Console
 from rich.progress import track
 
-from grpo.estimators import majority_at_k, pass_at_k, wilson_interval
+from grpo.evaluation.estimators import majority_at_k, pass_at_k, wilson_interval
 from grpo.generation.local import Generate
 from grpo.runs.files import write_lines
 from rewards.isolation import Reward
