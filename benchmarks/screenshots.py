@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-from grpo.report import write_report
+from grpo.reporting.page import write_report
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from grpo.cli import leave
 from grpo.errors import ConfigError
-from grpo.model_card import model_card
+from grpo.reporting.model_card import model_card
 from grpo.runs.run_dir import FinishedRun, open_run
 
 PROGRAM = "grpo.export"

@@ -31,7 +31,7 @@ from grpo.generation.vllm_engine import BATCH, answer
 from grpo.generation.vllm_server import check_room, check_server, check_vllm, server_url
 from grpo.planning.fit import Plan
 from grpo.readings import MemoryReadings
-from grpo.report import write_report
+from grpo.reporting.page import write_report
 from grpo.runs.files import write_json
 from grpo.runs.resume import resolve
 from grpo.runs.summary import report

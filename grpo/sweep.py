@@ -158,7 +158,7 @@ def follows_groups(config: DictConfig, typed: list[str], swept: list[str]) -> bo
 
 def finish(folder: Path, status: Any) -> None:
     """Print the table of a sweep, write its page, and leave with a status that says whether all went well."""
-    from grpo.report import write_report  # draws
+    from grpo.reporting.page import write_report
 
     for file in folder.glob("**/.hydra/config.yaml"):
         note_if_killed(file.parents[1])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from grpo.findings import RULES, findings
+from grpo.reporting.findings import RULES, findings
 from grpo.runs.run_dir import Run
 
 RECORDED = Path(__file__).parent / "recorded"

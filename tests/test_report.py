@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from grpo.browse import LENGTH, SIZE, as_data, sample, shortened
-from grpo.curves import COLOURS, MOST, curves, draw_line, frame
 from grpo.errors import ConfigError
-from grpo.report import write_report
+from grpo.reporting.charts import COLOURS, MOST, curves, draw_line, frame
+from grpo.reporting.completions import LENGTH, SIZE, as_data, sample, shortened
+from grpo.reporting.page import write_report
 from grpo.runs.run_dir import read_run
 from grpo.runs.sweep_dir import SWEEP, read_sweep
 from grpo.sweep_table import print_sweep

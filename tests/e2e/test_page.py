@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.report import write_report
+from grpo.reporting.page import write_report
 from grpo.runs.sweep_dir import SWEEP
 from tests.page_fixtures import HOSTILE, write_run
 

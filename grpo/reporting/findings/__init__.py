@@ -5,10 +5,10 @@ A rule is a function of a run that returns a finding or None. Its limits are wri
 
 from collections.abc import Callable
 
-from grpo.findings.base import Finding
-from grpo.findings.learning import cut_off, entropy_collapsed, groups_equal, kl_exploded, reward_flat
-from grpo.findings.machine import memory_near_limit, mismatch, steps_skipped
-from grpo.findings.rewards import drowned, hacking, never_fired, reward_errors
+from grpo.reporting.findings.base import Finding
+from grpo.reporting.findings.learning import cut_off, entropy_collapsed, groups_equal, kl_exploded, reward_flat
+from grpo.reporting.findings.machine import memory_near_limit, mismatch, steps_skipped
+from grpo.reporting.findings.rewards import drowned, hacking, never_fired, reward_errors
 from grpo.runs.run_dir import Run
 
 __all__ = ["Finding", "findings"]

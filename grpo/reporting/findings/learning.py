@@ -2,7 +2,7 @@
 
 from statistics import mean
 
-from grpo.findings.base import FEWEST, Finding, ends, rise, values
+from grpo.reporting.findings.base import FEWEST, Finding, ends, rise, values
 from grpo.runs.run_dir import Run
 
 

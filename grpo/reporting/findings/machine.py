@@ -3,7 +3,7 @@
 from typing import Any
 
 from grpo.diagnosis import ADVICE, MISMATCH, mismatch_causes
-from grpo.findings.base import Finding, values
+from grpo.reporting.findings.base import Finding, values
 from grpo.runs.run_dir import Run
 
 
