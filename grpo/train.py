@@ -20,8 +20,8 @@ from grpo.hardware import check_gpu
 from grpo.planning.advice import advise
 from grpo.planning.fit import Plan, make_plan, settle
 from grpo.runs.resume import continue_interrupted, resolve
-from grpo.sweep import recorded
-from grpo.sweep_job import PROGRAM, run_job
+from grpo.sweeps.callback import recorded
+from grpo.sweeps.job import PROGRAM, run_job
 
 
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")

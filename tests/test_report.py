@@ -19,7 +19,7 @@ from grpo.reporting.completions import LENGTH, SIZE, as_data, sample, shortened
 from grpo.reporting.page import write_report
 from grpo.runs.run_dir import read_run
 from grpo.runs.sweep_dir import SWEEP, read_sweep
-from grpo.sweep_table import print_sweep
+from grpo.sweeps.table import print_sweep
 from tests.page_fixtures import HOSTILE, write_run
 
 RUN = {"steps": 4, "groups": 2, "generations": 4}

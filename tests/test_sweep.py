@@ -16,10 +16,10 @@ from omegaconf import OmegaConf, open_dict
 
 from grpo.errors import ConfigError
 from grpo.hardware import visible_cards
-from grpo.launchers import settle_launchers
 from grpo.runs.sweep_dir import read_sweep
-from grpo.sweep import begin, newest_sweep, note_if_killed
-from grpo.sweep_job import command, folder_of, locked, overrides_of, own_device, quoted, reason_of, train_in_process
+from grpo.sweeps.callback import begin, newest_sweep, note_if_killed
+from grpo.sweeps.job import command, folder_of, locked, overrides_of, own_device, quoted, reason_of, train_in_process
+from grpo.sweeps.launchers import settle_launchers
 
 
 @pytest.fixture

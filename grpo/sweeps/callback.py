@@ -19,12 +19,12 @@ from grpo.cli import leave
 from grpo.distributed import world_size
 from grpo.errors import ConfigError
 from grpo.hardware import visible_cards
-from grpo.launchers import settle_launchers
 from grpo.runs.files import read_json, write_json
 from grpo.runs.resume import essential
 from grpo.runs.sweep_dir import EPOCHS, SWEEP, read_sweep
-from grpo.sweep_job import PROGRAM, locked, quoted
-from grpo.sweep_table import print_sweep
+from grpo.sweeps.job import PROGRAM, locked, quoted
+from grpo.sweeps.launchers import settle_launchers
+from grpo.sweeps.table import print_sweep
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""
