@@ -30,7 +30,6 @@ from grpo.generation.local import Generate, complete
 from grpo.generation.vllm_engine import BATCH, answer
 from grpo.generation.vllm_server import check_room, check_server, check_vllm, server_url
 from grpo.planning.fit import Plan
-from grpo.readings import MemoryReadings
 from grpo.reporting.page import write_report
 from grpo.runs.files import write_json
 from grpo.runs.resume import resolve
@@ -38,6 +37,7 @@ from grpo.runs.summary import report
 from grpo.runs.versions import git_commit, versions
 from grpo.scoring import check_judge, judge_of, rewards_of, started
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
+from grpo.trainer.memory_readings import MemoryReadings
 from rewards.isolation import Reward, RewardError
 
 log = logging.getLogger(__name__)

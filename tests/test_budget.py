@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.budget import UNMEASURED, TokenBudget
 from grpo.oom import is_out_of_memory
+from grpo.trainer.token_budget import UNMEASURED, TokenBudget
 
 CPU = torch.device("cpu")
 

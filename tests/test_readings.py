@@ -1,6 +1,6 @@
 import torch
 
-from grpo.readings import MemoryReadings
+from grpo.trainer.memory_readings import MemoryReadings
 
 MB = 2**20
 

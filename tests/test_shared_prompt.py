@@ -10,8 +10,8 @@ from peft import PromptTuningConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer import add_fused_lm_head
 
-from grpo.microbatch import pack
-from grpo.shared_prompt import ARCHITECTURES, can_share, pack_rows, score
+from grpo.trainer.microbatch import pack
+from grpo.trainer.prefix_sharing import ARCHITECTURES, can_share, pack_rows, score
 
 SIZES = {
     "vocab_size": 50,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
-from grpo.microbatch import Microbatch
+from grpo.trainer.microbatch import Microbatch
 
 PROMPT = ("prompt_ids", "prompt_mask")
 COMPLETION = (

@@ -12,16 +12,16 @@ import torch
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
-from grpo.batch import BOTH, IMAGES, Batch, can_split, lengths, pick, take
-from grpo.budget import TokenBudget
 from grpo.config.schema import Update
 from grpo.errors import DoesNotFit
 from grpo.generation.vllm_engine import PolicyEngine
-from grpo.microbatch import Microbatch, half, pack
 from grpo.oom import is_out_of_memory
 from grpo.patching import replaced
-from grpo.readings import MemoryReadings
-from grpo.shared_prompt import can_share, real_tokens, score
+from grpo.trainer.batch import BOTH, IMAGES, Batch, can_split, lengths, pick, take
+from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.microbatch import Microbatch, half, pack
+from grpo.trainer.prefix_sharing import can_share, real_tokens, score
+from grpo.trainer.token_budget import TokenBudget
 
 log = logging.getLogger(__name__)
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")

@@ -15,16 +15,15 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType, gather_object
 
-from grpo.batch import Batch, loss_mask, take
 from grpo.config.schema import LOSS_MEANS, Update
 from grpo.errors import DoesNotFit
-from grpo.guard import GuardedTrainer
-from grpo.metrics import StepMetrics, merge
-from grpo.microbatch import has_work, shares
-from grpo.pieces import Piece, batches_of, count, nothing, worst_case
-from grpo.rollout import too_long
+from grpo.trainer.batch import Batch, loss_mask, take
+from grpo.trainer.guard import GuardedTrainer
+from grpo.trainer.microbatch import has_work, shares
+from grpo.trainer.rollout import too_long
+from grpo.trainer.step import Piece, batches_of, count, nothing, worst_case
+from grpo.trainer.step_metrics import StepMetrics, merge
 
-__all__ = ["DoesNotFit", "ExactGRPOTrainer", "Update"]
 log = logging.getLogger(__name__)
 
 

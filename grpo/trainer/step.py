@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from grpo.batch import Batch, idle, join, lengths, longest, loss_mask
-from grpo.metrics import StepMetrics
-from grpo.microbatch import Microbatch
+from grpo.trainer.batch import Batch, idle, join, lengths, longest, loss_mask
+from grpo.trainer.microbatch import Microbatch
+from grpo.trainer.step_metrics import StepMetrics
 
 
 class Piece(NamedTuple):

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from grpo.batch import Batch, loss_mask
 from grpo.config.schema import Update
 from grpo.diagnosis import ADVICE
 from grpo.distributed import is_main_process
-from grpo.host_gradients import HostGradients
 from grpo.patching import replaced
-from grpo.rollout import RolloutTrainer
+from grpo.trainer.batch import Batch, loss_mask
+from grpo.trainer.gradient_offload import HostGradients
+from grpo.trainer.rollout import RolloutTrainer
 
 log = logging.getLogger(__name__)
 KEPT = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages")

@@ -1,0 +1,6 @@
+"""TRL's `GRPOTrainer` with the same gradient for less work: `from grpo.trainer import ExactGRPOTrainer, Update`."""
+
+from grpo.config.schema import Update
+from grpo.errors import DoesNotFit
+
+__all__ = ["DoesNotFit", "ExactGRPOTrainer", "Update"]
