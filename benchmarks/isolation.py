@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks.demo import ROOT
 from rewards.check import options_of
-from rewards.isolation import Reward
+from rewards.runtime.isolation import Reward
 
 REWARDS = ["correctness", "format", "xml_format", "brevity", "repetition", "overlong"]
 ROWS, TOKENS, TIMES = 64, 786, 20

@@ -19,7 +19,7 @@ from grpo.diagnosis import MISMATCH, mismatch_causes
 from grpo.distributed import world_size
 from grpo.hardware import host_memory
 from grpo.limits import GB, HOST_LIMIT
-from rewards.isolation import Reward
+from rewards.runtime.isolation import Reward
 
 log = logging.getLogger(__name__)
 

@@ -6,17 +6,18 @@ A question is put as the run's prompts were, system prompt and examples included
 import argparse
 import logging
 import string
+from pathlib import Path
 from typing import Any
 
 from grpo.cli import leave
 from grpo.errors import ConfigError
-from grpo.runs.run_dir import FinishedRun, open_run
+from grpo.runs.run_dir import Run, read_run
 from rewards.text import printable
 
 PROGRAM = "grpo.chat"
 
 
-def prompt_of(question: str, run: FinishedRun) -> Any:
+def prompt_of(question: str, run: Run) -> Any:
     """Return the prompt that asks this, as in the run.
 
     Raises:
@@ -32,7 +33,7 @@ def prompt_of(question: str, run: FinishedRun) -> Any:
     return make_prompt({columns[0]: question}, run.config.task)
 
 
-def answer(question: str, run: FinishedRun, model: Any, tokenizer: Any, length: int, temperature: float) -> None:
+def answer(question: str, run: Run, model: Any, tokenizer: Any, length: int, temperature: float) -> None:
     """Print the policy's answer while it is made."""
     from transformers import TextStreamer
 
@@ -64,7 +65,7 @@ def main() -> None:
     asked = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
     try:
-        run = open_run(asked.run)
+        run = read_run(Path(asked.run))
         length = asked.length or run.config.train.max_completion_length
         prompt_of("", run)
         from grpo import policy

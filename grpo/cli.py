@@ -1,8 +1,11 @@
 """What the command lines share: one line on stderr for what is wrong, and an exit status."""
 
+import contextlib
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NoReturn
 
 from hydra.errors import HydraException
@@ -46,3 +49,18 @@ def start(job: Callable[[], object], program: str) -> None:
         if WANTS_TRACEBACK:
             raise
         leave(error, program)
+
+
+@contextlib.contextmanager
+def output_in(file: Path) -> Iterator[None]:
+    """Send what the libraries print and warn where Hydra sends what they log, so that the terminal shows the run."""
+    import datasets
+    import transformers
+
+    for library in (transformers, datasets):
+        library.utils.logging.disable_progress_bar()
+        library.utils.logging.enable_propagation()
+    transformers.utils.logging.disable_default_handler()
+    logging.captureWarnings(True)
+    with file.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+        yield

@@ -11,11 +11,11 @@ from typing import Any
 from datasets import Dataset, load_dataset
 from omegaconf import DictConfig, OmegaConf
 
+from grpo.config.library import BUILDERS
 from grpo.errors import ConfigError
 from rewards.text import numbers
 
 log = logging.getLogger(__name__)
-BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 LEFT_OUT = {
     "no_answer": "without an answer",
     "unread_answer": "whose answer task.answer.pattern does not find",

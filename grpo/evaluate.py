@@ -10,16 +10,21 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
 
-from grpo.cli import WANTS_TRACEBACK, leave, start
+from grpo.cli import WANTS_TRACEBACK, leave, output_in, start
 from grpo.config.check import check
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
-from grpo.runs.run_dir import open_run
+from grpo.runs.files import write_json
+from grpo.runs.run_dir import read_run
+from grpo.runs.summary import share
 
 PROGRAM = "grpo.evaluate"
 log = logging.getLogger(__name__)
@@ -47,14 +52,36 @@ def evaluate_in(output: Path, config: DictConfig) -> float:
     """Evaluate; what breaks on the way is said in one line, with its traceback in the log."""
     from grpo.evaluation.model import evaluate_model
 
+    console = Console(file=sys.stderr)
     try:
-        return evaluate_model(config, output)
+        with output_in(output / "train.log"):
+            result = evaluate_model(config, output, console)
     except (ConfigError, RunError):
         raise
     except Exception as error:
         log.exception("the evaluation failed")
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         raise RunError(f"failed: {what}; the traceback is in {os.path.relpath(output / 'train.log')}") from error
+    write_json(output / "evaluation.json", result)
+    show(result, output)
+    return result["accuracy"]
+
+
+def show(result: dict[str, Any], output: Path) -> None:
+    """Print the result as a table."""
+    table = Table(title=f"{result['model']} by {result['engine']}", show_header=False, title_justify="left")
+    table.add_row("greedy", share(result["accuracy"], result["interval"]) + f"  {result['samples']} problems")
+    for value, part in result.get("by_difficulty", {}).items():
+        table.add_row(
+            f"  difficulty {value}", share(part["accuracy"], part["interval"]) + f"  {part['samples']} problems"
+        )
+    for name in ("pass@k", "maj@k"):
+        for k, found in result.get(name, {}).items():
+            table.add_row(name.replace("k", k), share(found["value"], found["interval"]))
+    for kind, count in result.get("judge_errors", {}).items():
+        table.add_row("not judged", f"[red]{count} completions: {kind}[/]")
+    table.add_row("in", os.path.relpath(output))
+    Console().print(table)
 
 
 def command_line(arguments: list[str]) -> list[str]:
@@ -67,7 +94,7 @@ def command_line(arguments: list[str]) -> list[str]:
     if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
         named, overrides = arguments[0], arguments[1:]
     if named and (Path(named) / ".hydra").is_dir():
-        run = open_run(named)
+        run = read_run(Path(named))
         model, output = f"evaluate.model='{run.model}'", f"hydra.run.dir='{run.folder / 'evaluate'}'"
         return [*run.options, *run.overrides, model, output, *overrides]
     if named:

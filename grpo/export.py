@@ -10,13 +10,13 @@ from pathlib import Path
 from grpo.cli import leave
 from grpo.errors import ConfigError
 from grpo.reporting.model_card import model_card
-from grpo.runs.run_dir import FinishedRun, open_run
+from grpo.runs.run_dir import Run, read_run
 
 PROGRAM = "grpo.export"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def export(run: FinishedRun, output: Path, dtype: str | None = None) -> None:
+def export(run: Run, output: Path, dtype: str | None = None) -> None:
     """Write the model of a run, merged in float32, with its tokenizer and its card.
 
     Args:
@@ -51,7 +51,7 @@ def main() -> None:
     asked = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
     try:
-        run = open_run(asked.run)
+        run = read_run(Path(asked.run))
         output = asked.output or run.folder / "export"
         export(run, output, asked.dtype)
     except (ConfigError, OSError) as error:

@@ -19,9 +19,9 @@ from trl import GRPOConfig
 
 from grpo import policy
 from grpo.callbacks import HostMemoryGuard, MetricsFile, MismatchWarning, ProgressBar, StopOnSignal
+from grpo.cli import output_in
 from grpo.config.batch import check_batch, completions
 from grpo.config.schema import train_arguments
-from grpo.console import output_in
 from grpo.data import Problems, load_task, prompt_lengths
 from grpo.distributed import is_main_process
 from grpo.errors import ConfigError, GenerationError, RunError
@@ -31,14 +31,14 @@ from grpo.generation.vllm_engine import BATCH, answer
 from grpo.generation.vllm_server import check_room, check_server, check_vllm, server_url
 from grpo.planning.fit import Plan
 from grpo.reporting.page import write_report
-from grpo.runs.files import write_json
+from grpo.reward import check_judge, judge_of, rewards_of, running_rewards
+from grpo.runs.files import ERRORS_FILE, write_json
 from grpo.runs.resume import resolve
 from grpo.runs.summary import report
 from grpo.runs.versions import git_commit, versions
-from grpo.scoring import check_judge, judge_of, rewards_of, started
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
 from grpo.trainer.memory_readings import MemoryReadings
-from rewards.isolation import Reward, RewardError
+from rewards.runtime.isolation import Reward, RewardError
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def train(
     guard = HostMemoryGuard(config.plan.host_gb)
     summary |= {"accuracy_before": None, "accuracy_after": None, "completions_a_step": completions(config.train, None)}
     options = rewards_of(config) | (judge_of(config) if problems.held_out else {})
-    with started(options, problems.train.column_names, run_dir) as rewards:
+    with running_rewards(options, problems.train.column_names, run_dir, run_dir / ERRORS_FILE) as rewards:
         if problems.held_out:
             check_judge(rewards[judge])
         trainer = make_trainer(config, run_dir, problems.train, [rewards[name] for name in config.reward])

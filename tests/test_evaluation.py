@@ -17,7 +17,7 @@ import grpo.tiny
 from grpo.data import load_held_out
 from grpo.evaluation.loop import Decoding, evaluate
 from grpo.generation.local import complete
-from rewards.isolation import Reward
+from rewards.runtime.isolation import Reward
 
 TINY = Path(grpo.tiny.__file__).parent
 

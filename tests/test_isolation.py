@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.isolation import Reward, RewardError, shares
+from rewards.runtime.isolation import Reward, RewardError, shares
 
 MINE = """
 import asyncio, os, re, time

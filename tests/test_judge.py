@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rewards.isolation import Reward
+from rewards.runtime.isolation import Reward
 
 openai = pytest.importorskip("openai")
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pandas
 import pytest
 
-from rewards.check import above, options_of
-from rewards.probes import cheats, corrupted, final, references
+from rewards.check import options_of
+from rewards.probing.probes import cheats, corrupted, final, references
+from rewards.probing.trial import above
 
 MINE = """
 import re

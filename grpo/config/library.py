@@ -86,3 +86,6 @@ def package_folder(name: str) -> str:
 
 
 DEFAULT_OPTIMIZER = "adamw_torch_fused"
+
+
+BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}

@@ -16,7 +16,7 @@ from rich.progress import track
 from grpo.evaluation.estimators import majority_at_k, pass_at_k, wilson_interval
 from grpo.generation.local import Generate
 from grpo.runs.files import write_lines
-from rewards.isolation import Reward
+from rewards.runtime.isolation import Reward
 from rewards.text import final_answer, numbers
 
 JUDGED_AT_ONCE = 64

@@ -7,14 +7,14 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from grpo.data import BUILDERS
-from grpo.runs.run_dir import FinishedRun
+from grpo.config.library import BUILDERS
+from grpo.runs.run_dir import Run
 from grpo.runs.summary import share
 
 ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def model_card(run: FinishedRun) -> str:
+def model_card(run: Run) -> str:
     """Return the card of a run as Markdown with its metadata in front."""
     config, task = run.config, run.config.task
     name = str(config.model.model_name_or_path)
@@ -49,7 +49,7 @@ def data_of(task: Any) -> str:
     return path or str(task.dataset.get("generator"))
 
 
-def _training(run: FinishedRun, base: str, data: str) -> list[str]:
+def _training(run: Run, base: str, data: str) -> list[str]:
     config, train = run.config, run.config.train
     counts = run.summary.get("data", {}).get("train", {})
     rewards = ", ".join(f"`{name}` (weight {reward.get('weight', 1.0)})" for name, reward in config.reward.items())
@@ -66,7 +66,7 @@ def _training(run: FinishedRun, base: str, data: str) -> list[str]:
     ]
 
 
-def _scores(run: FinishedRun) -> list[str]:
+def _scores(run: Run) -> list[str]:
     lines = ["| | accuracy |", "|---|---|"]
     file = run.folder / "evaluation.json"
     known: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
@@ -84,7 +84,7 @@ def _scores(run: FinishedRun) -> list[str]:
     return lines if len(lines) > 2 else ["It was not evaluated."]
 
 
-def _use(run: FinishedRun) -> list[str]:
+def _use(run: Run) -> list[str]:
     task = run.config.task
     lines = ["The prompts it was trained with:", "", "```", str(task.prompt).rstrip("\n"), "```"]
     if task.system_prompt:

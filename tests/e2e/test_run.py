@@ -129,7 +129,7 @@ def test_an_adapter_is_what_comes_out(composed: Compose, tmp_path: Path, peft: s
 def qlora(composed: Compose, folder: Path) -> torch.nn.Module:
     from grpo.data import load_task
     from grpo.run import make_trainer
-    from rewards.isolation import Reward
+    from rewards.runtime.isolation import Reward
 
     config = composed(*SMALL, "peft=qlora")
     rewards = [Reward("rewards.correctness.correctness", "correctness")]

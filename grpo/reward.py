@@ -9,9 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError
-from grpo.runs.files import ERRORS_FILE
-from rewards.isolation import Reward
-from rewards.loader import FROM_TRL
+from rewards.runtime.isolation import Reward
+from rewards.runtime.loader import FROM_TRL
 
 
 def rewards_of(config: DictConfig) -> dict[str, dict[str, Any]]:
@@ -45,13 +44,16 @@ def check_judge(judge: Reward) -> None:
 
 
 @contextmanager
-def started(options: dict[str, dict[str, Any]], columns: Sequence[str], run_dir: Path) -> Iterator[dict[str, Reward]]:
+def running_rewards(
+    options: dict[str, dict[str, Any]], columns: Sequence[str], run_dir: Path, errors_file: Path
+) -> Iterator[dict[str, Reward]]:
     """Start rewards, and end them on the way out.
 
     Args:
         options: of each reward, by its name.
         columns: of the data.
-        run_dir: gets the first row of each kind of error, and what the functions print.
+        run_dir: its `train.log` gets what the functions print.
+        errors_file: gets the first row of each kind of error.
 
     Raises:
         ConfigError: one cannot be loaded, or needs a column that the data does not have.
@@ -62,7 +64,7 @@ def started(options: dict[str, dict[str, Any]], columns: Sequence[str], run_dir:
         for name, given in options.items():
             how = {key: value for key, value in given.items() if key != "weight"}
             try:
-                reward = Reward(name=name, errors_file=run_dir / ERRORS_FILE, output=output, **how)
+                reward = Reward(name=name, errors_file=errors_file, output=output, **how)
             except ValueError as error:
                 raise ConfigError(str(error)) from error
             stack.callback(reward.close)

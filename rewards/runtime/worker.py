@@ -1,12 +1,12 @@
-"""The process that a reward function runs in: `python -m rewards.worker LINE TRACEBACK`, two file descriptors."""
+"""The process of a reward function: `python -m rewards.runtime.worker LINE TRACEBACK`, two file descriptors."""
 
 import asyncio
 import faulthandler
 import sys
 from multiprocessing.connection import Connection
 
-from rewards.call import call
-from rewards.loader import bind, load, needs
+from rewards.runtime.call import call
+from rewards.runtime.loader import bind, load, needs
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rewards.isolation import Reward
-from rewards.loader import FROM_TRL
+from rewards.runtime.isolation import Reward
+from rewards.runtime.loader import FROM_TRL
 from rewards.text import printable, text_of
 
 SHOWN = 10

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
-from rewards.loader import what_and_where
+from rewards.runtime.loader import what_and_where
 
 
 @dataclass

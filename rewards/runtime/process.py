@@ -10,7 +10,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rewards.call import Fault, Outcome
+from rewards.runtime.call import Fault, Outcome
 
 START = 300.0  # seconds that an import may take
 STUCK = 60  # seconds that it may take no arguments
@@ -28,7 +28,7 @@ class Worker:
         mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STUCK, 0))
         self.traceback = os.memfd_create("traceback")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rewards.worker", str(theirs.fileno()), str(self.traceback)],
+            [sys.executable, "-m", "rewards.runtime.worker", str(theirs.fileno()), str(self.traceback)],
             pass_fds=[theirs.fileno(), self.traceback],
             stdin=subprocess.DEVNULL,
             stdout=output,

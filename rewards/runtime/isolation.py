@@ -18,8 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rewards.call import Fault, Outcome
-from rewards.process import Worker
+from rewards.runtime.call import Fault, Outcome
+from rewards.runtime.process import Worker
 from rewards.text import printable
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Reward:
     """A reward function that can only fail row by row; `as_function` is what TRL gets.
 
     Args:
-        fn: `package.module.function`, `path/to/file.py:function` or an entry point; see `rewards.loader.load`.
+        fn: `package.module.function`, `path/to/file.py:function` or an entry point; see `rewards.runtime.loader.load`.
         name: under which it is logged.
         kwargs: passed at every call.
         timeout: seconds that a call, with all rows or with one, may take.
