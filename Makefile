@@ -34,4 +34,6 @@ test-vllm: .venv/vllm-installed
 lint: .venv/installed
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
+	@.venv/bin/lint-imports
+	@.venv/bin/deptry .
 	@.venv/bin/mypy
