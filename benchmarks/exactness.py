@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from benchmarks.side_by_side import LONGEST, Record, make, relative_difference, rollouts, train
 from grpo.config.schema import LOSS_MEANS, Update
 from grpo.trainer import ExactGRPOTrainer
+from tests.stock_trl import LONGEST, Record, make, relative_difference, rollouts, train
 
 HERE = Path(__file__).parent
 FOUR = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4}

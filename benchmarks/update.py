@@ -29,9 +29,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 from trl import GRPOTrainer
 
-from benchmarks.side_by_side import make, relative_difference
 from grpo.config.schema import ROOT, Update
 from grpo.trainer import ExactGRPOTrainer
+from tests.stock_trl import make, relative_difference
 
 GROUP = 8
 LONGEST = 256

@@ -12,9 +12,9 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
 
-from benchmarks.side_by_side import make
 from grpo.generation.vllm_engine import PolicyEngine
 from grpo.trainer import ExactGRPOTrainer
+from tests.stock_trl import make
 
 MULTIMODAL = (
     "pixel_values, image_grid_thw, num_images, pixel_attention_mask, spatial_shapes, num_tiles, image_sizes, "

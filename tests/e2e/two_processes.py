@@ -11,8 +11,8 @@ import torch.distributed as dist
 from accelerate import PartialState
 from trl import GRPOTrainer
 
-from benchmarks.side_by_side import Record, make, relative_difference, rollouts, tiny_llama, train
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
+from tests.stock_trl import Record, make, relative_difference, rollouts, tiny_llama, train
 
 tiny_llama()  # before there are several: afterwards only the first would save its whole policy
 RANK = PartialState(cpu=True).process_index

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from benchmarks.side_by_side import make, train
 from grpo.trainer import ExactGRPOTrainer, Update
 from grpo.trainer.gradient_offload import HostGradients
+from tests.stock_trl import make, train
 
 PARTS = Update(max_tokens_per_microbatch=100, share_prompts=False)  # several micro-batches a step, so sums
 

@@ -13,8 +13,8 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from benchmarks.exactness import CASES, compare
-from benchmarks.side_by_side import make, relative_difference, reward, train
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
+from tests.stock_trl import make, relative_difference, reward, train
 
 SMALL = Update(max_tokens_per_microbatch=100, share_prompts=False)  # several micro-batches a step
 TRL_METRICS = ("loss", "grad_norm", "entropy", "kl", "clip_ratio/", "cispo_clip_ratio", "vespo/", "policy_loss")
@@ -472,7 +472,7 @@ def test_nothing_of_a_step_that_failed_reaches_a_second_training(tmp_path: Path)
     with pytest.raises(RuntimeError, match="network"):
         trainer.train()
     assert trainer._slices
-    trainer.generations = -1  # the rollouts of `side_by_side` count them
+    trainer.generations = -1  # the rollouts of `tests.stock_trl` count them
     again = train(trainer)
     for gradient, first in zip(again.gradients, untouched.gradients, strict=True):
         assert relative_difference(gradient, first) <= 1e-6

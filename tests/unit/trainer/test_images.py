@@ -19,9 +19,9 @@ from transformers import (
 )
 from trl import GRPOTrainer
 
-from benchmarks.side_by_side import make, relative_difference, rollouts, train
 from grpo.config.schema import ROOT
 from grpo.trainer import ExactGRPOTrainer, Update
+from tests.stock_trl import make, relative_difference, rollouts, train
 
 TEMPLATE = (
     "{% for message in messages %}{% for part in message['content'] %}"
