@@ -13,16 +13,16 @@ from rewards.runtime.isolation import Reward
 from rewards.runtime.loader import FROM_TRL
 
 
-def rewards_of(config: DictConfig) -> dict[str, dict[str, Any]]:
+def reward_options(config: DictConfig) -> dict[str, dict[str, Any]]:
     """Return the options of the configured rewards by their names."""
     return OmegaConf.to_container(config.reward, resolve=True)  # type: ignore[return-value]
 
 
-def judge_of(config: DictConfig) -> dict[str, dict[str, Any]]:
+def grader_of(config: DictConfig) -> dict[str, dict[str, Any]]:
     """Return name and options of the reward that says what is right: one of the run, or one of `conf/reward`."""
     name = config.task.eval.reward
     if name in config.reward:
-        return {name: rewards_of(config)[name]}
+        return {name: reward_options(config)[name]}
     file = ROOT / "conf" / "reward" / f"{name}.yaml"
     if not file.is_file():
         raise ConfigError(f"task.eval.reward={name}: neither a reward of this run nor one of conf/reward")
@@ -30,7 +30,7 @@ def judge_of(config: DictConfig) -> dict[str, dict[str, Any]]:
     return OmegaConf.to_container(known.reward, resolve=True)  # type: ignore[return-value]
 
 
-def check_judge(judge: Reward) -> None:
+def check_grader(judge: Reward) -> None:
     """Check that a reward can judge an evaluation, where there is no trainer.
 
     Raises:

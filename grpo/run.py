@@ -31,7 +31,7 @@ from grpo.generation.vllm_engine import BATCH, answer
 from grpo.generation.vllm_server import check_room, check_server, check_vllm, server_url
 from grpo.planning.fit import Plan
 from grpo.reporting.page import write_report
-from grpo.reward import check_judge, judge_of, rewards_of, running_rewards
+from grpo.reward import check_grader, grader_of, reward_options, running_rewards
 from grpo.runs.files import ERRORS_FILE, write_json
 from grpo.runs.resume import resolve
 from grpo.runs.summary import report
@@ -121,10 +121,10 @@ def train(
     stop = StopOnSignal()
     guard = HostMemoryGuard(config.plan.host_gb)
     summary |= {"accuracy_before": None, "accuracy_after": None, "completions_a_step": completions(config.train, None)}
-    options = rewards_of(config) | (judge_of(config) if problems.held_out else {})
+    options = reward_options(config) | (grader_of(config) if problems.held_out else {})
     with running_rewards(options, problems.train.column_names, run_dir, run_dir / ERRORS_FILE) as rewards:
         if problems.held_out:
-            check_judge(rewards[judge])
+            check_grader(rewards[judge])
         trainer = make_trainer(config, run_dir, problems.train, [rewards[name] for name in config.reward])
         trainer.memory = memory
         progress = ProgressBar(console, f"rewards/{judge}/mean", list(rewards.values()))

@@ -14,7 +14,7 @@ from grpo.errors import RunError
 from grpo.evaluation.loop import Decoding, evaluate
 from grpo.generation.offline import with_transformers, with_vllm
 from grpo.generation.vllm_engine import BATCH
-from grpo.reward import check_judge, judge_of, running_rewards
+from grpo.reward import check_grader, grader_of, running_rewards
 from grpo.runs.files import ERRORS_FILE
 from rewards.runtime.isolation import RewardError
 
@@ -35,8 +35,8 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
     asked, length = config.evaluate, config.train.max_completion_length
     problems, counts = load_held_out(config.task)
     vllm = find_spec("vllm") is not None and (torch.cuda.is_available() or config.train.use_vllm)
-    with running_rewards(judge_of(config), problems.column_names, output, output / ERRORS_FILE) as judges:
-        check_judge(judges[config.task.eval.reward])
+    with running_rewards(grader_of(config), problems.column_names, output, output / ERRORS_FILE) as judges:
+        check_grader(judges[config.task.eval.reward])
         try:
             result = evaluate(
                 generate=with_vllm(name, config, list(problems["prompt"])) if vllm else with_transformers(name, config),
