@@ -1,4 +1,4 @@
-"""What 200 weight transfers to vLLM leave of the weights that LoRA does not train: stock TRL's way, and ours.
+"""Drift of the weights that LoRA does not train over 200 weight transfers to vLLM: by stock TRL, and by ours.
 
 `python -m benchmarks.adapter_sync` takes three minutes and writes `benchmarks/adapter_sync.json`. The policy is
 SmolLM2-135M in bfloat16 with an adapter of rank 32 that has learned something, the engine a colocated one.
@@ -22,8 +22,8 @@ from grpo.generation.vllm_engine import PolicyEngine
 from grpo.runs.versions import versions
 
 SYNCS = 200
-ROWS = 32
-STEP = 1e-4  # of each number in the adapter between two transfers, as training would do it
+COMPLETIONS = 32
+STEP = 1e-4  # change of each number of the adapter between two transfers, as in training
 
 
 class StockEngine(PolicyEngine):
@@ -33,7 +33,7 @@ class StockEngine(PolicyEngine):
 
 
 def policy() -> Any:
-    """Return the policy; its adapter has a hundredth of the size of the weights."""
+    """Return the policy, with an adapter of a hundredth of the size of the weights."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(smollm2(), dtype=torch.bfloat16)
     model = get_peft_model(model, LoraConfig(r=32, lora_alpha=64, target_modules="all-linear"))
@@ -46,37 +46,37 @@ def policy() -> Any:
 @torch.no_grad()
 def scored(model: Any, prompt: list[int], completions: list[list[int]]) -> list[torch.Tensor]:
     """Return the log-probability of each token of each completion."""
-    found = []
+    logps = []
     for ids in completions:
         logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].float()
-        found.append(logits.log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)])
-    return found
+        logps.append(logits.log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)])
+    return logps
 
 
 def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
-    """Return the mean absolute difference a token, in nats."""
+    """Return the mean absolute difference per token, in nats."""
     return float((torch.cat(one) - torch.cat(other)).abs().mean())
 
 
 def measure(engine_class: type[PolicyEngine]) -> dict[str, Any]:
-    """Transfer the weights many times, and return what became of policy and engine."""
+    """Transfer the weights many times, and return the drift of policy and engine."""
     model, tokenizer = policy(), AutoTokenizer.from_pretrained(smollm2())
     base = {name: weight.clone() for name, weight in model.named_parameters() if "lora_" not in name}
     prompt = tokenizer(PROMPT)["input_ids"]
-    room = {"max_model_length": 128, "max_num_seqs": ROWS, "max_completion_length": 64}
+    room = {"max_model_length": 128, "max_num_seqs": COMPLETIONS, "max_completion_length": 64}
     engine = engine_class(model, Accelerator(), tokenizer, gpu_memory_utilization=0.1, **room)
 
     def mismatch() -> tuple[float, list[list[int]]]:
-        _, completions, logps, _ = engine.generate([prompt] * ROWS, None, 1)
+        _, completions, logps, _ = engine.generate([prompt] * COMPLETIONS, None, 1)
         theirs = [torch.tensor([first for first, *_ in row]) for row in logps]
         return distance(scored(model, prompt, completions), theirs), completions
 
     engine.sync_weights()
     first, _ = mismatch()
-    learning = [weight for name, weight in model.named_parameters() if "lora_" in name]
+    trained = [weight for name, weight in model.named_parameters() if "lora_" in name]
     generator = torch.Generator().manual_seed(0)
     for _ in range(SYNCS - 1):
-        for weight in learning:
+        for weight in trained:
             weight.data += STEP * torch.randn(weight.shape, generator=generator)
         engine.sync_weights()
     last, completions = mismatch()
@@ -98,12 +98,12 @@ def measure(engine_class: type[PolicyEngine]) -> dict[str, Any]:
 
 def main() -> None:
     """Run, print and write."""
-    found = {"trl": measure(StockEngine), "ours": measure(PolicyEngine)}
+    results = {"trl": measure(StockEngine), "ours": measure(PolicyEngine)}
     table = Table(f"after {SYNCS} transfers", "stock TRL", "ours")
-    for name in found["ours"]:
-        table.add_row(name.replace("_", " "), *(f"{found[side][name]:.3g}" for side in ("trl", "ours")))
+    for name in results["ours"]:
+        table.add_row(name.replace("_", " "), *(f"{results[side][name]:.3g}" for side in ("trl", "ours")))
     Console().print(table)
-    result = {"date": str(date.today()), "versions": versions(), "transfers": SYNCS, **found}
+    result = {"date": str(date.today()), "versions": versions(), "transfers": SYNCS, **results}
     (ROOT / "benchmarks" / "adapter_sync.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

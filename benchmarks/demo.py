@@ -1,6 +1,6 @@
 """The demo for several seeds: a table, `benchmarks/demo.json` and `docs/learning_curve.png`.
 
-`python -m benchmarks.demo` takes about a minute a seed.
+`python -m benchmarks.demo` takes about a minute per seed.
 """
 
 import argparse
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run_demo(seed: int, overrides: list[str]) -> tuple[dict[str, Any], Path]:
-    """Run the demo once; return evaluation, curve and time from start to end in seconds, and the run directory."""
+    """Run the demo once; return its results, with the total time in seconds, and the run directory."""
     run_dir = ROOT / "outputs" / "benchmarks" / f"demo-{date.today()}-{time.time_ns()}-seed-{seed}"
     command = [sys.executable, "-m", "grpo.train", f"train.seed={seed}", f"hydra.run.dir={run_dir}", *overrides]
     start = time.monotonic()
@@ -43,16 +43,16 @@ def run_demo(seed: int, overrides: list[str]) -> tuple[dict[str, Any], Path]:
 
 
 def show(runs: list[dict[str, Any]]) -> None:
-    """Print a row for each run."""
-    table = Table("seed", "before", "after", "steps", "seconds", "peak host GB")
+    """Print one row per run."""
+    table = Table("seed", "before", "after", "steps", "seconds", "peak host GiB")
     for run in runs:
-        low, high = f"{run['before']:.1%}", f"{run['after']:.1%}"
-        table.add_row(str(run["seed"]), low, high, str(run["steps"]), str(run["seconds"]), str(run["peak_host_gb"]))
+        before, after = f"{run['before']:.1%}", f"{run['after']:.1%}"
+        table.add_row(str(run["seed"]), before, after, str(run["steps"]), str(run["seconds"]), str(run["peak_host_gb"]))
     Console().print(table)
 
 
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
-    """Draw the share of right completions at each step, and greedy accuracy on held-out problems at both ends."""
+    """Draw the sampled accuracy at each step, and the greedy accuracy on held-out problems at both ends."""
     figure, axes = plt.subplots(figsize=(7, 3.6), dpi=150)
     for run in runs:
         steps = range(1, len(run["curve"]) + 1)
@@ -64,8 +64,8 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
 
 
 def finish(figure: Any, axes: Any, label: str, path: Path) -> None:
-    """Label, tidy and save a plot of the share of right answers."""
-    axes.set(xlabel=label, ylabel="right answers", ylim=(0, 1), xlim=(0, None))
+    """Label, format and save a plot of the accuracy."""
+    axes.set(xlabel=label, ylabel="accuracy", ylim=(0, 1), xlim=(0, None))
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -78,7 +78,7 @@ def main() -> None:
     """Run, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("overrides", nargs="*", help="of the configuration; nothing is written with any")
+    parser.add_argument("overrides", nargs="*", help="overrides of the configuration; with any, no files are written")
     args = parser.parse_args()
     runs = [run_demo(seed, args.overrides)[0] for seed in args.seeds]
     show(runs)

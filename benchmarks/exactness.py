@@ -76,7 +76,10 @@ CASES |= {
         "rollout_func": lambda prompts, trainer: with_environment(rollouts(prompts, trainer))
     },
     "no advantage anywhere": {"reward_funcs": lambda prompts, **kwargs: [1.0] * len(prompts)},
-    "one row left": {"mask_truncated_completions": True, "rollout_func": lambda prompts, trainer: one_whole(prompts)},
+    "one row left": {
+        "mask_truncated_completions": True,
+        "rollout_func": lambda prompts, trainer: one_complete(prompts),
+    },
     "one token each": {"length": lambda generator: 1},
     "equal lengths": {"length": lambda generator: LONGEST},
     "every row alone": {"update": Update(max_tokens_per_microbatch=1)},
@@ -86,13 +89,13 @@ CASES |= {
 
 
 def with_environment(rollout: dict[str, Any]) -> dict[str, Any]:
-    """Every third token was not written by the policy."""
+    """Return the rollouts with every third token as one of the environment."""
     masks = [[int(place % 3 != 1) for place in range(len(ids))] for ids in rollout["completion_ids"]]
     return rollout | {"env_mask": masks}
 
 
-def one_whole(prompts: list[str]) -> dict[str, Any]:
-    """All completions are cut off but one."""
+def one_complete(prompts: list[str]) -> dict[str, Any]:
+    """Return rollouts of which all completions are truncated but one."""
     completions = [[5 + row, 7, 9] for row in range(len(prompts))]
     completions[2][-1] = 1
     return {"prompt_ids": [[4, 6, 8]] * len(prompts), "completion_ids": completions, "logprobs": None}

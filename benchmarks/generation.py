@@ -1,4 +1,4 @@
-"""Tokens a second by transformers and by vLLM, and whole steps by stock TRL and by ours with each of them.
+"""Tokens per second by transformers and by vLLM, and complete steps by stock TRL and by ours with each of them.
 
 `python -m benchmarks.generation` writes `benchmarks/generation_cpu.json`, or `generation_cuda.json` on a GPU. On two
 cores it takes a quarter of an hour. On a CPU the model is SmolLM2-135M, on a GPU one of Qwen2.5-1.5B's shape.
@@ -47,7 +47,7 @@ def lengths(count: int) -> list[int]:
 
 
 class StopAt(StoppingCriteria):
-    """Stop each row at its own length."""
+    """Stops each sequence at its own length."""
 
     def __init__(self, limits: torch.Tensor) -> None:
         self.limits = limits
@@ -60,18 +60,18 @@ def by_transformers(model: PreTrainedModel, prompt: list[int], wanted: list[int]
     """Complete a prompt once for each of the lengths."""
     ids = torch.tensor([prompt] * len(wanted), device=model.device)
     stop = StoppingCriteriaList([StopAt(torch.tensor(wanted, device=model.device) + len(prompt))])
-    how = {"do_sample": True, "top_k": 0, "eos_token_id": None, "pad_token_id": 0}
-    model.generate(ids, max_new_tokens=max(wanted), stopping_criteria=stop, **how)
+    sampling = {"do_sample": True, "top_k": 0, "eos_token_id": None, "pad_token_id": 0}
+    model.generate(ids, max_new_tokens=max(wanted), stopping_criteria=stop, **sampling)
 
 
 def by_vllm(engine: PolicyEngine, prompt: list[int], wanted: list[int]) -> None:
     """Complete a prompt once for each of the lengths."""
-    how = [SamplingParams(max_tokens=length, ignore_eos=True, logprobs=0) for length in wanted]
-    engine.llm.generate([{"prompt_token_ids": prompt}] * len(wanted), how, use_tqdm=False)
+    sampling = [SamplingParams(max_tokens=length, ignore_eos=True, logprobs=0) for length in wanted]
+    engine.llm.generate([{"prompt_token_ids": prompt}] * len(wanted), sampling, use_tqdm=False)
 
 
-def tokens_a_second(generate: Callable[[list[int]], None], count: int) -> float:
-    """Return how many tokens a second so many completions get, after a first one that is not counted."""
+def tokens_per_second(generate: Callable[[list[int]], None], count: int) -> float:
+    """Return the tokens per second of `count` completions, after a warm-up."""
     wanted = lengths(count)
     generate([4] * count)
     started = time.perf_counter()
@@ -87,7 +87,7 @@ def smollm2() -> str:
 
 
 def qwen(folder: str) -> str:
-    """Write a random model of Qwen2.5-1.5B's shape, with the embedded tokenizer, into a folder."""
+    """Write a random model of Qwen2.5-1.5B's shape, with the tokenizer of the built-in policy, into a folder."""
     shape = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
     config = Qwen2Config(**shape, num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True)
     with torch.device("cuda"):
@@ -97,7 +97,7 @@ def qwen(folder: str) -> str:
 
 
 def generation(on_gpu: bool) -> list[dict[str, Any]]:
-    """Return tokens a second of both, for each number of completions."""
+    """Return the tokens per second of both, for each number of completions."""
     with TemporaryDirectory() as folder:
         name = qwen(folder) if on_gpu else smollm2()
         model = AutoModelForCausalLM.from_pretrained(name, dtype="auto" if on_gpu else "float32")
@@ -106,52 +106,60 @@ def generation(on_gpu: bool) -> list[dict[str, Any]]:
         prompt = tokenizer(PROMPT)["input_ids"]
         room = {"max_model_length": len(prompt) + LONGEST, "max_num_seqs": max(COUNTS)}
         engine = PolicyEngine(model, Accelerator(), tokenizer, gpu_memory_utilization=0.25, **room)
-        found = []
+        rates = []
         for count in COUNTS:
-            theirs = tokens_a_second(lambda wanted: by_transformers(model, prompt, wanted), count)
-            ours = tokens_a_second(lambda wanted: by_vllm(engine, prompt, wanted), count)
-            found.append({"completions": count, "transformers": round(theirs, 1), "vllm": round(ours, 1)})
-    return found
+            theirs = tokens_per_second(lambda wanted: by_transformers(model, prompt, wanted), count)
+            ours = tokens_per_second(lambda wanted: by_vllm(engine, prompt, wanted), count)
+            rates.append({"completions": count, "transformers": round(theirs, 1), "vllm": round(ours, 1)})
+    return rates
 
 
 def steps(number: int) -> list[dict[str, Any]]:
-    """Return what whole steps of the experiment take by stock TRL and by ours, with transformers and with vLLM."""
-    found = []
+    """Return the times of complete steps by stock TRL and by ours, with transformers and with vLLM."""
+    results = []
     for backend in ("transformers", "vllm_colocate"):
         for trainer in ("trl", "ours"):
-            # the learning rate keeps the policy as it is, so that all have the same work
+            # the learning rate keeps the policy as it is, so that all do the same work
             overrides = ["+experiment=smollm2", f"generation={backend}", f"train.max_steps={number}"]
             quiet = ["task.eval.size=0", "train.learning_rate=1e-9", "train.save_strategy=no"]
-            found.append({"generation": backend, **run(trainer, 0, [*overrides, *quiet])})
-    return found
+            results.append({"generation": backend, **run(trainer, 0, [*overrides, *quiet])})
+    return results
 
 
 def main() -> None:
     """Run, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=6, help="of the whole-step part; 0 keeps what is known of it")
+    parser.add_argument(
+        "--steps", type=int, default=6, help="steps of each run of the trainers; 0 keeps their former results"
+    )
     args = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     console = Console()
     file = ROOT / "benchmarks" / f"generation_{'cuda' if on_gpu else 'cpu'}.json"
     known = json.loads(file.read_text()) if file.exists() else {"steps": []}
-    whole = steps(args.steps) if args.steps and not on_gpu else known["steps"]
+    step_times = steps(args.steps) if args.steps and not on_gpu else known["steps"]
     rates = generation(on_gpu)
     table = Table("completions", "transformers tokens/s", "vLLM tokens/s", "ratio")
     for row in rates:
         ratio = f"{row['vllm'] / row['transformers']:.2f}"
         table.add_row(str(row["completions"]), f"{row['transformers']:.0f}", f"{row['vllm']:.0f}", ratio)
     console.print(table)
-    if whole:
-        table = Table("generation", "trainer", "seconds a step", "of it generation", "ratio to TRL")
-        stock = {row["generation"]: row["step_s"] for row in whole if row["trainer"] == "trl"}
-        for row in whole:
-            share = f"{row['generate_s'] / row['step_s']:.0%}"
+    if step_times:
+        table = Table("generation", "trainer", "s/step", "of which generation", "ratio to TRL")
+        stock = {row["generation"]: row["step_s"] for row in step_times if row["trainer"] == "trl"}
+        for row in step_times:
+            fraction = f"{row['generate_s'] / row['step_s']:.0%}"
             ratio = f"{stock[row['generation']] / row['step_s']:.2f}"
-            table.add_row(row["generation"], row["trainer"], f"{row['step_s']:.2f}", share, ratio)
+            table.add_row(row["generation"], row["trainer"], f"{row['step_s']:.2f}", fraction, ratio)
         console.print(table)
     where = torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()} cores"
-    result = {"date": str(date.today()), "device": where, "versions": versions(), "generation": rates, "steps": whole}
+    result = {
+        "date": str(date.today()),
+        "device": where,
+        "versions": versions(),
+        "generation": rates,
+        "steps": step_times,
+    }
     file.write_text(json.dumps(result, indent=1) + "\n")
 
 

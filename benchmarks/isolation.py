@@ -1,4 +1,4 @@
-"""What a process of its own costs a reward: milliseconds a completion, in it and without it.
+"""Cost of a process for a reward: milliseconds per completion with and without it.
 
 `python -m benchmarks.isolation` takes a few seconds and writes `benchmarks/isolation.json`.
 """
@@ -15,44 +15,50 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.demo import ROOT
-from rewards.check import options_of
+from rewards.check import fn_and_kwargs
 from rewards.runtime.isolation import Reward
 
 REWARDS = ["correctness", "format", "xml_format", "brevity", "repetition", "overlong"]
-ROWS, TOKENS, TIMES = 64, 786, 20
+COMPLETIONS, TOKENS, TIMES = 64, 786, 20
 
 
 def fastest(call: Callable[[], Any]) -> float:
-    """Return milliseconds a completion, of the fastest of some calls."""
+    """Return the milliseconds per completion of the fastest of `TIMES` calls."""
     seconds = []
     for _ in range(TIMES):
         started = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - started)
-    return 1000 * min(seconds) / ROWS
+    return 1000 * min(seconds) / COMPLETIONS
 
 
 def main() -> None:
     """Measure, print and write."""
     columns = {
-        "prompts": [f"{row}. " + "How many are there? " * 30 for row in range(ROWS)],
-        "completions": [f"{row}. " + "Let us see, one after the other. " * 90 + "#### 5" for row in range(ROWS)],
-        "completion_ids": [list(range(row, row + TOKENS)) for row in range(ROWS)],
-        "answer": ["5"] * ROWS,
+        "prompts": [f"{row}. " + "How many are there? " * 30 for row in range(COMPLETIONS)],
+        "completions": [f"{row}. " + "Let us see, one after the other. " * 90 + "#### 5" for row in range(COMPLETIONS)],
+        "completion_ids": [list(range(row, row + TOKENS)) for row in range(COMPLETIONS)],
+        "answer": ["5"] * COMPLETIONS,
     }
     table = Table("reward", "alone, ms", "in a process, ms", "isolation, ms")
-    found = {}
+    results = {}
     for name in REWARDS:
-        fn, kwargs = options_of(name, [])
+        fn, kwargs = fn_and_kwargs(name, [])
         function = getattr(importlib.import_module(f"rewards.{name}"), name)
         reward = Reward(fn, name, kwargs)
         alone = fastest(lambda: function(**columns, **kwargs))  # noqa: B023
         isolated = fastest(lambda: reward.score(**columns))  # noqa: B023
         reward.close()
-        found[name] = {"alone_ms": round(alone, 4), "isolated_ms": round(isolated, 4)}
+        results[name] = {"alone_ms": round(alone, 4), "isolated_ms": round(isolated, 4)}
         table.add_row(name, f"{alone:.3f}", f"{isolated:.3f}", f"{isolated - alone:.3f}")
     Console().print(table)
-    result = {"date": str(date.today()), "cpu_cores": os.cpu_count(), "rows": ROWS, "tokens": TOKENS, "rewards": found}
+    result = {
+        "date": str(date.today()),
+        "cpu_cores": os.cpu_count(),
+        "rows": COMPLETIONS,
+        "tokens": TOKENS,
+        "rewards": results,
+    }
     (ROOT / "benchmarks" / "isolation.json").write_text(json.dumps(result) + "\n")
 
 

@@ -3,8 +3,8 @@
 Twenty cells, four methods x five model sizes with random weights, at the settings of the table that they are compared
 with (Oxen.ai, February 2025, an 80 GB H100: batch 1, accumulation 4, 4 generations, prompt 256, completion 786). Each
 is a process of its own: one generation, forced to full length, and two optimizer steps of the real trainer. Cells run
-beside each other as far as the plan says that they fit. With `--cap 16` the process may take no more than 16 GB, and
-the cell is the profile `+gpu=rtx3080` with its own settings.
+concurrently as far as their plans fit. With `--cap 16` the process may take no more than 16 GiB, and the cell is the
+profile `+gpu=rtx3080` with its own settings.
 """
 
 import argparse
@@ -33,25 +33,25 @@ from grpo import policy
 from grpo.config.schema import ROOT, register, train_arguments
 from grpo.limits import GB
 from grpo.planning.advice import Planner
-from grpo.planning.fit import HEADROOM, make_plan, settle
+from grpo.planning.fit import HEADROOM, make_plan, settled
 from grpo.planning.table import LEAST, METHODS, MODELS
 from grpo.trainer import ExactGRPOTrainer, Update
 
 TIMEOUT = 400
-"""Seconds after which a cell is given up."""
+"""Limit of a cell, seconds."""
 REFERENCE: dict[str, list[float | None]] = {
     "full": [25, 38, 58, None, None],
     "+ 8-bit AdamW": [16, 26, 52, None, None],
     "+ checkpointing": [15, 24, 41, 72, None],
     "LoRA": [13, 16, 32, 58, 69],
 }
-"""Peak GB; None was out of memory."""
+"""Peak memory by method and model size, in the GB of the source; None ran out of memory."""
 MEANS: list[dict[str, str]] = [
     {},
     {"update.gradients_on_host": "true"},
     {"update.gradients_on_host": "true", "train.optim": "paged_adamw_8bit"},
 ]
-"""A cell takes the first of these that is planned to need half of the reference, or to fit where that did not."""
+"""A cell takes the first of these whose plan needs at most half of the reference, or fits where that did not."""
 SETTINGS = [
     "+gpu=h100",
     "train.per_device_train_batch_size=1",
@@ -68,13 +68,13 @@ TOY_SETTINGS = ["task.max_prompt_length=16", "train.max_completion_length=24", "
 def main() -> None:
     """Run all cells, or one; print the table and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cap", type=float, help="GB that a process may take; runs the profile rtx3080 instead")
-    parser.add_argument("--cells", nargs="*", help="only these, for example 'LoRA 8B'")
+    parser.add_argument("--cap", type=float, help="GiB that a process may take; runs the profile rtx3080 instead")
+    parser.add_argument("--cells", nargs="*", help="cells to run, for example 'LoRA 8B'")
     parser.add_argument(
-        "--toy", action="store_true", help="tiny shapes and lengths, also without a GPU: tries the code"
+        "--toy", action="store_true", help="tiny shapes and lengths, also without a GPU, to try the code"
     )
     parser.add_argument("--output", type=Path, help="default: memory_cuda.json or memory_cap.json beside this file")
-    parser.add_argument("--cell", nargs="*", help=argparse.SUPPRESS)  # what the processes get
+    parser.add_argument("--cell", nargs="*", help=argparse.SUPPRESS)  # for the processes of the cells
     options = parser.parse_args()
     register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
@@ -88,15 +88,21 @@ def main() -> None:
     console = Console()
     results = run_all(planned, 0.9 * (options.cap or total), options.cap, options.toy, console)
     console.print(as_table(results))
-    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     versions = {name: version(name) for name in ("torch", "transformers", "trl", "peft", "bitsandbytes")}
     output = options.output or ROOT / "benchmarks" / f"memory_{'cap' if options.cap else 'cuda'}.json"
-    content = {"date": str(date.today()), "device": card, "cap_gb": options.cap, "versions": versions, "cells": results}
+    content = {
+        "date": str(date.today()),
+        "device": device,
+        "cap_gb": options.cap,
+        "versions": versions,
+        "cells": results,
+    }
     output.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def profile() -> dict[str, Any]:
-    """Return the profile of the 16 GB card, two steps of it, as a cell."""
+    """Return the cell of the profile for a GPU of 16 GB."""
     overrides = ["+gpu=rtx3080"]
     plan = make_plan(compose("config", overrides))
     return {"overrides": overrides, "planned_gb": plan.expected()["peak"], "reference_gb": None}
@@ -114,7 +120,7 @@ def plan_cells(names: list[str] | None) -> dict[str, dict[str, Any]]:
             goal = reference / 2 if reference else (1 - HEADROOM) * 80
             changes = [{**METHODS[method], **LEAST, "model": model, **means} for means in MEANS]
             plans = [(change, plan) for change in changes if (plan := planner.plan(change))]
-            # where none is enough, as plain as the reference
+            # where none is enough, the settings of the reference
             change, plan = next((pair for pair in plans if pair[1].peak_gb <= goal), plans[0])
             words = [*SETTINGS, *(f"{key}={value}" for key, value in change.items())]
             cells[name] = {"overrides": words, "planned_gb": plan.expected()["peak"], "reference_gb": reference}
@@ -124,7 +130,7 @@ def plan_cells(names: list[str] | None) -> dict[str, dict[str, Any]]:
 def run_all(
     cells: dict[str, dict[str, Any]], room: float, cap: float | None, toy: bool, console: Console
 ) -> list[dict[str, Any]]:
-    """Run cells in processes of their own, beside each other while their plans fit into `room` GB together."""
+    """Run cells in processes of their own, concurrently while the sum of their plans fits into `room` GiB."""
     running: dict[str, float] = {}
     change = Condition()
 
@@ -158,15 +164,15 @@ def run_all(
 
 
 def run_cell(overrides: list[str], cap: float | None, toy: bool) -> dict[str, Any]:
-    """Train two steps and return what they took, GB; this process is for nothing else."""
+    """Train two steps and return their memory, GiB, in a process that does nothing else."""
     if cap and torch.cuda.is_available():
-        share = cap * GB / torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, share))
+        fraction = cap * GB / torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, fraction))
     config = compose("config", [*overrides, *(TOY_SETTINGS if toy else [])])
     if toy:
         config.model.shape = {"model_type": "llama", **TOY}
     plan = make_plan(config)
-    settle(config, plan)
+    config = settled(config, plan)
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(config, folder)
         trainer.train()
@@ -215,13 +221,13 @@ def make_trainer(config: DictConfig, folder: str) -> ExactGRPOTrainer:
 
 
 def reward(completions: list[str], **columns: Any) -> list[float]:
-    """All different, so that no completion is left out of the update."""
+    """Return different rewards, so that no completion is skipped in the update."""
     return [float(place) for place, _ in enumerate(completions)]
 
 
 def as_table(results: list[dict[str, Any]]) -> Table:
-    """Return the cells: measured beside planned and the reference."""
-    columns = ("cell", "allocated GB", "planned GB", "difference", "reserved GB", "reference GB", "share", "seconds")
+    """Return a table of the cells: measured, planned and reference memory."""
+    columns = ("cell", "allocated GiB", "planned GiB", "difference", "reserved GiB", "reference GB", "ratio", "seconds")
     table = Table(*columns)
     for result in results:
         reference = result["reference_gb"]
@@ -230,9 +236,9 @@ def as_table(results: list[dict[str, Any]]) -> Table:
             allocated, planned = result["allocated_gb"], result["planned_gb"]
             numbers = [f"{allocated:.2f}", f"{planned:.2f}", f"{planned / allocated - 1:+.1%}"]
             numbers.append(f"{result['reserved_gb']:.2f}")
-        share = f"{result['allocated_gb'] / reference:.0%}" if reference and "error" not in result else ""
-        known = f"{reference:g}" if reference else "out of memory"
-        table.add_row(result["cell"], *numbers, known, share, f"{result['seconds']:.0f}")
+        ratio = f"{result['allocated_gb'] / reference:.0%}" if reference and "error" not in result else ""
+        reference_text = f"{reference:g}" if reference else "out of memory"
+        table.add_row(result["cell"], *numbers, reference_text, ratio, f"{result['seconds']:.0f}")
     return table
 
 

@@ -1,8 +1,8 @@
-"""The memory of an update by simulation, beside the plan: `python -m benchmarks.simulation`.
+"""The memory of an update: simulation and plan compared, `python -m benchmarks.simulation`.
 
 PyTorch's `MemTracker` follows every tensor of a real policy, TRL's head, autograd and the optimizer, which under
-`FakeTensorMode` compute shapes and no numbers. It shares no formula with `grpo.memory`. Of TRL's head only the kernels
-are stood in for, as Triton's work in place on a GPU and their replacement for the CPU does not.
+`FakeTensorMode` compute shapes and no numbers. It shares no formula with `grpo.planning.memory`. Of TRL's
+head only the kernels are replaced, as Triton's work in place on a GPU and those for the CPU do not.
 """
 
 import argparse
@@ -30,15 +30,15 @@ from grpo.config.schema import ROOT
 from grpo.limits import GB
 from grpo.planning.memory import update
 from grpo.planning.shape import shape_of
-from grpo.planning.workload import Adapter, Job
+from grpo.planning.workload import Adapter, Workload
 
 HERE = Path(__file__).parent
 MODELS = ("qwen2_5_0_5b", "llama3_2_1b")
-MICROBATCHES = ((1, 1042), (4, 1042), (8, 2048))  # rows, tokens of each
+MICROBATCHES = ((1, 1042), (4, 1042), (8, 2048))  # sequences, tokens per sequence
 
 
 def main() -> None:
-    """Simulate all cases, print them beside the plan, and write `simulation.json`."""
+    """Simulate and plan all cases, print a table, and write `simulation.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=MODELS, help="names of conf/model")
     parser.add_argument("--output", type=Path, default=HERE / "simulation.json")
@@ -53,7 +53,7 @@ def main() -> None:
         for rows, length in MICROBATCHES
     ]
     results = [compare(*case) for case in track(cases, "simulating", console=console)]
-    table = Table("model", "method", "checkpointing", "micro-batch", "simulated GB", "planned GB", "difference")
+    table = Table("model", "method", "checkpointing", "micro-batch", "simulated GiB", "planned GiB", "difference")
     for row in results:
         table.add_row(
             row["model"],
@@ -72,20 +72,20 @@ def main() -> None:
 
 
 def compare(model: str, method: str, checkpointing: bool, rows: int, length: int) -> dict[str, Any]:
-    """Simulate an update and plan it; GB of both."""
+    """Return the memory of an update, simulated and planned, GiB."""
     numbers = dict(OmegaConf.load(ROOT / "conf" / "model" / f"{model}.yaml").shape)
     started = time.monotonic()
     simulated = simulate(numbers, method, checkpointing, rows, length) / GB
-    job = Job(
+    workload = Workload(
         prompt=0,
         completion=length,
-        rows=rows,
+        sequences=rows,
         tokens=rows * length,
         adapter=Adapter(16) if method == "lora" else None,
         optimizer="adamw_torch_fused",
         checkpointing=checkpointing,
     )
-    parts = update(shape_of(numbers), job)
+    parts = update(shape_of(numbers), workload)
     planned = (sum(parts.values()) - parts["context"]) / GB  # which is not a tensor
     return {
         "model": model,
@@ -101,7 +101,7 @@ def compare(model: str, method: str, checkpointing: bool, rows: int, length: int
 
 
 class PeakTracker(MemTracker):
-    """Follows the peak of the whole; that of every module would take hours with LoRA's many modules."""
+    """Follows the total peak only; with LoRA's many modules that of every module would take hours."""
 
     def _update_peak_stats(self, peak_state: Any) -> None:
         for device, snapshot in self._curr_mem_snap.items():
@@ -136,7 +136,7 @@ def simulate(numbers: dict[str, Any], method: str, checkpointing: bool, rows: in
 
 
 def policy(numbers: dict[str, Any], method: str, checkpointing: bool) -> Any:
-    """Return a policy of this shape whose weights have no numbers."""
+    """Return a policy of a shape, with fake weights."""
     shape = {name: value for name, value in numbers.items() if name != "parameters"}
     config = AutoConfig.for_model(**shape, use_cache=False)
     with torch.device("meta"):
@@ -161,7 +161,7 @@ def policy(numbers: dict[str, Any], method: str, checkpointing: bool) -> Any:
 
 
 def in_place_kernels() -> Any:
-    """Stand in for the kernels of TRL's head with what takes no memory of its own, as Triton's do."""
+    """Replace the kernels of TRL's head by functions that take no memory of their own, as Triton's do."""
     return patch.multiple(
         chunked_logprob,
         _forward_tile=lambda *args, **options: None,

@@ -16,7 +16,7 @@ SHOWN = 10
 
 
 def answers(run_dir: Path, when: str) -> list[dict[str, Any]]:
-    """Return what was said to the first held-out problems `before` or `after` training."""
+    """Return the completions of the first held-out problems `before` or `after` training."""
     lines = (run_dir / f"evaluation_{when}.jsonl").read_text().rstrip("\n").split("\n")
     rows = sorted((json.loads(line) for line in lines), key=lambda row: row["problem"])
     return [{key: row[key] for key in ("prompt", "completion", "correct")} for row in rows[:SHOWN]]
@@ -27,16 +27,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     args = parser.parse_args()
-    found = [run_demo(seed, ["+experiment=smollm2"]) for seed in args.seeds]
-    runs = [run for run, _ in found]
+    results = [run_demo(seed, ["+experiment=smollm2"]) for seed in args.seeds]
+    runs = [run for run, _ in results]
     show(runs)
-    said = {when: answers(found[0][1], when) for when in ("before", "after")}
+    completions = {when: answers(results[0][1], when) for when in ("before", "after")}
     print("| question | before | after |\n|---|---|---|")
-    for before, after in zip(said["before"], said["after"], strict=True):
+    for before, after in zip(completions["before"], completions["after"], strict=True):
         question = before["prompt"].splitlines()[-1]
-        cells = [f"`{one['completion']!r}` {'right' if one['correct'] else 'wrong'}" for one in (before, after)]
+        cells = [f"`{one['completion']!r}` {'correct' if one['correct'] else 'incorrect'}" for one in (before, after)]
         print(f"| {question} | {' | '.join(cells)} |")
-    result = {"date": str(date.today()), "cpu_cores": os.cpu_count(), "runs": runs, "completions": said}
+    result = {"date": str(date.today()), "cpu_cores": os.cpu_count(), "runs": runs, "completions": completions}
     (ROOT / "benchmarks" / "smollm2.json").write_text(json.dumps(result) + "\n")
     draw(runs, ROOT / "docs" / "smollm2.png")
 

@@ -1,6 +1,6 @@
-"""The demo by stock TRL and by ours, whole steps: the same learning, never slower.
+"""The demo by stock TRL and by ours, complete steps: the same learning, never slower.
 
-`python -m benchmarks.train` takes two minutes a run, three seeds by both in turns; it prints a table and writes
+`python -m benchmarks.train` takes two minutes per run, three seeds by both in turns; it prints a table and writes
 `benchmarks/train.json` and `docs/train_by_both.png`.
 """
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> None:
-    """Do the demo's run, with stock TRL's trainer if asked to."""
+    """Run the demo, with stock TRL's trainer for `trl`."""
     from hydra import compose, initialize_config_dir
     from trl import GRPOTrainer
     from trl.generation.vllm_generation import VLLMGeneration
@@ -35,9 +35,9 @@ def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> No
     from grpo.config.schema import register
     from grpo.generation.vllm_engine import PolicyEngine
     from grpo.patching import replaced
-    from grpo.planning.fit import make_plan, settle
+    from grpo.planning.fit import make_plan
 
-    class StockEngine(PolicyEngine):  # which on a CPU does not take weights without what ours does at its start
+    class StockEngine(PolicyEngine):  # on a CPU it takes weights only after the preparation by ours
         _iter_named_params = VLLMGeneration._iter_named_params
         sync_weights = VLLMGeneration.sync_weights
         generate = VLLMGeneration.generate
@@ -58,15 +58,14 @@ def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> No
     register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         config = compose("config", overrides)
-    settle(config, make_plan(config))
     if trainer == "trl":
         grpo.run.ExactGRPOTrainer = StockTrainer  # type: ignore[misc,assignment]
     run_dir.mkdir(parents=True)
-    grpo.run.run(config, run_dir)
+    grpo.run.run(config, run_dir, make_plan(config))
 
 
 def run(trainer: str, seed: int, overrides: list[str]) -> dict[str, Any]:
-    """Do the demo's run in a process of its own and return what it measured."""
+    """Run the demo in a process of its own and return its results."""
     run_dir = ROOT / "outputs" / "benchmarks" / f"train-{date.today()}-{time.time_ns()}-{trainer}-{seed}"
     command = [sys.executable, "-m", "benchmarks.train", "--only", trainer, "--directory", str(run_dir)]
     subprocess.run([*command, f"train.seed={seed}", *overrides], check=True, stdout=subprocess.DEVNULL)
@@ -74,7 +73,7 @@ def run(trainer: str, seed: int, overrides: list[str]) -> dict[str, Any]:
 
 
 def measured(trainer: str, seed: int, run_dir: Path) -> dict[str, Any]:
-    """Return what a run directory says of accuracy, memory, and the time of its steps, which is the median."""
+    """Return accuracy, memory and median step time from a run directory."""
     summary = json.loads((run_dir / "summary.json").read_text())
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return {
@@ -92,7 +91,7 @@ def measured(trainer: str, seed: int, run_dir: Path) -> dict[str, Any]:
 
 
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
-    """Draw the share of right completions over time, each seed by both."""
+    """Draw the sampled accuracy over time, each seed by both."""
     figure, axes = plt.subplots(figsize=(7, 3.6), dpi=150)
     for trainer, color, label in (("trl", "tab:grey", "stock TRL"), ("ours", "tab:blue", "this trainer")):
         for number, each in enumerate(run for run in runs if run["trainer"] == trainer):
@@ -105,9 +104,11 @@ def main() -> None:
     """Run, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only", choices=["trl", "ours"], help="one run in this process; for the benchmark itself")
-    parser.add_argument("--directory", type=Path, help="run directory of --only")
-    parser.add_argument("overrides", nargs="*", help="of the configuration; nothing is written with any")
+    parser.add_argument(
+        "--only", choices=["trl", "ours"], help="a single run in this process, for the benchmark itself"
+    )
+    parser.add_argument("--directory", type=Path, help="run directory for --only")
+    parser.add_argument("overrides", nargs="*", help="overrides of the configuration; with any, no files are written")
     args = parser.parse_args()
     if args.only:
         run_in_this_process(args.only, args.directory, args.overrides)
@@ -116,7 +117,7 @@ def main() -> None:
     for seed in args.seeds:
         for trainer in ("trl", "ours"):
             runs.append(run(trainer, seed, args.overrides))
-    table = Table("seed", "trainer", "before", "after", "seconds a step", "of it update", "160 steps", "peak host GB")
+    table = Table("seed", "trainer", "before", "after", "s/step", "of which update", "160 steps", "peak host GiB")
     for each in runs:
         accuracy = [f"{each[when]:.1%}" for when in ("before", "after")]
         numbers = [str(each[name] or "") for name in ("step_s", "update_s", "steps_s", "peak_host_gb")]

@@ -38,16 +38,16 @@ LONGEST = 256
 
 
 def log_normal(generator: torch.Generator) -> int:
-    """Completion lengths as policies have them: about 80 tokens in the mean, 256 at the most."""
+    """Return a completion length as policies have them: about 80 tokens on average, at most 256."""
     return min(LONGEST, 1 + int(math.exp(math.log(62) + 0.8 * float(torch.randn(1, generator=generator)))))
 
 
 def full(generator: torch.Generator) -> int:
-    """Every completion reaches the limit."""
+    """Return the limit: every completion reaches it."""
     return LONGEST
 
 
-# letter: what it is, completion length, longest prompt, share of groups without variance of the reward
+# letter: description, completion length, longest prompt, fraction of zero-variance groups
 WORKLOADS: dict[str, tuple[str, Callable[[torch.Generator], int], int, float]] = {
     "a": ("log-normal lengths, half of the groups equal", log_normal, 96, 0.5),
     "b": ("log-normal lengths", log_normal, 96, 0.0),
@@ -67,7 +67,7 @@ def build_policy(model: str, device: str) -> Any:
 
 
 def rollout(workload: str, rows: int) -> tuple[dict[str, Any], list[float]]:
-    """Return fixed rollouts and their rewards; prompts are between half as long as the longest and the longest."""
+    """Return fixed rollouts and their rewards; prompts have between half and all of the longest length."""
     _, length, longest_prompt, equal = WORKLOADS[workload]
     generator = torch.Generator().manual_seed(1)
     prompts, completions, rewards = [], [], []
@@ -83,7 +83,7 @@ def rollout(workload: str, rows: int) -> tuple[dict[str, Any], list[float]]:
 
 
 def trainer_for(trainer_class: type[GRPOTrainer], workload: str, args: argparse.Namespace, folder: str) -> GRPOTrainer:
-    """Return a trainer whose rollouts are the workload's; TRL's slices have 8 rows."""
+    """Return a trainer whose rollouts are the workload's; TRL's slices have 8 completions."""
     fixed, rewards = rollout(workload, args.rows)
     on_gpu = args.device == "cuda"
     trainer = make(
@@ -107,7 +107,7 @@ def trainer_for(trainer_class: type[GRPOTrainer], workload: str, args: argparse.
 
 
 def update(trainer: GRPOTrainer, workload: str, rows: int) -> tuple[float, float, dict[str, torch.Tensor]]:
-    """Compute the gradient of one optimizer step; return seconds, peak memory in GB above the start, and gradient."""
+    """Compute the gradient of one optimizer step; return seconds, peak memory above the start in GiB, and gradient."""
     trainer.model.zero_grad(set_to_none=True)
     inputs = [{"prompt": f"{row // GROUP}"} for row in range(rows)]
     torch.manual_seed(0)
@@ -127,7 +127,7 @@ def update(trainer: GRPOTrainer, workload: str, rows: int) -> tuple[float, float
 
 
 def reset_peak() -> float:
-    """Forget the peak of memory so far and return what is in use, in GB."""
+    """Reset the peak of the memory and return the memory in use, GiB."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -139,7 +139,7 @@ def reset_peak() -> float:
 
 
 def read_peak() -> float:
-    """Return the peak of the memory in use, in GB."""
+    """Return the peak of the memory in use, GiB."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     status = Path("/proc/self/status").read_text()
@@ -183,7 +183,7 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
-    parser.add_argument("--rows", type=int, default=64, help="completions of a step, in groups of 8")
+    parser.add_argument("--rows", type=int, default=64, help="completions per step, in groups of 8")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--budget", default="auto", type=lambda text: text if text == "auto" else int(text))
     parser.add_argument("--models", nargs="+", help="names of conf/model")
@@ -192,7 +192,7 @@ def main() -> None:
     logging.set_verbosity_error()
     args.device = "cuda" if torch.cuda.is_available() else "cpu"
     models = args.models or (["qwen2_5_1_5b", "qwen2_5_7b"] if args.device == "cuda" else ["smollm2_135m"])
-    table = Table("", "TRL s", "ours s", "faster", "TRL GB", "ours GB", "less", "gradient")
+    table = Table("", "TRL s", "ours s", "faster", "TRL GiB", "ours GiB", "less", "gradient")
     results = []
     for args.model in models:
         for workload in args.workloads:
@@ -215,7 +215,7 @@ def main() -> None:
 
 
 def write(results: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """Write what has been measured so far."""
+    """Write the results so far."""
     machine = {"device": args.device, "cpu_cores": os.cpu_count(), "rows": args.rows}
     if args.device == "cuda":
         machine["card"] = torch.cuda.get_device_name()

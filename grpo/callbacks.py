@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from grpo.atomic import atomic
 from grpo.diagnosis import MISMATCH, mismatch_causes
 from grpo.distributed import world_size
 from grpo.hardware import host_memory
@@ -35,10 +36,9 @@ class MetricsFile(TrainerCallback):
     ) -> None:
         if self.path.exists():  # a continued run does the steps after its checkpoint again
             lines = self.path.read_text().splitlines(keepends=True)
-            whole = [line for line in lines if line.endswith("\n")]
-            partial = self.path.with_suffix(".partial")
-            partial.write_text("".join(line for line in whole if json.loads(line)["step"] <= state.global_step))
-            partial.replace(self.path)
+            complete = [line for line in lines if line.endswith("\n")]
+            with atomic(self.path) as partial:
+                partial.write_text("".join(line for line in complete if json.loads(line)["step"] <= state.global_step))
 
     def on_log(
         self,

@@ -4,16 +4,19 @@ import contextlib
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo.config.messages import explain
 from grpo.config.schema import register
 from grpo.errors import ConfigError, RunError
+from grpo.hardware import visible_gpus
 
 WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ
 
@@ -28,16 +31,43 @@ def leave(error: Exception, program: str) -> NoReturn:
         message, status = str(error), error.status
     elif isinstance(error, OSError):
         message, status = f"cannot write the run directory: {error}; choose another with hydra.run.dir=…", 2
+    elif missing := missing_package(error):
+        message, status = missing, 2
     else:
         message, status = f"{type(error).__name__}: {error}", 1
     print(f"{program}: {message}", file=sys.stderr)
     sys.exit(status)
 
 
+def missing_package(error: BaseException | None) -> str | None:
+    """Return a line about the package whose absence led to an exception, also inside a library; None if none did."""
+    while error and not isinstance(error, ModuleNotFoundError):
+        error = error.__cause__ or error.__context__
+    if not (isinstance(error, ModuleNotFoundError) and error.name):
+        return None
+    importers = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    by_vllm = any(name.partition(".")[0] == "vllm" for name in importers)
+    needs, how = ("vLLM needs it", "make vllm") if by_vllm else ("this project needs it", "make install")
+    return f"the package {error.name.partition('.')[0]} is not installed, and {needs}: `{how}` installs it"
+
+
+def register_resolvers() -> None:
+    """Tell OmegaConf the values that `conf/hydra/launcher` takes from this machine.
+
+    `${visible_gpus:}` is a number, `${jobs_at_once:}` at least 1, and `${gpus_per_job:cluster}` is 1 on the nodes of a
+    cluster, whatever this machine has.
+    """
+    gpus = len(visible_gpus())
+    OmegaConf.register_new_resolver("visible_gpus", lambda: gpus, replace=True)
+    OmegaConf.register_new_resolver("jobs_at_once", lambda: max(1, gpus), replace=True)
+    OmegaConf.register_new_resolver("gpus_per_job", lambda cluster: 1 if cluster else min(1, gpus), replace=True)
+
+
 def start(job: Callable[[], object], program: str) -> None:
     """Run a Hydra job as a command line. With HYDRA_FULL_ERROR=1 errors come with their traceback."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, instead of printing and leaving
     register()
+    register_resolvers()
     try:
         job()
     except BrokenPipeError:  # whoever read the output has closed it, as `head` does

@@ -1,8 +1,8 @@
-"""How good a policy is on held-out problems: greedy accuracy, pass@k, maj@k, by difficulty.
+"""Evaluate a policy on held-out problems: greedy accuracy, pass@k, maj@k, accuracy by difficulty.
 
 `python -m grpo.evaluate` takes the command line of `grpo.train`, and before it the directory of a run or a model:
 `python -m grpo.evaluate outputs/2026-01-01/12-00-00 task.eval.size=1000 evaluate.samples=16`. Every completion is kept;
-the same command goes on where it was interrupted.
+after an interruption the same command continues.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
 from grpo.runs.files import write_json
 from grpo.runs.run_dir import read_run
-from grpo.runs.summary import share
+from grpo.runs.summary import with_interval
 
 PROGRAM = "grpo.evaluate"
 log = logging.getLogger(__name__)
@@ -40,16 +40,21 @@ def job(config: DictConfig) -> float:
         if not config.task.eval.size:
             raise ConfigError("task.eval.size=0: there are no problems to evaluate on")
         return evaluate_in(Path(HydraConfig.get().runtime.output_dir), config)
-    except (ConfigError, RunError) as error:
+    except Exception as error:
         if WANTS_TRACEBACK:
             raise
         leave(error, PROGRAM)
     except KeyboardInterrupt:
-        leave(RunError("interrupted; the same command goes on from here", status=130), PROGRAM)
+        leave(RunError("interrupted; the same command continues from here", status=130), PROGRAM)
 
 
 def evaluate_in(output: Path, config: DictConfig) -> float:
-    """Evaluate; what breaks on the way is said in one line, with its traceback in the log."""
+    """Evaluate one model into `output` and return its greedy accuracy.
+
+    Raises:
+        ConfigError: the input is wrong.
+        RunError: the evaluation failed; the log has the traceback.
+    """
     from grpo.evaluation.model import evaluate_model
 
     console = Console(file=sys.stderr)
@@ -60,8 +65,8 @@ def evaluate_in(output: Path, config: DictConfig) -> float:
         raise
     except Exception as error:
         log.exception("the evaluation failed")
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise RunError(f"failed: {what}; the traceback is in {os.path.relpath(output / 'train.log')}") from error
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise RunError(f"failed: {reason}; the traceback is in {os.path.relpath(output / 'train.log')}") from error
     write_json(output / "evaluation.json", result)
     show(result, output)
     return result["accuracy"]
@@ -70,25 +75,25 @@ def evaluate_in(output: Path, config: DictConfig) -> float:
 def show(result: dict[str, Any], output: Path) -> None:
     """Print the result as a table."""
     table = Table(title=f"{result['model']} by {result['engine']}", show_header=False, title_justify="left")
-    table.add_row("greedy", share(result["accuracy"], result["interval"]) + f"  {result['samples']} problems")
+    table.add_row("greedy", with_interval(result["accuracy"], result["interval"]) + f"  {result['samples']} problems")
     for value, part in result.get("by_difficulty", {}).items():
         table.add_row(
-            f"  difficulty {value}", share(part["accuracy"], part["interval"]) + f"  {part['samples']} problems"
+            f"  difficulty {value}", with_interval(part["accuracy"], part["interval"]) + f"  {part['samples']} problems"
         )
     for name in ("pass@k", "maj@k"):
-        for k, found in result.get(name, {}).items():
-            table.add_row(name.replace("k", k), share(found["value"], found["interval"]))
+        for k, estimate in result.get(name, {}).items():
+            table.add_row(name.replace("k", k), with_interval(estimate["value"], estimate["interval"]))
     for kind, count in result.get("judge_errors", {}).items():
-        table.add_row("not judged", f"[red]{count} completions: {kind}[/]")
+        table.add_row("not graded", f"[red]{count} completions: {kind}[/]")
     table.add_row("in", os.path.relpath(output))
     Console().print(table)
 
 
 def command_line(arguments: list[str]) -> list[str]:
-    """Turn the directory of a run, or a model, in front of the overrides into overrides.
+    """Return the command line with overrides in place of the run directory or model that may precede them.
 
-    A run is evaluated as it was trained, and into its own directory. Without one, the directory follows from the
-    command line, so that the same command finds what it has done.
+    A run is evaluated with its own configuration, into its own directory. Otherwise the directory follows from the
+    command line, so that the same command continues what it began.
     """
     named, overrides = None, arguments
     if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
@@ -96,7 +101,7 @@ def command_line(arguments: list[str]) -> list[str]:
     if named and (Path(named) / ".hydra").is_dir():
         run = read_run(Path(named))
         model, output = f"evaluate.model='{run.model}'", f"hydra.run.dir='{run.folder / 'evaluate'}'"
-        return [*run.options, *run.overrides, model, output, *overrides]
+        return [*run.config_flags, *run.overrides, model, output, *overrides]
     if named:
         check_model(named)
         overrides = [f"evaluate.model='{named}'", *overrides]
@@ -107,7 +112,11 @@ def command_line(arguments: list[str]) -> list[str]:
 
 
 def check_model(name: str) -> None:
-    """Check that what was named can be a model: a folder with one, or a name on the hub."""
+    """Check that `name` can be a model: a folder that holds one, or a name on the hub.
+
+    Raises:
+        ConfigError: it can not.
+    """
     folder = Path(name)
     if folder.is_dir():
         if not any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):

@@ -1,12 +1,14 @@
-"""What machine is this: cards and memory. PyTorch is imported only where it is asked, as planning does without it."""
+"""This machine: its GPUs and its memory. PyTorch is imported only where it is asked, as planning does without it."""
 
+import contextlib
 import gc
 import os
-import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
+import pynvml
 from omegaconf import DictConfig
 
 from grpo.errors import ConfigError
@@ -17,77 +19,92 @@ def describe() -> str:
     """Return the accelerators of this machine in words."""
     import torch
 
-    cards = [
-        f"{torch.cuda.get_device_name(i)} with {torch.cuda.get_device_properties(i).total_memory / GB:.0f} GB"
+    gpus = [
+        f"{torch.cuda.get_device_name(i)} with {torch.cuda.get_device_properties(i).total_memory / GB:.0f} GiB"
         for i in range(torch.cuda.device_count())
     ]
-    return ", ".join(cards) or "no NVIDIA GPU"
+    return ", ".join(gpus) or "no NVIDIA GPU"
 
 
 def check_gpu(gpu: DictConfig | None) -> None:
-    """Check that this machine has what a `+gpu=` profile was made for, before anything is loaded.
+    """Check that this machine has the GPU that a `+gpu=` profile was made for, before anything is loaded.
 
-    A card may report a little less than its nominal memory, so 10 % are forgiven.
+    A GPU may report a little less than its nominal memory, so 10 % are forgiven.
 
     Raises:
-        ConfigError: naming what was found and how to go on without that card.
+        ConfigError: naming what was found and how to continue without that GPU.
     """
     if gpu is None:
         return
     import torch
 
     here = max((torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())), default=0)
-    lacking = "" if here >= 0.9 * gpu.memory_gb * GB else f"{gpu.memory_gb:g} GB"
+    lacking = "" if here >= 0.9 * gpu.memory_gb * GB else f"{gpu.memory_gb:g} GiB"
     if not lacking and gpu.bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
         lacking = "bfloat16"
     if lacking:
         raise ConfigError(
             f"+gpu: the profile is for {gpu.name} ({lacking} needed), found here: {describe()}. `python -m grpo.plan` "
             "says whether it would fit there, --cfg job shows its choices, plan.enforce=false tries them here anyway; "
-            "leave +gpu out to run the embedded task"
+            "leave +gpu out to run the built-in task"
         )
 
 
-def visible_cards() -> list[str]:
+class Gpu(NamedTuple):
+    """An NVIDIA GPU as its driver describes it."""
+
+    number: str
+    uuid: str
+    name: str
+    total: float
+    """Bytes; 0 where the driver cannot say, as of memory shared with the CPU."""
+    free: float
+    """Bytes."""
+
+
+def gpus_of_driver() -> list[Gpu]:
+    """Return the GPUs of this machine by NVML, the library of NVIDIA's driver."""
+    found: list[Gpu] = []
+    try:
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            total = free = 0
+            with contextlib.suppress(pynvml.NVMLError):
+                memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+                total, free = memory.total, memory.free
+            name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
+            found.append(Gpu(str(index), uuid, name, float(total), float(free)))
+    except pynvml.NVMLError:  # no driver, or a broken one
+        pass
+    return found
+
+
+def visible_gpus() -> list[str]:
     """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        words = [word.strip() for word in visible.split(",")]
-        return [word for word in words if word and not word.startswith("-")]
-    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True, timeout=10).stdout.split()
-    except (OSError, subprocess.SubprocessError):
-        return []
+    if visible is None:
+        return [gpu.number for gpu in gpus_of_driver()]
+    words = [word.strip() for word in visible.split(",")]
+    return [word for word in words if word and not word.startswith("-")]
 
 
-def free_card_memory() -> tuple[str, float, float] | None:
+def free_gpu_memory() -> tuple[str, float, float] | None:
     """Return name, total and free bytes of the NVIDIA GPU that a run would use; None without one.
 
     Several visible ones are taken to be alike, and the one with least free memory counts.
     """
-    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
-    try:
-        lines = subprocess.run(query, capture_output=True, text=True, check=True, timeout=10).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return card_of_pytorch()
-    cards = [[part.strip() for part in line.split(",")] for line in lines if line.count(",") == 4]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        chosen = [word.strip() for word in visible.split(",")]
-        cards = [
-            card for card in cards if card[0] in chosen or any(word and card[1].startswith(word) for word in chosen)
-        ]
-    numbers = [
-        (name, float(total) * 2**20, float(free) * 2**20 + own_card_memory())
-        for _, _, name, total, free in cards
-        if total.isdigit() and free.isdigit()
-    ]
-    return min(numbers, key=lambda card: card[2]) if numbers else card_of_pytorch()
+    visible = visible_gpus()
+    chosen = [gpu for gpu in gpus_of_driver() if gpu.number in visible or any(map(gpu.uuid.startswith, visible))]
+    gpus = [gpu for gpu in chosen if gpu.total]
+    if not gpus:
+        return gpu_of_pytorch()
+    least = min(gpus, key=lambda gpu: gpu.free)
+    return least.name, least.total, least.free + own_gpu_memory()
 
 
-def card_of_pytorch() -> tuple[str, float, float] | None:
-    """Ask PyTorch where `nvidia-smi` says nothing: of a slice of a GPU (MIG), or of memory shared with the CPU."""
+def gpu_of_pytorch() -> tuple[str, float, float] | None:
+    """Ask PyTorch where NVML says nothing: of a slice of a GPU (MIG), or of memory shared with the CPU."""
     if not Path("/dev/nvidiactl").exists():
         return None
     import torch
@@ -95,10 +112,10 @@ def card_of_pytorch() -> tuple[str, float, float] | None:
     if not torch.cuda.is_available():
         return None
     free, total = torch.cuda.mem_get_info()
-    return torch.cuda.get_device_name(), float(total), float(free) + own_card_memory()
+    return torch.cuda.get_device_name(), float(total), float(free) + own_gpu_memory()
 
 
-def own_card_memory() -> float:
+def own_gpu_memory() -> float:
     """Return the bytes of the GPU that an earlier run of this process has left to it, after freeing what can be."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():

@@ -1,6 +1,6 @@
-"""Say whether a run fits before anything is loaded: `python -m grpo.plan`, with the command line of `grpo.train`.
+"""Predict whether a run fits before anything is loaded: `python -m grpo.plan`, with the command line of `grpo.train`.
 
-Nothing is downloaded or imported that is not needed, so that it answers in a second on any machine.
+It downloads and imports only what it needs, so that it answers in a second on any machine.
 """
 
 import json
@@ -24,7 +24,7 @@ from grpo.planning.fit import Plan, make_plan
 
 PROGRAM = "grpo.plan"
 FORMATS = ("text", "json")
-ROWS = "rows_generated_at_once"
+AT_ONCE = "rows_generated_at_once"
 PHASES = {"load": "load", "rollout": "rollout", "logprobs": "log-probabilities", "update": "update"}
 
 
@@ -60,35 +60,35 @@ def job(config: DictConfig) -> None:
 
 
 def show(plan: Plan, console: Console) -> None:
-    """Print a plan: a table of phases, the verdict, what was chosen, and what to change."""
+    """Print a plan: a table of phases, the chosen settings, the verdict, and suggestions."""
     console.print(f"{plan.model} on {plan.device}", highlight=False, soft_wrap=True)
-    table = Table("GB")
+    table = Table("GiB")
     for phase in plan.phases:
         table.add_column(PHASES[phase], justify="right")
     for name in dict.fromkeys(name for parts in plan.phases.values() for name in parts):
         table.add_row(name, *(f"{parts[name]:.2f}" if name in parts else "" for parts in plan.phases.values()))
     table.add_section()
-    table.add_row("together", *(f"{sum(parts.values()):.2f}" for parts in plan.phases.values()), style="bold")
+    table.add_row("total", *(f"{sum(parts.values()):.2f}" for parts in plan.phases.values()), style="bold")
     console.print(table)
     left = max(0.0, 1 - plan.peak_gb / plan.capacity_gb)
-    console.print(f"peak {plan.peak_gb:.1f} GB of {plan.capacity_gb:.1f} GB, {left:.0%} head-room", highlight=False)
+    console.print(f"peak {plan.peak_gb:.1f} GiB of {plan.capacity_gb:.1f} GiB, {left:.0%} headroom", highlight=False)
     if not plan.unified:
-        unknown = ", of a machine that is not this one; plan.host_gb=… says how much it has"
-        known = f" of {plan.host_capacity_gb:.1f} GB" if plan.host_capacity_gb else unknown
-        console.print(f"host memory {plan.host_gb:.1f} GB{known}", highlight=False)
-    chosen = "  ".join(f"{key}={str(value).lower()}" for key, value in plan.settings.items() if key != ROWS)
-    rows = f"{plan.settings[ROWS]} rows generated at once  " if ROWS in plan.settings else ""
-    console.print(f"with {rows}{chosen}", highlight=False, soft_wrap=True)
+        unknown = "; plan.host_gb=… gives the host memory of a machine that is not this one"
+        known = f" of {plan.host_capacity_gb:.1f} GiB" if plan.host_capacity_gb else unknown
+        console.print(f"host memory {plan.host_gb:.1f} GiB{known}", highlight=False)
+    chosen = "  ".join(f"{key}={str(value).lower()}" for key, value in plan.settings.items() if key != AT_ONCE)
+    at_once = f"{plan.settings[AT_ONCE]} completions generated at once  " if AT_ONCE in plan.settings else ""
+    console.print(f"with {at_once}{chosen}", highlight=False, soft_wrap=True)
     if plan.problem:
         console.print(f"[bold red]does not fit[/]: {plan.problem}", highlight=False, soft_wrap=True)
     else:
         console.print("[bold green]fits[/]")
     if plan.suggestions:
-        console.print("what would fit:" if plan.problem else "what would use the card better:")
+        console.print("changes that would fit:" if plan.problem else "changes that would use the GPU better:")
     for suggestion in plan.suggestions:
-        words = " ".join(suggestion["overrides"])
-        effect = f"{suggestion['peak_gb']:.1f} GB; {suggestion['effect']}"
-        console.print(f"  [bold]{words}[/]\n      {effect}", highlight=False, soft_wrap=True)
+        overrides = " ".join(suggestion["overrides"])
+        effect = f"{suggestion['peak_gb']:.1f} GiB; {suggestion['effect']}"
+        console.print(f"  [bold]{overrides}[/]\n      {effect}", highlight=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +22,25 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from grpo.atomic import atomic
 from grpo.errors import ConfigError
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
-def make_available(model: DictConfig) -> None:
-    """Download the model, with a progress bar, unless it is a folder; name its safetensors if it is a GGUF file.
+def available(model: DictConfig) -> DictConfig:
+    """Download the model, with a progress bar, unless it is a folder; return the group that names its safetensors.
 
     Raises:
         ConfigError: it is neither a folder nor a model on the hub, or cannot be read.
     """
+    model = model.copy()
     if model.gguf_file:
         file = Path(model.model_name_or_path) / model.gguf_file
         model.model_name_or_path, model.gguf_file = str(from_gguf(file)), None
     else:
         download(model.model_name_or_path, model.model_revision)
+    return model
 
 
 def download(name: str, revision: str | None = None) -> None:
@@ -72,10 +74,9 @@ def from_gguf(file: Path) -> Path:
         raise ConfigError(f"model.gguf_file={file.name}: {' '.join(str(error).split())}") from error
     # which token ends a text is right in the model's configuration, and not always in the tokenizer's
     tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
-    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    partial.rename(folder)
+    with atomic(folder) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
     return folder
 
 

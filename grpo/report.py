@@ -1,4 +1,4 @@
-"""`python -m grpo.report DIR…` writes `report.html`: one page that shows a run, or a sweep, and needs nothing else."""
+"""`python -m grpo.report DIR…` writes `report.html`: one self-contained page about a run, or about a sweep."""
 
 import argparse
 import logging

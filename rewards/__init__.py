@@ -1,1 +1,1 @@
-"""Reward functions: plain functions with TRL's signature, one a file."""
+"""Reward functions: plain functions with TRL's signature, one per file."""

@@ -1,4 +1,4 @@
-"""1 for a short completion, falling to 0 for a long one; nothing for saying nothing."""
+"""1 for a short completion, falling to 0 for a long one; 0 for an empty one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,11 +16,16 @@ def brevity(
     """Score the length of each completion.
 
     Args:
-        completion_ids: the tokens of each completion.
-        enough: up to so many tokens the reward is 1, so that an answer is not cut to win more.
-        limit: from so many on it is 0.
+        completion_ids: tokens of each completion.
+        enough: tokens up to which the reward is 1, so that cutting a short answer gains nothing.
+        limit: tokens from which on the reward is 0.
+
+    Raises:
+        ValueError: `enough` is not below `limit`.
     """
     if enough >= limit:
         raise ValueError(f"enough={enough}, limit={limit}: the limit has to be larger")
     rewards = [min(1.0, max(0.0, (limit - len(tokens)) / (limit - enough))) for tokens in completion_ids]
-    return [reward if text_of(said).strip() else 0.0 for said, reward in zip(completions, rewards, strict=True)]
+    return [
+        reward if text_of(completion).strip() else 0.0 for completion, reward in zip(completions, rewards, strict=True)
+    ]

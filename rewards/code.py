@@ -1,9 +1,9 @@
 """1 for a completion whose Python code passes the row's tests, 0 for any other.
 
 Each completion runs in a process of its own with limits on time and memory, in an empty folder, without network and
-without other programs. That stops accidents and the usual tricks, not an attacker: the code can read every file that
-you can, an object can claim to equal everything, and an interpreter is not a wall. Where the policy's code is not to be
-trusted, run the trainer in a container without secrets.
+without other programs. That stops accidents and common tricks, not an attacker: the code can read every file that you
+can, an object can claim to equal everything, and an interpreter is no security boundary. Run the trainer in a container
+without secrets if you do not trust the policy's code.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ SANDBOX = Path(__file__).with_name("sandbox.py")
 def code(
     completions: Sequence[Any], tests: Sequence[Any], seconds: float = 5.0, memory_mb: int = 512, **columns: Any
 ) -> list[float]:
-    """Run the last fenced block of each completion, or all of it, and then its tests.
+    """Run the last fenced block of each completion, or all of it without one, and then its tests.
 
     Args:
-        tests: for each row, Python statements, or a list of them, that raise an exception if the code is wrong.
-        seconds: wall time that code and tests of a completion may take.
-        memory_mb: address space that they may take, megabytes.
+        tests: Python statements of each row, or lists of them, that raise an exception if the code is incorrect.
+        seconds: limit on the wall time of a completion with its tests, seconds.
+        memory_mb: limit on its address space, MiB.
     """
     programs = [(FENCED.findall(text_of(c)) or [text_of(c)])[-1] for c in completions]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -8,7 +8,8 @@ from typing import Any
 from rewards.text import FINDERS, LONGEST, final_answer, numbers, text_of
 
 WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
-SECONDS = 5  # that the symbolic comparison of one answer may take
+SECONDS = 5
+"""Limit of the symbolic comparison of one answer, seconds."""
 
 
 def correctness(
@@ -18,8 +19,8 @@ def correctness(
 
     Args:
         completions: strings, or lists of messages.
-        answer: the final answer of each row's reference.
-        find: where an answer is looked for, and in which order; see `rewards.text.final_answer`.
+        answer: reference answer of each row.
+        find: places of the final answer in the order of the search; see `rewards.text.final_answer`.
 
     Returns:
         1.0 or 0.0 for each completion.
@@ -28,10 +29,10 @@ def correctness(
 
 
 def same(answer: str, reference: str) -> bool:
-    """Whether two final answers are equal: as numbers, exactly; as text; or as mathematics, if they are not words."""
-    values, wanted = numbers(answer), numbers(reference)
-    if values and wanted:
-        return values[0] == wanted[0] if len(values) == len(wanted) else bool({*values} & {*wanted})
+    """Whether two final answers are equal: exactly as numbers, as text, or as mathematics if they are not words."""
+    values, expected = numbers(answer), numbers(reference)
+    if values and expected:
+        return values[0] == expected[0] if len(values) == len(expected) else bool({*values} & {*expected})
     if " ".join(answer.split()).casefold() == " ".join(reference.split()).casefold():
         return bool(answer.strip())
     if not answer.strip() or len(answer) > LONGEST or WORD.search(answer) or WORD.search(reference):
@@ -41,9 +42,9 @@ def same(answer: str, reference: str) -> bool:
 
 def _same_mathematics(answer: str, reference: str) -> bool:
     """Compare expressions, sets, intervals and equations with math-verify."""
-    from math_verify import LatexExtractionConfig, parse, verify  # a second to import, and rarely needed
+    from math_verify import LatexExtractionConfig, parse, verify  # takes a second to import, and is rarely needed
 
-    how = [LatexExtractionConfig()]
-    limit = SECONDS if threading.current_thread() is threading.main_thread() else None  # it counts time with a signal
-    wanted, found = (parse(f"${text.strip('$')}$", how, parsing_timeout=limit) for text in (reference, answer))
-    return bool(wanted and found and verify(wanted, found, timeout_seconds=limit))
+    extraction = [LatexExtractionConfig()]
+    limit = SECONDS if threading.current_thread() is threading.main_thread() else None  # its timeout needs a signal
+    expected, given = (parse(f"${text.strip('$')}$", extraction, parsing_timeout=limit) for text in (reference, answer))
+    return bool(expected and given and verify(expected, given, timeout_seconds=limit))

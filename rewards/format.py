@@ -1,4 +1,4 @@
-"""1 for a completion in which a pattern is found, 0 for any other."""
+"""1 for a completion that matches a pattern, 0 for any other."""
 
 import re
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from rewards.text import text_of
 
 
 def format(completions: Sequence[Any], pattern: str, **columns: Any) -> list[float]:
-    r"""Search each completion for a regular expression; `.` matches line ends too.
+    r"""Search each completion for a regular expression; `.` also matches line ends.
 
     Args:
-        pattern: anchored where you anchor it: `\A` is the start of the completion, `\Z` its end.
+        pattern: may match anywhere; `\A` anchors it to the start of the completion, `\Z` to its end.
     """
     search = re.compile(pattern, re.DOTALL).search
     return [float(search(text_of(completion)) is not None) for completion in completions]

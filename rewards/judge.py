@@ -1,4 +1,4 @@
-"""What another model, behind an OpenAI-compatible endpoint, thinks of a completion; keep `correctness` beside it."""
+"""Score of a completion by an LLM judge behind an OpenAI-compatible endpoint; combine it with `correctness`."""
 
 import asyncio
 import os
@@ -32,13 +32,14 @@ async def judge(
     seconds: float = 60.0,
     **columns: Any,
 ) -> list[float | BaseException]:
-    """Ask for a score of each completion; the key, where one is needed, is OPENAI_API_KEY in the environment.
+    """Return a score from 0 to 1 for each completion; an API key is read from OPENAI_API_KEY in the environment.
 
     Args:
-        base_url: of the endpoint, `http://localhost:8000/v1` for `vllm serve`.
-        prompt: what the judge is asked, with `{question}`, `{answer}`, `{completion}` and other columns.
-        at_once: requests under way at the same time.
-        retries: how often a request that fails, or takes more than `seconds`, is made again, later and later.
+        model: name of the judge at the endpoint.
+        base_url: address of the endpoint, `http://localhost:8000/v1` for `vllm serve`.
+        prompt: template with `{question}`, `{answer}`, `{completion}` and other columns.
+        at_once: concurrent requests.
+        retries: repetitions, after growing delays, of a request that fails or takes more than `seconds`.
     """
     fields = {key: values for key, values in columns.items() if isinstance(values, list)}
     free, key = asyncio.Semaphore(at_once), os.environ.get("OPENAI_API_KEY", "none")
@@ -50,9 +51,9 @@ async def judge(
             async with free:
                 messages = [{"role": "user", "content": content}]
                 reply = await client.chat.completions.create(model=model, messages=messages, temperature=0.0)
-            found = SCORE.findall(said := reply.choices[0].message.content or "")
-            if not found:
-                raise ValueError(f"no score in the judge's reply: {said[:200]!r}")
-            return min(10, int(found[-1])) / 10
+            scores = SCORE.findall(text := reply.choices[0].message.content or "")
+            if not scores:
+                raise ValueError(f"no score in the judge's reply: {text[:200]!r}")
+            return min(10, int(scores[-1])) / 10
 
         return await asyncio.gather(*(ask(row) for row in range(len(completions))), return_exceptions=True)

@@ -1,4 +1,4 @@
-"""0 for a completion that ends in time, down to -1 for one that runs into the limit: DAPO's soft punishment."""
+"""0 for a completion that ends in time, down to -1 for one that reaches the limit: DAPO's soft punishment."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +16,9 @@ def overlong(
     """Punish length linearly over the last `cache` tokens before the limit (equation 13 of 2503.14476, as in TRL).
 
     Args:
-        completion_ids: the tokens of each completion.
-        max_completion_length: the limit; -1 from here on.
-        cache: how many tokens before it the punishment begins; a fifth of the limit if None, as in DAPO.
+        completion_ids: tokens of each completion.
+        max_completion_length: tokens from which on the reward is -1.
+        cache: tokens before the limit at which the punishment begins; None for a fifth of the limit, as in DAPO.
     """
     cache = max(1, max_completion_length // 5) if cache is None else cache
     return get_soft_overlong_punishment(max_completion_length, cache)(completion_ids=completion_ids)

@@ -1,4 +1,4 @@
-"""What reasoning-gym's own verifier says of a completion's final answer."""
+"""Score of a completion's final answer by reasoning-gym's own verifier."""
 
 import json
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from rewards.text import final_answer, text_of
 def reasoning_gym(
     completions: Sequence[Any], question: Sequence[str], answer: Sequence[str], metadata: Sequence[str], **columns: Any
 ) -> list[float]:
-    r"""Score each answer with the verifier of the data set that its problem is from.
+    r"""Score each answer with the verifier of its problem's data set.
 
     Args:
-        metadata: of each problem, as JSON; it names the data set.
+        metadata: metadata of each problem as JSON, with the name of its data set.
 
     Returns:
-        1.0 for a right answer, 0.0 for a wrong one, and for some data sets something between.
+        1.0 for a correct answer, 0.0 for an incorrect one, and for some data sets values in between.
     """
     rewards = []
-    for completion, asked, right, known in zip(completions, question, answer, metadata, strict=True):
-        entry = {"question": asked, "answer": right, "metadata": json.loads(known)}
-        said = final_answer(text_of(completion), ["answer", "boxed", "hash"])
+    for completion, problem, reference, details in zip(completions, question, answer, metadata, strict=True):
+        entry = {"question": problem, "answer": reference, "metadata": json.loads(details)}
+        given = final_answer(text_of(completion), ["answer", "boxed", "hash"])
         verify = get_score_answer_fn(entry["metadata"]["source_dataset"])
-        rewards.append(float(verify(said, entry)) if said else 0.0)
+        rewards.append(float(verify(given, entry)) if given else 0.0)
     return rewards

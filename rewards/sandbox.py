@@ -1,7 +1,7 @@
-"""Runs in a process of its own, started by `rewards.code`: a completion, then its tests, under limits.
+"""Runs a completion and then its tests under limits, in a process of its own that `rewards.code` starts.
 
-Reads two lines of JSON from standard input, the completion and then the tests with a word, and writes the word if they
-all passed. The completion runs before the second line has been read, so that ending the process early proves nothing.
+Reads two lines of JSON from standard input, the completion and then the tests with a secret word, and writes the word
+if all tests passed. The completion runs before the second line is read, so that it gains nothing by an early exit.
 """
 
 import io
@@ -29,7 +29,7 @@ def forbid(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def main() -> None:
-    """Run what is on standard input."""
+    """Run the completion and the tests from standard input."""
     lines, sys.stdin = sys.stdin, io.StringIO()
     sys.__stdin__ = None  # type: ignore[misc]
     start = json.loads(lines.readline())

@@ -1,4 +1,4 @@
-"""What completions say: their text, their final answer, and the number in it."""
+"""The text of completions, their final answer, and the number in it."""
 
 import re
 import unicodedata
@@ -9,12 +9,13 @@ from typing import Any
 DIGITS = r"(?:\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 FRACTION = r"(?:\d+ +)?\d+ ?/ ?\d+"
 NUMBER = re.compile(rf"(?<![\w.])[-+]?[$€£]?[-+]?(?:{FRACTION}|{DIGITS})(?:\s*%)?")
-# what stands behind a number without changing it: up to three words of a unit, but none that calculates
+# up to three words of a unit after a number, but none that calculates
 UNIT = r"(?:\s(?!(?:pi|plus|minus|times|over|or|and|to|hundred|thousand|million|billion|dozen)\b)[^\W\d_]{2,}){0,3}"
-WHOLE = re.compile(
+WITH_UNIT = re.compile(
     rf"([-+]?)[$€£]?([-+]?)(?:({DIGITS})|(\d+ +)?(\d+) ?/ ?(\d+))\s*(%|percent\b)?{UNIT}[.!]?", re.IGNORECASE
 )
-LONGEST = 200  # characters of a number with its unit
+LONGEST = 200
+"""Characters of the longest number with its unit."""
 FINDERS = {
     "hash": re.compile(r"####[ \t]*([^\n]*)"),
     "boxed": re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"),
@@ -29,26 +30,26 @@ def text_of(completion: str | list[dict[str, Any]]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text without the characters that would move a terminal's cursor, or worse."""
+    """Return text without control characters, which could move a terminal's cursor."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", " ", text)
 
 
 def final_answer(text: str, find: Sequence[str] = tuple(FINDERS)) -> str:
-    r"""Return the final answer of a text: the last one of the first kind that is there; empty without any.
+    r"""Return the final answer of a text: the last one of the first kind that occurs; empty if none does.
 
     Args:
-        find: kinds in the order in which they are looked for: `hash` is what stands behind `####` on its line, `boxed`
-            what is inside `\boxed{}`, `answer` what is inside `<answer></answer>`, `last_number` the last number.
+        find: kinds in the order of the search: `hash` is the text after `####` on its line, `boxed` the content of
+            `\boxed{}`, `answer` the content of `<answer></answer>`, `last_number` the last number.
     """
     for kind in find:
-        found = FINDERS[kind].findall(plain(text) if kind == "last_number" else text)
-        if found:
-            return found[-1].strip()
+        answers = FINDERS[kind].findall(plain(text) if kind == "last_number" else text)
+        if answers:
+            return answers[-1].strip()
     return ""
 
 
 def plain(text: str) -> str:
-    """Return text with the digits, signs, fractions and spaces of other scripts written in ASCII."""
+    """Return text with digits, signs, fractions and spaces of other scripts in ASCII."""
     return text if text.isascii() else "".join(map(_plain_letter, text))
 
 
@@ -63,20 +64,22 @@ def _plain_letter(letter: str) -> str:
 
 
 def numbers(answer: str) -> tuple[Fraction, ...]:
-    """Return the values that a final answer may mean, none if it is not one number; 50 % may be 50 or 1/2.
+    """Return the values that a final answer may mean; none if it is not a single number. 50 % may be 50 or 1/2.
 
-    Understood are signs, currencies, thousands separators, decimals, fractions, percent, and up to three words of unit.
+    It may have signs, a currency, thousands separators, decimals, a fraction, percent, and a unit of up to three words.
     """
     if len(answer) > LONGEST:
         return ()
-    found = WHOLE.fullmatch(re.sub(r"\\[$%,! ]|[*_`]", lambda match: match[0].strip("\\,!*_` "), plain(answer)).strip())
-    if not found:
+    match = WITH_UNIT.fullmatch(
+        re.sub(r"\\[$%,! ]|[*_`]", lambda markup: markup[0].strip("\\,!*_` "), plain(answer)).strip()
+    )
+    if not match:
         return ()
-    sign, inner_sign, decimal, whole, above, below, percent = found.groups()
+    sign, inner_sign, decimal, integer, above, below, percent = match.groups()
     if decimal:
         value = Fraction(re.sub("[, ]", "", decimal))
     elif int(below):
-        value = int(whole or 0) + Fraction(int(above), int(below))
+        value = int(integer or 0) + Fraction(int(above), int(below))
     else:
         return ()
     if "-" in sign + inner_sign:

@@ -1,4 +1,4 @@
-"""1 for a completion that consists of the given XML elements, half for having each of them once, less for some."""
+"""1 for a completion of exactly the given XML elements, 0.5 for one that has each of them once, less for some."""
 
 import re
 from collections.abc import Sequence
@@ -8,20 +8,20 @@ from rewards.text import text_of
 
 
 def xml_format(completions: Sequence[Any], tags: Sequence[str] = ("think", "answer"), **columns: Any) -> list[float]:
-    """Score the form of each completion, `<think>…</think> <answer>…</answer>` for the default tags.
+    """Score the format of each completion, `<think>…</think> <answer>…</answer>` for the default tags.
 
     Returns:
-        1.0 if the elements stand in this order, each once, none empty, with nothing around them; else half of the share
-        of elements that are there once and not empty, so that there is a way towards the form.
+        1.0 for the elements in this order, each once, none empty, with nothing around them; else half of the fraction
+        of elements that occur once and are not empty, so that partial success is rewarded.
     """
-    whole = re.compile(r"\s*".join(rf"<{tag}>(?P<{tag}>.*?)</{tag}>" for tag in tags), re.DOTALL)
-    return [_score(text_of(completion).strip(), tags, whole) for completion in completions]
+    exact = re.compile(r"\s*".join(rf"<{tag}>(?P<{tag}>.*?)</{tag}>" for tag in tags), re.DOTALL)
+    return [_score(text_of(completion).strip(), tags, exact) for completion in completions]
 
 
-def _score(text: str, tags: Sequence[str], whole: re.Pattern[str]) -> float:
+def _score(text: str, tags: Sequence[str], exact: re.Pattern[str]) -> float:
     single = [text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1 for tag in tags]
     filled = [bool(re.search(rf"<{tag}>.*?\S.*?</{tag}>", text, re.DOTALL)) for tag in tags]
     present = [once and content for once, content in zip(single, filled, strict=True)]
-    if all(present) and whole.fullmatch(text):
+    if all(present) and exact.fullmatch(text):
         return 1.0
     return 0.5 * sum(present) / len(tags)

@@ -1,5 +1,6 @@
 """What several test modules need."""
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 
@@ -10,6 +11,7 @@ from omegaconf import DictConfig
 from grpo.config.schema import ROOT, register
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub: no test needs the network
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch: a worker of pytest-xdist has one core
 
 
 @pytest.fixture(scope="session")
@@ -17,4 +19,5 @@ def composed() -> Iterator[Callable[..., DictConfig]]:
     """A function from overrides, as on the command line, to the composed configuration."""
     register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        yield lambda *overrides: compose("config", list(overrides))
+        compose_once = functools.cache(lambda *overrides: compose("config", list(overrides)))
+        yield lambda *overrides: compose_once(*overrides).copy()

@@ -1,4 +1,4 @@
-"""Run directories for tests of the page, as a run leaves them, with any text in place of what a model wrote."""
+"""Run directories for tests of the page, as a run leaves them, with any text in place of a model's."""
 
 import json
 from pathlib import Path
@@ -28,8 +28,8 @@ def write_run(folder: Path, steps: int, groups: int, generations: int, text: str
     (folder / ".hydra" / "overrides.yaml").write_text(json.dumps([*typed, "hydra.run.dir=x"]))
     with (folder / "metrics.jsonl").open("w") as file:
         for step in range(1, steps + 1):
-            share = 1 - 0.7 * 0.99**step
-            values = {"reward": share, "rewards/correctness/mean": share, "rewards/correctness/std": 0.4}
+            accuracy = 1 - 0.7 * 0.99**step
+            values = {"reward": accuracy, "rewards/correctness/mean": accuracy, "rewards/correctness/std": 0.4}
             values |= {"reward_std": 0.4, "frac_reward_zero_std": 0.2, "entropy": 0.5, "grad_norm": 0.3}
             values |= {"completions/mean_length": 20.0, "completions/min_length": 5.0, "completions/max_length": 50.0}
             values |= {"completions/clipped_ratio": 0.01, "learning_rate": 3e-4, "update/rows_skipped": 3.0}

@@ -4,15 +4,15 @@ from dataclasses import fields
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, ValidationError
 
 from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
-from grpo.config.schema import LOSS_MEANS, NOT_SETTABLE, Reward
+from grpo.config.schema import LOSS_MEANS, NOT_SETTABLE, Reward, Update
 from grpo.errors import ConfigError
 
 LEVELS = ("token", "sequence")
-REWARD_KEYS = [field.name for field in fields(Reward)]
 
 
 def check(config: DictConfig) -> None:
@@ -38,20 +38,12 @@ def check(config: DictConfig) -> None:
     optimizers = optimizer_names()
     if config.train.optim is not None and config.train.optim not in optimizers:
         raise ConfigError(f"train.optim={config.train.optim}: unknown{meant(config.train.optim, optimizers)}")
-    check_update(config["update"])
+    try:
+        Update(**config["update"])
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     if config.task.dataset.get("generator") and isinstance(config.task.dataset.get("size"), int):
         check_batch(config.train, config.task.dataset.size, processes(config))
-
-
-def check_update(update: DictConfig) -> None:
-    """Check the values of the `update` group."""
-    tokens = update.max_tokens_per_microbatch
-    if tokens != "auto" and (type(tokens) is not int or tokens < 1):
-        raise ConfigError(f"update.max_tokens_per_microbatch={tokens}: auto, or a positive number of tokens")
-    if update.on_oom not in ("retry", "raise"):
-        raise ConfigError(f"update.on_oom={update.on_oom}: unknown{meant(update.on_oom, ('retry', 'raise'))}")
-    if update.max_skipped_steps < 1:
-        raise ConfigError(f"update.max_skipped_steps={update.max_skipped_steps}: a positive number of steps")
 
 
 def check_rewards(config: DictConfig) -> None:
@@ -68,22 +60,23 @@ def check_rewards(config: DictConfig) -> None:
 
 def check_reward(where: str, reward: DictConfig) -> None:
     """Check the keys and values of one reward."""
-    for key in reward:
-        if key not in REWARD_KEYS:
-            raise ConfigError(f"{where}.{key!s}: no such key{meant(key, REWARD_KEYS)}")
-    if "fn" not in reward:
+    try:
+        options = OmegaConf.merge(OmegaConf.structured(Reward), reward)
+    except (ConfigKeyError, ValidationError) as error:
+        key, problem = str(error.full_key), str(error).splitlines()[0]
+        known = [field.name for field in fields(Reward)]
+        unknown = isinstance(error, ConfigKeyError)
+        raise ConfigError(f"{where}.{key}: {'no such key' + meant(key, known) if unknown else problem}") from error
+    if OmegaConf.is_missing(options, "fn"):
         raise ConfigError(
             f"{where}.fn: needs a value, package.module.function, path/to/file.py:function or an entry point"
         )
-    if not isinstance(reward.get("weight", 1.0), int | float):
-        raise ConfigError(f"{where}.weight={reward.weight}: a number is needed")
-    timeout, workers, on_error = reward.get("timeout", 1), reward.get("workers", 1), reward.get("on_error", "skip")
-    if not isinstance(timeout, int | float) or timeout <= 0:
-        raise ConfigError(f"{where}.timeout={timeout}: a positive number of seconds is needed")
-    if not isinstance(workers, int) or workers < 1:
-        raise ConfigError(f"{where}.workers={workers}: a positive whole number is needed")
-    if on_error not in ("skip", "raise"):
-        raise ConfigError(f"{where}.on_error={on_error}: unknown{meant(on_error, ('skip', 'raise'))}")
+    if options.timeout <= 0:
+        raise ConfigError(f"{where}.timeout={options.timeout:g}: a positive number of seconds is needed")
+    if options.workers < 1:
+        raise ConfigError(f"{where}.workers={options.workers}: a positive whole number is needed")
+    if options.on_error not in ("skip", "raise"):
+        raise ConfigError(f"{where}.on_error={options.on_error}: unknown{meant(options.on_error, ('skip', 'raise'))}")
 
 
 def check_peft(config: DictConfig) -> None:

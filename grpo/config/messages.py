@@ -23,6 +23,8 @@ def explain(error: Exception) -> str:
     """Turn what Hydra or OmegaConf raised into one line."""
     if isinstance(error, MissingConfigException):
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        if group in ("hydra/launcher", "hydra/sweeper") and choice.startswith("_"):  # that ours begins with
+            return f"{group}={choice[1:]}: its plugin is not installed: `make extras` installs it"
         return f"{group}={choice}: no such choice{meant(choice, error.options or [])}"
     if "Ambiguous value for argument" in str(error):
         override = str(error).split("'")[1]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from grpo.config.library import GRPO_CONFIG, library_fields, package_folder
@@ -159,6 +160,20 @@ class Update:
     max_skipped_steps: int = 5
     """Stop after so many steps in a row whose gradient was not finite; none of them changes the policy."""
 
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: naming the key, its value and the possible ones.
+        """
+        tokens = self.max_tokens_per_microbatch
+        if tokens != "auto" and (type(tokens) is not int or tokens < 1):
+            raise ValueError(f"update.max_tokens_per_microbatch={tokens}: `auto`, or a positive number of tokens")
+        if self.on_oom not in ("retry", "raise"):
+            raise ValueError(f"update.on_oom={self.on_oom}: `retry` or `raise`")
+        if self.max_skipped_steps < 1:
+            raise ValueError(f"update.max_skipped_steps={self.max_skipped_steps}: a positive number of steps")
+
 
 @dataclass
 class Gpu:
@@ -222,6 +237,20 @@ def register() -> None:
         ("sweep", Sweep, field(default_factory=Sweep)),
     ]
     ConfigStore.instance().store(name="schema", node=make_dataclass("Config", groups))
+    for group in ("launcher", "sweeper"):
+        make_room(group)
+
+
+def make_room(group: str) -> None:
+    """Put an underscore before the plugins' own configurations for which `conf/hydra` has one of the same name.
+
+    Ours begin with theirs. Hydra would merge two of one name by a rule that it has deprecated, and refuses for Optuna.
+    """
+    Plugins.instance()  # imports the plugins, which store their configurations
+    stored = ConfigStore.instance().repo["hydra"][group]
+    for file in (ROOT / "conf" / "hydra" / group).glob("*.yaml"):
+        if file.name in stored:
+            stored[f"_{file.name}"] = stored.pop(file.name)
 
 
 def train_arguments(train: DictConfig) -> dict[str, Any]:

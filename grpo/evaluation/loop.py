@@ -1,4 +1,4 @@
-"""Answer held-out problems, greedily and by sampling, keep every completion, and say how many are right."""
+"""Answer held-out problems, greedily and by sampling, keep every completion, and compute the accuracy."""
 
 import hashlib
 import json
@@ -19,25 +19,28 @@ from grpo.runs.files import write_lines
 from rewards.runtime.isolation import Reward
 from rewards.text import final_answer, numbers
 
-JUDGED_AT_ONCE = 64
+GRADED_AT_ONCE = 64
+"""Completions per call of the grader."""
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How completions are made."""
+    """Settings of generation in an evaluation."""
 
     max_new_tokens: int
+    """Length of the longest completion, tokens."""
     temperature: float = 1.0
-    """Of the samples; the greedy completion has none."""
+    """Temperature of the samples; the greedy completion has none."""
     samples: int = 0
-    """Completions of each problem beside the greedy one."""
+    """Sampled completions per problem, beside the greedy one."""
     seed: int = 0
+    """Seed of the samples; each completion derives its own from it."""
 
 
 def evaluate(
     generate: Generate,
     problems: Dataset,
-    judge: Reward,
+    grader: Reward,
     decoding: Decoding,
     file: Path,
     batch_size: int,
@@ -45,23 +48,24 @@ def evaluate(
     difficulty: str | None = None,
     policy: str = "",
 ) -> dict[str, Any]:
-    """Answer every problem and return how many answers are right.
+    """Answer every problem and return the accuracy.
 
     Args:
-        problems: with the column `prompt` and what the judge needs.
-        judge: gives 1 to a right completion; one that it fails on counts as wrong.
-        file: gets a JSON line for each completion. Those in it that were made of the same prompts, with the same
-            decoding and by the same policy, are not made again, but judged again.
-        difficulty: a column; accuracies are given for each of its values.
-        policy: what tells this policy from others.
+        problems: data set with the column `prompt` and the columns that the grader needs.
+        grader: reward that gives 1 to a correct completion; one that it fails on counts as incorrect.
+        file: gets a JSON line per completion. Completions in it of the same prompt, decoding and policy are reused and
+            graded again.
+        batch_size: completions that are generated at once.
+        difficulty: column by whose values accuracy is reported too; None for none.
+        policy: fingerprint that tells this policy from others.
 
     Returns:
-        `accuracy`, `correct`, `samples`, `interval` (95 %) of the greedy completions, `decoding`, and, where asked for,
-        `pass@k` and `maj@k`, each with its interval, and `by_difficulty`.
+        `accuracy`, `correct`, `samples`, `interval` (95 %) of the greedy completions, `decoding`, with samples `pass@k`
+        and `maj@k`, each with its interval, with `difficulty` `by_difficulty`, and `judge_errors` if there are any.
     """
-    errors_before = judge.errors.copy()
+    errors_before = grader.errors.copy()
     answered = _answer_all(generate, list(problems["prompt"]), decoding, file, batch_size, console, policy)
-    _judge_all(judge, problems, answered)
+    _grade_all(grader, problems, answered)
     write_lines(file, list((_read(file) | {row["key"]: row for rows in answered for row in rows}).values()))
     greedy = [rows[0]["correct"] for rows in answered]
     result: dict[str, Any] = {
@@ -77,13 +81,13 @@ def evaluate(
     if difficulty:
         result["by_difficulty"] = {}
         groups = defaultdict(list)
-        for value, right in zip(problems[difficulty], greedy, strict=True):
-            groups[value].append(right)
+        for value, is_correct in zip(problems[difficulty], greedy, strict=True):
+            groups[value].append(is_correct)
         for value in sorted(groups, key=lambda value: (str(type(value)), value)):
-            right = groups[value]
-            interval = wilson_interval(sum(right), len(right))
-            result["by_difficulty"][str(value)] = {"accuracy": mean(right), "samples": len(right), "interval": interval}
-    if errors := judge.errors - errors_before:
+            group = groups[value]
+            interval = wilson_interval(sum(group), len(group))
+            result["by_difficulty"][str(value)] = {"accuracy": mean(group), "samples": len(group), "interval": interval}
+    if errors := grader.errors - errors_before:
         result["judge_errors"] = dict(errors)
     return result
 
@@ -91,7 +95,7 @@ def evaluate(
 def _of_samples(answered: Sequence[Sequence[dict[str, Any]]], samples: int) -> dict[str, Any]:
     """Return `pass@k` and `maj@k` for k = 1, 2, 4, … and all samples.
 
-    Where a completion can be right without a final answer, as code can, there is no majority.
+    There is no majority where a completion can be correct without a final answer, as code can.
     """
     ks = [2**power for power in range(samples.bit_length()) if 2**power < samples] + [samples]
     result: dict[str, Any] = {"pass@k": {}}
@@ -111,7 +115,7 @@ def _of_samples(answered: Sequence[Sequence[dict[str, Any]]], samples: int) -> d
 
 
 def _vote(final: str) -> Any:
-    """Return what is equal for final answers that mean the same."""
+    """Return a value that is equal for equivalent final answers: a number, else the text in lower case."""
     values = numbers(final)
     return values[0] if values else " ".join(final.split()).casefold()
 
@@ -125,10 +129,10 @@ def _answer_all(
     console: Console,
     policy: str,
 ) -> list[list[dict[str, Any]]]:
-    """Return for each prompt its greedy completion and then its samples, made now or found in `file`."""
-    made_of = [policy, decoding.max_new_tokens, decoding.temperature, decoding.seed]
+    """Return the greedy completion and then the samples of each prompt, generated now or found in `file`."""
+    origin = [policy, decoding.max_new_tokens, decoding.temperature, decoding.seed]
     keys = [
-        [_digest([prompt, number, *(made_of if number else made_of[:2])]) for number in range(decoding.samples + 1)]
+        [_digest([prompt, number, *(origin if number else origin[:2])]) for number in range(decoding.samples + 1)]
         for prompt in prompts
     ]
     known = _read(file)
@@ -136,38 +140,38 @@ def _answer_all(
         missing = [(row, number) for number in samples for row in range(len(prompts)) if keys[row][number] not in known]
         missing.sort(key=lambda one: len(str(prompts[one[0]])))  # batches of about equal length
         starts = range(0, len(missing), batch_size)
-        what = "sampling answers" if temperature else "evaluating"
-        for start in track(starts, what, console=console, transient=True, disable=not console.is_terminal):
+        activity = "sampling answers" if temperature else "evaluating"
+        for start in track(starts, activity, console=console, transient=True, disable=not console.is_terminal):
             batch = missing[start : start + batch_size]
-            own = [keys[row][number] for row, number in batch]
-            seeds = [int(key[:7], 16) for key in own]  # of what is asked, so that no two batches share them
+            batch_keys = [keys[row][number] for row, number in batch]
+            seeds = [int(key[:7], 16) for key in batch_keys]  # of the key, so that no two batches share them
             texts = generate([prompts[row] for row, _ in batch], temperature, seeds)
-            made = [
+            generated = [
                 {"key": key, "problem": row, "sample": number, "prompt": prompts[row], "completion": text}
-                for key, (row, number), text in zip(own, batch, texts, strict=True)
+                for key, (row, number), text in zip(batch_keys, batch, texts, strict=True)
             ]
             with file.open("a") as out:
-                out.write("".join(json.dumps(line) + "\n" for line in made))
-            known |= {line["key"]: line for line in made}
+                out.write("".join(json.dumps(line) + "\n" for line in generated))
+            known |= {line["key"]: line for line in generated}
     return [[dict(known[key]) for key in of_problem] for of_problem in keys]
 
 
-def _judge_all(judge: Reward, problems: Dataset, answered: list[list[dict[str, Any]]]) -> None:
+def _grade_all(grader: Reward, problems: Dataset, answered: list[list[dict[str, Any]]]) -> None:
     """Add to each completion its `final` answer, its `score` and whether it is `correct`.
 
-    The judge gets them in the form in which rewards get them while training.
+    The grader gets them in the form in which rewards get them in training.
     """
     columns = {name: list(problems[name]) for name in problems.column_names if name not in ("prompt", "completion")}
-    said = [(problem, row) for problem, rows in enumerate(answered) for row in rows]
-    for start in range(0, len(said), JUDGED_AT_ONCE):
-        part = said[start : start + JUDGED_AT_ONCE]
-        prompts = [row["prompt"] for _, row in part]
-        completions: list[Any] = [row["completion"] for _, row in part]
+    completed = [(problem, row) for problem, rows in enumerate(answered) for row in rows]
+    for start in range(0, len(completed), GRADED_AT_ONCE):
+        batch = completed[start : start + GRADED_AT_ONCE]
+        prompts = [row["prompt"] for _, row in batch]
+        completions: list[Any] = [row["completion"] for _, row in batch]
         if not isinstance(prompts[0], str):
             completions = [[{"role": "assistant", "content": text}] for text in completions]
-        own = {name: [values[problem] for problem, _ in part] for name, values in columns.items()}
-        scores = judge.score(prompts=prompts, completions=completions, **own)
-        for (_, row), score in zip(part, scores, strict=True):
+        batch_columns = {name: [values[problem] for problem, _ in batch] for name, values in columns.items()}
+        scores = grader.score(prompts=prompts, completions=completions, **batch_columns)
+        for (_, row), score in zip(batch, scores, strict=True):
             row |= {"final": final_answer(row["completion"]), "score": score, "correct": score == 1}
 
 
@@ -176,9 +180,9 @@ def _digest(content: list[Any]) -> str:
 
 
 def _read(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the completions in a file by their keys, and leave out a line whose writing was interrupted."""
-    *whole, cut = file.read_text().split("\n") if file.exists() else [""]
-    rows = [json.loads(line) for line in whole]
-    if cut:
+    """Return the completions in a file by their keys; a last line that was not written completely is removed."""
+    *complete, partial = file.read_text().split("\n") if file.exists() else [""]
+    rows = [json.loads(line) for line in complete]
+    if partial:
         write_lines(file, rows)
     return {row["key"]: row for row in rows}

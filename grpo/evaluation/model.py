@@ -1,4 +1,4 @@
-"""Evaluating one model as configured: by transformers, or by vLLM."""
+"""Evaluating one model as configured, by transformers or by vLLM."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,31 +20,33 @@ from rewards.runtime.isolation import RewardError
 
 
 def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[str, Any]:
-    """Evaluate `evaluate.model` on the held-out problems and return what `evaluation.json` holds.
+    """Evaluate `evaluate.model` on the held-out problems and return the content of `evaluation.json`.
 
     Args:
-        output: a folder for the completions and the errors of the grader.
+        output: folder for the completions and the errors of the grader.
 
     Raises:
         ConfigError: the model, the data or the grader cannot be loaded.
         RunError: the grader failed.
     """
-    if config.evaluate.model is None:
-        policy.make_available(config.model)
-    name = config.evaluate.model or config.model.model_name_or_path
-    asked, length = config.evaluate, config.train.max_completion_length
+    options, length = config.evaluate, config.train.max_completion_length
+    model = config.model if options.model else policy.available(config.model)
+    name = options.model or model.model_name_or_path
     problems, counts = load_held_out(config.task)
     vllm = find_spec("vllm") is not None and (torch.cuda.is_available() or config.train.use_vllm)
-    with running_rewards(grader_of(config), problems.column_names, output, output / ERRORS_FILE) as judges:
-        check_grader(judges[config.task.eval.reward])
+    grader = grader_of(config.task.eval.reward, config.reward, config.train)
+    with running_rewards(grader, problems.column_names, output, output / ERRORS_FILE) as rewards:
+        check_grader(rewards[config.task.eval.reward])
         try:
             result = evaluate(
-                generate=with_vllm(name, config, list(problems["prompt"])) if vllm else with_transformers(name, config),
+                generate=with_vllm(name, model.dtype, length, list(problems["prompt"]))
+                if vllm
+                else with_transformers(name, model, config.peft, length),
                 problems=problems,
-                judge=judges[config.task.eval.reward],
-                decoding=Decoding(length, asked.temperature, asked.samples, config.train.seed),
+                grader=rewards[config.task.eval.reward],
+                decoding=Decoding(length, options.temperature, options.samples, config.train.seed),
                 file=output / "completions.jsonl",
-                batch_size=BATCH if vllm else asked.batch_size,
+                batch_size=BATCH if vllm else options.batch_size,
                 console=console,
                 difficulty=config.task.eval.difficulty,
                 policy=fingerprint(name),
@@ -55,5 +57,5 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
 
 
 def fingerprint(name: str) -> str:
-    """Return what tells a policy from others: its name, and when its weights were written if it is a folder."""
+    """Return a fingerprint of a policy: its name, and the times of writing of its weights if it is a folder."""
     return " ".join([name, *(str(file.stat().st_mtime_ns) for file in sorted(Path(name).glob("*.safetensors")))])

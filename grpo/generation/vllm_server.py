@@ -18,22 +18,20 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 AGAIN = f"start it with {LAUNCHER} and the arguments of this run"
 
 
-def check_vllm(config: DictConfig, has_gpu: bool) -> None:
-    """Check that vLLM is here, and that its server answers where one is used.
+def check_vllm(train: DictConfig, has_gpu: bool) -> None:
+    """Check, where vLLM generates, that it is here, and that its server answers where one is used.
 
     Raises:
         ConfigError: with what is wrong first and how to go on.
     """
-    if not config.train.use_vllm:
-        return
     if find_spec("vllm") is None:
         raise ConfigError("train.use_vllm: vLLM is not installed: `make vllm` does it; or use generation=transformers")
-    if config.train.vllm_mode == "server":
+    if train.vllm_mode == "server":
         if not has_gpu:
             raise ConfigError(
                 f"generation=vllm_server: weights go to a server from GPU to GPU, and there is none here; use {INSTEAD}"
             )
-        wait_for(server_url(config.train), config.train.vllm_server_timeout)
+        wait_for(server_url(train), train.vllm_server_timeout)
 
 
 def server_url(train: DictConfig) -> str:
@@ -76,20 +74,20 @@ def settings_of(url: str) -> dict[str, Any]:
         raise ConfigError(f"what answers at {url} is no vLLM server that this run can use: {AGAIN}") from error
 
 
-def check_server(config: DictConfig) -> None:
+def check_server(train: DictConfig, wanted: str, max_prompt_length: int) -> None:
     """Check that the server has this run's model and is set up as TRL needs it.
 
     Raises:
         ConfigError: naming the option that it lacks.
     """
-    url = server_url(config.train)
+    url = server_url(train)
     settings = settings_of(url)
-    model, wanted = settings["model_config"], config.model.model_name_or_path
+    model = settings["model_config"]
     if not any(same_model(name, wanted) for name in (model["model"], model["served_model_name"])):
         raise ConfigError(f"the server at {url} has the model {model['model']}, this run {wanted}: {AGAIN}")
     if settings["weight_transfer_config"] is None:
         raise ConfigError(f"the server at {url} cannot take weights, without --weight-transfer-config: {AGAIN}")
-    if config.train.vllm_importance_sampling_correction and model["logprobs_mode"] != "processed_logprobs":
+    if train.vllm_importance_sampling_correction and model["logprobs_mode"] != "processed_logprobs":
         raise ConfigError(
             f"the server at {url} has --logprobs-mode {model['logprobs_mode']}, its log-probabilities are not those of "
             f"the policy at this temperature: {AGAIN}, or train.vllm_importance_sampling_correction=false"
@@ -97,19 +95,19 @@ def check_server(config: DictConfig) -> None:
     images = model["multimodal_config"] is not None
     if images and requests.get(f"{url}/v1/chat/completions/render", timeout=60).status_code == 404:
         raise ConfigError(f"the server at {url} cannot take images, without --enable-scale-out: {AGAIN}")
-    check_room(config, config.task.max_prompt_length)
-    if is_taken("", config.train.vllm_group_port):
+    check_room(train, max_prompt_length)
+    if is_taken("", train.vllm_group_port):
         raise ConfigError(
-            f"train.vllm_group_port={config.train.vllm_group_port} is in use, perhaps by another run: a server serves "
+            f"train.vllm_group_port={train.vllm_group_port} is in use, perhaps by another run: a server serves "
             "one run, so give this one a server and ports of its own"
         )
 
 
-def check_room(config: DictConfig, prompt: int) -> None:
+def check_room(train: DictConfig, prompt: int) -> None:
     """Check that a prompt of so many tokens and its completion fit into the server's context."""
-    url = server_url(config.train)
+    url = server_url(train)
     room = settings_of(url)["model_config"]["max_model_len"]
-    needed = prompt + config.train.max_completion_length
+    needed = prompt + train.max_completion_length
     if room < needed:
         raise ConfigError(
             f"the server at {url} has room for {room} tokens, a prompt and its completion take {needed}: {AGAIN}, and "

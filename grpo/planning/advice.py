@@ -1,4 +1,4 @@
-"""What to change in a run that does not fit, or that wastes its card; each piece of advice has been planned again."""
+"""Advice for a run that does not fit, or that leaves its GPU half empty; each suggestion has been planned again."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,12 +16,12 @@ from grpo.planning.fit import Plan, make_plan
 from grpo.planning.from_config import find_shape, shipped_models
 from grpo.planning.machine import Machine, machine_for
 
-MOST = 4
-"""Suggestions that are shown."""
-WASTE = 0.5
-"""A run that uses less of its card than this could do more with it."""
+MAX_SUGGESTIONS = 4
+"""Suggestions that are shown at most."""
+LOW_USE = 0.5
+"""Fraction of the GPU's memory below which a run could make better use of it."""
 Change = tuple[dict[str, str], str]
-"""Overrides, and what they do to the result."""
+"""Overrides, and their effect on the result."""
 
 
 class Planner:
@@ -35,7 +35,7 @@ class Planner:
     def config(self, change: dict[str, str]) -> DictConfig:
         """Compose the command line with other overrides; choices of groups need Hydra, values do not."""
         groups = {key: value for key, value in change.items() if (ROOT / "conf" / key).is_dir()}
-        line = (*self.overrides, *(f"{key}={value}" for key, value in groups.items()))  # the last of a key counts
+        line = (*self.overrides, *(f"{key}={value}" for key, value in groups.items()))  # the last of a key wins
         if line not in self.composed:
             self.composed[line] = compose("config", list(line))
         config = self.composed[line].copy()
@@ -45,7 +45,7 @@ class Planner:
         return config
 
     def plan(self, change: dict[str, str]) -> Plan | None:
-        """Plan with other overrides; None if they do not go together."""
+        """Plan with other overrides; None if they exclude each other."""
         try:
             config = self.config(change)
             check(config)
@@ -56,49 +56,50 @@ class Planner:
 
 
 def advise(overrides: Sequence[str], config: DictConfig, plan: Plan) -> list[dict[str, Any]]:
-    """Return what to add to a command line whose run does not fit or wastes its card, least harm to the result first.
+    """Return overrides to add to a command line: those that harm the result least first, none if the run fits well.
 
     Args:
-        overrides: of the command line. Hydra has to be initialized.
-        config: what they compose to.
-        plan: of that.
+        overrides: of the command line; Hydra has to be initialized.
+        config: composed from these overrides.
+        plan: of this configuration.
     """
-    if not plan.problem and (plan.unified or plan.peak_gb >= WASTE * plan.capacity_gb):
+    if not plan.problem and (plan.unified or plan.peak_gb >= LOW_USE * plan.capacity_gb):
         return []
     planner = Planner(overrides)
-    found = remedies(config, planner.plan) if plan.problem else uses(config, planner.plan)
-    typed = {word.lstrip("+~").split("=")[0].split(".")[0] for word in overrides if "." in word.split("=")[0]}
-    # another choice of a group would not replace the keys of it that were typed
+    suggestions = remedies(config, planner.plan) if plan.problem else better_uses(config, planner.plan)
+    typed_groups = {word.lstrip("+~").split("=")[0].split(".")[0] for word in overrides if "." in word.split("=")[0]}
+    fixed = typed_groups & {"model", "peft"}  # another choice of a group would not replace keys of it that were typed
     return [
-        advice for advice in found if not typed & {"model", "peft"} & {w.split("=")[0] for w in advice["overrides"]}
+        suggestion
+        for suggestion in suggestions
+        if not fixed & {override.split("=")[0] for override in suggestion["overrides"]}
     ]
 
 
 def remedies(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
-    """Return changes that make a run fit: the least that do together, then those that do alone."""
+    """Return changes that make a run fit: the smallest combination, then single changes."""
     changes = list(harmless_first(config))
-    together: list[Change] = []
-    found: list[dict[str, Any]] = []
+    combined: list[Change] = []
+    suggestions: list[dict[str, Any]] = []
     for change in changes:
-        together.append(change)
-        if suggestion := verified(together, plan):
-            for needless in together[:-1]:  # what came before may no longer be needed
-                fewer = [kept for kept in together if kept is not needless]
+        combined.append(change)
+        if suggestion := verified(combined, plan):
+            for needless in combined[:-1]:  # earlier changes may no longer be needed
+                fewer = [kept for kept in combined if kept is not needless]
                 if shorter := verified(fewer, plan):
-                    together, suggestion = fewer, shorter
-            found.append(suggestion)
+                    combined, suggestion = fewer, shorter
+            suggestions.append(suggestion)
             break
-    found += alone(changes, plan, MOST - len(found), besides=found)
-    return found
+    return suggestions + single_changes(changes, plan, MAX_SUGGESTIONS - len(suggestions), besides=suggestions)
 
 
-def alone(
+def single_changes(
     changes: Sequence[Change],
     plan: Callable[[dict[str, str]], Plan | None],
     most: int,
     besides: Sequence[dict[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """Return the changes with which the run fits, one at a time, the first for each key."""
+    """Return the first change of each key, at most `most`, that makes the run fit alone and is not in `besides`."""
     found: dict[str, dict[str, Any]] = {}
     for change in changes:
         (key,) = change[0]
@@ -108,7 +109,7 @@ def alone(
 
 
 def verified(changes: Sequence[Change], plan: Callable[[dict[str, str]], Plan | None]) -> dict[str, Any] | None:
-    """Return changes as a suggestion if the run fits with them, else None."""
+    """Return changes as one suggestion if the run fits with them, else None."""
     overrides: dict[str, str] = {}
     for change, _ in changes:
         overrides |= change
@@ -121,7 +122,7 @@ def verified(changes: Sequence[Change], plan: Callable[[dict[str, str]], Plan | 
 
 
 def harmless_first(config: DictConfig) -> Iterator[Change]:
-    """Yield what can make a run smaller, beginning with what leaves the result as it is."""
+    """Yield changes that make a run smaller, those that keep the result first."""
     train, update, peft = config.train, config["update"], config.peft
     full, optimizer = peft is None, str(train.optim or DEFAULT_OPTIMIZER)
     adamw = "adamw" in optimizer
@@ -136,7 +137,7 @@ def harmless_first(config: DictConfig) -> Iterator[Change]:
             colocated and train.vllm_gpu_memory_utilization is not None,
             "train.vllm_gpu_memory_utilization",
             "null",
-            "the same result, vLLM takes what is left",
+            "the same result, vLLM takes the memory that is left",
         ),
         (
             colocated and train.vllm_enable_sleep_mode is False,
@@ -155,20 +156,20 @@ def harmless_first(config: DictConfig) -> Iterator[Change]:
             full and not update.gradients_on_host,
             "update.gradients_on_host",
             "true",
-            "the same result, slower, gradients in host memory",
+            "the same result, slower, gradients offloaded to CPU",
         ),
         (adamw and "8bit" not in optimizer, "train.optim", "adamw_8bit", saved),
         (
             full and adamw and not optimizer.startswith("paged_"),
             "train.optim",
             "paged_adamw_8bit",
-            f"{paged} in host memory where the card is full",
+            f"{paged} offloaded to CPU where the GPU is full",
         ),
         (config.model.dtype == "float32", "model.dtype", half, "weights in half precision"),
         (full, "peft", "lora", "trains adapters instead of all weights"),
         (full or not peft.get("quantization"), "peft", "qlora", "trains adapters on a base in 4 bits"),
         *(
-            (length >= 128, "train.max_completion_length", str(length), f"cuts completions after {length} tokens")
+            (length >= 128, "train.max_completion_length", str(length), f"truncates completions at {length} tokens")
             for length in lengths
         ),
         *((True, "model", name, "a smaller model") for name in other_models(config, larger=False)),
@@ -177,26 +178,26 @@ def harmless_first(config: DictConfig) -> Iterator[Change]:
             yield {key: value}, effect
 
 
-def uses(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
-    """Return changes that put an idle card to use and still fit."""
+def better_uses(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
+    """Return changes that use more of the GPU and still fit."""
     train, peft = config.train, config.peft
     changes: list[Change] = []
     if peft is not None and peft.get("quantization"):
         changes.append(({"peft": "lora"}, "weights in half precision instead of 4 bits, faster"))
     changes += [({"model": name}, "a larger model") for name in other_models(config, larger=True)]
     if train.gradient_checkpointing:
-        changes.append(({"train.gradient_checkpointing": "false"}, "the same result, a forward pass less"))
+        changes.append(({"train.gradient_checkpointing": "false"}, "the same result, one forward pass less"))
     if peft is not None:
         changes.append(({"peft": "none"}, "trains all weights instead of adapters"))
-    return alone(changes, plan, MOST)
+    return single_changes(changes, plan, MAX_SUGGESTIONS)
 
 
 def other_models(config: DictConfig, larger: bool) -> list[str]:
     """Return the shipped models that are larger or smaller than the chosen one, its family first, then by size."""
-    here = find_shape(config.model)
+    chosen = find_shape(config.model)
     models = [
-        (shape.model_type != here.model_type, -shape.parameters(), choice)
+        (shape.model_type != chosen.model_type, -shape.parameters(), choice)
         for choice, (_, shape) in shipped_models().items()
-        if shape.parameters() != here.parameters() and (shape.parameters() > here.parameters()) == larger
+        if shape.parameters() != chosen.parameters() and (shape.parameters() > chosen.parameters()) == larger
     ]
     return [choice for _, _, choice in sorted(models)]

@@ -1,4 +1,4 @@
-"""From a composed configuration to what its memory follows from: the model's shape and the job."""
+"""From a composed configuration to the model's shape and the workload."""
 
 import functools
 import json
@@ -17,14 +17,14 @@ from grpo.distributed import local_world_size
 from grpo.errors import ConfigError
 from grpo.limits import UNMEASURED
 from grpo.planning.shape import Shape, shape_of
-from grpo.planning.workload import Adapter, Job
+from grpo.planning.workload import Adapter, Workload
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @functools.cache
 def shipped_models() -> dict[str, tuple[str, Shape]]:
-    """Return name on the hub and shape of each choice of `conf/model` but the embedded one."""
+    """Return name on the hub and shape of each choice of `conf/model` but the built-in one."""
     files = sorted((ROOT / "conf" / "model").glob("*.yaml"))
     choices = {file.stem: OmegaConf.load(file) for file in files if file.stem != "tiny"}
     return {stem: (choice.model_name_or_path, shape_of(choice.shape)) for stem, choice in choices.items()}
@@ -33,15 +33,15 @@ def shipped_models() -> dict[str, tuple[str, Shape]]:
 @functools.cache
 def shapes_of_choices() -> tuple[Shape, ...]:
     """Return the shape of each choice of `conf/model`."""
-    embedded = OmegaConf.load(ROOT / "conf" / "model" / "tiny.yaml").model.shape
-    return (shape_of(embedded), *(shape for _, shape in shipped_models().values()))
+    built_in = OmegaConf.load(ROOT / "conf" / "model" / "tiny.yaml").model.shape
+    return (shape_of(built_in), *(shape for _, shape in shipped_models().values()))
 
 
 def find_shape(model: DictConfig) -> Shape:
     """Return the model's shape: from its folder, `conf/model`, `model.shape`, or the hub's `config.json`.
 
     Raises:
-        ConfigError: none of these has it, or it is not a shape.
+        ConfigError: none of these has the shape, or a number in it is wrong.
     """
     name = model.model_name_or_path
     shipped = dict(shipped_models().values())
@@ -54,7 +54,7 @@ def find_shape(model: DictConfig) -> Shape:
         if name in shipped:
             return shipped[name]
         if model.shape and (given := shape_of(model.shape)) not in shapes_of_choices():
-            # else it belongs to the choice that the name was typed over, and so may the number of parameters
+            # else the shape belongs to the choice that the name replaces, and so may the number of parameters
             stale = given.given_parameters in [shape.given_parameters for shape in shapes_of_choices()]
             return replace(given, given_parameters=0) if stale else given
     except ValueError as error:
@@ -63,8 +63,12 @@ def find_shape(model: DictConfig) -> Shape:
 
 
 def from_hub(name: str, revision: str) -> Shape:
-    """Return a hub model's shape, from the cache if it is there."""
-    import huggingface_hub as hub  # a quarter of a second, which most plans do not need
+    """Return the shape of a model on the hub, from the cache if it is there.
+
+    Raises:
+        ConfigError: the model's `config.json` cannot be read.
+    """
+    import huggingface_hub as hub  # takes a quarter of a second, which most plans do not need
 
     try:
         cached = hub.try_to_load_from_cache(name, "config.json", revision=revision)
@@ -79,14 +83,14 @@ def from_hub(name: str, revision: str) -> Shape:
     except Exception as error:  # whatever network, hub and cache can raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         raise ConfigError(
-            f"model.model_name_or_path={name}: neither a folder nor a model whose config.json can be had from the hub "
+            f"model.model_name_or_path={name}: neither a folder nor a model whose config.json can be read from the hub "
             f"({reason}); check its name and the network, name a folder that holds the model, or give its "
             "+model.shape.hidden_size=… and the other numbers, as in conf/model"
         ) from error
 
 
-def job_of(config: DictConfig, device: str) -> Job:
-    """Return the job that a configuration describes, for one process on a `cuda` or `cpu` device.
+def workload_of(config: DictConfig, device: str) -> Workload:
+    """Return the workload of a configuration, for one process on a `cuda` or `cpu` device.
 
     Raises:
         ConfigError: a number that memory follows from is missing or not positive.
@@ -107,16 +111,16 @@ def job_of(config: DictConfig, device: str) -> Job:
     quantization = (peft.get("quantization") or {}) if peft else {}
     quantized = 4 if quantization.get("load_in_4bit") else 8 if quantization.get("load_in_8bit") else 0
     optimizer = str(train.optim or DEFAULT_OPTIMIZER)
-    if train.resume_from_checkpoint:  # bitsandbytes puts a state that it loads on the card
+    if train.resume_from_checkpoint:  # bitsandbytes loads a state onto the GPU
         optimizer = optimizer.removeprefix("paged_")
     tokens = config["update"].max_tokens_per_microbatch
     colocated = train.use_vllm and train.vllm_mode == "colocate"
-    return Job(
+    return Workload(
         prompt=config.task.max_prompt_length,
         completion=train.max_completion_length,
-        rows=-(-completions(train, processes(config)) // processes(config)),
+        sequences=-(-completions(train, processes(config)) // processes(config)),
         tokens=UNMEASURED if tokens == "auto" else tokens,
-        completions_a_sequence=train.num_generations if config["update"].share_prompts else 1,
+        completions_per_sequence=train.num_generations if config["update"].share_prompts else 1,
         weight_bytes=size,
         compute_bytes=2 if half else size,
         quantized=quantized,
@@ -138,7 +142,11 @@ def job_of(config: DictConfig, device: str) -> Job:
 
 
 def adapter_of(peft: DictConfig, quantized: bool) -> Adapter:
-    """Return the adapter that the options of `peft.LoraConfig` describe."""
+    """Return the adapter that the options of `peft.LoraConfig` describe.
+
+    Raises:
+        ConfigError: the rank is not positive.
+    """
     modules = peft.get("target_modules")
     names = tuple(modules) if isinstance(modules, ListConfig) else None  # a pattern may mean any
     rank = peft.get("r", 8)
@@ -148,7 +156,7 @@ def adapter_of(peft: DictConfig, quantized: bool) -> Adapter:
 
 
 def sharding(config: DictConfig) -> dict[str, Any]:
-    """Return how FSDP or DeepSpeed, as TRL or `accelerate launch` is told, spreads a model over the processes."""
+    """Return how FSDP or DeepSpeed, as configured for TRL or `accelerate launch`, shards a model over the processes."""
     train, env, count = config.train, os.environ, processes(config)
     fsdp = str(train.fsdp or ("full_shard" if env.get("ACCELERATE_USE_FSDP") == "true" else "")).lower()
     file = train.deepspeed or (
@@ -156,16 +164,16 @@ def sharding(config: DictConfig) -> dict[str, Any]:
     )
     stage, offload, offload_optimizer = 0, False, False
     if fsdp not in ("", "false"):
-        options = options_of("train.fsdp_config", train.fsdp_config or {})
+        options = sharding_options("train.fsdp_config", train.fsdp_config or {})
         options = {key.removeprefix("fsdp_"): value for key, value in options.items()}
         strategy = fsdp + " " + env.get("FSDP_SHARDING_STRATEGY", "").lower()
         resharded = str(options.get("reshard_after_forward", env.get("FSDP_RESHARD_AFTER_FORWARD", "true"))).lower()
-        kept = "shard_grad_op" in strategy or strategy.endswith(" 2") or resharded == "false"
-        stage = 0 if "no_shard" in strategy or strategy.endswith(" 3") else 2 if kept else 3
+        keeps_weights = "shard_grad_op" in strategy or strategy.endswith(" 2") or resharded == "false"
+        stage = 0 if "no_shard" in strategy or strategy.endswith(" 3") else 2 if keeps_weights else 3
         offloads = (options.get("cpu_offload"), options.get("offload_params"), env.get("FSDP_OFFLOAD_PARAMS") == "true")
         offload = "offload" in fsdp or any(value is True for value in offloads)
     elif file:
-        zero = options_of("train.deepspeed", file).get("zero_optimization") or {}
+        zero = sharding_options("train.deepspeed", file).get("zero_optimization") or {}
         stage = int(zero.get("stage", 0))
         offload = (zero.get("offload_param") or {}).get("device", "none") != "none"
         offload_optimizer = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
@@ -183,8 +191,12 @@ def sharding(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def options_of(key: str, setting: Any) -> Mapping[str, Any]:
-    """Return the options of FSDP or DeepSpeed, which may be in a JSON file."""
+def sharding_options(key: str, setting: Any) -> Mapping[str, Any]:
+    """Return the options of FSDP or DeepSpeed, given directly or as the path of a JSON file.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     if isinstance(setting, Mapping | DictConfig):
         return setting
     try:

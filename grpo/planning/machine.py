@@ -1,52 +1,53 @@
-"""The memory that a run will find."""
+"""The machine that a run is planned for."""
 
 from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
+from grpo.config.batch import processes
 from grpo.errors import ConfigError
-from grpo.hardware import free_card_memory, host_memory
+from grpo.hardware import free_gpu_memory, host_memory
 from grpo.limits import GB
-from grpo.planning.from_config import processes
 
 
 @dataclass
 class Machine:
-    """The memory that a run will find, in bytes."""
+    """Memory of a machine, in bytes."""
 
     device: str
     """`cuda`, or `cpu` for a run without a GPU."""
     name: str
+    """Name of the GPU, or a description of the machine without one."""
     capacity: float
-    """What is free of it, or what the profile says."""
+    """Free memory of the device, or that of its profile, bytes."""
     host: float | None
-    """None where the run will be on another machine."""
+    """Host memory, bytes; None for a machine that is not this one."""
     here: bool = True
-    """Whether this is the machine at hand."""
-    card: float = 0.0
-    """The whole of the memory, which vLLM's share is a share of."""
+    """Whether the plan is for this machine."""
+    total: float = 0.0
+    """Memory of the device in all, bytes: the base of vLLM's fraction."""
 
 
 def machine_for(config: DictConfig) -> Machine:
-    """Return the machine that a configuration is for: the card of its profile, else the card here, else the CPU.
+    """Return the machine that a configuration is for: its GPU profile's, else the GPU here, else the CPU.
 
     Raises:
-        ConfigError: the profile's card has no memory.
+        ConfigError: the memory of the profile or `plan.host_gb` is not positive.
     """
     used, limit = host_memory()
-    here = None if config.train.use_cpu else free_card_memory()
+    here = None if config.train.use_cpu else free_gpu_memory()
     planned = None if config.plan.host_gb is None else config.plan.host_gb * GB
     if planned is not None and planned <= 0:
-        raise ConfigError(f"plan.host_gb={config.plan.host_gb}: a positive number of GB")
+        raise ConfigError(f"plan.host_gb={config.plan.host_gb}: a positive number of GiB")
     if config.gpu is not None:
         if not config.gpu.memory_gb > 0:
-            raise ConfigError(f"gpu.memory_gb={config.gpu.memory_gb}: how many GB the card has")
+            raise ConfigError(f"gpu.memory_gb={config.gpu.memory_gb}: the GPU's memory in GiB")
         capacity, name = config.gpu.memory_gb * GB, config.gpu.name
-        if here and here[1] >= 0.9 * capacity:  # that card, or a larger one
-            return Machine("cuda", name, min(capacity, here[2]), planned or limit, card=here[1])
-        return Machine("cuda", name, capacity, planned, here=False, card=capacity)
+        if here and here[1] >= 0.9 * capacity:  # that GPU, or a larger one
+            return Machine("cuda", name, min(capacity, here[2]), planned or limit, total=here[1])
+        return Machine("cuda", name, capacity, planned, here=False, total=capacity)
     if here:
-        return Machine("cuda", here[0], here[2], planned or limit, card=here[1])
-    share = max(1, processes(config))
+        return Machine("cuda", here[0], here[2], planned or limit, total=here[1])
     memory = planned or limit
-    return Machine("cpu", "this machine without a GPU", (planned or limit - used) / share, memory, card=memory)
+    free = (planned or limit - used) / max(1, processes(config))
+    return Machine("cpu", "this machine without a GPU", free, memory, total=memory)

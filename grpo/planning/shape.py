@@ -1,4 +1,4 @@
-"""The numbers of an architecture that its memory follows from."""
+"""The shape of a model: the numbers of an architecture that its memory follows from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Any
 QK_NORM = ("qwen3", "qwen3_moe", "olmo2", "gemma3", "gemma3_text")
 SANDWICH = ("gemma2", "gemma3", "gemma3_text")
 QKV_BIAS = ("qwen2", "qwen2_moe")
-# Families whose `config.json` does not mention that input and output embedding are one, and they are.
+# Families that tie input and output embedding without a word of it in `config.json`.
 TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "opt")
-# What the same number is called in other families' configurations.
+# Names of the same numbers in other families' configurations.
 OTHER_NAMES = {
     "num_experts": ("num_local_experts", "n_routed_experts"),
     "num_experts_per_tok": ("num_experts_per_token", "moe_topk"),
@@ -25,43 +25,48 @@ class Shape:
     """A decoder of transformer layers. Names are those of Hugging Face configurations."""
 
     model_type: str
+    """Family, such as `llama`."""
     hidden_size: int
+    """Width of the residual stream."""
     intermediate_size: int
     """Width of a dense feed-forward layer."""
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
+    """Width of an attention head."""
     vocab_size: int
     tie_word_embeddings: bool = False
     num_experts: int = 0
-    """Of a mixture; 0 for dense layers."""
+    """Experts per mixture; 0 for a dense model."""
     num_experts_per_tok: int = 0
+    """Routed experts per token."""
     moe_intermediate_size: int = 0
     """Width of an expert."""
     shared_expert_intermediate_size: int = 0
-    """Width of the expert that every token goes through."""
+    """Width of the shared expert that every token goes through; 0 without."""
     num_dense_layers: int = 0
-    """Layers of a mixture that are not mixtures."""
+    """Dense layers of a model whose other layers are mixtures of experts."""
     sliding_window: int = 0
-    """Tokens that a layer with a sliding window sees; 0 without."""
+    """Tokens that a layer with a sliding window attends to; 0 without."""
     num_sliding_layers: int = 0
+    """Layers with a sliding window."""
     given_parameters: int = 0
-    """Number of parameters where it is known; else it is computed."""
+    """Number of parameters if it is known; 0 to compute it from the shape."""
 
     @property
     def query_width(self) -> int:
-        """Numbers in a token's queries."""
+        """Width of a token's queries, all heads."""
         return self.num_attention_heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
-        """Numbers in a token's keys, and in its values."""
+        """Width of a token's keys, and of its values, all heads."""
         return self.num_key_value_heads * self.head_dim
 
     @property
     def active_width(self) -> int:
-        """Width of the feed-forward layer that a token goes through, all of its experts together."""
+        """Width of the feed-forward layer that a token goes through, summed over its experts."""
         if not self.num_experts:
             return self.intermediate_size
         mixture = self.num_experts_per_tok * self.moe_intermediate_size + self.shared_expert_intermediate_size
@@ -74,7 +79,7 @@ class Shape:
 
     @property
     def mixtures(self) -> int:
-        """Layers that are mixtures of experts."""
+        """Number of layers that are mixtures of experts."""
         return self.num_hidden_layers - self.num_dense_layers if self.num_experts else 0
 
     @property
@@ -83,7 +88,7 @@ class Shape:
         return 3 * self.num_experts * self.moe_intermediate_size * self.hidden_size
 
     def linears(self) -> dict[str, tuple[int, int, int]]:
-        """Return the linear modules of all layers, experts left out: inputs, outputs and how many of each name."""
+        """Return the linear modules of all layers without experts: inputs, outputs and count of each name."""
         hidden, layers = self.hidden_size, self.num_hidden_layers
         modules = {
             "q_proj": (hidden, self.query_width, layers),
@@ -140,7 +145,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     window = number("sliding_window", 0) if text.get("use_sliding_window", True) else 0
     kinds = text.get("layer_types") or []
     every = text.get("sliding_window_pattern") or {"gemma2": 2, "gemma3_text": 6}.get(text.get("model_type", ""), 0)
-    sliding = layers - layers // every if every else layers  # every so many layers sees everything
+    sliding = layers - layers // every if every else layers  # one layer in `every` attends to everything
     family = str(text.get("model_type", "llama"))
     return Shape(
         model_type=family,

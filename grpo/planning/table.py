@@ -1,4 +1,4 @@
-"""Models x methods for one card, with one completion at a time in the update: `python -m grpo.plan plan.table=true`."""
+"""Models x methods for one GPU, with one completion per micro-batch: `python -m grpo.plan plan.table=true`."""
 
 import json
 from collections.abc import Sequence
@@ -29,19 +29,19 @@ METHODS: dict[str, dict[str, str]] = {
     "full": FULL,
     "+ 8-bit AdamW": {**FULL, "train.optim": "adamw_8bit"},
     "+ checkpointing": CHECKPOINTED,
-    "+ gradients on the host": {**CHECKPOINTED, "update.gradients_on_host": "true"},
+    "+ gradients offloaded to CPU": {**CHECKPOINTED, "update.gradients_on_host": "true"},
     "+ paged AdamW": {**CHECKPOINTED, "update.gradients_on_host": "true", "train.optim": "paged_adamw_8bit"},
     "LoRA": {**CHECKPOINTED, "peft": "lora"},
     "QLoRA": {**CHECKPOINTED, "peft": "qlora"},
 }
-LEAST = {"update.max_tokens_per_microbatch": "1"}  # a row at a time
+LEAST = {"update.max_tokens_per_microbatch": "1"}  # one sequence per micro-batch
 
 
 def models_by_methods(overrides: Sequence[str], run_dir: Path, as_json: bool) -> None:
-    """Print the table, as JSON if wanted, and write it as `plan.json` and as a picture.
+    """Print the table, as JSON if wanted, and write `plan.json` and `plan.png`.
 
     Raises:
-        ConfigError: nothing of it can be planned, as the configuration is wrong in itself.
+        ConfigError: no cell can be planned, as the configuration itself is wrong.
     """
     cells = plan_cells(overrides)
     if as_json:
@@ -50,7 +50,7 @@ def models_by_methods(overrides: Sequence[str], run_dir: Path, as_json: bool) ->
         console = Console()
         console.print(as_text(cells))
         console.print(f"models: {', '.join(MODELS.values())}", highlight=False, soft_wrap=True)
-        console.print(f"red: more than {1 - HEADROOM:.0%} of {cells['capacity_gb']:.1f} GB", highlight=False)
+        console.print(f"red: more than {1 - HEADROOM:.0%} of {cells['capacity_gb']:.1f} GiB", highlight=False)
     (run_dir / "plan.json").write_text(json.dumps(cells, indent=2) + "\n")
     draw(cells, run_dir / "plan.png")
     if not as_json:
@@ -58,7 +58,7 @@ def models_by_methods(overrides: Sequence[str], run_dir: Path, as_json: bool) ->
 
 
 def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the peak in GB of each method (rows) and model (columns), None where they do not go together."""
+    """Return the peak of each method (rows) and model (columns), GiB; None where the two exclude each other."""
     # the table chooses these itself
     planner = Planner([word for word in overrides if not word.lstrip("+~").startswith(("model", "peft"))])
     machine = planner.machine = machine_for(planner.config({}))
@@ -69,13 +69,13 @@ def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
             plan = planner.plan({**change, **LEAST, "model": model})
             rows[method][size] = plan.peak_gb if plan else None
     if not any(any(row.values()) for row in rows.values()):
-        raise ConfigError("plan.table: nothing of it can be planned with this command line; try it without plan.table")
+        raise ConfigError("plan.table: no cell can be planned with this command line; try it without plan.table")
     return {"device": machine.name, "capacity_gb": machine.capacity / GB, "peak_gb": rows}
 
 
 def as_text(cells: dict[str, Any]) -> Table:
-    """Return the table for a terminal."""
-    title = f"{cells['device']}, GB, with one completion at a time in the update"
+    """Return the table for the terminal."""
+    title = f"{cells['device']}, GiB, with one completion per micro-batch"
     table = Table("", *MODELS, title=title, title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -88,14 +88,14 @@ def as_text(cells: dict[str, Any]) -> Table:
 
 
 def draw(cells: dict[str, Any], path: Path) -> None:
-    """Draw the table as a picture: what fits in green, the fuller the card the darker; what does not in red."""
+    """Draw the table: runs that fit in green, the darker the fuller the GPU; the others in red."""
     capacity, rows = cells["capacity_gb"], cells["peak_gb"]
     figure = Figure(figsize=(7, 0.5 * len(rows) + 1.2))
     axes = figure.subplots()
-    shares = [[(peak or 0.0) / capacity for peak in row.values()] for row in rows.values()]
+    fractions = [[(peak or 0.0) / capacity for peak in row.values()] for row in rows.values()]
     fits = 1 - HEADROOM
     colours = [
-        [(1 - 0.55 * s, 1 - 0.25 * s, 1 - 0.6 * s) if s <= fits else (0.93, 0.6, 0.55) for s in r] for r in shares
+        [(1 - 0.55 * s, 1 - 0.25 * s, 1 - 0.6 * s) if s <= fits else (0.93, 0.6, 0.55) for s in r] for r in fractions
     ]
     axes.imshow(colours, aspect="auto")
     for y, row in enumerate(rows.values()):
@@ -106,6 +106,6 @@ def draw(cells: dict[str, Any], path: Path) -> None:
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_title(f"GB on {cells['device']}, {capacity:.1f} GB; red does not fit", fontsize=10, pad=12)
+    axes.set_title(f"GiB on {cells['device']}, {capacity:.1f} GiB; red does not fit", fontsize=10, pad=12)
     figure.tight_layout()
     figure.savefig(path, dpi=150)

@@ -1,4 +1,4 @@
-"""What a run's memory follows from, beside the shape of its model."""
+"""A run's workload: lengths, counts and methods that its memory follows from, beside the shape of its model."""
 
 from dataclasses import dataclass
 
@@ -8,84 +8,93 @@ class Adapter:
     """LoRA matrices on some of a model's linear modules."""
 
     rank: int
+    """Rank of the two matrices that a linear module gets."""
     modules: tuple[str, ...] | None = None
-    """Names such as `q_proj`; None for all linear modules but the output embedding."""
+    """Names of the adapted modules, such as `q_proj`; None for all linear modules but the output embedding."""
     number_bytes: int = 4
-    """PEFT holds adapters in float32, TRL those of a quantized base in bfloat16."""
+    """Bytes per parameter of the adapter: PEFT holds float32, TRL bfloat16 on a quantized base."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a run's memory follows from, beside the shape of its model; lengths and rows are those of one device."""
+class Workload:
+    """A run's lengths, counts and methods on one device, and its processes on one machine."""
 
     prompt: int
-    """Tokens of the longest prompt."""
+    """Length of the longest prompt, tokens."""
     completion: int
-    """Tokens of the longest completion."""
-    rows: int
+    """Length of the longest completion, tokens."""
+    sequences: int
     """Completions that are generated at once."""
     tokens: int
-    """`max_tokens_per_microbatch`: tokens that go through the policy at once in the update, never less than a row."""
-    completions_a_sequence: int = 1
-    """With `share_prompts`: how many completions can stand behind one prompt."""
+    """`update.max_tokens_per_microbatch`: tokens per micro-batch; a longer sequence is a micro-batch of its own."""
+    completions_per_sequence: int = 1
+    """Completions that can follow one copy of their prompt: the group's with `update.share_prompts`, else 1."""
     weight_bytes: float = 2
-    """Of a number in the weights as they are loaded."""
+    """Bytes per weight, as loaded and before quantization."""
     compute_bytes: int = 2
-    """Of a number in the activations."""
+    """Bytes per number in the activations."""
     quantized: int = 0
-    """Bits of a number in the linear modules' weights: 4 (NF4, 2305.14314) or 8, 0 if they are not quantized."""
+    """Bits per weight of the linear modules: 4 (NF4, 2305.14314) or 8, 0 if they are not quantized."""
     double_quantized: bool = True
+    """Whether the scales of 4-bit weights are quantized too."""
     adapter: Adapter | None = None
+    """LoRA adapter that is trained; None if all weights are."""
     optimizer: str = "adamw_torch"
     """A name of transformers' `OptimizerNames`."""
     checkpointing: bool = False
+    """Whether layers keep only their input and are recomputed in the backward pass."""
     reference: bool = False
     """Whether a second copy of the weights is the reference of a KL penalty."""
     gradients_on_host: bool = False
-    """`update.gradients_on_host`: only the gradient at hand is on the device."""
+    """`update.gradients_on_host`: gradients are offloaded to CPU, one at a time is on the device."""
     vllm_share: float = 0.0
-    """vLLM's share of the card; 0 when it is not on this card."""
+    """vLLM's fraction of the device's memory; 0 where vLLM runs elsewhere or not at all."""
     vllm_sleeps: bool = False
+    """Whether vLLM frees its memory while the policy is trained."""
     vllm_shards: int = 1
-    """Over how many devices vLLM spreads its copy of the weights (tensor parallelism)."""
+    """Devices over which vLLM spreads its copy of the weights (tensor parallelism)."""
     on_server: bool = False
-    """Whether a vLLM server elsewhere generates, and gets the weights."""
-    card: float = 0.0
-    """Bytes of the whole card, of which vLLM takes its share."""
+    """Whether a vLLM server elsewhere generates and receives the weights."""
+    gpu_memory: float = 0.0
+    """Memory of the device in all, bytes: the base of vLLM's fraction."""
     sampling_filter: bool = False
     """Whether top-k, top-p or min-p sorts the vocabulary."""
     device: str = "cuda"
+    """`cuda` or `cpu`."""
     processes: int = 1
-    """On this machine, each with a device of its own."""
+    """Processes on this machine, each with a device of its own."""
     weight_shards: int = 1
+    """Devices over which FSDP or ZeRO shards the weights."""
     gradient_shards: int = 1
+    """Devices over which FSDP or ZeRO shards the gradients."""
     optimizer_shards: int = 1
-    """Over how many devices FSDP or ZeRO spreads each of these."""
+    """Devices over which FSDP or ZeRO shards the optimizer state."""
     float32_training: bool = False
     """Whether weights in half precision are trained by a copy in float32, as FSDP and ZeRO do."""
     offload_weights: bool = False
+    """Whether the weights are offloaded to CPU."""
     offload_optimizer: bool = False
-    """Whether weights, gradients and optimizer state wait in host memory."""
+    """Whether gradients and optimizer state are offloaded to CPU."""
 
     @property
-    def row(self) -> int:
-        """Tokens of the longest row."""
+    def sequence(self) -> int:
+        """Length of the longest prompt with one completion, tokens."""
         return self.prompt + self.completion
 
     @property
     def microbatch(self) -> int:
-        """Tokens of the largest micro-batch: what is allowed, or one row that exceeds it."""
-        return max(self.tokens, self.row)
+        """Size of the largest micro-batch, tokens: the limit, or one sequence that exceeds it."""
+        return max(self.tokens, self.sequence)
 
     @property
-    def sequence(self) -> int:
-        """Tokens of the longest sequence that goes through the policy: a row, or a prompt with its completions."""
-        return min(self.prompt + self.completions_a_sequence * self.completion, self.microbatch)
+    def shared_sequence(self) -> int:
+        """Length of the longest prompt with all completions that share it, tokens."""
+        return min(self.prompt + self.completions_per_sequence * self.completion, self.microbatch)
 
     @property
     def scored(self) -> int:
-        """Tokens of the largest micro-batch that the head scores: on a GPU those of completions, else all."""
+        """Tokens of the largest micro-batch that the head scores: on a GPU those of completions, on a CPU all."""
         if self.device == "cpu":
             return self.microbatch
-        completions = self.completions_a_sequence * self.completion
+        completions = self.completions_per_sequence * self.completion
         return -(-self.microbatch * completions // (self.prompt + completions))

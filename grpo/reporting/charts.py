@@ -1,4 +1,4 @@
-"""Pictures inside a page: SVG whose colours are the page's, so that they are right in the dark and in print."""
+"""Charts as inline SVG in the colours of the page, for a light and a dark screen and for print."""
 
 import io
 import math
@@ -15,13 +15,13 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy import insert
 
 Points = Sequence[tuple[float, float]]
-MOST = 300
-"""Points of a line; more are averaged, with a band from the lowest to the highest."""
-LABEL = 24
-"""Characters of a label below a value."""
+MAX_POINTS = 300
+"""Points per line; more are averaged, with a band from the lowest to the highest."""
+MAX_LABEL = 24
+"""Characters per label of a value."""
 INK, GRID = "#010203", "#020304"
 COLOURS = tuple(f"#03040{number}" for number in range(6))
-"""Stand for the variables of the page, which the picture gets instead."""
+"""Placeholders for the colour variables of the page."""
 STYLE = {"svg.fonttype": "none", "font.size": 8, "axes.edgecolor": GRID, "text.color": INK, "path.simplify": True}
 STYLE |= dict.fromkeys(("xtick.color", "ytick.color", "axes.labelcolor"), INK)
 
@@ -30,15 +30,17 @@ matplotlib.rcParams["text.parse_math"] = False  # a dollar in a value is a dolla
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture with its title and the names of its lines, in the order of the page's colours."""
+    """A chart with its title and legend."""
 
     title: str
     svg: Markup
+    """SVG element."""
     labels: list[str] = field(default_factory=list)
+    """Names of the lines, in the order of the page's colours; empty for a single line."""
 
 
 def curves(title: str, lines: dict[str, Points], percent: bool = False) -> Chart:
-    """Draw lines over steps; a scale that spans more than two powers of ten and has no zero is logarithmic."""
+    """Draw lines over steps, on a logarithmic scale for positive values that span more than two powers of ten."""
     figure, axes = frame(title, percent)
     for colour, points in zip(COLOURS * len(lines), lines.values(), strict=False):
         draw_line(axes, points, colour)
@@ -49,20 +51,27 @@ def curves(title: str, lines: dict[str, Points], percent: bool = False) -> Chart
     return Chart(title, svg(figure, title), list(lines) if len(lines) > 1 else [])
 
 
-def accuracies(title: str, sampled: Points, ends: Sequence[tuple[float, float, float, float]]) -> Chart:
-    """Draw the share of right answers: as sampled in training, and held out as (step, share, low, high)."""
+def accuracy_curve(title: str, sampled: Points, ends: Sequence[tuple[float, float, float, float]]) -> Chart:
+    """Draw the accuracy over steps: as sampled in training, and held out as (step, accuracy, low, high)."""
     figure, axes = frame(title, percent=True)
     draw_line(axes, sampled, COLOURS[0])
-    for step, share, low, high in ends:
+    for step, accuracy, low, high in ends:
         axes.errorbar(
-            step, share, [[share - low], [high - share]], fmt="o", color=COLOURS[1], capsize=3, clip_on=False, zorder=5
+            step,
+            accuracy,
+            [[accuracy - low], [high - accuracy]],
+            fmt="o",
+            color=COLOURS[1],
+            capsize=3,
+            clip_on=False,
+            zorder=5,
         )
     axes.set_xlabel("step")
     return Chart(title, svg(figure, title), ["sampled in training", "held out, greedy, 95 % interval"])
 
 
 def bars(title: str, heights: dict[str, float | None], unit: str) -> Chart:
-    """Draw a bar for each value, with its height in figures; without one a cross."""
+    """Draw a bar per value with its height as a number, and a cross where there is none."""
     figure, axes = frame(title, percent=False)
     for place, height in enumerate(heights.values()):
         axes.bar(place, height or 0, color=COLOURS[0], width=0.6)
@@ -73,21 +82,23 @@ def bars(title: str, heights: dict[str, float | None], unit: str) -> Chart:
     return Chart(title, svg(figure, title))
 
 
-def shares(title: str, found: Mapping[str, Sequence[tuple[float, float, float]]], before: float | None) -> Chart:
-    """Draw shares with their intervals (share, low, high) over values, and a line at the share before."""
+def accuracy_by_value(
+    title: str, accuracies: Mapping[str, Sequence[tuple[float, float, float]]], before: float | None
+) -> Chart:
+    """Draw accuracies with their intervals (accuracy, low, high) over values, and a line at the accuracy before."""
     figure, axes = frame(title, percent=True)
-    for place, several in enumerate(found.values()):
-        for share, low, high in several:
-            axes.errorbar(place, share, [[share - low], [high - share]], fmt="o", color=COLOURS[1], capsize=3)
+    for place, of_value in enumerate(accuracies.values()):
+        for accuracy, low, high in of_value:
+            axes.errorbar(place, accuracy, [[accuracy - low], [high - accuracy]], fmt="o", color=COLOURS[1], capsize=3)
     if before is not None:
         axes.axhline(before, color=INK, linestyle="--", linewidth=0.8, alpha=0.6)
-        axes.text(len(found) - 0.5, before, "before", ha="right", va="bottom", color=INK)
-    label_places(axes, list(found))
+        axes.text(len(accuracies) - 0.5, before, "before", ha="right", va="bottom", color=INK)
+    label_places(axes, list(accuracies))
     return Chart(title, svg(figure, title))
 
 
 def frame(title: str, percent: bool) -> tuple[Figure, Axes]:
-    """Return an empty picture."""
+    """Return an empty chart."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.4, 2.4), layout="constrained")
         figure.patch.set_alpha(0)
@@ -104,24 +115,24 @@ def frame(title: str, percent: bool) -> tuple[Figure, Axes]:
 
 
 def draw_line(axes: Axes, points: Points, colour: str) -> None:
-    """Draw points as a line, broken where steps are missing, with a band around what a point is the mean of."""
-    size = math.ceil(len(points) / MOST) if points else 1
+    """Draw points as a line, broken where steps are missing, with a band from lowest to highest around averages."""
+    size = math.ceil(len(points) / MAX_POINTS) if points else 1
     parts = [points[start : start + size] for start in range(0, len(points), size)]
     steps = [mean(float(step) for step, _ in part) for part in parts]
     heights = [[height for _, height in part] for part in parts]
     if size > 1:
         axes.fill_between(steps, [min(h) for h in heights], [max(h) for h in heights], color=colour, alpha=0.2, lw=0)
-    usual = median(after - before for before, after in pairwise(steps)) if len(steps) > 1 else 1
-    gaps = [place + 1 for place, (before, after) in enumerate(pairwise(steps)) if after - before > 1.5 * usual]
-    whole = insert([float(mean(h)) for h in heights], gaps, math.nan)
+    spacing = median(after - before for before, after in pairwise(steps)) if len(steps) > 1 else 1
+    gaps = [place + 1 for place, (before, after) in enumerate(pairwise(steps)) if after - before > 1.5 * spacing]
+    averages = insert([float(mean(h)) for h in heights], gaps, math.nan)
     axes.plot(
-        insert(steps, gaps, math.nan), whole, color=colour, linewidth=1.2, marker="." if gaps else "", markersize=3
+        insert(steps, gaps, math.nan), averages, color=colour, linewidth=1.2, marker="." if gaps else "", markersize=3
     )
 
 
 def label_places(axes: Axes, labels: Sequence[str]) -> None:
-    """Put labels below whole numbers; long ones at a slant."""
-    labels = [label if len(label) <= LABEL else f"{label[: LABEL - 1]}…" for label in labels]
+    """Label the integers of the x axis, at a slant if the labels are long."""
+    labels = [label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…" for label in labels]
     crowded = sum(map(len, labels)) > 50
     axes.set_xticks(range(len(labels)), labels, rotation=30 if crowded else 0, ha="right" if crowded else "center")
     axes.set_xlim(-0.5, len(labels) - 0.5)

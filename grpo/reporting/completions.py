@@ -1,4 +1,4 @@
-"""The completions of a run that its page shows: of steps spread over the run, as many as a page can hold."""
+"""The completions on the page of a run: of steps spread over the run, as many as a page can hold."""
 
 import json
 import math
@@ -11,38 +11,40 @@ import pyarrow
 from markupsafe import Markup
 from pyarrow import parquet
 
-STEPS = 60
-"""Steps that are shown at most."""
-LENGTH = 6000
-"""Characters of a text that are shown; of a longer one beginning and end."""
-SIZE = 2_500_000
-"""Bytes of text on a page at most."""
+MAX_STEPS = 60
+"""Steps on a page."""
+MAX_LENGTH = 6000
+"""Characters per text; of a longer one the page shows beginning and end."""
+MAX_SIZE = 2_500_000
+"""Bytes of text on a page."""
 
 
 def sample(run_dir: Path, weights: dict[str, float]) -> dict[str, Any]:
-    """Return `steps`, each with the groups of its completions, and `shown` of `logged` steps.
+    """Return `steps`, each with the groups of its completions, and the numbers of `shown` and `logged` steps.
 
-    A group has its prompt and completions, the highest reward first, each with text, reward, advantage and what each
-    reward function gave. Where all groups of a step are too much, its first ones come, at least one, of which the best
-    and the worst completion.
+    A group has its prompt and its completions, the highest reward first, each with text, reward, advantage and the
+    value of each reward function. A step that is too large is reduced to its first groups, or to the best and the worst
+    completion of the first one.
 
     Args:
-        weights: of the reward functions, by name.
+        weights: weights of the reward functions by name.
     """
     files = sorted(
         (run_dir / "completions").glob("completions_*.parquet"), key=lambda file: (len(file.name), file.name)
     )
-    count = min(STEPS, len(files))
+    count = min(MAX_STEPS, len(files))
     chosen = [files[round(place * (len(files) - 1) / max(1, count - 1))] for place in range(count)]
     steps = []
     for file in chosen:
         try:
             rows = read_rows(file, [*KEPT, *weights])
-        except (pyarrow.ArrowInvalid, OSError):  # the run was killed while it wrote
+        except (pyarrow.ArrowInvalid, OSError):  # the run was killed while it wrote the file
             continue
-        groups = [group(list(same), weights) for _, same in groupby(rows, key=lambda row: row["prompt"])]
+        groups = [group(list(of_prompt), weights) for _, of_prompt in groupby(rows, key=lambda row: row["prompt"])]
         if rows:
-            steps.append({"step": rows[0]["step"], "rows": len(rows), "groups": fitting(groups, SIZE // len(chosen))})
+            steps.append(
+                {"step": rows[0]["step"], "rows": len(rows), "groups": fitting(groups, MAX_SIZE // len(chosen))}
+            )
     return {"steps": steps, "shown": len(steps), "logged": len(files)}
 
 
@@ -50,7 +52,7 @@ KEPT = ("step", "prompt", "completion", "advantage")
 
 
 def read_rows(file: Path, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of a Parquet file, of those columns that it has; what is no UTF-8 is replaced."""
+    """Return the rows of a Parquet file with the columns of `names` that it has; invalid UTF-8 is replaced."""
     table = parquet.read_table(file)
     columns = {}
     for name in names:
@@ -68,13 +70,13 @@ def group(rows: Sequence[dict[str, Any]], weights: dict[str, float]) -> dict[str
     """Return a prompt and its completions, the highest reward first; one without a reward comes last."""
     completions: list[dict[str, Any]] = []
     for row in rows:
-        given = {name: number(row.get(name)) for name in weights}
-        parts = [weights[name] * value for name, value in given.items() if value is not None]
+        rewards = {name: number(row.get(name)) for name in weights}
+        weighted = [weights[name] * value for name, value in rewards.items() if value is not None]
         completions.append(
             {
                 "text": shortened(row["completion"]),
-                "reward": number(sum(parts)) if parts else None,
-                "rewards": given,
+                "reward": number(sum(weighted)) if weighted else None,
+                "rewards": rewards,
                 "advantage": number(row.get("advantage")),
             }
         )
@@ -83,38 +85,37 @@ def group(rows: Sequence[dict[str, Any]], weights: dict[str, float]) -> dict[str
 
 
 def number(value: float | None) -> float | None:
-    """Return a number with as many digits as are read; None for what is none."""
+    """Return a number with four significant digits; None for one that is missing or not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
 
 
 def fitting(groups: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
-    """Return the first groups, of at most `size` bytes together; of the first one best and worst in any case."""
+    """Return the first groups, of at most `size` bytes in total, and at least best and worst of the first group."""
     kept: list[dict[str, Any]] = []
-    for found in groups:
-        size -= len(as_data(found).encode())
+    for candidate in groups:
+        size -= len(as_data(candidate).encode())
         if size < 0:
             break
-        kept.append(found)
+        kept.append(candidate)
     if not kept and groups:
-        ends = groups[0]["completions"]
-        kept = [{**groups[0], "completions": [ends[0], ends[-1]] if len(ends) > 1 else ends}]
+        ordered = groups[0]["completions"]
+        kept = [{**groups[0], "completions": [ordered[0], ordered[-1]] if len(ordered) > 1 else ordered}]
     return kept
 
 
 def as_data(content: Any) -> Markup:
-    """Return JSON that stays data wherever it stands in a page: no character in it begins or ends markup."""
+    """Return JSON that is safe anywhere in a page: no character in it begins or ends markup."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
-def shortened(said: Any) -> str:
-    """Return a text, or the messages of a conversation, as a text for UTF-8; without its middle if it is long."""
-    if isinstance(said, list):
-        said = (
-            said[0]["content"] if len(said) == 1 else "\n".join(f"{part['role']}: {part['content']}" for part in said)
-        )
-    text = str(said)
-    if len(text) > LENGTH:
-        left_out = len(text) - LENGTH
-        text = f"{text[: LENGTH * 2 // 3]}\n[… {left_out} characters are left out here …]\n{text[-LENGTH // 3 :]}"
+def shortened(content: Any) -> str:
+    """Return a text, or the messages of a conversation, as valid UTF-8; the middle of a long text is omitted."""
+    if isinstance(content, list):
+        messages = [f"{message['role']}: {message['content']}" for message in content]
+        content = content[0]["content"] if len(content) == 1 else "\n".join(messages)
+    text = str(content)
+    if len(text) > MAX_LENGTH:
+        omitted = len(text) - MAX_LENGTH
+        text = f"{text[: MAX_LENGTH * 2 // 3]}\n[… {omitted} characters omitted …]\n{text[-MAX_LENGTH // 3 :]}"
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,4 +1,4 @@
-"""The model card of an exported run: what it was trained on, how, and how it scored."""
+"""The model card of an exported run: data, method, results and prompts."""
 
 import json
 import re
@@ -9,13 +9,13 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from grpo.config.library import BUILDERS
 from grpo.runs.run_dir import Run
-from grpo.runs.summary import share
+from grpo.runs.summary import with_interval
 
 ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def model_card(run: Run) -> str:
-    """Return the card of a run as Markdown with its metadata in front."""
+    """Return the model card of a run: Markdown after its metadata."""
     config, task = run.config, run.config.task
     name = str(config.model.model_name_or_path)
     base = name if ON_HUB.fullmatch(name) and not Path(name).exists() else None
@@ -34,14 +34,14 @@ def model_card(run: Run) -> str:
         eval_results=results,
     )
     lines = [f"# {Path(name).name}, trained with GRPO", "", *_training(run, base or Path(name).name, data), ""]
-    lines += ["## How it scored", "", *_scores(run), ""]
+    lines += ["## Results", "", *_scores(run), ""]
     lines += ["## Use", "", *_use(run), "", "## Versions", ""]
     lines += [f"{package} {number}  " for package, number in run.summary.get("versions", {}).items()]
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n" + "\n".join(lines) + "\n"))
 
 
 def data_of(task: Any) -> str:
-    """Return the data set's name on the hub, its generator, or the names of its files without their folders."""
+    """Return the data set of a task: its name on the hub, its generator, or the names of its files without folders."""
     path, files = str(task.dataset.get("path") or ""), task.dataset.get("data_files")
     if files or (path and (Path(path).exists() or Path(path).suffix in BUILDERS)):
         named = files.values() if hasattr(files, "values") else [files or path]
@@ -53,7 +53,7 @@ def _training(run: Run, base: str, data: str) -> list[str]:
     config, train = run.config, run.config.train
     counts = run.summary.get("data", {}).get("train", {})
     rewards = ", ".join(f"`{name}` (weight {reward.get('weight', 1.0)})" for name, reward in config.reward.items())
-    adapter = f"LoRA of rank {config.peft.get('r')}, merged here" if config.peft else "all weights"
+    adapter = f"LoRA of rank {config.peft.get('r')}, merged into the weights" if config.peft else "all weights"
     status = run.summary.get("status", "unknown")
     return [
         f"- Base: {base}",
@@ -70,24 +70,24 @@ def _scores(run: Run) -> list[str]:
     lines = ["| | accuracy |", "|---|---|"]
     file = run.folder / "evaluation.json"
     known: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    for when, found in known.items():
-        what = f"{when} training, greedy, {found['samples']} held-out problems"
-        lines.append(f"| {what} | {share(found['accuracy'], found['interval'])} |")
+    for when, result in known.items():
+        decoding = f"{when} training, greedy, {result['samples']} held-out problems"
+        lines.append(f"| {decoding} | {with_interval(result['accuracy'], result['interval'])} |")
     later = run.folder / "evaluate" / "evaluation.json"
     sampled: dict[str, Any] = json.loads(later.read_text()) if later.is_file() else {}
     if sampled:
-        what = f"greedy, {sampled['samples']} held-out problems"
-        lines.append(f"| {what} | {share(sampled['accuracy'], sampled['interval'])} |")
+        decoding = f"greedy, {sampled['samples']} held-out problems"
+        lines.append(f"| {decoding} | {with_interval(sampled['accuracy'], sampled['interval'])} |")
     for measure in ("pass@k", "maj@k"):
-        for k, found in sampled.get(measure, {}).items():
-            lines.append(f"| {measure.replace('k', k)} | {share(found['value'], found['interval'])} |")
-    return lines if len(lines) > 2 else ["It was not evaluated."]
+        for k, estimate in sampled.get(measure, {}).items():
+            lines.append(f"| {measure.replace('k', k)} | {with_interval(estimate['value'], estimate['interval'])} |")
+    return lines if len(lines) > 2 else ["Not evaluated."]
 
 
 def _use(run: Run) -> list[str]:
     task = run.config.task
-    lines = ["The prompts it was trained with:", "", "```", str(task.prompt).rstrip("\n"), "```"]
+    lines = ["Prompt template of the training:", "", "```", str(task.prompt).rstrip("\n"), "```"]
     if task.system_prompt:
-        lines += ["", "with the system prompt:", "", "```", task.system_prompt, "```"]
-    lines += ["", "Outside of this kind of problem it has not been tested."]
+        lines += ["", "System prompt:", "", "```", task.system_prompt, "```"]
+    lines += ["", "The model has not been tested on other kinds of problems."]
     return lines

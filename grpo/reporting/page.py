@@ -1,4 +1,4 @@
-"""One page that shows a run, or a sweep, and needs nothing else."""
+"""One self-contained page about a run, or about a sweep."""
 
 import base64
 import hashlib
@@ -8,9 +8,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from grpo.atomic import atomic
 from grpo.config.batch import completions
 from grpo.config.library import DEFAULT_OPTIMIZER
-from grpo.reporting.charts import Chart, Points, accuracies, bars, curves, shares
+from grpo.reporting.charts import Chart, Points, accuracy_by_value, accuracy_curve, bars, curves
 from grpo.reporting.completions import as_data, sample
 from grpo.reporting.findings import findings
 from grpo.reporting.findings.base import values
@@ -20,19 +21,19 @@ from grpo.runs.sweep_dir import COLUMNS, Sweep, is_sweep, read_sweep, show
 PAGE = "report.html"
 
 PHASES = ("generate", "reward", "logprobs", "update")
+"""Phases of a step, as in the names of metrics."""
 
 
 def write_report(folder: Path) -> Path:
     """Write the page of a run, or of a sweep, into its directory.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the folder holds neither.
     """
     page = sweep_page(read_sweep(folder)) if is_sweep(folder) else run_page(read_run(folder))
     file = folder / PAGE
-    partial = file.with_suffix(".partial")
-    partial.write_text(page, encoding="utf-8", errors="replace")
-    partial.replace(file)
+    with atomic(file) as partial:
+        partial.write_text(page, encoding="utf-8", errors="replace")
     return file
 
 
@@ -57,7 +58,7 @@ def name_of(folder: Path) -> str:
 
 
 def facts(run: Run) -> dict[str, str]:
-    """Return what was trained on what and how, in the words of the configuration."""
+    """Return the settings and results of a run by name, as text."""
     config, train = run.config, run.config.train
     data = {key: run.summary.get("data", {}).get(key, {}).get("used") for key in ("train", "held_out")}
     batch = run.summary.get("completions_a_step", completions(train, 1))
@@ -71,70 +72,71 @@ def facts(run: Run) -> dict[str, str]:
         "problems": ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in data.items() if count is not None),
         "rewards": ", ".join(rewards),
         "loss": f"{train.loss_type}, advantages scaled by {train.scale_rewards}, beta {train.beta:g}",
-        "a step": f"{batch} completions, groups of {train.num_generations}, up to {train.max_completion_length} tokens",
+        "per step": f"{batch} completions in groups of {train.num_generations}",
+        "completions": f"up to {train.max_completion_length} tokens",
         "optimizer": f"{train.optim or DEFAULT_OPTIMIZER}, rate {train.learning_rate:g} ({train.lr_scheduler_type})",
         "generation": f"vLLM, {train.vllm_mode}" if train.use_vllm else "transformers",
         "machine": run.plan.get("device", ""),
         "steps": str(run.summary.get("steps", len(run.metrics))),
-        "time of its steps": f"{run.seconds:,.0f} s",
-        "tokens a second": f"{run.tokens_per_second or 0:,.0f}, of prompts and completions",
+        "time of all steps": f"{run.seconds:,.0f} s",
+        "tokens per second": f"{run.tokens_per_second or 0:,.0f}, of prompts and completions",
         "versions": ", ".join(f"{name} {version}" for name, version in run.summary.get("versions", {}).items()),
         "commit": run.summary.get("git_commit") or "",
     }
 
 
 def memory(run: Run) -> list[tuple[str, float | None, float | None]]:
-    """Return phases with the GB that were planned and those that were read; None where one is not known."""
+    """Return the phases with planned and measured memory, GiB; None where one is not known."""
     planned = run.summary.get("planned_gb") or {}
-    read = {phase: run.summary.get(f"memory/{phase}_gb") for phase in PHASES}
-    rows = [(phase, planned.get(phase), read[phase]) for phase in PHASES if phase in planned or read[phase]]
+    measured = {phase: run.summary.get(f"memory/{phase}_gb") for phase in PHASES}
+    rows = [(phase, planned.get(phase), measured[phase]) for phase in PHASES if phase in planned or measured[phase]]
     return [("peak", planned.get("peak"), run.peak_gb), *rows] if rows or run.peak_gb else []
 
 
 def charts(run: Run) -> list[Chart]:
-    """Return the pictures of a run; a metric that was not logged has none."""
+    """Return the charts of a run, without those of metrics that were not logged."""
 
     def lines(names: dict[str, str]) -> dict[str, Points]:
         return {label: points for label, name in names.items() if (points := values(run, name))}
 
-    sampled = values(run, f"rewards/{run.judge}/mean")
+    sampled = values(run, f"rewards/{run.grader}/mean")
     last = run.metrics[-1]["step"] if run.metrics else 0
     known = [(step, run.evaluation[when]) for when, step in (("before", 0), ("after", last)) if when in run.evaluation]
     held_out = [(step, part["accuracy"], *part["interval"]) for step, part in known]
     rewards = {str(name): f"rewards/{name}/mean" for name in run.config.reward}
-    wanted: list[tuple[str, dict[str, str], bool]] = [
+    metrics: list[tuple[str, dict[str, str], bool]] = [
         ("Reward", {"reward": "reward"}, False),
         ("Reward functions", rewards if len(rewards) > 1 else {}, False),
-        ("KL to the reference, nats a token", {"KL": "kl"}, False),
+        ("KL to the reference, nats per token", {"KL": "kl"}, False),
         (
-            "Entropy, nats a token",
+            "Entropy, nats per token",
             {"entropy": max("entropy", "update/entropy", key=lambda name: len(values(run, name)))},
             False,
         ),
         ("Completion length, tokens", {key: f"completions/{key}_length" for key in ("mean", "min", "max")}, False),
-        ("Completions cut off", {"cut off": "completions/clipped_ratio"}, True),
-        ("Groups without a difference in reward", {"groups": "frac_reward_zero_std"}, True),
+        ("Truncated completions", {"truncated": "completions/clipped_ratio"}, True),
+        ("Zero-variance groups", {"groups": "frac_reward_zero_std"}, True),
         ("Gradient norm", {"norm": "grad_norm"}, False),
         ("Learning rate", {"rate": "learning_rate"}, False),
-        ("Rows that needed no update", {"rows": "update/rows_skipped"}, False),
+        ("Skipped completions (zero advantage)", {"completions": "update/rows_skipped"}, False),
         ("Difference of vLLM's log-probabilities", {"nats": "sampling/sampling_logp_difference/mean"}, False),
-        ("Time by phase, s a step", {phase: f"time/{phase}" for phase in PHASES}, False),
-        ("Memory by phase, GB", {phase: f"memory/{phase}_gb" for phase in (*PHASES, "host")}, False),
+        ("Time by phase, s/step", {phase: f"time/{phase}" for phase in PHASES}, False),
+        ("Memory by phase, GiB", {phase: f"memory/{phase}_gb" for phase in (*PHASES, "host")}, False),
     ]
-    found = [curves(title, drawn, percent=share) for title, names, share in wanted if (drawn := lines(names))]
-    return ([accuracies("Right answers", sampled, held_out)] if sampled or held_out else []) + found
+    drawings = [curves(title, drawn, percent=percent) for title, names, percent in metrics if (drawn := lines(names))]
+    return ([accuracy_curve("Accuracy", sampled, held_out)] if sampled or held_out else []) + drawings
 
 
 def sweep_page(sweep: Sweep) -> str:
     """Return the page of a sweep."""
-    judged = [run for run in sweep.runs if run.accuracy is not None]
-    best = max(judged, key=lambda run: (run.accuracy or 0, run.reward or 0), default=None)
-    rivals = [run for run in judged if best and run is not best and interval(run)[2] >= interval(best)[1]]
+    evaluated = [run for run in sweep.runs if run.accuracy is not None]
+    best = max(evaluated, key=lambda run: (run.accuracy or 0, run.reward or 0), default=None)
+    rivals = [run for run in evaluated if best and run is not best and interval(run)[2] >= interval(best)[1]]
     return page(
         "sweep.html.jinja",
         title=f"GRPO sweep {name_of(sweep.folder)}",
         sweep=sweep,
-        columns=COLUMNS | {"completions a step": lambda run: show(run.summary.get("completions_a_step"), "{:,}")},
+        columns=COLUMNS | {"completions per step": lambda run: show(run.summary.get("completions_a_step"), "{:,}")},
         best=best,
         rivals=rivals,
         charts=[chart for key in sweep.varied for chart in comparisons(sweep, key)],
@@ -142,17 +144,18 @@ def sweep_page(sweep: Sweep) -> str:
 
 
 def comparisons(sweep: Sweep, key: str) -> list[Chart]:
-    """Return the pictures of memory and accuracy over the values of a key."""
+    """Return the charts of memory and accuracy over the values of a key."""
     places: dict[str, list[Run]] = {}
     for run in sorted(sweep.runs, key=lambda run: order(sweep.value(run, key))):
         places.setdefault(sweep.value(run, key), []).append(run)
     peaks = {text: max((run.peak_gb for run in runs if run.peak_gb), default=None) for text, runs in places.items()}
-    found = [bars(f"Peak memory over {key}, GB", peaks, "GB")]
+    drawings = [bars(f"Peak memory over {key}, GiB", peaks, "GiB")]
     after = {text: [interval(run) for run in runs if run.accuracy is not None] for text, runs in places.items()}
     if any(after.values()):
         before = {run.evaluation["before"]["accuracy"] for run in sweep.runs if "before" in run.evaluation}
-        found.append(shares(f"Held-out accuracy over {key}", after, before.pop() if len(before) == 1 else None))
-    return found
+        common = before.pop() if len(before) == 1 else None
+        drawings.append(accuracy_by_value(f"Held-out accuracy over {key}", after, common))
+    return drawings
 
 
 def interval(run: Run) -> tuple[float, float, float]:
@@ -162,7 +165,7 @@ def interval(run: Run) -> tuple[float, float, float]:
 
 
 def order(text: str) -> tuple[bool, float, str]:
-    """Return a key that sorts numbers by size, and texts behind them."""
+    """Return a sort key: numbers by size, then texts."""
     try:
         return False, float(text), ""
     except ValueError:
@@ -170,7 +173,7 @@ def order(text: str) -> tuple[bool, float, str]:
 
 
 def page(template: str, **content: Any) -> str:
-    """Return a page from its template. What is not markup is escaped, and nothing but the page's own script can run."""
+    """Render a template. Content is escaped, and the page's policy allows no script but its own."""
     environment = Environment(
         loader=PackageLoader("grpo.reporting"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )

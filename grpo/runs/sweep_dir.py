@@ -1,4 +1,4 @@
-"""The directory of a sweep, read for its table and its page."""
+"""Reading the directory of a sweep, for its table and its page."""
 
 import contextlib
 from dataclasses import dataclass
@@ -11,73 +11,74 @@ from grpo.runs.run_dir import Run, read_run
 EPOCHS = "train.num_train_epochs"
 
 SWEEP = "sweep.json"
-"""What is written down of a sweep when it begins."""
+"""File that a sweep writes when it begins."""
 
 COLUMNS = {
     "accuracy": lambda run: show(run.accuracy, "{:.1%}"),
     "reward": lambda run: show(run.reward, "{:.2f}"),
     "steps": lambda run: show(run.summary.get("steps", len(run.metrics)), "{:,}"),
     "tokens/s": lambda run: show(run.tokens_per_second, "{:,.0f}"),
-    "peak GB": lambda run: show(run.peak_gb, "{:.2f}"),
+    "peak GiB": lambda run: show(run.peak_gb, "{:.2f}"),
     "time": lambda run: show(run.seconds or None, "{:,.0f} s"),
 }
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The jobs of a sweep, as they have left their directories."""
+    """A sweep, as the directories of its jobs show it."""
 
     folder: Path
     runs: list[Run]
+    """Jobs of the sweep, in the order of their numbers."""
     comparison: str | None
-    """What is the same in all jobs, if something had to be changed for it."""
+    """What the jobs have in common, if the sweep changed a setting for it; else None."""
     swept: list[str]
-    """The keys that were typed with several values."""
+    """Keys that were typed with several values."""
 
     @property
     def varied(self) -> list[str]:
-        """The keys of the command line that are not the same in all jobs."""
+        """Keys of the command line whose values differ between jobs."""
         keys = dict.fromkeys(key for run in self.runs for key in typed(run))
         differ = [key for key in keys if len({typed(run).get(key) for run in self.runs}) > 1]
         return [key for key in keys if key in self.swept or (key in differ and not (key == EPOCHS and self.comparison))]
 
     def value(self, run: Run, key: str) -> str:
-        """Return what a key of the command line was in a job; a long fraction with four digits."""
+        """Return the value of a key of the command line in a job, a long fraction with four digits."""
         text = typed(run).get(key, "")
         with contextlib.suppress(ValueError):
             return text if len(text) < 8 or "." not in text else f"{float(text):.4g}"
         return text
 
     def name(self, run: Run) -> str:
-        """Return the directory of a job, inside the sweep's."""
+        """Return the directory of a job, relative to the sweep's."""
         return str(run.folder.relative_to(self.folder))
 
     @property
     def failed(self) -> list[Run]:
-        """The jobs that have not been completed."""
+        """Jobs that have not been completed."""
         return [run for run in self.runs if run.status != "completed"]
 
 
 def typed(run: Run) -> dict[str, str]:
-    """Return the overrides of a run by their keys."""
+    """Return the overrides of a run by key."""
     return dict(text.partition("=")[::2] for text in run.overrides)
 
 
 def show(value: float | None, form: str) -> str:
-    """Return a number as text, or nothing where there is none."""
+    """Return a number as text; empty for None."""
     return "" if value is None else form.format(value)
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a directory is that of a sweep."""
+    """Whether a folder is the directory of a sweep."""
     return any((folder / name).is_file() for name in (SWEEP, "multirun.yaml"))
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """Read the directory of a sweep: its jobs in the order of their numbers.
+    """Read the directory of a sweep.
 
     Raises:
-        ConfigError: no job has begun in it.
+        ConfigError: no job of the sweep has begun.
     """
     runs = [read_run(file.parents[1]) for file in folder.glob("**/.hydra/config.yaml")]
     if not runs:

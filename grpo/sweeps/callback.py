@@ -13,17 +13,16 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from grpo.cli import leave
 from grpo.distributed import world_size
 from grpo.errors import ConfigError
-from grpo.hardware import visible_cards
+from grpo.hardware import visible_gpus
 from grpo.runs.files import read_json, write_json
 from grpo.runs.resume import essential
 from grpo.runs.sweep_dir import EPOCHS, SWEEP, read_sweep
 from grpo.sweeps.job import PROGRAM, locked, quoted
-from grpo.sweeps.launchers import settle_launchers
 from grpo.sweeps.table import print_sweep
 
 INTERRUPTED = 130
@@ -100,7 +99,7 @@ def begin(config: DictConfig) -> Path:
     if any(folder.glob("**/.hydra/config.yaml")) and not config.sweep.resume:
         raise ConfigError(
             f"hydra.sweep.dir={os.path.relpath(folder)}: there is a sweep in it; sweep.resume=true runs what is "
-            "missing or failed, another directory begins anew"
+            "missing or failed, another directory starts a new sweep"
         )
     if "optuna" in config.hydra.sweeper._target_ and config.task.eval.size == 0:
         raise ConfigError("task.eval.size=0: hydra/sweeper=optuna looks for the highest accuracy; hold problems out")
@@ -108,19 +107,21 @@ def begin(config: DictConfig) -> Path:
     options, comparison = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.output_subdir=null"], None
     swept, same = keys_of_sweep(config, typed), None
     with read_write(config), open_dict(config):
-        settle_launchers(config)
+        if OmegaConf.select(config, "hydra.sweeper.sampler.seed", default=0) is None:
+            config.hydra.sweeper.sampler.seed = 0  # the same command makes the same jobs, which `sweep.resume` can find
         config.hydra.sweep.dir = str(folder)
         config.hydra.overrides.hydra += options  # the jobs write `.hydra` themselves
         if follows_groups(config, typed, swept):
             train = config.train
             same = {"num_train_epochs": train.num_train_epochs, "num_generations": train.num_generations}
             comparison = (
-                f"as many completions a step as with {GENERATIONS}={train.num_generations} in every job, and about as "
-                f"many steps: prompts a step and {EPOCHS} change; {EPOCHS}=… or train.max_steps=… has it otherwise"
+                f"the same number of completions per step in every job as with {GENERATIONS}={train.num_generations}, "
+                f"and about the same number of steps: prompts per step and {EPOCHS} change; {EPOCHS}=… or "
+                "train.max_steps=… overrides this"
             )
             print(f"{PROGRAM}: {comparison}", file=sys.stderr)
     written = {"overrides": typed, "swept": swept, "comparison": comparison, "same_steps_as": same}
-    write_json(folder / SWEEP, {**written, "cards": visible_cards()})
+    write_json(folder / SWEEP, {**written, "cards": visible_gpus()})
     return folder
 
 
@@ -175,10 +176,10 @@ def finish(folder: Path, status: Any) -> None:
     print(f"page: {page}")
     again = "the same command with sweep.resume=true"
     if status == INTERRUPTED:
-        print(f"{PROGRAM}: {again} goes on with what has not been completed or begun", file=sys.stderr)
+        print(f"{PROGRAM}: {again} continues with the jobs that are not completed", file=sys.stderr)
     elif sweep.failed:
         what = f"{len(sweep.failed)} of {len(sweep.runs)} jobs failed"
-        print(f"{PROGRAM}: {what}; once that is mended, {again} runs them", file=sys.stderr)
+        print(f"{PROGRAM}: {what}; once that is fixed, {again} runs them", file=sys.stderr)
     for run in sweep.failed:
         told = [f"{key}={sweep.value(run, key)}" for key in sweep.varied]
         told = [text for text in told if not run.reason.startswith(f"{text}:")]

@@ -24,7 +24,7 @@ from grpo.config.schema import register
 from grpo.runs.files import read_json, write_json
 from grpo.runs.resume import KEY as RESUME
 from grpo.runs.resume import essential
-from grpo.runs.run_dir import options_of
+from grpo.runs.run_dir import config_flags
 from grpo.runs.sweep_dir import EPOCHS, SWEEP
 
 PROGRAM = "grpo.train"
@@ -116,7 +116,7 @@ def command(overrides: Sequence[str], folder: Path, hydra: HydraConf) -> list[st
     options = [text for text in hydra.overrides.hydra if not HOW_JOBS_ARE_MADE.match(text.lstrip("+~"))]
     options += ["hydra.mode=RUN", f"hydra.run.dir={quoted(str(folder))}", f"hydra.sweep.dir={quoted(hydra.sweep.dir)}"]
     options += [f"hydra.job.num={hydra.job.num}", f"hydra.job.id={quoted(str(hydra.job.id))}"]
-    return [sys.executable, "-m", PROGRAM, *options_of(hydra), *overrides, *options]
+    return [sys.executable, "-m", PROGRAM, *config_flags(hydra), *overrides, *options]
 
 
 def quoted(text: str) -> str:

@@ -1,11 +1,11 @@
-"""Word problems of one or two steps, without end and without a download: the embedded task.
+"""Word problems of one or two steps, generated without end and without a download: the built-in task.
 
 A problem starts with a count, and one or two things happen to it::
 
     Mia has 12 apples. She buys 7 more. She gives away 5. How many apples does she have now?
 
-Every intermediate result is a whole number from 1 to 99, so that a policy of one million parameters can learn to
-compute it; which operation is meant stands only in the words.
+Every intermediate result is an integer from 1 to 99, so that a policy of one million parameters can learn to compute
+it; only the words tell the operation.
 """
 
 import random
@@ -27,14 +27,18 @@ EVENTS = {
 
 @dataclass(frozen=True)
 class Problem:
-    """A question, the count it starts with, and what happens to it: pairs of an operation and a number."""
+    """A word problem with its calculation."""
 
     question: str
+    """Text of the problem."""
     start: int
+    """Count that the problem starts with."""
     steps: tuple[tuple[str, int], ...]
+    """Changes of the count: pairs of an operation and a number."""
 
     @property
     def answer(self) -> int:
+        """Count after the last step."""
         value = self.start
         for operation, number in self.steps:
             value = calculate(value, operation, number)
@@ -42,20 +46,20 @@ class Problem:
 
     @property
     def held_out(self) -> bool:
-        """Whether this is a test problem. The numbers and operations decide, not the words around them."""
+        """Whether this is a test problem; numbers and operations decide, not the words around them."""
         return zlib.crc32(repr((self.start, self.steps)).encode()) % 10 == 0
 
 
 def calculate(value: int, operation: str, number: int) -> int:
-    """Return the result of one step, or 0 if it is not a whole number from 1 to `LARGEST`."""
+    """Return the result of one step, or 0 if it is not an integer from 1 to `LARGEST`."""
     if operation == "/":
         return value // number if value % number == 0 else 0
     result = {"+": value + number, "-": value - number, "*": value * number}[operation]
     return result if 1 <= result <= LARGEST else 0
 
 
-def problem(rng: random.Random) -> Problem:
-    """Draw one problem. Operations are equally likely; numbers are drawn until every result is allowed."""
+def draw_problem(rng: random.Random) -> Problem:
+    """Draw one problem: operations are equally likely, numbers are drawn until every result is allowed."""
     operations = rng.choices("+-*/", k=rng.choice([1, 2, 2]))
     while True:
         value = start = rng.randint(2, 80)
@@ -78,10 +82,10 @@ def _question(rng: random.Random, start: int, steps: list[tuple[str, int]]) -> s
 
 
 def problems(split: str, seed: int = 0) -> Iterator[Problem]:
-    """Yield problems of a split, `train` or `test`, for ever. No problem of one split is in the other."""
+    """Yield problems of a split, `train` or `test`, without end. The splits have no problem in common."""
     rng = random.Random(seed)
     while True:
-        drawn = problem(rng)
+        drawn = draw_problem(rng)
         if drawn.held_out == (split == "test"):
             yield drawn
 

@@ -1,16 +1,16 @@
-"""Problems of the library reasoning-gym: over a hundred kinds, without end and offline."""
+"""Problems of the library reasoning-gym: over a hundred data sets, generated without end and offline."""
 
 import json
 from typing import Any
 
 
 def rows(split: str, size: int, seed: int, name: str, **options: Any) -> list[dict[str, str]]:
-    """Return `size` problems with `question`, `answer`, and what its verifier wants: the `metadata`, as JSON.
+    """Return `size` problems with `question`, `answer`, `difficulty`, and as JSON the `metadata` for their verifier.
 
     Args:
-        split: `train` and `test` draw from different seeds.
-        name: of a data set of the library: `gsm_symbolic`, `chain_sum`, …
-        options: of that data set, such as `min_terms` and `max_digits` of `chain_sum`.
+        split: `train` or `test`, which have different seeds.
+        name: data set of the library, such as `gsm_symbolic` or `chain_sum`.
+        options: options of the data set, such as `min_terms` and `max_digits` of `chain_sum`.
 
     Raises:
         ImportError: the library is not installed.

@@ -1,8 +1,8 @@
-"""Build the tiny policy that ships with the project: `python -m grpo.tiny.build`.
+"""Build the built-in policy: `python -m grpo.tiny.build`.
 
-A Llama of one million parameters is taught word problems by a careless pupil: every calculation of the pupil is
-right, but in six steps out of ten the operation is not the one that the words ask for. What comes out can compute,
-usually picks the wrong operation, and so has something to find by reinforcement learning.
+A Llama of one million parameters learns word problems from a noisy teacher: every calculation of the teacher is
+correct, but in six steps of ten the operation is not the one that the words ask for. The resulting policy computes
+correctly and usually picks an incorrect operation, which reinforcement learning can improve.
 """
 
 import argparse
@@ -16,19 +16,21 @@ from rich.progress import track
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, get_cosine_schedule_with_warmup
 
-from grpo.tasks.arithmetic import Problem, calculate, problem, problems
+from grpo.tasks.arithmetic import Problem, calculate, draw_problem, problems
 
-CARELESS = 0.6
+NOISE = 0.6
+"""Probability that the teacher takes an incorrect operation in a step."""
 MISTAKES = {"+": "-", "-": "+", "*": "+", "/": "-"}
+"""Operation that the noisy teacher takes in place of each."""
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 
-def solution(asked: Problem, rng: random.Random, careless: float = CARELESS) -> str:
-    """Write the pupil's solution: a line for each calculation, then the answer behind `####` as in GSM8K."""
-    lines, value = [], asked.start
-    for operation, number in asked.steps:
+def solution(problem: Problem, rng: random.Random, noise: float = NOISE) -> str:
+    """Return the teacher's solution: a line per calculation, then the answer after `####` as in GSM8K."""
+    lines, value = [], problem.start
+    for operation, number in problem.steps:
         mistake = MISTAKES[operation]
-        if rng.random() < careless and calculate(value, mistake, number):
+        if rng.random() < noise and calculate(value, mistake, number):
             operation = mistake
         result = calculate(value, operation, number)
         if not result:
@@ -39,12 +41,12 @@ def solution(asked: Problem, rng: random.Random, careless: float = CARELESS) -> 
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of words and single digits that decodes to what it encoded."""
+    """Return a tokenizer of words and single digits that decodes to the encoded text."""
     split = pre_tokenizers.Split(Regex(r" ?[A-Za-z]+| ?\d| ?[^\sA-Za-z\d]+|\s"), behavior="isolated")
     pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     rng = random.Random(0)
     words: set[str] = set()
-    for drawn in (problem(rng) for _ in range(5000)):
+    for drawn in (draw_problem(rng) for _ in range(5000)):
         text = f"{drawn.question}\n{solution(drawn, rng)}\n"
         words.update(word for word, _ in pre_tokenizer.pre_tokenize_str(text))
     vocabulary = ["<pad>", "<eos>", "<unk>", *sorted(words)]
@@ -63,7 +65,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    """Return the untaught policy."""
+    """Return the untrained policy."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -82,7 +84,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, size: int, seed: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield batches of training problems with the pupil's solutions; only the solutions carry labels."""
+    """Yield batches of `size` training problems with the teacher's solutions; only the solutions carry labels."""
     rng = random.Random(seed)
     stream = problems("train", seed)
     while True:
@@ -100,11 +102,11 @@ def batches(tokenizer: PreTrainedTokenizerFast, size: int, seed: int) -> Iterato
         }
 
 
-def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, batch_size: int, seed: int) -> None:
-    """Train on the pupil's solutions, with a warm-up and a cosine to zero."""
+def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, batch_size: int, seed: int) -> None:
+    """Train on the teacher's solutions, with a warm-up and a cosine schedule to zero."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=100, num_training_steps=steps)
-    for batch in track(islice(batches(tokenizer, batch_size, seed), steps), "teaching", total=steps):
+    for batch in track(islice(batches(tokenizer, batch_size, seed), steps), "training", total=steps):
         loss = model(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -114,7 +116,7 @@ def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
 
 
 def main() -> None:
-    """Build, teach and write the policy."""
+    """Build, train and write the policy."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="folder to write")
     parser.add_argument("--steps", type=int, default=3000)
@@ -124,7 +126,7 @@ def main() -> None:
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, args.seed)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
-    teach(model, tokenizer, args.steps, args.batch_size, args.seed)
+    train(model, tokenizer, args.steps, args.batch_size, args.seed)
     model.half().save_pretrained(args.output)
     tokenizer.save_pretrained(args.output)
 

@@ -39,8 +39,6 @@ class RolloutTrainer(GRPOTrainer):
         with replaced(grpo_trainer, "VLLMGeneration", PolicyEngine):
             super().__init__(*args, **kwargs)
         self.update = update or Update()
-        if self.update.on_oom not in ("retry", "raise"):
-            raise ValueError(f"update.on_oom={self.update.on_oom}: `retry` or `raise`")
         self.budget = TokenBudget(self.update.max_tokens_per_microbatch, self.accelerator.device)
         self._can_share = self.update.share_prompts and can_share(self.model)
         self._part: Microbatch | None = None  # that goes through the policy right now

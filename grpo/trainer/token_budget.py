@@ -10,13 +10,7 @@ class TokenBudget:
     """`max_tokens_per_microbatch` as a run goes on: it grows while memory allows, and halves when memory runs out."""
 
     def __init__(self, setting: int | str, device: torch.device) -> None:
-        """Begin with a number of tokens, or with `auto`: the longest possible row first.
-
-        Raises:
-            ValueError: the setting is neither `auto` nor a positive number.
-        """
-        if setting != "auto" and (type(setting) is not int or setting < 1):
-            raise ValueError(f"update.max_tokens_per_microbatch={setting}: `auto` or a positive number of tokens")
+        """Begin with a number of tokens, or with `auto`: the longest possible row first."""
         self.measured = setting == "auto" and device.type == "cuda"
         self.device = device
         self.tokens = setting if isinstance(setting, int) else UNMEASURED

@@ -1,4 +1,4 @@
-"""What a changed reward makes of the completions of a run."""
+"""A changed reward, compared on the completions of a run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +15,18 @@ from rewards.runtime.loader import FROM_TRL
 from rewards.text import printable, text_of
 
 SHOWN = 10
-DIFFERENT = 0.01  # rewards are kept in single precision, and the token that ends a completion is not
+"""Completions that are shown."""
+TOLERANCE = 0.01
+"""Differences of rewards up to this are none: runs keep single precision, and not the token that ends a completion."""
 
 
 def compare_with_run(folder: Path, reward: Reward, score: Callable[..., list[float | None]], console: Console) -> None:
-    """Score the completions that a run has kept, and show those that are judged differently now.
+    """Score the completions of a run and show those that get another reward now.
 
     Args:
-        folder: a run directory, with the Parquet files that TRL writes in `completions/`.
-        reward: as it is now; the run has its own rewards in a column of this name.
-        score: from rows, completions and a tokenizer to rewards.
+        folder: run directory, with the Parquet files that TRL writes in `completions/`.
+        reward: changed reward; the run has its former values in a column of this name.
+        score: function from rows, completions and optionally a tokenizer to rewards.
 
     Raises:
         ValueError: the run has kept no completions, or has no such reward.
@@ -34,19 +36,19 @@ def compare_with_run(folder: Path, reward: Reward, score: Callable[..., list[flo
         raise ValueError(f"{folder}: no completions in it (completions/*.parquet, kept by train.log_completions=true)")
     kept = pandas.concat([pandas.read_parquet(file) for file in tables], ignore_index=True)
     if reward.name not in kept:
-        raise ValueError(f"{folder}: it has no reward {reward.name}; --name says which of: {', '.join(kept)}")
+        raise ValueError(f"{folder}: the run has no reward {reward.name}; choose one with --name: {', '.join(kept)}")
     for column in reward.needs:
         if column not in (*kept, *FROM_TRL):
             raise ValueError(f"{reward.name} needs a column {column}; the run has kept: {', '.join(kept)}")
     rows = [{key: as_list(value) for key, value in row.items()} for row in kept.to_dict("records")]
     before = [None if value != value else float(value) for value in kept[reward.name]]
-    said = [row.pop("completion") for row in rows]
-    after = score(rows, said, *tokenizer_of(folder))
+    completions = [row.pop("completion") for row in rows]
+    after = score(rows, completions, *tokenizer_of(folder))
     changed = [row for row, (old, new) in enumerate(zip(before, after, strict=True)) if differ(old, new)]
-    console.print(f"{len(changed)} of {len(rows)} completions are judged otherwise", highlight=False)
+    console.print(f"{len(changed)} of {len(rows)} completions get another reward", highlight=False)
     table = Table("step", "completion", reward.name, "now")
     for row in changed[:SHOWN]:
-        end = escape(printable(" ".join(text_of(said[row])[-200:].split())))
+        end = escape(printable(" ".join(text_of(completions[row])[-200:].split())))
         table.add_row(str(rows[row]["step"]), end, str(before[row]), str(after[row]))
     if changed:
         console.print(table)
@@ -55,17 +57,17 @@ def compare_with_run(folder: Path, reward: Reward, score: Callable[..., list[flo
 
 
 def differ(old: float | None, new: float | None) -> bool:
-    """Whether two rewards are not the same."""
-    return old is not new and (old is None or new is None or abs(old - new) > DIFFERENT)
+    """Whether two rewards differ by more than the tolerance."""
+    return old is not new and (old is None or new is None or abs(old - new) > TOLERANCE)
 
 
 def as_list(value: Any) -> Any:
-    """Return a cell with lists in it where Parquet has arrays."""
-    return [as_list(one) for one in value] if isinstance(value, numpy.ndarray) else value
+    """Return a cell of a Parquet file with lists in place of arrays."""
+    return [as_list(item) for item in value] if isinstance(value, numpy.ndarray) else value
 
 
 def tokenizer_of(folder: Path) -> list[Callable[[str], list[int]]]:
-    """Return from texts to tokens as the run had them, nothing if it has left no tokenizer."""
+    """Return the run's function from a text to its tokens, in a list that is empty if the run left no tokenizer."""
     if not (folder / "model" / "tokenizer_config.json").is_file():
         return []
     from transformers import AutoTokenizer

@@ -1,4 +1,4 @@
-"""A reward tried on right completions, on wrong ones, and on what policies do to cheat."""
+"""A reward tried on correct completions, on incorrect ones, and on cheats of policies."""
 
 import re
 import time
@@ -8,75 +8,85 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from rewards.probing.probes import cheats, corrupted, references
+from rewards.probing.probes import cheats, correct, incorrect
 from rewards.runtime.isolation import Reward
 from rewards.text import text_of
 
 
 @dataclass
 class Probe:
-    """One kind of completion, tried on every row."""
+    """Rewards of one kind of completion, tried on the rows of the data."""
 
     kind: str
+    """`correct`, `incorrect` or `cheat`."""
     name: str
+    """Style of a correct completion, or name of the change or the cheat."""
     rewards: list[float | None]
+    """Reward on each row; None where the function gave none."""
     too_much: list[int]
-    """Rows on which it earned more than it should."""
+    """Indices of the rows on which it earned more than it should."""
 
 
 def token_ids(text: str) -> list[int]:
-    """Return something like tokens, words and signs, for rewards that count them; equal ones have equal numbers."""
+    """Return stand-ins for tokens, for rewards that count them: a number per word or sign, equal for equal ones."""
     return [zlib.crc32(word.encode()) for word in re.findall(r"[\u3040-\u9fff]|\w{1,6}|[^\w\s]", text)]
 
 
 def score(
     reward: Reward, rows: list[dict[str, Any]], completions: list[Any], tokenize: Callable[[str], list[int]] = token_ids
 ) -> list[float | None]:
-    """Return what the reward gives for one completion of each row."""
+    """Return the rewards of one completion per row."""
     columns = {key: [row.get(key) for row in rows] for key in rows[0]} if rows else {}
-    ids = [tokenize(text_of(said)) for said in completions]
+    ids = [tokenize(text_of(completion)) for completion in completions]
     prompts = [row.get("prompt", row.get("question", "")) for row in rows]
     return reward.score(**{**columns, "prompts": prompts, "completions": completions, "completion_ids": ids})
 
 
 def try_out(reward: Reward, rows: list[dict[str, Any]]) -> tuple[list[Probe], float]:
-    """Return what each kind of completion earned, and the seconds a completion took.
+    """Return the rewards of each kind of completion, and the time per completion in seconds.
 
-    A wrong completion or a cheat should earn no more than the right completion of the same row, and less if the reward
-    tells right from wrong at all, that is if wrong completions earn less on the average.
+    An incorrect completion or a cheat should earn no more than the correct completion of the same row. It should earn
+    less if the reward depends on correctness, that is if incorrect completions earn less on average.
     """
     started, count = time.perf_counter(), 0
 
-    def tried(make: Any) -> list[float | None]:
+    def rewards_of(make: Any) -> list[float | None]:
         nonlocal count
         count += len(rows)
         return score(reward, rows, [make(row) for row in rows])
 
-    right = {style: tried(lambda row, style=style: references(row)[style]) for style in references(rows[0])}
-    best = max(right, key=lambda style: average(right[style]))
-    probes = [Probe("right", style, earned, []) for style, earned in right.items()]
-    wrong = {}
-    for name in dict.fromkeys(name for row in rows for name in corrupted(row, best)):
-        having = [row for row in rows if name in corrupted(row, best)]
-        wrong[name] = (having, score(reward, having, [corrupted(row, best)[name] for row in having]))
-        count += len(having)
-    tells = bool(wrong) and mean(average(earned) for _, earned in wrong.values()) < average(right[best]) - 1e-9
-    allowed = dict(zip(map(id, rows), right[best], strict=True))
-    for name, (having, earned) in wrong.items():
-        probes.append(Probe("wrong", name, earned, above(earned, [allowed[id(row)] for row in having], tells)))
+    by_style = {style: rewards_of(lambda row, style=style: correct(row)[style]) for style in correct(rows[0])}
+    best = max(by_style, key=lambda style: average(by_style[style]))
+    probes = [Probe("correct", style, earned, []) for style, earned in by_style.items()]
+    by_change = {}
+    for name in dict.fromkeys(name for row in rows for name in incorrect(row, best)):
+        changed = [row for row in rows if name in incorrect(row, best)]
+        by_change[name] = (changed, score(reward, changed, [incorrect(row, best)[name] for row in changed]))
+        count += len(changed)
+    discriminates = (
+        bool(by_change) and mean(average(earned) for _, earned in by_change.values()) < average(by_style[best]) - 1e-9
+    )
+    allowed = dict(zip(map(id, rows), by_style[best], strict=True))
+    for name, (changed, earned) in by_change.items():
+        too_much = above(earned, [allowed[id(row)] for row in changed], discriminates)
+        probes.append(Probe("incorrect", name, earned, too_much))
     for name in cheats(rows[0]):
-        earned = tried(lambda row, name=name: cheats(row)[name])
-        probes.append(Probe("cheat", name, earned, above(earned, right[best], tells)))
+        earned = rewards_of(lambda row, name=name: cheats(row)[name])
+        probes.append(Probe("cheat", name, earned, above(earned, by_style[best], discriminates)))
     return probes, (time.perf_counter() - started) / count
 
 
-def above(earned: list[float | None], right: list[float | None], tells: bool) -> list[int]:
-    """Return the rows that earned more than the right completion, or as much if the reward tells right from wrong."""
-    least = -1e-9 if tells else 1e-9
-    pairs = enumerate(zip(earned, right, strict=True))
-    return [row for row, (got, due) in pairs if got is not None and due is not None and got >= due + least]
+def above(earned: list[float | None], allowed: list[float | None], discriminates: bool) -> list[int]:
+    """Return the indices of rewards above those of the correct completions, or equal to them if `discriminates`.
+
+    Args:
+        discriminates: whether the reward depends on correctness.
+    """
+    margin = -1e-9 if discriminates else 1e-9
+    pairs = enumerate(zip(earned, allowed, strict=True))
+    return [row for row, (got, due) in pairs if got is not None and due is not None and got >= due + margin]
 
 
 def average(earned: list[float | None]) -> float:
-    """Return the mean of the rewards that are there."""
-    return mean([one for one in earned if one is not None] or [float("-inf")])
+    """Return the mean of the rewards that are not None; minus infinity if all are."""
+    return mean([reward for reward in earned if reward is not None] or [float("-inf")])

@@ -1,4 +1,4 @@
-"""One call of a reward function, and what came of it: a number for each row, or what was wrong."""
+"""One call of a reward function and its outcome: a reward or a fault for each completion."""
 
 import inspect
 import math
@@ -14,29 +14,34 @@ from rewards.runtime.loader import what_and_where
 
 @dataclass
 class Fault:
-    """What went wrong with a call or with one of its rows."""
+    """A failure of a call or of one of its completions."""
 
     kind: str
-    """The exception's name, or `WrongLength`, `NotANumber`, `NotFinite`, `Timeout`, `Died`."""
+    """Name of the exception, or `WrongLength`, `NotANumber`, `NotFinite`, `Timeout`, `Died`."""
     message: str
+    """Reason, file and line, on one line."""
     traceback: str = ""
+    """Traceback of the exception; empty without one."""
 
 
 @dataclass
 class Outcome:
-    """What a call gave: a reward or None for each row, and which rows had a fault."""
+    """Result of a call."""
 
     rewards: list[float | None] = field(default_factory=list)
+    """Reward of each completion, or None."""
     faults: dict[int, Fault] = field(default_factory=dict)
+    """Faults by the index of their completion."""
     failed: Fault | None = None
-    """What was wrong with the call as a whole."""
+    """Fault of the call itself, which then has no rewards."""
     extra: list[tuple[str, list[Any]]] = field(default_factory=list)
-    """Calls of TRL's `log_extra` and, below, of `log_metric`, to be repeated where the trainer is."""
+    """Calls of TRL's `log_extra`, to be repeated in the process of the trainer."""
     metrics: list[tuple[str, float]] = field(default_factory=list)
+    """Calls of TRL's `log_metric`, to be repeated in the process of the trainer."""
 
 
 def call(function: Callable[..., Any], arguments: dict[str, Any], run: Callable[..., Any]) -> Outcome:
-    """Call a reward function with TRL's arguments, awaiting it with `run` if it is async; check what it returns."""
+    """Call a reward function with TRL's arguments, awaiting it with `run` if it is async, and check its result."""
     outcome = Outcome()
 
     def log_extra(column: str, values: list[Any]) -> None:
@@ -46,23 +51,23 @@ def call(function: Callable[..., Any], arguments: dict[str, Any], run: Callable[
         outcome.metrics.append((name, float(value)))
 
     try:
-        found = function(**arguments, log_extra=log_extra, log_metric=log_metric)
-        if inspect.isawaitable(found):
-            found = run(_awaited(found))
-        found = found.tolist() if hasattr(found, "tolist") else found
-        if not isinstance(found, list | tuple):
-            outcome.failed = Fault("WrongLength", f"returned {type(found).__name__}, not a list of rewards")
+        returned = function(**arguments, log_extra=log_extra, log_metric=log_metric)
+        if inspect.isawaitable(returned):
+            returned = run(_awaited(returned))
+        returned = returned.tolist() if hasattr(returned, "tolist") else returned
+        if not isinstance(returned, list | tuple):
+            outcome.failed = Fault("WrongLength", f"returned {type(returned).__name__}, not a list of rewards")
             return outcome
-        wanted = len(arguments["completions"])
-        if len(found) != wanted:
-            outcome.failed = Fault("WrongLength", f"returned {len(found)} rewards for {wanted} completions")
+        count = len(arguments["completions"])
+        if len(returned) != count:
+            outcome.failed = Fault("WrongLength", f"returned {len(returned)} rewards for {count} completions")
             return outcome
-        for row, value in enumerate(found):
+        for row, value in enumerate(returned):
             number, fault = checked(value)
             outcome.rewards.append(number)
             if fault:
                 outcome.faults[row] = fault
-        outcome.extra = [(column, values) for column, values in outcome.extra if len(values) == wanted]
+        outcome.extra = [(column, values) for column, values in outcome.extra if len(values) == count]
     except BaseException as error:  # SystemExit too: a function that calls exit() has given no reward
         message, place = what_and_where(error), traceback.format_exc()
         return Outcome(failed=Fault(type(error).__name__, message, place))
@@ -74,13 +79,13 @@ async def _awaited(value: Any) -> Any:
 
 
 def checked(value: Any) -> tuple[float | None, Fault | None]:
-    """Return a reward as a float, or None and why not. None itself is TRL's way to leave a row out."""
+    """Return a reward as a float, or None and its fault; None itself is no fault, TRL skips the completion."""
     if hasattr(value, "item") and getattr(value, "size", 1) != 0:  # NumPy's and PyTorch's numbers
         with suppress(Exception):
             value = value.item()
     if value is None:
         return None, None
-    if isinstance(value, BaseException):  # of a row among others, as `asyncio.gather` gives it back
+    if isinstance(value, BaseException):  # of one completion, as `asyncio.gather` returns it
         return None, Fault(type(value).__name__, what_and_where(value), "".join(traceback.format_exception(value)))
     if not isinstance(value, Real):
         return None, Fault("NotANumber", f"returned {value!r:.80}, which is not a number")

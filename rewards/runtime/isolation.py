@@ -1,7 +1,7 @@
-"""Reward functions in processes of their own: none hangs, crashes or freezes a run, and none fails in silence.
+"""Reward functions in processes of their own: none hangs, crashes or freezes a run, and none fails silently.
 
-A call that goes wrong is made again row by row, so that one bad row costs only itself: its reward is None, the trainer
-leaves it out, and the row and the traceback are kept. A function that does not come back is killed.
+A call that fails is repeated completion by completion, so that a bad completion costs only itself: its reward is None,
+the trainer skips it, and the completion and the traceback are kept. A function that hangs is killed.
 """
 
 import asyncio
@@ -23,31 +23,34 @@ from rewards.runtime.process import Worker
 from rewards.text import printable
 
 log = logging.getLogger(__name__)
-HOPELESS = 5  # batches in a row without a single reward after which a run is stopped
-HUNG_ROWS = 3  # after so many in a batch the function is given up for the rest of it
+HOPELESS = 5
+"""Consecutive batches without a reward after which the run is stopped."""
+MAX_HUNG = 3
+"""Consecutive completions on which the function hangs before the rest of the batch is skipped."""
 NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
-SIMPLE = bool | int | float | str | None  # of the trainer's state, what a reward in another process gets
+SIMPLE = bool | int | float | str | None
+"""Types of the fields of the trainer's state that a reward in another process gets."""
 
 
 class RewardError(RuntimeError):
-    """A reward function failed where that is to stop the run; the message is one line."""
+    """A failure of a reward function that stops the run; the message is one line."""
 
 
 class Reward:
-    """A reward function that can only fail row by row; `as_function` is what TRL gets.
+    """A reward function whose failures cost single completions; TRL gets `as_function`.
 
     Args:
         fn: `package.module.function`, `path/to/file.py:function` or an entry point; see `rewards.runtime.loader.load`.
-        name: under which it is logged.
-        kwargs: passed at every call.
-        timeout: seconds that a call, with all rows or with one, may take.
-        on_error: `skip` makes a bad row None, `raise` ends the run with the row saved.
-        workers: how many processes share the rows of a call; rows of the same prompt stay together.
-        errors_file: where the first row of each kind of error is kept, as JSON lines.
-        output: what the function prints goes there; None is this process's own output.
+        name: name in metrics and messages.
+        kwargs: keyword arguments of every call.
+        timeout: limit of a call, with all completions or with one, seconds.
+        on_error: `skip` makes the reward of a bad completion None, `raise` ends the run with the completion saved.
+        workers: processes that share the completions of a call; those of the same prompt stay together.
+        errors_file: JSON lines with the first completion of each kind of error; None keeps none.
+        output: file for the output of the function; None is the output of this process.
 
     Raises:
-        ValueError: the function cannot be loaded; one line says which file, which line, and why.
+        ValueError: the function cannot be loaded; one line with the file, the line and the reason.
     """
 
     def __init__(
@@ -63,9 +66,9 @@ class Reward:
     ) -> None:
         self.name, self.timeout, self.on_error, self.errors_file = name, timeout, on_error, errors_file
         self.errors: Counter[str] = Counter()
-        """How many rows of each kind of error were left out, over all calls."""
+        """Number of skipped completions by kind of error, over all calls."""
         self.faulted: list[int] = []
-        """The rows of the last call that were left out because the function failed on them."""
+        """Indices of the completions of the last call that were skipped because the function failed on them."""
         source = Path(fn.rpartition(":")[0])
         written = source.stat().st_mtime_ns if source.is_file() else None
 
@@ -77,13 +80,13 @@ class Reward:
         self._start = start
         self._workers = [self._start() for _ in range(workers)]
         self.needs = self._workers[0].needs
-        """The arguments without which it cannot be called."""
+        """Arguments without which the function cannot be called."""
         self._hopeless = 0
         self._pool = ThreadPoolExecutor(workers, f"reward-{name}")
         self._closed = False
 
     def as_function(self) -> Callable[..., Coroutine[Any, Any, list[float | None]]]:
-        """Return an async function with TRL's signature: TRL runs those at the same time."""
+        """Return an async function with TRL's signature; TRL runs async functions concurrently."""
 
         async def reward(**columns: Any) -> list[float | None]:
             return await asyncio.to_thread(self.score, **columns)
@@ -93,21 +96,21 @@ class Reward:
         return reward
 
     def score(self, **columns: Any) -> list[float | None]:
-        """Return one reward for each completion, None where there is none.
+        """Return one reward per completion, None where there is none.
 
         Raises:
-            RewardError: a row failed, and `on_error` is `raise`.
+            RewardError: a completion failed and `on_error` is `raise`, or all completions of `HOPELESS` batches failed.
         """
         state, log_extra, log_metric, _ = (columns.pop(key, None) for key in NOT_COLUMNS)
         simple = {key: value for key, value in vars(state).items() if isinstance(value, SIMPLE)} if state else {}
-        parts = shares(columns.get("prompts") or columns["completions"], len(self._workers))
-        jobs = [
+        parts = split_by_prompt(columns.get("prompts") or columns["completions"], len(self._workers))
+        futures = [
             self._pool.submit(self._score_part, worker, columns, part, SimpleNamespace(**simple))
             for worker, part in enumerate(parts)
         ]
-        outcome = join([job.result() for job in jobs])
+        outcome = join([future.result() for future in futures])
         for column, values in outcome.extra if log_extra else ():
-            if column not in columns:  # these are kept already
+            if column not in columns:  # the trainer keeps these anyway
                 log_extra(column, values)
         for metric, value in outcome.metrics if log_metric else ():
             log_metric(metric, value)
@@ -117,7 +120,7 @@ class Reward:
         return outcome.rewards
 
     def _score_part(self, worker: int, columns: dict[str, Any], part: range, state: SimpleNamespace) -> Outcome:
-        """Score some rows in one worker: together, and if that fails, one by one."""
+        """Score some completions in one worker: in one call, and if that fails, one by one."""
 
         def call(rows: Sequence[int]) -> Outcome:
             if self._workers[worker].process.poll() is not None and not self._closed:
@@ -125,63 +128,71 @@ class Reward:
             arguments = {key: [values[row] for row in rows] for key, values in columns.items()}
             return self._workers[worker].call({**arguments, "trainer_state": state}, self.timeout)
 
-        together = call(part)
-        if not together.failed:
-            return together
+        at_once = call(part)
+        if not at_once.failed:
+            return at_once
         alone: list[Outcome] = []
         for row in part:
-            hung = [one.failed is not None and one.failed.kind == "Timeout" for one in alone[-HUNG_ROWS:]]
+            hung = [one.failed is not None and one.failed.kind == "Timeout" for one in alone[-MAX_HUNG:]]
             if len(part) == 1:
-                one = together
-            elif hung == [True] * HUNG_ROWS:
-                one = Outcome(failed=Fault("Timeout", f"not called, since it hung on the {HUNG_ROWS} rows before"))
+                one = at_once
+            elif hung == [True] * MAX_HUNG:
+                one = Outcome(failed=Fault("Timeout", f"not called: it hung on the {MAX_HUNG} completions before"))
             else:
                 one = call([row])
             alone.append(one)
         logged = dict.fromkeys(column for one in alone for column, _ in one.extra)
         nothing = [(column, [None]) for column in logged]
         scored = join([Outcome([None], {0: one.failed}, extra=nothing) if one.failed else one for one in alone])
-        scored.failed = together.failed
+        scored.failed = at_once.failed
         return scored
 
     def _note(self, outcome: Outcome, columns: dict[str, Any]) -> None:
-        """Count what went wrong, keep the first row of each kind, and stop the run if that is wanted."""
+        """Count the faults, keep the first completion of each kind, and stop the run if it has to be.
+
+        Raises:
+            RewardError: as for `score`.
+        """
         self.faulted = sorted(outcome.faults)
-        found = list(outcome.faults.items())
-        if outcome.failed and not found:
-            found = [(0, outcome.failed)]
-        for row, fault in found:
+        faults = list(outcome.faults.items())
+        if outcome.failed and not faults:
+            faults = [(0, outcome.failed)]
+        for row, fault in faults:
             self.errors[fault.kind] += 1
             if self.errors[fault.kind] > 1:
                 continue
             content = {key: values[row] for key, values in columns.items()}
-            rows = (
+            failed_on = (
                 "one completion" if outcome.faults else f"{len(outcome.rewards)} completions at once, not on each alone"
             )
-            told = printable("\n".join(f"{key}: {textwrap.shorten(str(value), 300)}" for key, value in content.items()))
-            log.error("reward.%s failed on %s: %s\n%s\n%s", self.name, rows, fault.message, fault.traceback, told)
+            excerpt = printable(
+                "\n".join(f"{key}: {textwrap.shorten(str(value), 300)}" for key, value in content.items())
+            )
+            log.error(
+                "reward.%s failed on %s: %s\n%s\n%s", self.name, failed_on, fault.message, fault.traceback, excerpt
+            )
             if self.errors_file:
                 kept = {"reward": self.name, **asdict(fault), "row": content}
                 with self.errors_file.open("a") as file:
                     file.write(json.dumps(kept, default=str) + "\n")
-        where = f"; the row is in {os.path.relpath(self.errors_file)}" if self.errors_file else ""
-        if found and self.on_error == "raise":
-            raise RewardError(f"reward.{self.name}: {found[0][1].message}{where}")
+        where = f"; the completion is in {os.path.relpath(self.errors_file)}" if self.errors_file else ""
+        if faults and self.on_error == "raise":
+            raise RewardError(f"reward.{self.name}: {faults[0][1].message}{where}")
         self._hopeless = self._hopeless + 1 if len(outcome.faults) == len(outcome.rewards) else 0
         if self._hopeless == HOPELESS:
-            what = f"failed on every completion of {HOPELESS} batches in a row"
-            raise RewardError(f"reward.{self.name}: {what}: {found[0][1].message}{where}")
+            problem = f"failed on every completion of {HOPELESS} batches in a row"
+            raise RewardError(f"reward.{self.name}: {problem}: {faults[0][1].message}{where}")
 
     def close(self) -> None:
-        """End the processes, and with them the calls under way."""
+        """End the processes, and with them running calls."""
         self._closed = True
         for worker in self._workers:
             worker.stop()
         self._pool.shutdown(cancel_futures=True)
 
 
-def shares(prompts: Sequence[Any], count: int) -> list[range]:
-    """Divide rows into at most `count` runs of about equal length; neighbours with the same prompt stay together."""
+def split_by_prompt(prompts: Sequence[Any], count: int) -> list[range]:
+    """Divide completions into at most `count` ranges of about equal length that split no run of the same prompt."""
     starts = [row for row in range(len(prompts)) if row == 0 or prompts[row] != prompts[row - 1]]
     ends = [*starts[1:], len(prompts)]
     cuts = [len(starts) * part // count for part in range(count + 1)]
@@ -189,12 +200,12 @@ def shares(prompts: Sequence[Any], count: int) -> list[range]:
 
 
 def join(outcomes: Sequence[Outcome]) -> Outcome:
-    """Put the outcomes of consecutive rows together."""
-    whole = Outcome()
+    """Join the outcomes of consecutive completions."""
+    joined = Outcome()
     for one in outcomes:
-        whole.faults |= {len(whole.rewards) + row: fault for row, fault in one.faults.items()}
-        whole.rewards += one.rewards
-        whole.extra += one.extra
-        whole.metrics += one.metrics
-        whole.failed = whole.failed or one.failed
-    return whole
+        joined.faults |= {len(joined.rewards) + row: fault for row, fault in one.faults.items()}
+        joined.rewards += one.rewards
+        joined.extra += one.extra
+        joined.metrics += one.metrics
+        joined.failed = joined.failed or one.failed
+    return joined

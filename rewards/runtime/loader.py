@@ -1,4 +1,4 @@
-"""From the `fn` of a reward to the function that it names."""
+"""From the `fn` of a reward to its function."""
 
 import difflib
 import importlib
@@ -24,32 +24,32 @@ def load(fn: str, name: str) -> Callable[..., Any]:
 
     Args:
         fn: `package.module.function`, `path/to/file.py:function`, or the name of an entry point of `grpo.rewards`.
-        name: the reward's key in the configuration, for what is said about it.
+        name: key of the reward in the configuration, for messages.
 
     Raises:
-        ValueError: one line that says which file or module, which line and why.
+        ValueError: the function cannot be loaded; one line with the file or module, the line and the reason.
     """
-    asked = f"reward.{name}.fn={fn}"
+    setting = f"reward.{name}.fn={fn}"
     for entry in entry_points(group=GROUP, name=fn):
         fn = entry.value
     place, separator, function = fn.rpartition(":" if ":" in fn else ".")
     if not separator or fn.endswith(".py"):
-        raise ValueError(f"{asked}: {FORMS}")
+        raise ValueError(f"{setting}: {FORMS}")
     if place.endswith(".py") and not Path(place).is_file():
-        raise ValueError(f"{asked}: there is no file {Path(place).absolute()}")
+        raise ValueError(f"{setting}: there is no file {Path(place).absolute()}")
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{asked}: {what_and_where(error)}") from error
-    found = getattr(module, function, None)
-    if not callable(found):
+        raise ValueError(f"{setting}: {what_and_where(error)}") from error
+    loaded = getattr(module, function, None)
+    if not callable(loaded):
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        raise ValueError(f"{asked}: no function {function} in {place}; it has: {', '.join(own)}")
-    return found
+        raise ValueError(f"{setting}: no function {function} in {place}; it has: {', '.join(own)}")
+    return loaded
 
 
 def bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """Return the function with `kwargs` bound; it takes TRL's arguments and every column, and uses those that it names.
+    """Return the function with `kwargs` bound; it accepts all columns and passes on those that the function names.
 
     Raises:
         ValueError: the function does not take one of `kwargs`.
@@ -62,7 +62,7 @@ def bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Cal
         raise ValueError(f"reward.{name}.kwargs: {error}; it takes: {known}") from error
     for key in kwargs:
         close = difflib.get_close_matches(key, parameters, n=1)
-        if key not in parameters and close:  # `**columns` would take it, and it would do nothing
+        if key not in parameters and close:  # `**columns` would accept it without effect
             raise ValueError(f"reward.{name}.kwargs.{key}: did you mean {close[0]}?")
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
@@ -76,21 +76,23 @@ def bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Cal
 def needs(function: Callable[..., Any], kwargs: dict[str, Any]) -> list[str]:
     """Return the arguments without which the function cannot be called."""
     parameters = inspect.signature(function).parameters.values()
-    must = [p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return [key for key in must if key not in kwargs]
+    required = [
+        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    return [key for key in required if key not in kwargs]
 
 
 def what_and_where(error: BaseException) -> str:
-    """Return kind, reason, file and line of what was raised, on one line."""
+    """Return kind, reason, file and line of an exception, on one line."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
-    what = printable(f"{type(error).__name__}: {' '.join(str(error).split())}")
+    kind_and_reason = printable(f"{type(error).__name__}: {' '.join(str(error).split())}")
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{what} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else what
+    return f"{kind_and_reason} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else kind_and_reason
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Import a file under a name that hides no other module, with its folder where its imports are looked for."""
+    """Import a file under a name that hides no other module; it can import modules of its folder."""
     folder = str(path.absolute().parent)
     if folder not in sys.path:
         sys.path.append(folder)

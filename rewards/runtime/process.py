@@ -1,4 +1,4 @@
-"""A process with a reward function in it, as seen from the outside."""
+"""The process of a reward function, as the trainer's process sees it."""
 
 import contextlib
 import os
@@ -12,20 +12,22 @@ from typing import Any
 
 from rewards.runtime.call import Fault, Outcome
 
-START = 300.0  # seconds that an import may take
-STUCK = 60  # seconds that it may take no arguments
+IMPORT_LIMIT = 300.0
+"""Limit on the import of a reward function, seconds."""
+SEND_LIMIT = 60
+"""Limit on sending the arguments of a call, seconds."""
 
 
 class Worker:
-    """A process with one reward function in it.
+    """A process with one reward function.
 
     Raises:
-        ValueError: the function cannot be loaded; one line says why.
+        ValueError: the function cannot be loaded; one line with the reason.
     """
 
     def __init__(self, fn: str, name: str, kwargs: dict[str, Any], output: Any = None) -> None:
         mine, theirs = socket.socketpair()
-        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STUCK, 0))
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_LIMIT, 0))
         self.traceback = os.memfd_create("traceback")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rewards.runtime.worker", str(theirs.fileno()), str(self.traceback)],
@@ -42,23 +44,23 @@ class Worker:
         self.needs: list[str] = []
         problem: str | None = f"reward.{name}.fn={fn}: its process ended while it was imported"
         with contextlib.suppress(EOFError, OSError):
-            if self.connection.poll(START):
+            if self.connection.poll(IMPORT_LIMIT):
                 problem, self.needs = self.connection.recv()
             else:
-                problem = f"reward.{name}.fn={fn}: not imported after {START:.0f} s"
+                problem = f"reward.{name}.fn={fn}: not imported after {IMPORT_LIMIT:.0f} s"
         if problem is not None:
             self.stop()
             raise ValueError(problem)
 
     def call(self, arguments: dict[str, Any], timeout: float) -> Outcome:
-        """Call the function; whatever it does, an outcome comes back in time."""
+        """Call the function and return the outcome, at the latest about a second after `timeout` seconds."""
         late = False
         try:
             self.connection.send((arguments, timeout))
             late = not self.connection.poll(timeout + 1)
             if not late:
                 return self.connection.recv()
-        except (EOFError, OSError):  # its watchdog has ended it, or it has ended itself
+        except (EOFError, OSError):  # the watchdog has ended the process, or it has ended itself
             pass
         except Exception as error:
             return Outcome(failed=Fault(type(error).__name__, f"its arguments cannot be sent: {error}"))
@@ -69,17 +71,17 @@ class Worker:
         if late or where:
             return Outcome(failed=Fault("Timeout", f"took longer than timeout={timeout:g} s and was stopped", where))
         status = self.process.returncode
-        how = f"was killed by signal {-status}, perhaps for lack of memory" if status < 0 else f"status {status}"
+        how = f"was killed by signal {-status}, perhaps out of memory" if status < 0 else f"status {status}"
         return Outcome(failed=Fault("Died", f"its process ended: {how}"))
 
     def stop(self) -> None:
-        """End the process and whatever it has started."""
+        """End the process and the processes that it has started."""
         if self.connection.closed:
             return
         self.connection.close()
         os.close(self.traceback)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(0.2)  # by itself, so that its status says why
+            self.process.wait(0.2)  # it may end by itself, with a status that tells the reason
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

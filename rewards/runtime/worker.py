@@ -10,16 +10,16 @@ from rewards.runtime.loader import bind, load, needs
 
 
 def main() -> None:
-    """Load the function, say so, and answer calls until nobody asks any more."""
+    """Load the function, confirm it, and answer calls until the connection is closed."""
     connection = Connection(int(sys.argv[1]))
     fn, name, kwargs = connection.recv()
     try:
-        plain = load(fn, name)
-        function = bind(plain, name, kwargs)
+        unbound = load(fn, name)
+        function = bind(unbound, name, kwargs)
     except ValueError as error:
         connection.send((str(error), []))
         return
-    connection.send((None, needs(plain, kwargs)))
+    connection.send((None, needs(unbound, kwargs)))
     with asyncio.Runner() as runner:
         while True:
             try:

@@ -20,7 +20,7 @@ def fault(completions: list[str], do: str = "nothing", marker: str = "", **colum
         if do == "kill":
             os.kill(trainer, signal.SIGKILL)
         elif do == "raise":
-            raise ValueError("the judge is asleep")
+            raise ValueError("the function is asleep")
         elif do == "memory":
             used = int(Path(f"/proc/{trainer}/statm").read_text().split()[0]) * resource.getpagesize()
             resource.prlimit(trainer, resource.RLIMIT_AS, (used + 60 * 2**20, resource.RLIM_INFINITY))

@@ -1,4 +1,4 @@
-"""What one does with a finished run: evaluate, export, ask. Each as its own process, as its user would."""
+"""Commands on a finished run: evaluate, export, chat; each as a process of its own, as its user would."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of LoRA with a reward from a folder of configurations of one's own."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "conf" / "reward").mkdir(parents=True)
-    (folder / "mine.py").write_text("def mine(completions):\n    return [float(len(said)) for said in completions]\n")
+    (folder / "mine.py").write_text("def mine(completions):\n    return [float(len(text)) for text in completions]\n")
     (folder / "conf" / "reward" / "mine.yaml").write_text(f"mine:\n  fn: {folder}/mine.py:mine\n  weight: 0.0\n")
     overrides = ["--config-dir", folder / "conf", "+reward=mine", "peft=lora", f"hydra.run.dir={folder}/run", *SMALL]
     done = module("grpo.train", *overrides)
@@ -74,8 +74,8 @@ def test_an_export_is_the_base_with_its_adapter_and_says_where_it_comes_from(run
     assert (logits[0] - logits[2]).abs().max() > 1e-3
     assert not list((tmp_path / "out").glob("*.bin"))
     card = (tmp_path / "out" / "README.md").read_text()
-    for words in ("library_name: transformers", "LoRA of rank 16, merged here", "`mine` (weight 0.0)", "2 steps",
-                  "Data: grpo.tasks.arithmetic.rows, split train, 2560 problems",
+    for words in ("library_name: transformers", "LoRA of rank 16, merged into the weights", "`mine` (weight 0.0)",
+                  "2 steps", "Data: grpo.tasks.arithmetic.rows, split train, 2560 problems",
                   "after training, greedy, 8 held-out problems", "95 % interval", "transformers 5"):  # fmt: skip
         assert words in card
     assert "already" in module("grpo.export", run_dir, "--output", tmp_path / "out").stderr
@@ -133,7 +133,7 @@ def test_a_gguf_file_becomes_safetensors_once(
 
     monkeypatch.setattr(policy, "HF_HOME", str(tmp_path))
     model = composed("+experiment=smollm2").model
-    policy.make_available(model)
+    model = policy.available(model)
     folder = Path(model.model_name_or_path)
     assert (folder.parent, model.gguf_file) == (tmp_path / "grpo", None)
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
@@ -141,6 +141,6 @@ def test_a_gguf_file_becomes_safetensors_once(
     assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
     written = (folder / "model.safetensors").stat().st_mtime_ns
     again = composed("+experiment=smollm2").model
-    policy.make_available(again)
+    again = policy.available(again)
     assert again.model_name_or_path == str(folder)
     assert (folder / "model.safetensors").stat().st_mtime_ns == written

@@ -2,8 +2,8 @@
 
 import json
 import os
+import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,19 +11,17 @@ from pathlib import Path
 import pytest
 
 from grpo.runs.resume import is_whole
+from tests.commands import Command, command
 
 QUICK = ["train.max_steps=2", "train.per_device_train_batch_size=8", "task.dataset.size=64", "task.eval.size=8"]
 
 
-def command(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    environment.pop("HYDRA_FULL_ERROR", None)
-    line = [sys.executable, "-m", "grpo.train", *arguments]
-    return subprocess.run(line, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+def train(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return command("grpo.train", *arguments, cwd=cwd)
 
 
 def test_help_fits_one_screen_and_says_how_to_choose(tmp_path: Path) -> None:
-    done = command(tmp_path, "--help")
+    done = train(tmp_path, "--help")
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert len(lines) <= 30
@@ -34,7 +32,7 @@ def test_help_fits_one_screen_and_says_how_to_choose(tmp_path: Path) -> None:
 
 
 def test_the_whole_configuration_is_shown_without_running(tmp_path: Path) -> None:
-    done = command(tmp_path, "+gpu=rtx3080", "--cfg", "job")
+    done = train(tmp_path, "+gpu=rtx3080", "--cfg", "job")
     assert done.returncode == 0
     assert "per_device_train_batch_size: 8" in done.stdout
     assert not list(tmp_path.iterdir())
@@ -71,7 +69,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_input_gets_one_line_and_status_2(tmp_path: Path, case: str) -> None:
     arguments, says = WRONG[case]
-    done = command(tmp_path, *arguments)
+    done = train(tmp_path, *arguments)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -80,7 +78,7 @@ def test_wrong_input_gets_one_line_and_status_2(tmp_path: Path, case: str) -> No
 
 
 def test_a_run_from_the_command_line_fills_one_run_directory(tmp_path: Path) -> None:
-    done = command(tmp_path, *QUICK, "train.seed=3")
+    done = train(tmp_path, *QUICK, "train.seed=3")
     assert done.returncode == 0, done.stderr
     (run_dir,) = (tmp_path / "outputs").glob("*/*")
     assert {path.name for path in run_dir.iterdir()} >= {
@@ -105,7 +103,7 @@ def test_a_run_from_the_command_line_fills_one_run_directory(tmp_path: Path) -> 
 
 def test_a_failure_leaves_its_traceback_in_the_log_and_one_line_on_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def broken(completions, **columns):\n    return completions[0] + 1\n")
-    done = command(tmp_path, *QUICK, "+reward.mine.fn=mine.py:broken", "+reward.mine.on_error=raise")
+    done = train(tmp_path, *QUICK, "+reward.mine.fn=mine.py:broken", "+reward.mine.on_error=raise")
     assert done.returncode == 1
     *counts, last = done.stderr.splitlines()
     assert counts == ["64 problems to train on", "8 problems held out"]
@@ -120,30 +118,28 @@ def last_step(run_dir: Path) -> int:
     return json.loads(lines[-1])["step"] if lines else 0
 
 
-def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_until(happened: Callable[[], bool], running: Command) -> None:
     deadline = time.monotonic() + 120
     while not happened():
-        assert process.poll() is None, "the run ended too early"
+        assert not running.ended(), "the run ended too early"
         assert time.monotonic() < deadline, "it has not happened"
         time.sleep(0.05)
 
 
-def test_an_interrupted_command_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_command_continues_where_it_was(tmp_path: Path) -> None:
     overrides = [*QUICK, "train.max_steps=2000", "train.save_steps=5"]
-    line = [sys.executable, "-m", "grpo.train", *overrides]
-    quiet = {"cwd": tmp_path, "stdout": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(line, stderr=subprocess.DEVNULL, **quiet) as process:
-        wait_until(lambda: any(map(is_whole, tmp_path.glob("outputs/*/*/checkpoint-5"))), process)
-        process.kill()  # no chance to save or to say goodbye
+    running = Command("grpo.train", *overrides, cwd=tmp_path)
+    wait_until(lambda: any(map(is_whole, tmp_path.glob("outputs/*/*/checkpoint-5"))), running)
+    os.kill(running.pid, signal.SIGKILL)  # no chance to save or to say goodbye
+    running.wait()
     (run_dir,) = (tmp_path / "outputs").glob("*/*")
     steps = last_step(run_dir)
-    line.append("train.resume_from_checkpoint=auto")
-    with subprocess.Popen(line, stderr=subprocess.PIPE, **quiet) as process:
-        wait_until(lambda: last_step(run_dir) > steps + 1, process)
-        process.terminate()
-        said = process.communicate(timeout=60)[1]
-    assert "train.resume_from_checkpoint=auto continues" in said
-    assert process.returncode == 130
+    running = Command("grpo.train", *overrides, "train.resume_from_checkpoint=auto", cwd=tmp_path)
+    wait_until(lambda: last_step(run_dir) > steps + 1, running)
+    os.kill(running.pid, signal.SIGTERM)
+    done = running.wait(timeout=60)
+    assert "train.resume_from_checkpoint=auto continues" in done.stderr
+    assert done.returncode == 130
     assert list((tmp_path / "outputs").glob("*/*")) == [run_dir]
     numbers = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert numbers == list(range(1, len(numbers) + 1))

@@ -1,4 +1,4 @@
-"""The page in headless Chromium, Debian's package, as it is read: what a model wrote neither runs nor breaks it."""
+"""The page in headless Chromium, Debian's package: text of a model neither runs in it nor breaks it."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def browser() -> Iterator:
 
 @pytest.fixture
 def opened(browser):
-    """A function from a page's file to the page in the browser; what it asks for and complains of is in `noted`."""
+    """A function from a page's file to the page in the browser; its requests, messages and errors are in `noted`."""
     contexts = []
 
     def open_page(file: Path, size: dict = DESKTOP, **options):
@@ -76,7 +76,7 @@ def test_what_a_model_wrote_neither_runs_nor_breaks_the_page(text, composed, tmp
     assert page.locator(".group").count() == 2
     assert page.locator(".group img, .group script, .group style").count() == 0
     assert fits(page)
-    shown = page.locator(".said pre").first
+    shown = page.locator(".completion pre").first
     assert "answer" in shown.text_content()
     if len(text) < 100 and "\ud83d" not in text and "\x00" not in text:
         assert shown.text_content().startswith(text)
@@ -90,7 +90,7 @@ def test_a_script_that_got_into_the_page_all_the_same_would_not_run(composed, tm
     )
     page = opened(file)
     assert page.title().startswith("GRPO run")
-    assert [said for said in page.noted if "Content Security Policy" in said]
+    assert [message for message in page.noted if "Content Security Policy" in message]
     assert page.locator(".group").count() == 1
 
 
@@ -100,16 +100,16 @@ def test_completions_are_chosen_by_step_and_by_reward(composed, tmp_path, opened
     assert page.locator("#number").text_content() == "3"
     page.locator("#step").fill("0")
     assert page.locator("#number").text_content() == "1"
-    pair = page.locator(".group").first.locator(".pair .said h4")
+    pair = page.locator(".group").first.locator(".pair .completion h4")
     assert [text.split(" (")[0] for text in pair.all_text_contents()] == ["best: reward 1", "worst: reward 0"]
     page.locator("summary").first.click()
-    between = page.locator(".group").first.locator("details .said")
+    between = page.locator(".group").first.locator("details .completion")
     between.nth(1).wait_for()
     assert between.count() == 2
     page.locator("#order").select_option("lowest")
-    assert page.locator(".said h4").first.text_content().startswith("reward 0 ")
+    assert page.locator(".completion h4").first.text_content().startswith("reward 0 ")
     page.locator("#order").select_option("highest")
-    assert page.locator(".said h4").first.text_content().startswith("reward 1 ")
+    assert page.locator(".completion h4").first.text_content().startswith("reward 1 ")
     page.locator("#all").check()
     assert page.locator("#count").text_content() == "24 completions"
     assert page.locator(".group").count() == 20
@@ -143,7 +143,7 @@ def test_the_page_of_a_sweep_leads_to_its_jobs(composed, tmp_path, opened):
     assert "train.num_generations=4" in page.locator("pre.command").text_content()
 
 
-def test_a_page_prints_whole(composed, tmp_path, opened):
+def test_a_page_prints_completely(composed, tmp_path, opened):
     page = opened(write_report(write_run(tmp_path / "run", steps=3, groups=2, generations=4)))
     page.emulate_media(media="print")
     assert not page.locator(".controls").is_visible()

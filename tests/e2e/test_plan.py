@@ -1,4 +1,4 @@
-"""The plan as a user asks for it, and a training that is planned first."""
+"""The plan on the command line, and training that is planned first."""
 
 import json
 import os
@@ -22,7 +22,18 @@ def command(module: str, cwd: Path, *arguments: str) -> subprocess.CompletedProc
 def test_a_plan_that_fits_is_a_table_a_verdict_and_a_file(tmp_path: Path) -> None:
     done = command("grpo.plan", tmp_path, "+gpu=rtx3080", "model=llama3_2_3b", "train.num_generations=16")
     assert done.returncode == 0, done.stderr
-    for text in ("load", "rollout", "log-probabilities", "update", "kv cache", "peak", "host memory", "fits"):
+    for text in (
+        "load",
+        "rollout",
+        "log-probabilities",
+        "update",
+        "kv cache",
+        "total",
+        "peak",
+        "headroom",
+        "host memory",
+        "fits",
+    ):
         assert text in done.stdout
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["fits"] is True
 
@@ -48,7 +59,7 @@ def test_planning_loads_neither_pytorch_nor_transformers(tmp_path: Path) -> None
 def test_the_table_of_models_and_methods_is_printed_and_drawn(tmp_path: Path) -> None:
     done = command("grpo.plan", tmp_path, "+gpu=a100_80gb", "plan.table=true")
     assert done.returncode == 0, done.stderr
-    for text in ("0.5B", "14B", "full", "+ 8-bit AdamW", "+ checkpointing", "LoRA", "QLoRA"):
+    for text in ("0.5B", "14B", "full", "+ 8-bit AdamW", "+ gradients offloaded to CPU", "LoRA", "QLoRA"):
         assert text in done.stdout
     assert (tmp_path / "run" / "plan.png").read_bytes().startswith(b"\x89PNG")
     rows = json.loads((tmp_path / "run" / "plan.json").read_text())["peak_gb"]
@@ -59,7 +70,7 @@ def test_the_table_of_models_and_methods_is_printed_and_drawn(tmp_path: Path) ->
     ("arguments", "message"),
     [
         (["plan.format=yaml"], "plan.format=yaml: unknown; possible: json, text"),
-        (["+gpu=rtx3080", "gpu.memory_gb=-1"], "gpu.memory_gb=-1.0: how many GB the card has"),
+        (["+gpu=rtx3080", "gpu.memory_gb=-1"], "gpu.memory_gb=-1.0: the GPU's memory in GiB"),
         (["+gpu=any", "model.model_name_or_path=no/thing"], "model.model_name_or_path=no/thing: neither a folder nor"),
     ],
 )
@@ -79,7 +90,7 @@ def test_training_what_does_not_fit_stops_before_anything_is_loaded_with_what_wo
     assert done.stderr.count("\n") == 1
 
 
-def test_a_run_that_may_not_fit_goes_on_if_it_is_told_to_and_stops_before_host_memory_is_used_up(
+def test_a_run_that_may_not_fit_starts_if_it_is_forced_to_and_stops_before_host_memory_is_used_up(
     tmp_path: Path,
 ) -> None:
     refused = command("grpo.train", tmp_path, *QUICK, "plan.host_gb=0.2")
@@ -103,4 +114,4 @@ def test_a_run_keeps_its_plan_and_its_readings_beside_it(tmp_path: Path) -> None
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     for name in ("memory/generate_gb", "memory/update_gb", "memory/host_gb"):
         assert all(0.1 < row[name] <= summary[name] for row in rows), name
-    assert f"planned {plan['peak_gb']:.1f} GB, used" in done.stdout
+    assert f"planned {plan['peak_gb']:.1f} GiB, used" in done.stdout

@@ -14,7 +14,7 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -22,7 +22,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo.config.check import check
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
+from grpo.planning.fit import make_plan
 from grpo.run import run
+from grpo.runs.run_dir import read_run
 
 SMALL = [
     "train.max_steps=2",
@@ -85,6 +87,23 @@ def test_a_run_leaves_what_the_run_directory_promises(
     assert "Loading weights" not in chatter
     assert "Advantage" not in chatter
     assert "Advantage" in (tmp_path / "train.log").read_text()
+
+
+def test_the_configuration_that_was_run_is_on_disk_and_what_was_composed_stays(
+    composed: Compose, tmp_path: Path
+) -> None:
+    config = composed(*SMALL, "generation=auto", "task.eval.size=0", "train.max_steps=1")
+    composed_before = config.copy()
+    run(config, tmp_path, make_plan(config))
+    assert config == composed_before
+    assert config.train.use_vllm is None
+    resolved = OmegaConf.load(tmp_path / "resolved_config.yaml")
+    assert (resolved.train.use_vllm, resolved.train.vllm_enable_sleep_mode) == (False, False)
+    assert resolved.train.num_generations == 4
+    (tmp_path / ".hydra").mkdir()
+    OmegaConf.save(config, tmp_path / ".hydra" / "config.yaml")
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("[]")
+    assert read_run(tmp_path).config == resolved
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -195,7 +214,7 @@ def test_a_continued_run_ends_like_one_that_was_not_interrupted(
     summary = train(composed, broken, *common, "train.resume_from_checkpoint=auto")
     assert (summary["status"], summary["steps"]) == ("completed", 4)
     assert [row["step"] for row in metrics(broken)] == [1, 2, 3, 4]
-    assert "going on from " in (said := capfd.readouterr().err)
+    assert "resuming from " in (said := capfd.readouterr().err)
     assert "broken/checkpoint-2" in said
     for name, value in weights(whole / "model").items():
         assert torch.equal(value, weights(broken / "model")[name]), name

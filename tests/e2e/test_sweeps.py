@@ -17,9 +17,9 @@ LONG = "1 " * 800
 """Words before the question, so that a single row takes memory in the update."""
 
 
-def sweep(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+def sweep(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     line = [sys.executable, "-m", "grpo.train", "-m", f"hydra.sweep.dir={folder}", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, env={**os.environ, **environment}, timeout=300)
+    return subprocess.run(line, capture_output=True, text=True, timeout=300)
 
 
 def outcomes(folder: Path) -> dict[str, dict]:
@@ -48,7 +48,7 @@ def night(tmp_path_factory):
     return folder / "sweep", arguments, sweep(folder / "sweep", *arguments)
 
 
-def test_what_happens_to_one_job_is_told_and_the_others_run(night):
+def test_a_job_that_fails_is_reported_and_the_others_run(night):
     folder, _, done = night
     assert done.returncode == 1
     found = outcomes(folder)
@@ -58,7 +58,7 @@ def test_what_happens_to_one_job_is_told_and_the_others_run(night):
         r"a single row of 8\d\d prompt and 24 completion tokens does not fit into memory", found["1"]["reason"]
     )
     assert found["2"]["reason"] == "killed by SIGKILL; the system does that when host memory is used up"
-    assert found["3"]["reason"].startswith("reward.fault: ValueError: the judge is asleep")
+    assert found["3"]["reason"].startswith("reward.fault: ValueError: the function is asleep")
 
 
 def test_the_last_lines_say_which_jobs_failed_and_why(night):
@@ -66,7 +66,7 @@ def test_the_last_lines_say_which_jobs_failed_and_why(night):
     last = done.stderr.splitlines()[-4:]
     assert (
         last[0]
-        == "grpo.train: 3 of 4 jobs failed; once that is mended, the same command with sweep.resume=true runs them"
+        == "grpo.train: 3 of 4 jobs failed; once that is fixed, the same command with sweep.resume=true runs them"
     )
     for line, (name, do) in zip(last[1:], {"1": "memory", "2": "kill", "3": "raise"}.items(), strict=True):
         assert line == f"  #{name} +reward.fault.kwargs.do={do}: {outcomes_before(done)[name]}"
@@ -92,7 +92,7 @@ def test_every_job_has_a_page_and_the_sweep_has_one(night):
     assert "3 not completed" in page
 
 
-def test_a_sweep_goes_on_with_what_failed_and_leaves_the_rest(night):
+def test_a_sweep_continues_with_what_failed_and_leaves_the_rest(night):
     folder, arguments, _ = night
     before = (folder / "0" / "metrics.jsonl").stat().st_mtime_ns
     again = sweep(folder, *arguments)
@@ -151,10 +151,10 @@ def test_ctrl_c_ends_the_job_with_a_checkpoint_and_the_sweep_with_it(tmp_path):
     while not metrics.exists() and process.poll() is None:
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=120)[1]
+    errors = process.communicate(timeout=120)[1]
     assert process.returncode == 130
     assert outcomes(tmp_path)["0"]["status"] == "stopped"
     assert list((tmp_path / "0").glob("checkpoint-*"))
     assert not (tmp_path / "1").exists()
-    assert "the same command with sweep.resume=true goes on with what has not been completed or begun" in said
-    assert "Traceback" not in said
+    assert "the same command with sweep.resume=true continues with the jobs that are not completed" in errors
+    assert "Traceback" not in errors

@@ -1,50 +1,70 @@
-import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import psutil
+import pynvml
 import pytest
 
-from grpo.hardware import free_card_memory, host_memory
+from grpo.hardware import free_gpu_memory, host_memory, visible_gpus
 
-SMI = """0, GPU-aaaa1111-x, NVIDIA GeForce RTX 3080 Laptop GPU, 16384, 14000
-1, GPU-bbbb2222-x, NVIDIA A100-SXM4-80GB, 81920, 80000
-"""
 MB = 2**20
+GPUS = [
+    ("GPU-aaaa1111-x", "NVIDIA GeForce RTX 3080 Laptop GPU", 16384 * MB, 14000 * MB),
+    ("GPU-bbbb2222-x", "NVIDIA A100-SXM4-80GB", 81920 * MB, 80000 * MB),
+]
 
 
-def with_cards(output: str) -> object:
-    return mock.patch("subprocess.run", return_value=subprocess.CompletedProcess([], 0, stdout=output))
+def driver(monkeypatch: pytest.MonkeyPatch, gpus: list[tuple[str, str, object, int]]) -> None:
+    """Put GPUs where NVIDIA's driver would be; an exception in place of a memory is raised."""
+
+    def memory(index: int) -> SimpleNamespace:
+        _, _, total, free = gpus[index]
+        if isinstance(total, Exception):
+            raise total
+        return SimpleNamespace(total=total, free=free)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(gpus))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda index: gpus[index][0])
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda index: gpus[index][1])
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", memory)
 
 
 @pytest.mark.parametrize(
     ("visible", "found"),
     [
-        (None, ("NVIDIA GeForce RTX 3080 Laptop GPU", 16384 * MB, 14000 * MB)),
-        ("1", ("NVIDIA A100-SXM4-80GB", 81920 * MB, 80000 * MB)),
-        ("GPU-bbbb", ("NVIDIA A100-SXM4-80GB", 81920 * MB, 80000 * MB)),
-        ("0,1", ("NVIDIA GeForce RTX 3080 Laptop GPU", 16384 * MB, 14000 * MB)),
+        (None, GPUS[0][1:]),
+        ("1", GPUS[1][1:]),
+        ("GPU-bbbb", GPUS[1][1:]),
+        ("0,1", GPUS[0][1:]),
         ("", None),
+        ("-1", None),
     ],
 )
-def test_the_visible_card_with_least_free_memory_counts(
+def test_the_visible_gpu_with_least_free_memory_counts(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, found: object
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with with_cards(SMI):
-        assert free_card_memory() == found
+    driver(monkeypatch, GPUS)
+    assert free_gpu_memory() == found
 
 
-def test_a_machine_without_a_card_or_with_a_broken_driver_has_none() -> None:
-    with mock.patch("subprocess.run", side_effect=FileNotFoundError):
-        assert free_card_memory() is None
-    with mock.patch("subprocess.run", side_effect=subprocess.CalledProcessError(9, "nvidia-smi")):
-        assert free_card_memory() is None
-    for numbers in ("[N/A], [N/A]", "16384, [Insufficient Permissions]"):
-        with with_cards(f"0, GPU-x, Some card, {numbers}"):
-            assert free_card_memory() is None
+def test_a_machine_without_a_driver_or_with_a_broken_one_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for error in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
+        monkeypatch.setattr(pynvml, "nvmlInit", mock.Mock(side_effect=pynvml.NVMLError(error)))
+        assert (visible_gpus(), free_gpu_memory()) == ([], None)
+
+
+def test_a_gpu_whose_memory_cannot_be_read_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for error in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION):
+        driver(monkeypatch, [("GPU-x", "some GPU", pynvml.NVMLError(error), 0)])
+        assert (visible_gpus(), free_gpu_memory()) == (["0"], None)
 
 
 def write(path: Path, **files: object) -> None:

@@ -1,6 +1,6 @@
-"""What a run's metrics say, in words: rules, each with its evidence and what to do about it.
+"""Findings about a run: rules over its metrics, each with evidence and advice.
 
-A rule is a function of a run that returns a finding or None. Its limits are written where it is.
+A rule is a function from a run to a finding or None. Its thresholds are in its code.
 """
 
 from collections.abc import Callable
@@ -29,5 +29,5 @@ RULES: tuple[Callable[[Run], Finding | None], ...] = (
 
 
 def findings(run: Run) -> list[Finding]:
-    """Return what the rules find in a run, in their order; nothing for a healthy one."""
+    """Return the findings about a run in the order of the rules; none for a healthy one."""
     return [found for rule in RULES if (found := rule(run))]

@@ -8,53 +8,55 @@ from grpo.runs.run_dir import Run
 
 
 def steps_skipped(run: Run) -> Finding | None:
-    """Steps whose gradient was not finite; none of them changed the policy."""
+    """Steps were skipped because their gradient was not finite."""
     skipped = [(step, value) for step, value in values(run, "update/steps_skipped") if value]
     if not skipped:
         return None
     return Finding(
         "steps_skipped",
-        "Steps were skipped, as their gradient was not finite",
+        "Steps were skipped because their gradient was not finite",
         f"{sum(value for _, value in skipped):.0f} steps, the first of them {skipped[0][0]}",
-        f"the rows are in skipped_rows.jsonl; {ADVICE}",
+        f"the completions are in skipped_rows.jsonl; {ADVICE}",
     )
 
 
 def mismatch(run: Run) -> Finding | None:
-    """VLLM samples with other probabilities than the policy is trained on."""
+    """The log-probabilities of vLLM differ from those of the policy."""
     differences = values(run, "sampling/sampling_logp_difference/mean")
     over = [(step, value) for step, value in differences if value > MISMATCH]
     if not over:
         return None
     return Finding(
         "mismatch",
-        "vLLM's log-probabilities are not the policy's",
-        f"{len(over)} of {len(differences)} steps differ by more than {MISMATCH} nats a token, by {over[0][1]:.2f} at "
-        f"step {over[0][0]}",
+        "vLLM's log-probabilities differ from the policy's",
+        f"{len(over)} of {len(differences)} steps differ by more than {MISMATCH} nats per token, step {over[0][0]} by "
+        f"{over[0][1]:.2f}",
         f"likely causes: {'; '.join(mismatch_causes(run.config.train))}",
     )
 
 
 def memory_near_limit(run: Run) -> Finding | None:
-    """Memory ran out in an update, which was done again in smaller parts, or more than nine tenths of it were used."""
+    """An update ran out of memory and was repeated, or more than 90 % of the memory was used."""
     retries = sum(value for _, value in values(run, "update/oom_retries"))
-    told = [f"{retries:.0f} updates ran out of memory and were done again in smaller parts"] if retries else []
+    evidence = (
+        [f"{retries:.0f} updates ran out of memory and were repeated with smaller micro-batches"] if retries else []
+    )
     limits: dict[str, Any] = {"memory/host_gb": run.plan.get("host_capacity_gb")}
     if "memory/peak_allocated_gb" in run.summary:
         limits["memory/peak_allocated_gb"] = run.plan.get("capacity_gb")
     for name, limit in limits.items():
         used = run.summary.get(name)
         if limit and used and used > 0.9 * limit:
-            told.append(f"{used:.1f} GB of {limit:.1f} GB of {'host' if 'host' in name else 'GPU'} memory used")
+            evidence.append(f"{used:.1f} GiB of {limit:.1f} GiB of {'host' if 'host' in name else 'GPU'} memory used")
     if run.reason.startswith("host memory"):
-        told.append(run.reason)
-    if not told:
+        evidence.append(run.reason)
+    if not evidence:
         return None
     return Finding(
         "memory_near_limit",
         "Memory was nearly used up",
-        "; ".join(told),
-        "python -m grpo.plan with the same arguments says what takes it; update.max_tokens_per_microbatch="
+        "; ".join(evidence),
+        "python -m grpo.plan with the same arguments shows its components; update.max_tokens_per_microbatch="
         f"{run.config['update'].max_tokens_per_microbatch} bounds the update, "
         "train.vllm_gpu_memory_utilization vLLM's share",
     )

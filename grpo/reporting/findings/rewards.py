@@ -2,7 +2,7 @@
 
 from statistics import mean
 
-from grpo.reporting.findings.base import FEWEST, Finding, ends, rise, values
+from grpo.reporting.findings.base import MIN_STEPS, Finding, ends, rise, values
 from grpo.runs.run_dir import Run
 
 PENALTIES = ("rewards.overlong.overlong", "rewards.repetition.repetition")
@@ -10,47 +10,47 @@ PENALTIES = ("rewards.overlong.overlong", "rewards.repetition.repetition")
 
 
 def hacking(run: Run) -> Finding | None:
-    """The reward has risen by more than three standard errors, and the held-out accuracy not by one.
+    """The reward has risen by more than three standard errors, and the held-out accuracy by less than one.
 
-    Nor have, by two, the right answers that were sampled.
+    The accuracy of the sampled completions has not risen by two standard errors either.
     """
     rewards = ends(run, "reward")
     before, after = run.evaluation.get("before"), run.evaluation.get("after")
     if not (rewards and before and after):
         return None
     gained, error = rise(*rewards)
-    better = after["accuracy"] - before["accuracy"]
+    improvement = after["accuracy"] - before["accuracy"]
     variance = sum(part["accuracy"] * (1 - part["accuracy"]) / part["samples"] for part in (before, after))
     if gained <= 3 * error or gained < 0.05 * abs(mean(rewards[1])):
         return None
-    sampled = ends(run, f"rewards/{run.judge}/mean")
+    sampled = ends(run, f"rewards/{run.grader}/mean")
     if sampled:
-        right, error = rise(*sampled)
-        if right > 2 * error:
+        learned, error = rise(*sampled)
+        if learned > 2 * error:
             return None
-    if better > variance**0.5 or after["accuracy"] > 0.9:
+    if improvement > variance**0.5 or after["accuracy"] > 0.9:
         return None
-    parts = {}
+    gains = {}
     for name, reward in run.config.reward.items():
-        part = ends(run, f"rewards/{name}/mean")
-        if part and name != run.judge:
-            parts[name] = reward.get("weight", 1.0) * rise(*part)[0]
-    most = next((name for name, part in parts.items() if part > gained / 2), None)
-    blame = f", most of it from reward.{most} ({parts[most]:+.2f})" if most else ""
+        level = ends(run, f"rewards/{name}/mean")
+        if level and name != run.grader:
+            gains[name] = reward.get("weight", 1.0) * rise(*level)[0]
+    most = next((name for name, gain in gains.items() if gain > gained / 2), None)
+    blame = f", most of it from reward.{most} ({gains[most]:+.2f})" if most else ""
     return Finding(
         "hacking",
-        "The reward rises and the answers do not get better",
+        "The reward rises and the accuracy does not",
         f"reward {mean(rewards[0]):.3g} in the first quarter, {mean(rewards[1]):.3g} in the last{blame}; held-out "
         f"accuracy {before['accuracy']:.1%} before, {after['accuracy']:.1%} after",
-        "read the completions with the highest reward below: they show what is being rewarded instead; "
-        + (f"lower reward.{most}.weight, or bound it" if most else "mend the reward, and try it with rewards.check"),
+        "read the completions with the highest reward below: they show what the reward pays for; "
+        + (f"lower reward.{most}.weight, or bound it" if most else "fix the reward, and try it with rewards.check"),
     )
 
 
 def drowned(run: Run) -> Finding | None:
-    """A reward's differences are at first less than a tenth of another's, so that the advantage hardly sees it.
+    """A reward varies at first less than a tenth as much as another, so that it hardly affects the advantage.
 
-    A reward that all completions have earned, but for a few, has nothing to be seen.
+    A reward that nearly all completions earn in full is no finding.
     """
     if run.config.train.get("multi_objective_aggregation") == "normalize_then_sum":
         return None
@@ -66,7 +66,7 @@ def drowned(run: Run) -> Finding | None:
         return None
     return Finding(
         "drowned",
-        f"reward.{loudest} drowns reward.{', reward.'.join(quiet)}",
+        f"reward.{loudest} dominates reward.{', reward.'.join(quiet)}",
         "weight times standard deviation: "
         + ", ".join(f"{name} {spread[name]:.3g}" for name in sorted(spread, key=lambda name: -spread[name])),
         f"raise reward.{quiet[0]}.weight or lower reward.{loudest}.weight={weights[loudest]:g}; or "
@@ -75,36 +75,36 @@ def drowned(run: Run) -> Finding | None:
 
 
 def never_fired(run: Run) -> Finding | None:
-    """A reward function has given 0 for every completion of the run, and is no penalty that nothing has earned."""
-    silent = []
+    """A reward function that is not a penalty gave 0 to every completion of the run."""
+    never = []
     for name, reward in run.config.reward.items():
         given = values(run, f"rewards/{name}/mean")
         if (
-            len(given) >= FEWEST
+            len(given) >= MIN_STEPS
             and reward.fn not in PENALTIES
             and not any(value for _, value in given + values(run, f"rewards/{name}/std"))
         ):
-            silent.append(f"reward.{name}")
-    if not silent:
+            never.append(f"reward.{name}")
+    if not never:
         return None
     return Finding(
         "never_fired",
-        f"{', '.join(silent)} gave 0 to every completion",
+        f"{', '.join(never)} gave 0 to every completion",
         f"in all of {len(run.metrics)} logged steps",
-        "try it on completions below: python -m rewards.check says what it makes of a text; the task may ask for a "
-        "form that the policy never writes",
+        "try it on the completions below with python -m rewards.check --run; the task may ask for a format that the "
+        "policy never writes",
     )
 
 
 def reward_errors(run: Run) -> Finding | None:
-    """A reward function raised or gave no number, so that rows were left out."""
+    """Completions were skipped because a reward function raised an exception or gave no number."""
     errors: dict[str, dict[str, int]] = run.summary.get("reward_errors") or {}
     if not errors:
         return None
-    told = [f"reward.{name}: {count} {kind}" for name, kinds in errors.items() for kind, count in kinds.items()]
+    counts = [f"reward.{name}: {count} {kind}" for name, kinds in errors.items() for kind, count in kinds.items()]
     return Finding(
         "reward_errors",
-        "Completions were left out, as a reward function failed on them",
-        "; ".join(told),
-        "the rows and the reasons are in reward_errors.jsonl; python -m rewards.check tries a function beforehand",
+        "Completions were skipped because a reward function failed on them",
+        "; ".join(counts),
+        "the completions and the reasons are in reward_errors.jsonl; test a function with python -m rewards.check",
     )

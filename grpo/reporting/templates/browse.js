@@ -19,7 +19,7 @@
   const known = (row) => row.reward !== null;
 
   const completion = (row, label) => {
-    const made = node("div", undefined, "said");
+    const made = node("div", undefined, "completion");
     const given = Object.entries(row.rewards).map(([name, value]) => `${name} ${figure(value)}`).join(", ");
     made.append(node("h4", `${label}reward ${figure(row.reward)} (${given}), advantage ${figure(row.advantage)}`));
     const text = node("pre", row.text);
@@ -53,7 +53,7 @@
     }
     return card;
   };
-  const rowCard = ({ step, group, row }) => {
+  const completionCard = ({ step, group, row }) => {
     const card = node("div", undefined, "group");
     card.append(prompt(step, group), completion(row, ""));
     return card;
@@ -74,7 +74,7 @@
       const sign = order.value === "highest" ? -1 : 1;
       cards = cards.flatMap(({ step, group }) => group.completions.filter(known).map((row) => ({ step, group, row })));
       cards.sort((one, other) => sign * (one.row.reward - other.row.reward));
-      make = rowCard;
+      make = completionCard;
     }
     at("number").textContent = all.checked ? "all" : chosen[0].step;
     at("count").textContent = here < total ? `${here} of the ${total} completions are on this page` : `${total} completions`;

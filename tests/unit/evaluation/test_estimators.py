@@ -11,19 +11,19 @@ from grpo.evaluation.estimators import majority_at_k, pass_at_k, wilson_interval
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_the_ends_of_the_interval_are_where_the_score_test_rejects(counts: tuple[int, int]) -> None:
     correct, samples = counts
-    share, z = correct / samples, NormalDist().inv_cdf(0.975)
+    proportion, z = correct / samples, NormalDist().inv_cdf(0.975)
     low, high = wilson_interval(correct, samples)
-    assert 0 <= low <= share + 1e-12
-    assert share - 1e-12 <= high <= 1
+    assert 0 <= low <= proportion + 1e-12
+    assert proportion - 1e-12 <= high <= 1
     for end in (low, high):  # Wilson's interval solves this equation for the true proportion
-        assert (share - end) ** 2 == pytest.approx(z**2 * end * (1 - end) / samples, abs=1e-12)
+        assert (proportion - end) ** 2 == pytest.approx(z**2 * end * (1 - end) / samples, abs=1e-12)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
-def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(right: list[bool], data: st.DataObject) -> None:
-    k = data.draw(st.integers(1, len(right)))
-    subsets = [any(subset) for subset in combinations(right, k)]
-    assert pass_at_k(len(right), sum(right), k) == pytest.approx(mean(subsets))
+def test_pass_at_k_is_the_fraction_of_subsets_with_a_correct_sample(correct: list[bool], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(correct)))
+    subsets = [any(subset) for subset in combinations(correct, k)]
+    assert pass_at_k(len(correct), sum(correct), k) == pytest.approx(mean(subsets))
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(right: list[boo
         ([5, 6], [True, False], 2, 0.5),  # a tie
         (["", "", 5], [False, False, True], 3, 1.0),  # no answer is no vote
         (["", ""], [False, False], 2, 0.0),
-        ([5, 6, 6, 6], [True, False, False, False], 2, 0.25),  # two runs of two: a tie, and wrong
+        ([5, 6, 6, 6], [True, False, False, False], 2, 0.25),  # two runs of two: a tie, and incorrect
         ([5, 6], [True, False], 1, 0.5),
-        ([5, 5, 5], [True, True, False], 3, 2 / 3),  # the same answer, judged otherwise
+        ([5, 5, 5], [True, True, False], 3, 2 / 3),  # the same answer, graded differently
     ],
 )
 def test_the_majority_of_k_answers_counts(answers: list, correct: list[bool], k: int, value: float) -> None:
@@ -44,7 +44,7 @@ def test_the_majority_of_k_answers_counts(answers: list, correct: list[bool], k:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3)), min_size=1, max_size=10))
-def test_a_majority_of_one_is_the_share_of_right_samples(rows: list[tuple[int]]) -> None:
+def test_a_majority_of_one_is_the_fraction_of_correct_samples(rows: list[tuple[int]]) -> None:
     answers = [answer for (answer,) in rows]
     correct = [answer == 0 for answer in answers]
     assert majority_at_k(answers, correct, 1) == pytest.approx(mean(correct))

@@ -35,32 +35,34 @@ def tiny() -> Callable[..., list[str]]:
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Reward]:
+def grader() -> Iterator[Reward]:
     reward = Reward("rewards.correctness.correctness", "correctness")
     yield reward
     reward.close()
 
 
-def run(generate: Any, problems: Dataset, judge: Reward, file: Path, batch: int = 24, **options: Any) -> dict[str, Any]:
+def run(
+    generate: Any, problems: Dataset, grader: Reward, file: Path, batch: int = 24, **options: Any
+) -> dict[str, Any]:
     decoding = Decoding(24, samples=options.pop("samples", 0))
-    return evaluate(generate, problems, judge, decoding, file, batch, Console(file=io.StringIO()), **options)
+    return evaluate(generate, problems, grader, decoding, file, batch, Console(file=io.StringIO()), **options)
 
 
 def test_the_batch_size_does_not_change_the_accuracy(
-    tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path
+    tiny: Any, held_out: Dataset, grader: Reward, tmp_path: Path
 ) -> None:
-    one, many = (run(tiny, held_out, judge, tmp_path / f"{size}.jsonl", size) for size in (1, 24))
+    one, many = (run(tiny, held_out, grader, tmp_path / f"{size}.jsonl", size) for size in (1, 24))
     assert one == many
 
 
-def test_a_right_answer_counts_and_a_wrong_one_does_not(
-    tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path
+def test_a_correct_answer_counts_and_an_incorrect_one_does_not(
+    tiny: Any, held_out: Dataset, grader: Reward, tmp_path: Path
 ) -> None:
     answers = [text.rsplit("#### ")[-1] for text in tiny(list(held_out["prompt"]))]
     columns = held_out.remove_columns("answer")
-    right, wrong = columns.add_column("answer", answers), columns.add_column("answer", ["0"] * len(answers))
-    assert run(tiny, right, judge, tmp_path / "right.jsonl")["accuracy"] == 1
-    assert run(tiny, wrong, judge, tmp_path / "wrong.jsonl")["accuracy"] == 0
+    correct, incorrect = columns.add_column("answer", answers), columns.add_column("answer", ["0"] * len(answers))
+    assert run(tiny, correct, grader, tmp_path / "correct.jsonl")["accuracy"] == 1
+    assert run(tiny, incorrect, grader, tmp_path / "incorrect.jsonl")["accuracy"] == 0
 
 
 def test_plain_and_conversational_prompts_that_read_the_same_get_the_same_completion(
@@ -71,9 +73,9 @@ def test_plain_and_conversational_prompts_that_read_the_same_get_the_same_comple
     assert plain == tiny([[{"role": "user", "content": text}] for text in questions])
 
 
-def test_every_completion_is_kept_and_counted(tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path) -> None:
-    result = run(tiny, held_out, judge, tmp_path / "said.jsonl", samples=4, difficulty="steps")
-    rows = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
+def test_every_completion_is_kept_and_counted(tiny: Any, held_out: Dataset, grader: Reward, tmp_path: Path) -> None:
+    result = run(tiny, held_out, grader, tmp_path / "completions.jsonl", samples=4, difficulty="steps")
+    rows = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
     assert len(rows) == 24 * 5
     greedy = [row for row in rows if row["sample"] == 0]
     sampled = [row for row in rows if row["sample"]]
@@ -89,75 +91,75 @@ def test_every_completion_is_kept_and_counted(tiny: Any, held_out: Dataset, judg
     assert all(one != other for one, other in combinations(by_sample, 2))
 
 
-def test_an_interrupted_evaluation_goes_on_where_it_was(
-    tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path
-) -> None:
-    whole = run(tiny, held_out, judge, tmp_path / "whole.jsonl", samples=2, batch=8)
-    asked: list[int] = []
+def test_an_interrupted_evaluation_continues(tiny: Any, held_out: Dataset, grader: Reward, tmp_path: Path) -> None:
+    uninterrupted = run(tiny, held_out, grader, tmp_path / "uninterrupted.jsonl", samples=2, batch=8)
+    batches: list[int] = []
 
     def counted(prompts: list[Any], *how: Any, stop_after: int) -> list[str]:
-        if len(asked) == stop_after:
+        if len(batches) == stop_after:
             raise KeyboardInterrupt
-        asked.append(len(prompts))
+        batches.append(len(prompts))
         return tiny(prompts, *how)
 
     file = tmp_path / "broken.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        run(partial(counted, stop_after=2), held_out, judge, file, batch=8)
+        run(partial(counted, stop_after=2), held_out, grader, file, batch=8)
     with file.open("a") as out:
         out.write('{"key": "cut o')
-    asked.clear()
-    again = run(partial(counted, stop_after=99), held_out, judge, file, samples=2, batch=8)
-    assert sum(asked) == 24 * 3 - 16
-    assert again["accuracy"] == whole["accuracy"]
-    asked.clear()
-    assert run(partial(counted, stop_after=0), held_out, judge, file, samples=2) == again  # all is known
+    batches.clear()
+    again = run(partial(counted, stop_after=99), held_out, grader, file, samples=2, batch=8)
+    assert sum(batches) == 24 * 3 - 16
+    assert again["accuracy"] == uninterrupted["accuracy"]
+    batches.clear()
+    assert run(partial(counted, stop_after=0), held_out, grader, file, samples=2) == again  # all is known
 
 
-def test_more_samples_are_new_samples(tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path) -> None:
-    file = tmp_path / "said.jsonl"
+def test_more_samples_are_new_samples(tiny: Any, held_out: Dataset, grader: Reward, tmp_path: Path) -> None:
+    file = tmp_path / "completions.jsonl"
     for samples in (2, 4):
-        run(tiny, held_out, judge, file, samples=samples)
+        run(tiny, held_out, grader, file, samples=samples)
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    said = [[row["completion"] for row in rows if row["sample"] == number] for number in range(1, 5)]
-    assert all(len(one) == 24 for one in said)
-    assert all(one != other for one, other in combinations(said, 2))
+    by_sample = [[row["completion"] for row in rows if row["sample"] == number] for number in range(1, 5)]
+    assert all(len(one) == 24 for one in by_sample)
+    assert all(one != other for one, other in combinations(by_sample, 2))
 
 
-def test_what_is_known_is_judged_again(tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path) -> None:
-    file = tmp_path / "said.jsonl"
-    run(tiny, held_out, judge, file)
-    (tmp_path / "judge.py").write_text("def all_right(completions):\n    return [1.0] * len(completions)\n")
-    result = run(None, held_out, Reward(f"{tmp_path}/judge.py:all_right", "judge"), file)
+def test_known_completions_are_graded_again(tiny: Any, held_out: Dataset, grader: Reward, tmp_path: Path) -> None:
+    file = tmp_path / "completions.jsonl"
+    run(tiny, held_out, grader, file)
+    (tmp_path / "grader.py").write_text("def all_correct(completions):\n    return [1.0] * len(completions)\n")
+    result = run(None, held_out, Reward(f"{tmp_path}/grader.py:all_correct", "grader"), file)
     assert result["accuracy"] == 1
     assert all(json.loads(line)["correct"] for line in file.read_text().splitlines())
 
 
 def test_a_smaller_evaluation_keeps_what_a_larger_one_has_made(
-    tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path
+    tiny: Any, held_out: Dataset, grader: Reward, tmp_path: Path
 ) -> None:
-    file = tmp_path / "said.jsonl"
-    run(tiny, held_out, judge, file)
-    run(tiny, held_out.select(range(3)), judge, file)
+    file = tmp_path / "completions.jsonl"
+    run(tiny, held_out, grader, file)
+    run(tiny, held_out.select(range(3)), grader, file)
     assert len(file.read_text().splitlines()) == 24
 
 
 def test_line_separators_in_a_completion_do_not_break_the_file(
-    held_out: Dataset, judge: Reward, tmp_path: Path
+    held_out: Dataset, grader: Reward, tmp_path: Path
 ) -> None:
     def strange(prompts: list[Any], *how: Any) -> list[str]:
         return ["a\u2028b\u0085c\n#### 5"] * len(prompts)
 
     for _ in range(2):
-        assert run(strange, held_out, judge, tmp_path / "said.jsonl")["samples"] == 24
+        assert run(strange, held_out, grader, tmp_path / "completions.jsonl")["samples"] == 24
 
 
-def test_where_being_right_is_no_matter_of_the_final_answer_there_is_no_majority(
+def test_where_correctness_does_not_follow_from_the_final_answer_there_is_no_majority(
     held_out: Dataset, tmp_path: Path
 ) -> None:
-    (tmp_path / "judge.py").write_text("def all_right(completions):\n    return [1.0] * len(completions)\n")
-    judge = Reward(f"{tmp_path}/judge.py:all_right", "judge")
-    result = run(lambda prompts, *how: ["yes"] * len(prompts), held_out, judge, tmp_path / "said.jsonl", samples=2)
+    (tmp_path / "grader.py").write_text("def all_correct(completions):\n    return [1.0] * len(completions)\n")
+    grader = Reward(f"{tmp_path}/grader.py:all_correct", "grader")
+    result = run(
+        lambda prompts, *how: ["yes"] * len(prompts), held_out, grader, tmp_path / "completions.jsonl", samples=2
+    )
     assert result["pass@k"]["2"]["value"] == 1
     assert "maj@k" not in result
 
@@ -167,27 +169,29 @@ def test_prompts_that_do_not_fit_together_are_completed_in_halves(
 ) -> None:
     sizes: list[int] = []
 
-    def little_memory(model: Any, tokenizer: Any, length: int, prompts: list[Any], *how: Any) -> list[str]:
+    def out_of_memory(model: Any, tokenizer: Any, length: int, prompts: list[Any], *how: Any) -> list[str]:
         sizes.append(len(prompts))
         if len(prompts) > 6:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return prompts
 
-    monkeypatch.setattr("grpo.generation.local._complete", little_memory)
+    monkeypatch.setattr("grpo.generation.local._complete", out_of_memory)
     assert complete(None, None, 24, list(held_out["prompt"])) == list(held_out["prompt"])
     assert sizes == [24, 12, 6, 6, 12, 6, 6]
 
 
 def test_another_policy_or_decoding_is_not_taken_for_this_one(
-    tiny: Any, held_out: Dataset, judge: Reward, tmp_path: Path
+    tiny: Any, held_out: Dataset, grader: Reward, tmp_path: Path
 ) -> None:
-    file = tmp_path / "said.jsonl"
+    file = tmp_path / "completions.jsonl"
     for options in ({}, {"policy": "another"}):
-        run(tiny, held_out, judge, file, **options)
+        run(tiny, held_out, grader, file, **options)
     assert len(file.read_text().splitlines()) == 48
 
 
-def test_what_the_judge_fails_on_is_wrong_and_said_to_be(tiny: Any, held_out: Dataset, tmp_path: Path) -> None:
-    (tmp_path / "judge.py").write_text("def judge(completions):\n    return [1.0] + ['?'] * (len(completions) - 1)\n")
-    result = run(tiny, held_out, Reward(f"{tmp_path}/judge.py:judge", "judge"), tmp_path / "said.jsonl")
+def test_completions_that_the_grader_fails_on_are_incorrect_and_counted(
+    tiny: Any, held_out: Dataset, tmp_path: Path
+) -> None:
+    (tmp_path / "grader.py").write_text("def grade(completions):\n    return [1.0] + ['?'] * (len(completions) - 1)\n")
+    result = run(tiny, held_out, Reward(f"{tmp_path}/grader.py:grade", "grader"), tmp_path / "completions.jsonl")
     assert (result["correct"], result["judge_errors"]) == (1, {"NotANumber": 23})

@@ -32,23 +32,21 @@ Compose = Callable[..., DictConfig]
 SERVER = "generation=vllm_server"
 
 
+def check(config: DictConfig) -> None:
+    check_server(config.train, config.model.model_name_or_path, config.task.max_prompt_length)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
-def test_a_run_without_vllm_asks_for_nothing(composed: Compose) -> None:
-    config = composed()
-    check_vllm(config, has_gpu=False)
-    assert config == composed()
-
-
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
 @pytest.mark.parametrize("generation", ["vllm_colocate", "vllm_server"])
 def test_vllm_that_is_not_installed_is_one_line(composed: Compose, generation: str) -> None:
     with pytest.raises(ConfigError, match="vLLM is not installed: `make vllm` does it"):
-        check_vllm(composed(f"generation={generation}"), has_gpu=True)
+        check_vllm(composed(f"generation={generation}").train, has_gpu=True)
 
 
 @pytest.fixture
@@ -60,14 +58,14 @@ def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_vllm")
 def test_a_server_without_a_gpu_to_send_weights_from_is_refused(composed: Compose) -> None:
     with pytest.raises(ConfigError, match="there is none here; use generation=vllm_colocate or generation=transfor"):
-        check_vllm(composed(SERVER), has_gpu=False)
+        check_vllm(composed(SERVER).train, has_gpu=False)
 
 
 @pytest.mark.usefixtures("_vllm")
 def test_a_server_that_does_not_run_is_told_at_once(composed: Compose) -> None:
     port = free_port()
     with pytest.raises(ConfigError, match=f"no vLLM server answers at http://127.0.0.1:{port}: start one with launch/"):
-        check_vllm(composed(SERVER, f"train.vllm_server_port={port}"), has_gpu=True)
+        check_vllm(composed(SERVER, f"train.vllm_server_port={port}").train, has_gpu=True)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -94,16 +92,16 @@ def healthy() -> Iterator[int]:
 @pytest.mark.usefixtures("_vllm")
 def test_a_server_without_development_endpoints_cannot_take_weights(composed: Compose, healthy: int) -> None:
     config = composed(SERVER, f"train.vllm_server_port={healthy}")
-    check_vllm(config, has_gpu=True)
+    check_vllm(config.train, has_gpu=True)
     with pytest.raises(ConfigError, match="as VLLM_SERVER_DEV_MODE=1 was not set"):
-        check_server(config)
+        check(config)
 
 
 @pytest.mark.usefixtures("_vllm")
 def test_what_is_no_vllm_server_is_told(composed: Compose, healthy: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handler, "info", 200)
     with pytest.raises(ConfigError, match="is no vLLM server that this run can use"):
-        check_server(composed(SERVER, f"train.vllm_server_port={healthy}"))
+        check(composed(SERVER, f"train.vllm_server_port={healthy}"))
 
 
 def test_the_server_is_told_what_trl_needs_and_stays_on_this_machine(
@@ -172,11 +170,11 @@ def changed(settings: dict[str, Any], of: str) -> Callable[..., Any]:
 
 @pytest.mark.vllm
 def test_the_server_that_the_launcher_starts_is_as_trl_needs_it(served: tuple[DictConfig, Any]) -> None:
-    check_server(served[0])
+    check(served[0])
     assert started_at(server_url(served[0].train)).startswith("process_start_time_seconds")
-    check_room(served[0], 64)
+    check_room(served[0].train, 64)
     with pytest.raises(ConfigError, match="has room for 88 tokens, a prompt and its completion take 89"):
-        check_room(served[0], 65)
+        check_room(served[0].train, 65)
 
 
 @pytest.mark.vllm
@@ -198,7 +196,7 @@ def test_what_is_wrong_with_a_server_is_one_line_that_says_how_to_start_it(
 ) -> None:
     monkeypatch.setattr(requests, "get", changed(settings, of))
     with pytest.raises(ConfigError, match=says) as caught:
-        check_server(served[0])
+        check(served[0])
     assert "\n" not in str(caught.value)
 
 
@@ -211,7 +209,7 @@ def test_a_group_port_in_use_is_told_before_the_policy_loads(served: tuple[DictC
         assert is_taken("", port)
         options = (f"train.vllm_server_port={served[0].train.vllm_server_port}", f"train.vllm_group_port={port}")
         with pytest.raises(ConfigError, match=f"train.vllm_group_port={port} is in use"):
-            check_server(composed(SERVER, *options))
+            check(composed(SERVER, *options))
 
 
 @pytest.mark.vllm

@@ -1,4 +1,4 @@
-"""From a command line to a plan: what it is for, what is chosen, and what to change."""
+"""From a command line to a plan: its machine, its choices and its advice."""
 
 import json
 from collections.abc import Callable
@@ -14,12 +14,11 @@ from grpo.config.check import check
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError
 from grpo.limits import GB, USABLE
-from grpo.planning import fit
-from grpo.planning import from_config as workload
-from grpo.planning.advice import MOST, Planner, advise
-from grpo.planning.fit import HEADROOM, Plan, make_plan, settle
-from grpo.planning.from_config import find_shape, job_of
-from grpo.planning.vllm_share import BUSY
+from grpo.planning import fit, from_config, machine
+from grpo.planning.advice import MAX_SUGGESTIONS, Planner, advise
+from grpo.planning.fit import HEADROOM, Plan, make_plan, settled
+from grpo.planning.from_config import find_shape, workload_of
+from grpo.planning.vllm_share import USEFUL_TOKENS
 
 Compose = Callable[..., DictConfig]
 Advice = Callable[[tuple[str, ...]], list[dict[str, Any]]]
@@ -28,34 +27,34 @@ LARGE = ("+gpu=rtx3080", "model=llama3_1_8b", "peft=none")
 
 
 @pytest.fixture(autouse=True)
-def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "free_card_memory", lambda: None)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda: None)
 
 
 @pytest.fixture
 def advice(composed: Compose) -> Advice:
-    """What is advised on a command line."""
+    """A function from a command line to the suggestions for it."""
 
-    def of(line: tuple[str, ...]) -> list[dict[str, Any]]:
+    def advice_on(line: tuple[str, ...]) -> list[dict[str, Any]]:
         config = composed(*line)
         return advise(line, config, make_plan(config))
 
-    return of
+    return advice_on
 
 
 # --- Profiles ---
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_profile_fits_its_card_with_room_and_uses_at_least_half_of_it(composed: Compose, profile: str) -> None:
+def test_every_profile_fits_its_gpu_with_headroom_and_uses_at_least_half_of_it(composed: Compose, profile: str) -> None:
     plan = make_plan(composed(f"+gpu={profile}"))
     assert plan.problem is None
     assert 0.5 * plan.capacity_gb <= plan.peak_gb <= (1 - HEADROOM) * plan.capacity_gb
-    assert plan.settings["update.max_tokens_per_microbatch"] >= 2048, "too little at once to keep the card busy"
+    assert plan.settings["update.max_tokens_per_microbatch"] >= 2048, "too little at once to keep the GPU busy"
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_profile_fits_with_vllm_beside_it_or_is_told_to_go_without(
+def test_every_profile_fits_with_vllm_beside_it_or_is_advised_to_go_without(
     composed: Compose, profile: str, advice: Advice
 ) -> None:
     line = (f"+gpu={profile}", "generation=vllm_colocate")
@@ -70,7 +69,7 @@ def test_every_profile_fits_with_vllm_beside_it_or_is_told_to_go_without(
 # --- What is chosen ---
 
 
-def test_micro_batches_grow_with_the_card_and_fill_no_more_than_is_usable(composed: Compose) -> None:
+def test_micro_batches_grow_with_the_gpu_and_fill_no_more_than_is_usable(composed: Compose) -> None:
     tokens = []
     for memory in (8, 12, 16, 24):
         plan = make_plan(composed("+gpu=rtx3080", f"gpu.memory_gb={memory}"))
@@ -81,7 +80,7 @@ def test_micro_batches_grow_with_the_card_and_fill_no_more_than_is_usable(compos
     assert tokens[0] < tokens[-1]
 
 
-def test_fewer_rows_are_generated_at_once_where_the_cache_of_all_does_not_fit(composed: Compose) -> None:
+def test_fewer_completions_are_generated_at_once_where_the_cache_of_all_does_not_fit(composed: Compose) -> None:
     plan = make_plan(composed("+gpu=rtx3080", "model=qwen3_4b"))
     assert plan.problem is None
     assert plan.settings["rows_generated_at_once"] < 64
@@ -106,27 +105,27 @@ def test_the_plan_settles_what_is_left_open_only_for_the_machine_at_hand(
 ) -> None:
     line = ("+gpu=rtx3080", "generation=vllm_colocate")
     elsewhere = composed(*line)
-    settle(elsewhere, make_plan(elsewhere))
+    elsewhere = settled(elsewhere, make_plan(elsewhere))
     assert elsewhere["update"].max_tokens_per_microbatch == "auto"
     assert elsewhere.train.vllm_gpu_memory_utilization == 0.3
-    monkeypatch.setattr(fit, "free_card_memory", lambda: ("RTX 3080", 16 * GB, 15 * GB))
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda: ("RTX 3080", 16 * GB, 15 * GB))
     here = composed(*line)
     plan = make_plan(here)
     assert plan.capacity_gb == 15, "what others have taken is not there"
-    settle(here, plan)
+    here = settled(here, plan)
     assert here["update"].max_tokens_per_microbatch == plan.settings["update.max_tokens_per_microbatch"]
     assert here.train.vllm_gpu_memory_utilization == plan.settings["train.vllm_gpu_memory_utilization"]
 
 
-def test_without_a_profile_the_card_at_hand_counts_and_without_a_card_the_host(
+def test_without_a_profile_the_gpu_here_counts_and_without_a_gpu_the_host(
     composed: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert make_plan(composed()).unified
-    monkeypatch.setattr(fit, "free_card_memory", lambda: ("some card", 24 * GB, 20 * GB))
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda: ("some GPU", 24 * GB, 20 * GB))
     plan = make_plan(composed())
-    assert (plan.device, plan.capacity_gb, plan.unified) == ("some card", 20, False)
+    assert (plan.device, plan.capacity_gb, plan.unified) == ("some GPU", 20, False)
     assert make_plan(composed("train.use_cpu=true")).unified
-    assert make_plan(composed("+gpu=h100")).capacity_gb == 80, "a larger card is planned for, not the one at hand"
+    assert make_plan(composed("+gpu=h100")).capacity_gb == 80, "the plan is for a larger GPU than the one here"
 
 
 def test_vllm_sleeps_only_where_it_does_not_fit_beside_the_update(composed: Compose) -> None:
@@ -141,7 +140,7 @@ def test_vllm_sleeps_only_where_it_does_not_fit_beside_the_update(composed: Comp
     assert list(sleeps.values()) == sorted(sleeps.values(), reverse=True)
 
 
-def test_vllm_that_stays_awake_leaves_micro_batches_of_a_useful_size_and_has_the_cache_of_all_rows(
+def test_vllm_that_stays_awake_leaves_useful_micro_batches_and_has_the_cache_of_all_sequences(
     composed: Compose,
 ) -> None:
     plans = [
@@ -151,7 +150,7 @@ def test_vllm_that_stays_awake_leaves_micro_batches_of_a_useful_size_and_has_the
     awake = [plan for plan in plans if not plan.settings["train.vllm_enable_sleep_mode"]]
     assert 0 < len(awake) < len(plans)
     for plan in awake:
-        assert plan.settings["update.max_tokens_per_microbatch"] >= BUSY
+        assert plan.settings["update.max_tokens_per_microbatch"] >= USEFUL_TOKENS
         assert plan.phases["rollout"]["vllm"] == pytest.approx(awake[-1].phases["rollout"]["vllm"], abs=0.4)
 
 
@@ -163,11 +162,13 @@ def test_vllm_does_not_sleep_for_a_small_share_that_was_asked_for(composed: Comp
 
 
 def test_a_share_that_does_not_hold_vllms_weights_is_refused(composed: Compose) -> None:
-    with pytest.raises(ConfigError, match=r"too little for the 5\.75 GB of vLLM's weights; null leaves it to the plan"):
+    with pytest.raises(
+        ConfigError, match=r"too little for the 5\.75 GiB of vLLM's weights; null leaves it to the plan"
+    ):
         make_plan(composed("+gpu=rtx3080", "generation=vllm_colocate", "train.vllm_gpu_memory_utilization=0.3"))
 
 
-def test_with_a_server_nothing_is_generated_on_the_card(composed: Compose) -> None:
+def test_with_a_server_nothing_is_generated_on_the_gpu(composed: Compose) -> None:
     line = ("+gpu=rtx3080", "generation=vllm_server", "train.max_completion_length=4096")
     plan = make_plan(composed(*line))
     assert "kv cache" not in plan.phases["rollout"]
@@ -176,7 +177,7 @@ def test_with_a_server_nothing_is_generated_on_the_card(composed: Compose) -> No
     assert "rows_generated_at_once" not in plan.settings
 
 
-def test_vllm_has_room_for_the_longest_row_and_never_sleeps_on_a_cpu(composed: Compose) -> None:
+def test_vllm_has_room_for_the_longest_sequence_and_never_sleeps_on_a_cpu(composed: Compose) -> None:
     plan = make_plan(composed("generation=vllm_colocate", "train.max_completion_length=40"))
     assert plan.settings["train.vllm_max_model_length"] == 64 + 40
     assert plan.settings["train.vllm_enable_sleep_mode"] is False
@@ -210,11 +211,11 @@ def test_generation_auto_takes_vllm_where_it_is_there_can_fits_and_pays(
     assert plan.settings["train.use_vllm"] is chosen
     assert config.train.use_vllm is None, "planning changes nothing"
     plan.here = True
-    settle(config, plan)
+    config = settled(config, plan)
     assert config.train.use_vllm is chosen
 
 
-def test_vllm_over_several_cards_needs_less_of_each(composed: Compose) -> None:
+def test_vllm_over_several_gpus_needs_less_of_each(composed: Compose) -> None:
     line = ("+gpu=h100", "generation=vllm_colocate", "plan.processes=2", "plan.host_gb=512")
     alone, both = (make_plan(composed(*line, f"train.vllm_tensor_parallel_size={n}")) for n in (1, 2))
     shares = [plan.settings["train.vllm_gpu_memory_utilization"] for plan in (alone, both)]
@@ -228,9 +229,9 @@ def test_sharding_is_read_from_trl_accelerate_and_deepspeed(
     composed: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def shards(*overrides: str) -> tuple[int, int, int, bool, bool]:
-        job = job_of(composed("plan.processes=4", *overrides), "cuda")
-        offloads = (job.offload_weights, job.offload_optimizer)
-        return (job.weight_shards, job.gradient_shards, job.optimizer_shards, *offloads)
+        workload = workload_of(composed("plan.processes=4", *overrides), "cuda")
+        offloads = (workload.offload_weights, workload.offload_optimizer)
+        return (workload.weight_shards, workload.gradient_shards, workload.optimizer_shards, *offloads)
 
     assert shards() == (1, 1, 1, False, False)
     assert shards("train.fsdp=full_shard") == (4, 4, 4, False, False)
@@ -254,9 +255,9 @@ def test_processes_are_those_of_torchrun_unless_they_are_given(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "16")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert job_of(composed("train.fsdp=full_shard"), "cuda").weight_shards == 16
-    assert job_of(composed(), "cuda").processes == 8, "host memory is that of one machine"
-    assert job_of(composed("plan.processes=2", "train.fsdp=full_shard"), "cuda").weight_shards == 2
+    assert workload_of(composed("train.fsdp=full_shard"), "cuda").weight_shards == 16
+    assert workload_of(composed(), "cuda").processes == 8, "host memory is that of one machine"
+    assert workload_of(composed("plan.processes=2", "train.fsdp=full_shard"), "cuda").weight_shards == 2
 
 
 def test_eight_processes_that_each_load_the_weights_need_that_much_host_memory(composed: Compose) -> None:
@@ -266,7 +267,7 @@ def test_eight_processes_that_each_load_the_weights_need_that_much_host_memory(c
     assert make_plan(composed("+gpu=h100", "plan.processes=8", "plan.host_gb=512")).problem is None
 
 
-def test_a_policy_that_is_sharded_fits_where_one_card_does_not_hold_it(composed: Compose) -> None:
+def test_a_policy_that_is_sharded_fits_where_one_gpu_does_not_hold_it(composed: Compose) -> None:
     line = ("+gpu=a100_40gb", "model=qwen2_5_14b", "peft=none", "plan.host_gb=512", "plan.processes=8")
     assert make_plan(composed(*line)).problem
     assert make_plan(composed(*line, "train.fsdp=full_shard")).problem is None
@@ -301,7 +302,7 @@ def test_every_suggestion_makes_the_run_fit_and_is_not_one_of_many_that_do_not(
     composed: Compose, advice: Advice
 ) -> None:
     suggestions = advice(LARGE)
-    assert 0 < len(suggestions) <= MOST
+    assert 0 < len(suggestions) <= MAX_SUGGESTIONS
     for suggestion in suggestions:
         assert make_plan(composed(*replaced(LARGE, suggestion["overrides"]))).problem is None
     assert len({tuple(suggestion["overrides"]) for suggestion in suggestions}) == len(suggestions)
@@ -370,7 +371,7 @@ def test_another_optimizer_is_not_suggested(advice: Advice) -> None:
         assert not any(word.startswith("train.optim") for word in suggestion["overrides"])
 
 
-def test_a_card_that_is_hardly_used_is_put_to_use(advice: Advice) -> None:
+def test_a_gpu_that_is_hardly_used_is_put_to_use(advice: Advice) -> None:
     suggestions = advice(("+gpu=h200", "model=qwen2_5_0_5b"))
     assert any("model=" in suggestion["overrides"][0] for suggestion in suggestions)
     assert all(suggestion["peak_gb"] <= (1 - HEADROOM) * 141 for suggestion in suggestions)
@@ -388,17 +389,17 @@ def test_choices_that_what_was_typed_would_spoil_are_not_suggested(advice: Advic
             assert not suggestion["overrides"][0].startswith("peft=" if "peft.r=64" in line else "model=")
 
 
-def test_gradients_on_the_host_are_not_suggested_where_they_cannot_work(advice: Advice) -> None:
+def test_offloaded_gradients_are_not_suggested_where_they_cannot_work(advice: Advice) -> None:
     for line in (("+gpu=t4", "peft=none", "model.dtype=float32"), ("+gpu=h100", "peft=none", "plan.processes=8")):
         assert not any("update.gradients_on_host=true" in found["overrides"] for found in advice(line))
 
 
-def test_vllms_share_is_one_of_the_whole_card_and_not_of_what_is_free(
+def test_vllms_share_is_one_of_the_gpus_total_and_not_of_its_free_memory(
     composed: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = ("+gpu=rtx3080", "generation=vllm_colocate")
     alone = make_plan(composed(*line))
-    monkeypatch.setattr(fit, "free_card_memory", lambda: ("a card of 32 GB", 32 * GB, 20 * GB))
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda: ("a GPU of 32 GB", 32 * GB, 20 * GB))
     larger = make_plan(composed(*line))
     shares = [plan.settings["train.vllm_gpu_memory_utilization"] for plan in (alone, larger)]
     assert shares[1] == pytest.approx(shares[0] / 2, abs=0.01)
@@ -419,12 +420,12 @@ def test_planning_again_replaces_what_was_typed() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (("+gpu=rtx3080", "gpu.memory_gb=0"), "gpu.memory_gb=0.0: how many GB the card has"),
-        (("+gpu=rtx3080", "gpu.memory_gb=-16"), "gpu.memory_gb=-16.0: how many GB the card has"),
+        (("+gpu=rtx3080", "gpu.memory_gb=0"), "gpu.memory_gb=0.0: the GPU's memory in GiB"),
+        (("+gpu=rtx3080", "gpu.memory_gb=-16"), "gpu.memory_gb=-16.0: the GPU's memory in GiB"),
         (("task.max_prompt_length=0",), "task.max_prompt_length=0: the plan needs a positive number"),
         (("train.max_completion_length=-5",), "train.max_completion_length=-5: the plan needs a positive number"),
         (("plan.processes=0",), "plan.processes=0: the plan needs a positive number"),
-        (("plan.host_gb=-1",), "plan.host_gb=-1.0: a positive number of GB"),
+        (("plan.host_gb=-1",), "plan.host_gb=-1.0: a positive number of GiB"),
         (("peft=lora", "peft.r=-4"), "peft.r=-4: a positive number is needed"),
         (("train.vllm_tensor_parallel_size=0",), "train.vllm_tensor_parallel_size=0: the plan needs a positive"),
         (("model.dtype=int3",), "model.dtype=int3: possible: auto, float32, float16, bfloat16"),
@@ -460,14 +461,14 @@ def test_a_configuration_on_the_hub_is_read_from_the_cache(composed: Compose, tm
     file = tmp_path / "config.json"
     file.write_text(json.dumps(OmegaConf.to_container(composed("model=qwen3_4b").model.shape)))
     with mock.patch("huggingface_hub.try_to_load_from_cache", return_value=str(file)) as cache:
-        shape = workload.from_hub("Qwen/Qwen3-4B-Base", "main")
+        shape = from_config.from_hub("Qwen/Qwen3-4B-Base", "main")
     assert shape.parameters() == 4022468096
     assert cache.call_args.args == ("Qwen/Qwen3-4B-Base", "config.json")
 
 
 def test_a_plan_says_the_same_in_json(composed: Compose) -> None:
     plan = make_plan(composed(*LARGE))
-    assert "of which 14.7 GB may be used" in (plan.problem or "")
+    assert "of which 14.7 GiB may be used" in (plan.problem or "")
     content = json.loads(json.dumps(plan.as_dict()))
     assert {"fits", "peak_gb", "capacity_gb", "host_gb", "phases", "suggestions"} <= content.keys()
     assert content["fits"] is False

@@ -1,4 +1,4 @@
-"""Each component of the memory model against what PyTorch, PEFT, bitsandbytes and transformers really hold."""
+"""Each component of the memory model against the memory that PyTorch, PEFT and bitsandbytes really take."""
 
 import json
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ from grpo.planning.memory import (
     weights,
 )
 from grpo.planning.shape import Shape, shape_of
-from grpo.planning.workload import Adapter, Job
+from grpo.planning.workload import Adapter, Workload
 
 NUMBERS: dict[str, Any] = {
     "model_type": "llama",
@@ -47,8 +47,8 @@ NUMBERS: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 SHAPE = shape_of(NUMBERS)
-JOB = Job(prompt=10, completion=30, rows=4, tokens=160, completions_a_sequence=1)
-LORA = replace(JOB, adapter=Adapter(16), checkpointing=True, optimizer="adamw_8bit")
+WORKLOAD = Workload(prompt=10, completion=30, sequences=4, tokens=160, completions_per_sequence=1)
+LORA = replace(WORKLOAD, adapter=Adapter(16), checkpointing=True, optimizer="adamw_8bit")
 
 
 def model(numbers: dict[str, Any] = NUMBERS, dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -60,12 +60,12 @@ def size(tensors: Any) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-# --- What stays ---
+# --- Persistent memory ---
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_take_what_a_models_parameters_take(dtype: torch.dtype) -> None:
-    assert weights(SHAPE, replace(JOB, weight_bytes=dtype.itemsize)) == size(model(dtype=dtype).parameters())
+    assert weights(SHAPE, replace(WORKLOAD, weight_bytes=dtype.itemsize)) == size(model(dtype=dtype).parameters())
 
 
 @pytest.mark.parametrize("choice", shipped_models())
@@ -76,9 +76,9 @@ def test_the_parameters_of_every_shipped_model_follow_from_its_shape(choice: str
 
 @pytest.mark.parametrize("double", [False, True])
 def test_weights_in_four_bits_take_what_bitsandbytes_takes(double: bool) -> None:
-    whole = model(NUMBERS | {"hidden_size": 256, "intermediate_size": 512})
+    full = model(NUMBERS | {"hidden_size": 256, "intermediate_size": 512})
     packed = 0
-    for name, module in whole.named_modules():
+    for name, module in full.named_modules():
         if isinstance(module, nn.Linear) and name != "lm_head":
             inputs, outputs = module.in_features, module.out_features
             quantized = Linear4bit(inputs, outputs, bias=False, quant_type="nf4", compress_statistics=double)
@@ -88,8 +88,8 @@ def test_weights_in_four_bits_take_what_bitsandbytes_takes(double: bool) -> None
             packed += state.state2.absmax.nbytes if double else 0
             packed -= module.weight.nbytes
     shape = replace(SHAPE, hidden_size=256, intermediate_size=512)
-    planned = weights(shape, replace(JOB, quantized=4, double_quantized=double))
-    assert planned == pytest.approx(size(whole.parameters()) + packed, rel=0.01)
+    planned = weights(shape, replace(WORKLOAD, quantized=4, double_quantized=double))
+    assert planned == pytest.approx(size(full.parameters()) + packed, rel=0.01)
 
 
 @pytest.mark.parametrize("modules", [None, ("q_proj", "v_proj")])
@@ -99,7 +99,7 @@ def test_the_adapter_has_as_many_parameters_as_pefts(modules: tuple[str, ...] | 
     trained = [weight for weight in adapted.parameters() if weight.requires_grad]
     planned = adapter_parameters(SHAPE, Adapter(8, modules))
     assert planned == sum(weight.numel() for weight in trained)
-    assert persistent(SHAPE, replace(JOB, adapter=Adapter(8, modules)))["adapter"] == size(trained)
+    assert persistent(SHAPE, replace(WORKLOAD, adapter=Adapter(8, modules)))["adapter"] == size(trained)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_32bit", "sgd"])
@@ -116,7 +116,7 @@ def test_the_optimizers_state_is_as_large_as_after_a_real_step(tmp_path: Any, op
         for name, tensor in state.items()
         if isinstance(tensor, torch.Tensor) and "qmap" not in name
     }
-    planned = optimizer_state(shape_of(numbers), replace(JOB, optimizer=optimizer))
+    planned = optimizer_state(shape_of(numbers), replace(WORKLOAD, optimizer=optimizer))
     assert planned == pytest.approx(size(held.values()), rel=0.02)
 
 
@@ -130,9 +130,9 @@ def cached(numbers: dict[str, Any], rows: int, new: int) -> int:
 
 
 def test_the_cache_is_as_large_as_after_a_real_generation() -> None:
-    job = replace(JOB, completion=20)
-    last = kv_cache(SHAPE, replace(job, prompt=0, completion=1))  # the last token is not fed in again
-    assert kv_cache(SHAPE, job) - last == cached(NUMBERS, job.rows, 20)
+    workload = replace(WORKLOAD, completion=20)
+    last = kv_cache(SHAPE, replace(workload, prompt=0, completion=1))  # the last token is not fed in again
+    assert kv_cache(SHAPE, workload) - last == cached(NUMBERS, workload.sequences, 20)
 
 
 def test_a_layer_with_a_sliding_window_caches_no_more_than_its_window() -> None:
@@ -140,15 +140,15 @@ def test_a_layer_with_a_sliding_window_caches_no_more_than_its_window() -> None:
     shape = shape_of(numbers)
     assert (shape.sliding_window, shape.num_sliding_layers) == (8, 3)
     real = cached(numbers, 4, 20)
-    one = kv_cache(shape, replace(JOB, prompt=0, completion=1))
-    assert real <= kv_cache(shape, replace(JOB, completion=20)) <= real + one
+    one = kv_cache(shape, replace(WORKLOAD, prompt=0, completion=1))
+    assert real <= kv_cache(shape, replace(WORKLOAD, completion=20)) <= real + one
 
 
-# --- What comes and goes ---
+# --- Temporary memory ---
 
 
 def kept_by_autograd(policy: Any, tokens: int) -> int:
-    """Bytes that the layers keep for the backward pass, each storage once, parameters and masks left out."""
+    """Bytes that the layers keep for the backward pass, each storage once, without parameters and masks."""
     own = {weight.untyped_storage().data_ptr() for weight in policy.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
@@ -193,11 +193,11 @@ def test_a_layer_keeps_what_autograd_keeps_of_it(family: str, method: str) -> No
         if method == "lora":
             policy = get_peft_model(policy, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
         sizes.append(kept_by_autograd(policy.train(), tokens))
-    job = Job(0, tokens, 1, tokens, adapter=Adapter(16) if method == "lora" else None)
+    workload = Workload(0, tokens, 1, tokens, adapter=Adapter(16) if method == "lora" else None)
     shape = shape_of(numbers)
-    planned = tokens * layer_activations(shape, job) + adapted_experts(shape, job)
+    planned = tokens * layer_activations(shape, workload) + adapted_experts(shape, workload)
     assert planned == pytest.approx(sizes[1] - sizes[0], rel=near)
-    assert trained(shape_of(numbers | {"num_hidden_layers": 3}), job)[0] == sum(
+    assert trained(shape_of(numbers | {"num_hidden_layers": 3}), workload)[0] == sum(
         weight.numel() for weight in policy.parameters() if weight.requires_grad
     )
 
@@ -207,8 +207,8 @@ def test_a_layer_keeps_what_autograd_keeps_of_it(family: str, method: str) -> No
 def test_the_update_takes_what_the_simulation_says(method: str, checkpointing: bool) -> None:
     numbers = NUMBERS | {"hidden_size": 512, "intermediate_size": 1500, "vocab_size": 8000, "num_attention_heads": 32}
     adapter = Adapter(16) if method == "lora" else None
-    job = Job(0, 600, 2, 1200, adapter=adapter, checkpointing=checkpointing, optimizer="adamw_torch_fused")
-    parts = update(shape_of(numbers), job)
+    workload = Workload(0, 600, 2, 1200, adapter=adapter, checkpointing=checkpointing, optimizer="adamw_torch_fused")
+    parts = update(shape_of(numbers), workload)
     simulated = simulate(numbers, method, checkpointing, rows=2, length=600)
     assert sum(parts.values()) - parts["context"] == pytest.approx(simulated, rel=0.1)
 
@@ -222,28 +222,28 @@ def committed() -> Iterator[Any]:
 
 @pytest.mark.parametrize("case", committed())
 def test_the_plan_is_still_what_the_committed_simulations_say(case: dict[str, Any]) -> None:
-    job = Job(
+    workload = Workload(
         prompt=0,
         completion=case["length"],
-        rows=case["rows"],
+        sequences=case["rows"],
         tokens=case["rows"] * case["length"],
         adapter=Adapter(16) if case["method"] == "lora" else None,
         optimizer="adamw_torch_fused",
         checkpointing=case["checkpointing"],
     )
-    parts = update(shipped_models()[case["model"]][1], job)
+    parts = update(shipped_models()[case["model"]][1], workload)
     assert (sum(parts.values()) - parts["context"]) / GB == pytest.approx(case["simulated_gb"], rel=0.03)
 
 
-# --- Together ---
+# --- Phases ---
 
-jobs = st.builds(
-    Job,
+workloads = st.builds(
+    Workload,
     prompt=st.integers(1, 2000),
     completion=st.integers(1, 4000),
-    rows=st.integers(1, 256),
+    sequences=st.integers(1, 256),
     tokens=st.integers(1, 32768),
-    completions_a_sequence=st.integers(1, 16),
+    completions_per_sequence=st.integers(1, 16),
     weight_bytes=st.sampled_from([2, 4]),
     adapter=st.none() | st.builds(Adapter, st.integers(1, 256)),
     optimizer=st.sampled_from(["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "sgd"]),
@@ -255,27 +255,27 @@ jobs = st.builds(
 shapes = st.sampled_from([shape for _, shape in shipped_models().values()])
 
 
-def peak(shape: Shape, job: Job) -> float:
-    return max(sum(parts.values()) for parts in phases(shape, job).values())
+def peak(shape: Shape, workload: Workload) -> float:
+    return max(sum(parts.values()) for parts in phases(shape, workload).values())
 
 
-@given(shapes, jobs)
-def test_every_component_is_positive_and_the_weights_are_in_every_phase(shape: Shape, job: Job) -> None:
-    for parts in phases(shape, job).values():
+@given(shapes, workloads)
+def test_every_component_is_positive_and_the_weights_are_in_every_phase(shape: Shape, workload: Workload) -> None:
+    for parts in phases(shape, workload).values():
         assert all(size > 0 for size in parts.values())
-        assert parts["weights"] == weights(shape, job)
+        assert parts["weights"] == weights(shape, workload)
 
 
-@given(shapes, jobs, st.sampled_from(["prompt", "completion", "rows", "tokens", "completions_a_sequence"]))
-def test_more_of_anything_never_takes_less(shape: Shape, job: Job, key: str) -> None:
+@given(shapes, workloads, st.sampled_from(["prompt", "completion", "sequences", "tokens", "completions_per_sequence"]))
+def test_more_of_anything_never_takes_less(shape: Shape, workload: Workload, key: str) -> None:
     if key == "prompt":  # on a GPU only completions go through the head, and so many tokens are fewer completions
-        job = replace(job, device="cpu")
-    assert peak(shape, replace(job, **{key: getattr(job, key) + 1})) >= peak(shape, job)
+        workload = replace(workload, device="cpu")
+    assert peak(shape, replace(workload, **{key: getattr(workload, key) + 1})) >= peak(shape, workload)
 
 
-@given(shapes, jobs)
-def test_what_saves_memory_saves_memory(shape: Shape, job: Job) -> None:
-    plain = replace(job, checkpointing=False, gradients_on_host=False, adapter=None, optimizer="adamw_torch")
+@given(shapes, workloads)
+def test_what_saves_memory_saves_memory(shape: Shape, workload: Workload) -> None:
+    plain = replace(workload, checkpointing=False, gradients_on_host=False, adapter=None, optimizer="adamw_torch")
     for change in (
         {"checkpointing": True},
         {"gradients_on_host": True},
@@ -291,28 +291,28 @@ def test_what_saves_memory_saves_memory(shape: Shape, job: Job) -> None:
         assert peak(shape, replace(plain, **change)) <= peak(shape, plain), change
 
 
-def test_shards_divide_what_they_shard_and_offloading_moves_it_to_the_host() -> None:
+def test_shards_divide_what_they_shard_and_offloading_moves_it_to_host_memory() -> None:
     shape = shipped_models()["llama3_1_8b"][1]
-    job = replace(JOB, optimizer="adamw_torch_fused", processes=8)
-    alone, zero2 = update(shape, job), update(shape, replace(job, gradient_shards=8, optimizer_shards=8))
+    workload = replace(WORKLOAD, optimizer="adamw_torch_fused", processes=8)
+    alone, zero2 = update(shape, workload), update(shape, replace(workload, gradient_shards=8, optimizer_shards=8))
     assert zero2["gradients"] == alone["gradients"] / 8
     assert zero2["optimizer"] == alone["optimizer"] / 8
     assert zero2["weights"] == alone["weights"]
-    zero3 = update(shape, replace(job, weight_shards=8, gradient_shards=8, optimizer_shards=8))
+    zero3 = update(shape, replace(workload, weight_shards=8, gradient_shards=8, optimizer_shards=8))
     assert zero3["weights"] == alone["weights"] / 8
-    assert zero3["gathered layers"] == 2 * alone["weights"] / 32
-    trained_in_float32 = replace(job, gradient_shards=8, optimizer_shards=8, float32_training=True)
+    assert zero3["unsharded layers"] == 2 * alone["weights"] / 32
+    trained_in_float32 = replace(workload, gradient_shards=8, optimizer_shards=8, float32_training=True)
     master = update(shape, trained_in_float32)
-    assert master["master weights"] == 2 * alone["weights"] / 8, "4 bytes a parameter instead of 2"
+    assert master["master weights"] == 2 * alone["weights"] / 8, "4 bytes per parameter instead of 2"
     assert master["optimizer"] == 2 * alone["optimizer"] / 8
-    offloaded = replace(job, offload_optimizer=True)
+    offloaded = replace(workload, offload_optimizer=True)
     assert "optimizer" not in update(shape, offloaded)
     assert host(shape, offloaded)["offloaded optimizer"] == alone["optimizer"]
-    assert host(shape, job)["loading"] == 8 * weights(shape, job), "each process reads all weights"
+    assert host(shape, workload)["loading"] == 8 * weights(shape, workload), "each process reads all weights"
 
 
 def test_a_sleeping_engine_leaves_its_share_to_the_update() -> None:
-    awake = replace(LORA, vllm_share=0.4, card=16 * GB)
+    awake = replace(LORA, vllm_share=0.4, gpu_memory=16 * GB)
     asleep = replace(awake, vllm_sleeps=True)
     assert update(SHAPE, awake)["vllm"] == rollout(SHAPE, asleep)["vllm"] == 0.4 * 16 * GB
     assert update(SHAPE, asleep)["vllm"] < 0.5 * GB

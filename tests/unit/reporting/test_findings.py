@@ -1,4 +1,4 @@
-"""The rules against metrics recorded from real runs of the embedded task; `overrides` in each file made them."""
+"""The rules against metrics recorded from real runs of the built-in task; `overrides` in each file made them."""
 
 import json
 from collections.abc import Callable
@@ -37,10 +37,10 @@ def recorded(composed: Callable[..., DictConfig]) -> Callable[[str], Run]:
     """A function from the name of a recording to the run it is of."""
 
     def read(name: str) -> Run:
-        held = json.loads((RECORDED / f"{name}.json").read_text())
-        columns = held.pop("metrics")
+        content = json.loads((RECORDED / f"{name}.json").read_text())
+        columns = content.pop("metrics")
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        return Run(folder=Path(name), config=composed(*held["overrides"]), metrics=rows, **held)
+        return Run(folder=Path(name), config=composed(*content["overrides"]), metrics=rows, **content)
 
     return read
 
@@ -59,9 +59,9 @@ def test_every_rule_is_shown_by_a_recording(recorded):
     assert not [rule.__name__ for rule in RULES if not any(rule(run) for run in runs)]
 
 
-def test_a_finding_has_its_evidence_and_what_to_do(recorded):
+def test_a_finding_has_its_evidence_and_advice(recorded):
     (finding,) = findings(recorded("drowned"))
-    assert finding.title == "reward.brevity drowns reward.correctness"
+    assert finding.title == "reward.brevity dominates reward.correctness"
     assert finding.evidence == "weight times standard deviation: brevity 8.94, correctness 0.464"
     assert "raise reward.correctness.weight or lower reward.brevity.weight=50" in finding.advice
 
@@ -95,7 +95,7 @@ def test_a_penalty_that_nothing_has_earned_is_no_finding(recorded, composed):
     assert findings(replace(run, config=composed("+reward=overlong"), metrics=rows)) == []
 
 
-def test_a_reward_that_nearly_all_have_earned_is_not_drowned(recorded, composed):
+def test_a_reward_that_nearly_all_have_earned_is_not_dominated(recorded, composed):
     run = recorded("healthy")
     rows = [{**row, "rewards/format/mean": 0.999, "rewards/format/std": 0.03} for row in run.metrics]
     assert findings(replace(run, config=composed("+reward=format"), metrics=rows)) == []
@@ -117,15 +117,15 @@ def test_a_run_of_a_few_steps_has_no_trend(name, steps, recorded):
     assert not {finding.name for finding in findings(short)} & {*trends, "hacking"}
 
 
-def test_memory_near_the_limit_of_a_gpu_is_told_in_numbers(recorded):
+def test_memory_near_the_limit_of_a_gpu_is_reported_in_numbers(recorded):
     run = recorded("healthy")
     full = replace(run, summary={**run.summary, "memory/peak_allocated_gb": 15.2}, plan={"capacity_gb": 16.0})
     (finding,) = findings(full)
-    assert finding.evidence == "15.2 GB of 16.0 GB of GPU memory used"
+    assert finding.evidence == "15.2 GiB of 16.0 GiB of GPU memory used"
 
 
-def test_an_update_that_ran_out_of_memory_is_told(recorded):
+def test_an_update_that_ran_out_of_memory_is_reported(recorded):
     run = recorded("healthy")
     rows = [{**row, "update/oom_retries": int(row["step"] == 7)} for row in run.metrics]
     (finding,) = findings(replace(run, metrics=rows))
-    assert finding.evidence == "1 updates ran out of memory and were done again in smaller parts"
+    assert finding.evidence == "1 updates ran out of memory and were repeated with smaller micro-batches"

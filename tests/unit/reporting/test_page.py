@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from grpo.errors import ConfigError
-from grpo.reporting.charts import COLOURS, MOST, curves, draw_line, frame
-from grpo.reporting.completions import LENGTH, SIZE, as_data, sample, shortened
+from grpo.reporting.charts import COLOURS, MAX_POINTS, curves, draw_line, frame
+from grpo.reporting.completions import MAX_LENGTH, MAX_SIZE, as_data, sample, shortened
 from grpo.reporting.page import write_report
 from grpo.runs.run_dir import read_run
 from grpo.runs.sweep_dir import SWEEP, read_sweep
@@ -41,7 +41,7 @@ class Links(HTMLParser):
         assert not any(name.startswith("on") for name, _ in attributes)
 
 
-def embedded(page: str) -> dict:
+def data_of(page: str) -> dict:
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
 
 
@@ -50,7 +50,7 @@ def test_the_page_of_a_run_says_what_was_trained_how_and_with_what_result(compos
     for text in ("grpo.tasks.arithmetic.rows", "correctness × 1", "groups of 8", "adamw", "11.0%", "95.0%", "0.65"):
         assert text in page
     assert "python -m grpo.train train.seed=3" in page
-    assert "What to do" not in page
+    assert "Advice" not in page
 
 
 def test_the_page_loads_nothing_and_leads_nowhere(composed, tmp_path):
@@ -62,9 +62,9 @@ def test_the_page_loads_nothing_and_leads_nowhere(composed, tmp_path):
 def test_every_curve_has_its_picture(composed, tmp_path):
     page = page_of(write_run(tmp_path / "run", **RUN))
     titles = re.findall(r"<figcaption>(.*?)</figcaption>", page)
-    assert titles[:3] == ["Right answers", "Reward", "Entropy, nats a token"]
-    assert {"Completion length, tokens", "Completions cut off", "Gradient norm", "Learning rate"} <= set(titles)
-    assert {"Time by phase, s a step", "Memory by phase, GB", "Rows that needed no update"} <= set(titles)
+    assert titles[:3] == ["Accuracy", "Reward", "Entropy, nats per token"]
+    assert {"Completion length, tokens", "Truncated completions", "Gradient norm", "Learning rate"} <= set(titles)
+    assert {"Time by phase, s/step", "Memory by phase, GiB", "Skipped completions (zero advantage)"} <= set(titles)
     assert page.count("<svg") == len(titles)
 
 
@@ -86,12 +86,12 @@ def test_a_page_without_what_a_run_did_not_come_to(composed, tmp_path):
     for file in (folder / "completions").iterdir():
         file.unlink()
     page = page_of(folder)
-    assert "still running, or killed without a word" in page
+    assert "still running, or killed without a summary" in page
     assert "No step was logged." in page
-    assert "No step was done." in page
+    assert "No step was completed." in page
 
 
-def test_a_line_that_is_cut_off_does_not_lose_the_others(composed, tmp_path):
+def test_an_incomplete_line_does_not_lose_the_others(composed, tmp_path):
     folder = write_run(tmp_path / "run", **RUN)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "rewa')
@@ -103,7 +103,7 @@ def test_what_a_model_wrote_is_no_markup(text, composed, tmp_path):
     page = page_of(write_run(tmp_path / "run", text=text, **RUN))
     assert page.lower().count("<script") == page.lower().count("</script") == 2
     assert page.lower().count("<style") == page.lower().count("</style") == 1 + page.count("<svg")
-    first = embedded(page)["steps"][0]["groups"][0]
+    first = data_of(page)["steps"][0]["groups"][0]
     readable = text[:100].encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\ufffd", "")
     for shown in (first["prompt"], *(row["text"] for row in first["completions"])):
         assert readable in shown.replace("\ufffd", "")
@@ -125,10 +125,10 @@ def test_a_text_that_is_shown_can_be_written(text):
 
 def test_a_long_text_keeps_its_beginning_and_its_end():
     shown = shortened("a" * 2_000_000 + "end")
-    assert len(shown) < LENGTH + 100
+    assert len(shown) < MAX_LENGTH + 100
     assert shown.startswith("aaa")
     assert shown.endswith("end")
-    assert "1994003 characters are left out here" in shown
+    assert "1994003 characters omitted" in shown
 
 
 def test_a_conversation_is_shown_as_who_said_what():
@@ -140,9 +140,9 @@ def test_a_conversation_is_shown_as_who_said_what():
 def test_completions_come_in_groups_with_the_highest_reward_first(tmp_path):
     rows = {"step": [1] * 4, "prompt": ["a", "a", "b", "b"], "completion": list("wxyz"), "advantage": [0.0] * 4}
     (tmp_path / "completions").mkdir()
-    rewards = pandas.DataFrame({**rows, "right": [0.0, 1.0, None, 0.0], "brief": [0.5, 0.0, None, 1.0]})
+    rewards = pandas.DataFrame({**rows, "correct": [0.0, 1.0, None, 0.0], "brief": [0.5, 0.0, None, 1.0]})
     rewards.to_parquet(tmp_path / "completions" / "completions_00001.parquet")
-    found = sample(tmp_path, {"right": 1.0, "brief": 0.1})
+    found = sample(tmp_path, {"correct": 1.0, "brief": 0.1})
     (step,) = found["steps"]
     assert [[(row["text"], row["reward"]) for row in group["completions"]] for group in step["groups"]] == [
         [("x", 1.0), ("w", 0.05)],
@@ -157,7 +157,7 @@ def test_a_long_run_is_shown_by_steps_from_its_beginning_to_its_end(composed, tm
     assert (numbers[0], numbers[-1], found["shown"], found["logged"]) == (1, 200, 60, 200)
 
 
-def test_completions_that_a_killed_run_wrote_in_part_are_left_out(composed, tmp_path):
+def test_completions_that_a_killed_run_wrote_in_part_are_skipped(composed, tmp_path):
     folder = write_run(tmp_path / "run", **RUN)
     file = folder / "completions" / "completions_00004.parquet"
     file.write_bytes(file.read_bytes()[:100])
@@ -181,12 +181,12 @@ def test_groups_that_do_not_fit_leave_best_and_worst_of_the_first(tmp_path):
             "step": 1,
             "prompt": "p",
             "completion": [f"{row:05d}" * 1000 for row in range(rows)],
-            "right": range(rows),
+            "correct": range(rows),
             "advantage": 0.0,
         }
     )
     table.to_parquet(tmp_path / "completions" / "completions_00001.parquet")
-    (step,) = sample(tmp_path, {"right": 1.0})["steps"]
+    (step,) = sample(tmp_path, {"correct": 1.0})["steps"]
     (group,) = step["groups"]
     assert [row["reward"] for row in group["completions"]] == [4095.0, 0.0]
     assert group["size"] == step["rows"] == rows
@@ -194,13 +194,13 @@ def test_groups_that_do_not_fit_leave_best_and_worst_of_the_first(tmp_path):
 
 def test_the_bound_holds_for_what_is_written(tmp_path):
     (tmp_path / "completions").mkdir()
-    texts = ["<" * LENGTH] * 1000
+    texts = ["<" * MAX_LENGTH] * 1000
     table = pandas.DataFrame({"step": 1, "prompt": [f"p{row // 4}" for row in range(1000)], "completion": texts})
     table.to_parquet(tmp_path / "completions" / "completions_00001.parquet")
-    assert SIZE / 2 < len(as_data(sample(tmp_path, {})).encode()) < SIZE + 10_000
+    assert MAX_SIZE / 2 < len(as_data(sample(tmp_path, {})).encode()) < MAX_SIZE + 10_000
 
 
-@pytest.mark.parametrize("steps", [MOST + 1, 1001, 1201, 10_000])
+@pytest.mark.parametrize("steps", [MAX_POINTS + 1, 1001, 1201, 10_000])
 def test_a_curve_without_gaps_is_one_line(steps):
     _, axes = frame("one", percent=False)
     draw_line(axes, [(step, float(step % 7)) for step in range(steps)], COLOURS[0])
@@ -215,7 +215,7 @@ def test_a_curve_is_broken_where_steps_are_missing():
 
 def test_a_curve_of_many_points_is_as_small_as_one_of_few():
     long = curves("long", {"line": [(step, step % 7) for step in range(100_000)]})
-    short = curves("short", {"line": [(step, step % 7) for step in range(MOST)]})
+    short = curves("short", {"line": [(step, step % 7) for step in range(MAX_POINTS)]})
     assert len(long.svg) < 3 * len(short.svg)
 
 
@@ -233,19 +233,19 @@ def test_the_page_of_a_sweep_compares_its_jobs(composed, tmp_path):
         part = {"accuracy": accuracy, "samples": 200, "interval": [accuracy - 0.05, accuracy + 0.05]}
         (folder / "evaluation.json").write_text(json.dumps({"before": {**part, "accuracy": 0.1}, "after": part}))
     (tmp_path / "2" / "summary.json").write_text(json.dumps({"status": "failed", "reason": "killed <by> SIGKILL"}))
-    (tmp_path / SWEEP).write_text(json.dumps({"overrides": [], "comparison": "prompts a step change"}))
+    (tmp_path / SWEEP).write_text(json.dumps({"overrides": [], "comparison": "prompts per step change"}))
     page = page_of(tmp_path)
     assert "3 jobs over train.num_generations" in page
     assert "1 not completed" in page
     assert "killed &lt;by&gt; SIGKILL" in page
-    assert "prompts a step change" in page
+    assert "prompts per step change" in page
     assert "python -m grpo.train train.num_generations=4</pre>" in page
-    assert "Peak memory over train.num_generations, GB" in page
+    assert "Peak memory over train.num_generations, GiB" in page
     assert "Held-out accuracy over train.num_generations" in page
     assert '<a href="1/report.html">' in page
 
 
-def test_tokens_a_second_are_those_of_all_steps_also_where_not_all_are_logged(composed, tmp_path):
+def test_tokens_per_second_are_those_of_all_steps_also_where_not_all_are_logged(composed, tmp_path):
     folder = write_run(tmp_path / "run", **RUN)
     rows = [{"step": step, "step_time": 0.5, "num_tokens": 100.0 * step} for step in (10, 20, 25)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""The rewards of form and length, and that all built-in ones withstand what policies try."""
+"""The rewards of format and length, and the files of all built-in rewards."""
 
 import pytest
 from hypothesis import given
@@ -47,12 +47,12 @@ def test_a_pattern_of_ones_own_that_is_broken_says_so() -> None:
         ("5", 0.0),
     ],
 )
-def test_xml_format_rewards_the_form_and_the_way_towards_it(completion: str, reward: float) -> None:
+def test_xml_format_rewards_the_format_and_partial_success(completion: str, reward: float) -> None:
     assert xml_format([completion]) == [reward]
 
 
 @given(ALPHABET)
-def test_only_the_whole_form_earns_the_whole_reward(parts: list[str]) -> None:
+def test_only_the_complete_format_earns_the_full_reward(parts: list[str]) -> None:
     text = "".join(parts)
     (reward,) = xml_format([text])
     assert 0 <= reward <= 1

@@ -1,4 +1,4 @@
-"""`python -m rewards.check` as its user sees it, and what it tries."""
+"""`python -m rewards.check` as its user sees it, and the completions that it tries."""
 
 import json
 import subprocess
@@ -8,27 +8,27 @@ from pathlib import Path
 import pandas
 import pytest
 
-from rewards.check import options_of
-from rewards.probing.probes import cheats, corrupted, final, references
+from rewards.check import fn_and_kwargs
+from rewards.probing.probes import cheats, correct, final, incorrect
 from rewards.probing.trial import above
 
 MINE = """
 import re
 
 def contains(completions, answer, **columns):
-    return [float(right in said) for said, right in zip(completions, answer)]
+    return [float(reference in text) for text, reference in zip(completions, answer)]
 
 def length(completions):
-    return [float(len(said)) for said in completions]
+    return [float(len(text)) for text in completions]
 
 def nothing(completions):
     return [0.0] * len(completions)
 
 def broken(completions):
-    return [len(said) / (len(said) - len(said)) for said in completions]
+    return [len(text) / (len(text) - len(text)) for text in completions]
 
 def upper(completions, answer, **columns):
-    return [float(said.isupper() and said.endswith("#### " + right)) for said, right in zip(completions, answer)]
+    return [float(a.isupper() and a.endswith("#### " + b)) for a, b in zip(completions, answer)]
 """
 
 
@@ -49,14 +49,17 @@ def test_the_built_in_rewards_withstand_what_policies_try(name: str) -> None:
     done = check(name)
     assert done.returncode == 0, done.stdout
     assert "nothing earned more than it should" in done.stdout
-    for words in ("mean", "spread", "ms a completion", "many answers", "other scripts", "10,000 characters"):
+    for words in ("mean", "spread", "ms per completion", "many answers", "other scripts", "10,000 characters"):
         assert words in done.stdout
 
 
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("contains", ["every number: earned more", "many answers: earned more", "right, then wrong: earned more"]),
+        (
+            "contains",
+            ["every number: earned more", "many answers: earned more", "correct, then incorrect: earned more"],
+        ),
         ("length", ["10,000 characters: earned more than it should on 10 of 10 rows"]),
         ("nothing", ["it gave 0.00 to everything"]),
         ("broken", ["failed on every completion of 5 batches in a row: ZeroDivisionError: division by zero ("]),
@@ -113,9 +116,9 @@ def test_a_changed_reward_is_compared_on_the_completions_of_a_run(tmp_path: Path
     pandas.DataFrame(rows).to_parquet(tmp_path / "completions" / "completions_00001.parquet")
     done = check("correctness", "find=[hash]", "--run", tmp_path)
     assert done.returncode == 0
-    assert "1 of 2 completions are judged otherwise" in done.stdout
+    assert "1 of 2 completions get another reward" in done.stdout
     assert "[red]it is 5" in done.stdout  # what a model wrote is no markup
-    assert "--name says which of" in check("format", "--run", tmp_path).stderr
+    assert "choose one with --name" in check("format", "--run", tmp_path).stderr
 
 
 def test_a_run_with_messages_is_compared_with_its_own_options(tmp_path: Path) -> None:
@@ -129,29 +132,28 @@ def test_a_run_with_messages_is_compared_with_its_own_options(tmp_path: Path) ->
     }
     (tmp_path / "completions").mkdir()
     pandas.DataFrame(rows).to_parquet(tmp_path / "completions" / "completions_00001.parquet")
-    (tmp_path / ".hydra").mkdir()
-    (tmp_path / ".hydra" / "config.yaml").write_text(
+    (tmp_path / "resolved_config.yaml").write_text(
         "reward:\n  correctness:\n    fn: rewards.correctness.correctness\n    kwargs:\n      find: [hash]\n"
     )
-    assert "0 of 2 completions are judged otherwise" in check("correctness", "--run", tmp_path).stdout
+    assert "0 of 2 completions get another reward" in check("correctness", "--run", tmp_path).stdout
     changed = check("correctness", "find=[hash,last_number]", "--run", tmp_path)
-    assert "1 of 2 completions are judged otherwise" in changed.stdout
+    assert "1 of 2 completions get another reward" in changed.stdout
     assert "needs a column tests; the run has kept" in check("code", "--name", "correctness", "--run", tmp_path).stderr
 
 
-def test_probes_of_a_row_are_right_wrong_or_cheats() -> None:
+def test_probes_of_a_row_are_correct_incorrect_or_cheats() -> None:
     row = final({"question": "2 + 3?", "answer": "2 + 3 = 5\n#### 5"})
     assert (row["solution"], row["answer"]) == ("2 + 3 = 5", "5")
-    assert references(row)["boxed"].endswith(r"\boxed{5}")
-    assert set(corrupted(row, "hash")) == {"off by one", "ten times", "sign changed"}
-    assert all(not text.endswith("#### 5") for text in corrupted(row, "hash").values())
+    assert correct(row)["boxed"].endswith(r"\boxed{5}")
+    assert set(incorrect(row, "hash")) == {"off by one", "ten times", "sign changed"}
+    assert all(not text.endswith("#### 5") for text in incorrect(row, "hash").values())
     assert len(cheats(row)["10,000 characters"]) == 10_000
 
 
-def test_as_much_as_the_right_answer_is_too_much_only_for_a_judge_of_right_and_wrong() -> None:
-    assert above([1.0, 0.5, None], [1.0, 1.0, 1.0], tells=True) == [0]
-    assert above([1.0, 1.5, 0.0], [1.0, 1.0, 1.0], tells=False) == [1]
+def test_as_much_as_the_correct_answer_is_too_much_only_for_a_reward_of_correctness() -> None:
+    assert above([1.0, 0.5, None], [1.0, 1.0, 1.0], discriminates=True) == [0]
+    assert above([1.0, 1.5, 0.0], [1.0, 1.0, 1.0], discriminates=False) == [1]
 
 
 def test_a_built_in_reward_is_checked_as_it_is_shipped() -> None:
-    assert options_of("brevity", ["enough=7"]) == ("rewards.brevity.brevity", {"enough": 7, "limit": 512})
+    assert fn_and_kwargs("brevity", ["enough=7"]) == ("rewards.brevity.brevity", {"enough": 7, "limit": 512})

@@ -6,17 +6,17 @@ import pytest
 from rewards.code import code
 
 TESTS = ["assert double(3) == 6", "assert double(-1) == -2"]
-RIGHT = "def double(x):\n    return 2 * x"
+CORRECT = "def double(x):\n    return 2 * x"
 
 
-def test_code_that_passes_its_tests_is_right_fenced_or_not() -> None:
-    fenced = f"First I tried:\n```python\nx = (\n```\nThen:\n```python\n{RIGHT}\n```\nDone."
+def test_code_that_passes_its_tests_is_correct_fenced_or_not() -> None:
+    fenced = f"First I tried:\n```python\nx = (\n```\nThen:\n```python\n{CORRECT}\n```\nDone."
     chat = [{"role": "assistant", "content": fenced}]
-    assert code([RIGHT, fenced, chat, f"```\n{RIGHT}\n```"], [TESTS] * 4) == [1, 1, 1, 1]
+    assert code([CORRECT, fenced, chat, f"```\n{CORRECT}\n```"], [TESTS] * 4) == [1, 1, 1, 1]
 
 
 def test_tests_may_be_one_text() -> None:
-    assert code([RIGHT], ["\n".join(TESTS)]) == [1]
+    assert code([CORRECT], ["\n".join(TESTS)]) == [1]
 
 
 @pytest.mark.parametrize(
@@ -27,19 +27,19 @@ def test_tests_may_be_one_text() -> None:
         "",
         "import os\nos._exit(0)",
         "raise SystemExit(0)",
-        f"{RIGHT}\nprint('x' * 10_000_000)",
-        f"{RIGHT}\nwhile True:\n    pass",
-        f"{RIGHT}\nimport time\ntime.sleep(60)",
-        f"{RIGHT}\nx = 'x' * 10**10",
-        f"{RIGHT}\nimport os\nos.system('true')",
-        f"{RIGHT}\nimport subprocess\nsubprocess.run(['true'])",
-        f"{RIGHT}\nimport os\nos.fork()",
-        f"{RIGHT}\nimport ctypes\nctypes.CDLL(None)",
-        f"{RIGHT}\nopen('large', 'w').write('x' * 10**8)",
-        f"{RIGHT}\nimport atexit\natexit.register(lambda: 1 / 0)\nimport sys\nsys.stdin.readline().index('x')",
+        f"{CORRECT}\nprint('x' * 10_000_000)",
+        f"{CORRECT}\nwhile True:\n    pass",
+        f"{CORRECT}\nimport time\ntime.sleep(60)",
+        f"{CORRECT}\nx = 'x' * 10**10",
+        f"{CORRECT}\nimport os\nos.system('true')",
+        f"{CORRECT}\nimport subprocess\nsubprocess.run(['true'])",
+        f"{CORRECT}\nimport os\nos.fork()",
+        f"{CORRECT}\nimport ctypes\nctypes.CDLL(None)",
+        f"{CORRECT}\nopen('large', 'w').write('x' * 10**8)",
+        f"{CORRECT}\nimport atexit\natexit.register(lambda: 1 / 0)\nimport sys\nsys.stdin.readline().index('x')",
     ],
 )
-def test_wrong_code_and_what_is_forbidden_earn_nothing(program: str) -> None:
+def test_incorrect_code_and_forbidden_calls_earn_nothing(program: str) -> None:
     assert code([program], [TESTS], seconds=3, memory_mb=256) == [0]
 
 
@@ -48,16 +48,16 @@ def test_there_is_no_network_not_even_to_this_machine() -> None:
         reached = []
         thread = threading.Thread(target=lambda: reached.append(server.accept()), daemon=True)
         thread.start()
-        program = f"{RIGHT}\nimport socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}))"
+        program = f"{CORRECT}\nimport socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}))"
         assert code([program], [TESTS]) == [0]
         assert not reached
 
 
 def test_the_environment_with_its_secrets_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
-    assert code([f"{RIGHT}\nimport os\nos.environ['HF_TOKEN']"], [TESTS]) == [0]
+    assert code([f"{CORRECT}\nimport os\nos.environ['HF_TOKEN']"], [TESTS]) == [0]
 
 
 def test_programs_run_beside_each_other_and_keep_their_order() -> None:
-    programs = [RIGHT, "", RIGHT, "x = 1", RIGHT]
+    programs = [CORRECT, "", CORRECT, "x = 1", CORRECT]
     assert code(programs, [TESTS] * 5) == [1, 0, 1, 0, 1]

@@ -66,7 +66,7 @@ def test_mathematics_is_compared_off_the_main_thread_too() -> None:
 
 
 @given(st.integers(-(10**9), 10**9))
-def test_a_number_is_right_exactly_when_it_is_the_reference(number: int) -> None:
+def test_a_number_is_correct_exactly_when_it_is_the_reference(number: int) -> None:
     completions = [f"#### {number}", f"#### {number:,}", f"\\boxed{{{number}}}", f"#### {number + 1}", ""]
     assert correctness(completions, [str(number)] * 5) == [1, 1, 1, 0, 0]
 

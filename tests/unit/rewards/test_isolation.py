@@ -1,4 +1,4 @@
-"""Whatever a reward function does, the run gets one reward or None for each row, in time and in order."""
+"""Whatever a reward function does, the run gets one reward or None per completion, in time and in order."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.runtime.isolation import Reward, RewardError, shares
+from rewards.runtime.isolation import Reward, RewardError, split_by_prompt
 
 MINE = """
 import asyncio, os, re, time
@@ -21,22 +21,22 @@ import numpy as np
 
 def reward(completions, **columns):
     rewards = []
-    for said in completions:
-        if said == "raise":
+    for text in completions:
+        if text == "raise":
             raise KeyError("level")
-        if said == "hang":
+        if text == "hang":
             while True:
                 pass
-        if said == "sleep":
+        if text == "sleep":
             time.sleep(100)
-        if said == "hold the interpreter":
+        if text == "hold the interpreter":
             re.match("(a+)+$", "a" * 50 + "b")
-        if said == "die":
+        if text == "die":
             os._exit(3)
-        if said == "exit":
+        if text == "exit":
             raise SystemExit
         rewards.append({"nan": float("nan"), "inf": float("inf"), "text": "0.5", "list": [1.0], "none": None,
-                        "numpy": np.float32(0.5), "true": True, "error": ValueError("bad row")}.get(said, 1.0))
+                        "numpy": np.float32(0.5), "true": True, "error": ValueError("bad row")}.get(text, 1.0))
     return rewards
 
 def mapping(completions):
@@ -48,7 +48,7 @@ def huge(completions):
 def logs_and_fails(completions, log_extra, **columns):
     if "raise" in completions:
         raise KeyError("level")
-    log_extra("length", [len(said) for said in completions])
+    log_extra("length", [len(text) for text in completions])
     return [1.0] * len(completions)
 
 def array(completions):
@@ -65,21 +65,21 @@ def number(completions):
 
 async def slow(completions, seconds=0.5):
     await asyncio.sleep(seconds)
-    return [float(said) for said in completions]
+    return [float(text) for text in completions]
 
 def slow_rows(completions):
     time.sleep(0.2 * len(completions))
-    return [float(said) for said in completions]
+    return [float(text) for text in completions]
 
 def logs(completions, log_extra, log_metric, trainer_state):
-    log_extra("length", [len(said) for said in completions])
+    log_extra("length", [len(text) for text in completions])
     log_metric("step", trainer_state.global_step)
     return [0.0] * len(completions)
 
 def processes(completions):
     return [float(os.getpid())] * len(completions)
 
-def whole_groups(completions, prompts):
+def complete_groups(completions, prompts):
     return [float(prompts.count(prompt)) for prompt in prompts]
 """
 
@@ -99,7 +99,7 @@ def mine(file: Path) -> Iterator[Reward]:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("text", "kind"),
     [
         ("raise", "KeyError"),
         ("exit", "SystemExit"),
@@ -114,15 +114,15 @@ def mine(file: Path) -> Iterator[Reward]:
         ("hold the interpreter", "Timeout"),
     ],
 )
-def test_a_bad_row_costs_itself_and_nothing_else(mine: Reward, said: str, kind: str) -> None:
+def test_a_bad_completion_costs_itself_and_nothing_else(mine: Reward, text: str, kind: str) -> None:
     before = mine.errors[kind]
     started = time.monotonic()
-    assert mine.score(completions=["a", said, "b"], answer=["1", "2", "3"]) == [1, None, 1]
+    assert mine.score(completions=["a", text, "b"], answer=["1", "2", "3"]) == [1, None, 1]
     assert mine.errors[kind] == before + 1
     assert time.monotonic() - started < 8
 
 
-def test_none_leaves_a_row_out_and_is_no_error(mine: Reward) -> None:
+def test_none_skips_a_completion_and_is_no_error(mine: Reward) -> None:
     before = mine.errors.total()
     assert mine.score(completions=["none", "a", "numpy", "true"]) == [None, 1, 0.5, 1]
     assert mine.errors.total() == before
@@ -139,20 +139,20 @@ def test_a_wrong_number_of_rewards_is_never_guessed_at(file: Path, function: str
     assert reward.errors.total() == 2
 
 
-def test_a_function_that_is_only_right_for_single_rows_is_scored_by_rows_and_counted(file: Path) -> None:
+def test_a_function_that_only_works_for_single_completions_is_called_one_by_one_and_counted(file: Path) -> None:
     reward = Reward(f"{file}:only_alone", "mine")
     assert reward.score(completions=["a", "b"]) == [1, 1]
     assert reward.errors == {"WrongLength": 1}
 
 
-def test_a_function_that_always_hangs_is_given_up_after_three_rows(file: Path) -> None:
+def test_a_function_that_always_hangs_is_given_up_after_three_completions(file: Path) -> None:
     reward = Reward(f"{file}:reward", "mine", timeout=0.3)
     started = time.monotonic()
     assert reward.score(completions=["sleep"] * 50) == [None] * 50
     assert time.monotonic() - started < 10
 
 
-def test_the_first_row_of_each_kind_is_kept_with_its_traceback(
+def test_the_first_completion_of_each_kind_is_kept_with_its_traceback(
     file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     errors = tmp_path / "errors.jsonl"
@@ -173,9 +173,9 @@ def test_where_a_function_hung_is_in_its_traceback(file: Path, tmp_path: Path) -
     assert "line 14 in reward" in json.loads(errors.read_text())["traceback"]
 
 
-def test_raise_ends_the_run_with_the_row_saved(file: Path, tmp_path: Path) -> None:
+def test_raise_ends_the_run_with_the_completion_saved(file: Path, tmp_path: Path) -> None:
     reward = Reward(f"{file}:reward", "mine", on_error="raise", errors_file=tmp_path / "errors.jsonl")
-    with pytest.raises(RewardError, match=r"reward\.mine: KeyError: 'level' .*; the row is in .*errors\.jsonl"):
+    with pytest.raises(RewardError, match=r"reward\.mine: KeyError: 'level' .*; the completion is in .*errors\.jsonl"):
         reward.score(completions=["a", "raise"])
     assert json.loads((tmp_path / "errors.jsonl").read_text())["row"] == {"completions": "raise"}
 
@@ -191,23 +191,23 @@ def test_slow_rewards_run_at_the_same_time(file: Path) -> None:
     assert time.monotonic() - started < 1.2  # one after the other they take 1.5 s
 
 
-def test_workers_share_the_rows_and_keep_their_order(file: Path) -> None:
+def test_workers_share_the_completions_and_keep_their_order(file: Path) -> None:
     reward = Reward(f"{file}:slow_rows", "mine", workers=4)
     started = time.monotonic()
     assert reward.score(completions=[str(number) for number in range(8)]) == list(range(8))
     assert time.monotonic() - started < 1.2  # one process takes 1.6 s
 
 
-def test_workers_see_whole_groups(file: Path) -> None:
-    reward = Reward(f"{file}:whole_groups", "mine", workers=3)
+def test_workers_see_complete_groups(file: Path) -> None:
+    reward = Reward(f"{file}:complete_groups", "mine", workers=3)
     prompts = ["a"] * 4 + ["b"] * 2 + ["c"] * 4
     assert reward.score(completions=["x"] * 10, prompts=prompts) == [4] * 4 + [2] * 2 + [4] * 4
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.integers(1, 5))
-def test_shares_are_all_rows_in_order_and_divide_no_group(sizes: list[int], count: int) -> None:
+def test_parts_are_all_completions_in_order_and_divide_no_group(sizes: list[int], count: int) -> None:
     prompts = [str(group) for group, size in enumerate(sizes) for _ in range(size)]
-    parts = shares(prompts, count)
+    parts = split_by_prompt(prompts, count)
     assert [row for part in parts for row in part] == list(range(len(prompts)))
     assert 1 <= len(parts) <= count
     assert all(prompts[part[0] - 1] != prompts[part[0]] for part in parts if part[0])
@@ -225,7 +225,7 @@ def test_what_trl_offers_a_reward_reaches_the_function_and_what_it_logs_comes_ba
     assert logged == [("length", [1, 2]), ("step", 7.0), ("rewards/mine/errors", 0.0)]
 
 
-def test_what_is_logged_of_rows_has_a_place_for_those_that_failed(file: Path) -> None:
+def test_logged_values_have_a_place_for_completions_that_failed(file: Path) -> None:
     logged: list[Any] = []
     reward = Reward(f"{file}:logs_and_fails", "mine")
     reward.score(completions=["a", "raise", "bcd"], log_extra=lambda *call: logged.append(call))

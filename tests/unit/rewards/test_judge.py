@@ -1,4 +1,4 @@
-"""The judge, against a server on this machine that speaks the protocol of OpenAI."""
+"""The LLM judge, against a server on this machine that speaks the protocol of OpenAI."""
 
 import json
 import threading
@@ -79,12 +79,12 @@ def test_a_request_that_fails_is_made_again(judge: Reward) -> None:
     assert len(Judge.asked) == 3
 
 
-def test_a_reply_without_a_score_leaves_its_row_out_and_no_other(judge: Reward) -> None:
+def test_a_reply_without_a_score_skips_its_completion_and_no_other(judge: Reward) -> None:
     assert judge.score(prompts=["?", "?"], completions=["unclear", "#### 5"]) == [None, 0.9]
     assert judge.errors == {"ValueError": 1}
 
 
-def test_a_server_that_is_not_there_is_an_error_of_each_row_and_no_zero() -> None:
+def test_a_server_that_is_not_there_is_an_error_of_each_completion_and_no_zero() -> None:
     kwargs = {"model": "a-judge", "base_url": "http://127.0.0.1:9/v1", "retries": 0}
     reward = Reward("rewards.judge.judge", "judge", kwargs)
     assert reward.score(prompts=["?"], completions=["#### 5"]) == [None]

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 
+from grpo.cli import register_resolvers
 from grpo.errors import ConfigError
-from grpo.hardware import visible_cards
+from grpo.hardware import visible_gpus
 from grpo.runs.sweep_dir import read_sweep
 from grpo.sweeps.callback import begin, newest_sweep, note_if_killed
 from grpo.sweeps.job import command, folder_of, locked, overrides_of, own_device, quoted, reason_of, train_in_process
-from grpo.sweeps.launchers import settle_launchers
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_what_is_kept_equal_is_written_down(master, tmp_path, capsys):
     begin(master("train.num_generations=2,4"))
     written = json.loads((tmp_path / "day" / "time" / "sweep.json").read_text())
     assert written["overrides"] == ["train.num_generations=2,4"]
-    told = "as many completions a step as with train.num_generations=8 in every job, and about as many steps"
+    told = "the same number of completions per step in every job as with train.num_generations=8, and about the same"
     assert written["comparison"].startswith(told)
     assert written["comparison"] in capsys.readouterr().err
 
@@ -145,49 +145,51 @@ def test_a_sweep_is_not_for_torchrun(master, monkeypatch):
         begin(master("train.seed=0,1"))
 
 
-def launcher(**settings):
-    return OmegaConf.create({"hydra": {"overrides": {"hydra": []}, **settings}})
-
-
-def test_joblib_runs_a_job_for_each_gpu_and_not_for_each_core(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("joblib", {"n_jobs": 3}),
+        ("submitit_local", {"timeout_min": 1440, "gpus_per_node": 3}),
+        ("submitit_slurm", {"timeout_min": 1440, "gpus_per_node": 1}),
+        ("ray", {"ray": {"init": {"address": None}, "remote": {"num_gpus": 1, "max_calls": 1}}}),
+    ],
+)
+def test_launchers_have_settings_that_suit_training_and_their_plugins_others(name, settings, composed, monkeypatch):
+    pytest.importorskip(
+        {"joblib": "joblib", "ray": "hydra_plugins.hydra_ray_launcher"}.get(
+            name, "hydra_plugins.hydra_submitit_launcher"
+        )
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,5")
-    config = launcher(launcher={"_target_": "JoblibLauncher", "n_jobs": -1}, sweeper={})
-    settle_launchers(config)
-    assert config.hydra.launcher.n_jobs == 3
+    register_resolvers()
+    config = compose("config", [f"hydra/launcher={name}"], return_hydra_config=True).hydra.launcher
+    for key, value in settings.items():
+        assert config[key] == value, key
+    assert "_target_" in config, "from the plugin"
 
 
-def test_what_was_typed_for_a_launcher_stays():
-    config = launcher(launcher={"_target_": "JoblibLauncher", "n_jobs": -1}, sweeper={})
-    config.hydra.overrides.hydra = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=-1"]
-    settle_launchers(config)
-    assert config.hydra.launcher.n_jobs == -1
+def test_jobs_run_one_by_one_without_a_gpu_and_take_a_gpu_of_a_cluster(composed, monkeypatch):
+    pytest.importorskip("hydra_plugins.hydra_ray_launcher")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    register_resolvers()
+    assert compose("config", ["hydra/launcher=joblib"], return_hydra_config=True).hydra.launcher.n_jobs == 1
+    gpus = {}
+    for address in ("null", "auto"):
+        typed = ["hydra/launcher=ray", f"hydra.launcher.ray.init.address={address}"]
+        gpus[address] = compose("config", typed, return_hydra_config=True).hydra.launcher.ray.remote.num_gpus
+    assert gpus == {"null": 0, "auto": 1}
 
 
-def test_slurm_jobs_get_a_gpu_and_a_day():
-    config = launcher(launcher={"_target_": "x.SlurmLauncher", "timeout_min": 60, "gpus_per_node": None}, sweeper={})
-    settle_launchers(config)
-    assert (config.hydra.launcher.timeout_min, config.hydra.launcher.gpus_per_node) == (24 * 60, 1)
-
-
-@pytest.mark.parametrize("name", ["joblib", "submitit_slurm", "submitit_local", "ray"])
-def test_the_launchers_have_the_settings_that_are_made(name, composed):
-    pytest.importorskip({"joblib": "joblib", "ray": "hydra_plugins.hydra_ray_launcher"}.get(name, "submitit"))
-    config = compose("config", [f"hydra/launcher={name}"], return_hydra_config=True)
-    before = OmegaConf.to_yaml(config.hydra.launcher, resolve=False)
-    with open_dict(config):
-        config.hydra.overrides.hydra = []
-        settle_launchers(config)
-    assert OmegaConf.to_yaml(config.hydra.launcher, resolve=False) != before
+def test_what_was_typed_for_a_launcher_stays(composed):
+    pytest.importorskip("joblib")
+    typed = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=-1"]
+    assert compose("config", typed, return_hydra_config=True).hydra.launcher.n_jobs == -1
 
 
 def test_optuna_looks_for_the_highest_accuracy_and_survives_failures(composed):
     pytest.importorskip("optuna")
-    config = compose("config", ["hydra/sweeper=optuna"], return_hydra_config=True)
-    with open_dict(config):
-        config.hydra.overrides.hydra = []
-        settle_launchers(config)
-    sweeper = config.hydra.sweeper
-    assert (str(sweeper.direction), sweeper.max_failure_rate, sweeper.sampler.seed) == ("maximize", 1.0, 0)
+    sweeper = compose("config", ["hydra/sweeper=optuna"], return_hydra_config=True).hydra.sweeper
+    assert (str(sweeper.direction), sweeper.max_failure_rate) == ("maximize", 1.0)
 
 
 def job_in(sweep_dir: Path, name: str, *overrides: str, **summary: object) -> Path:
@@ -298,7 +300,7 @@ def test_jobs_that_were_all_started_at_once_take_turns_on_a_cpu(tmp_path):
 @pytest.mark.parametrize(("visible", "cards"), [("0,3", ["0", "3"]), ("", []), ("-1", []), ("GPU-1f2e", ["GPU-1f2e"])])
 def test_the_cards_are_those_that_the_user_lets_see(visible, cards, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert visible_cards() == cards
+    assert visible_gpus() == cards
 
 
 def test_a_job_ends_with_its_process_whatever_that_has_left_running(tmp_path):

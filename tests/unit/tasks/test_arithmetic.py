@@ -14,7 +14,7 @@ def key(problem: Problem) -> tuple:
 
 
 def read(question: str) -> int:
-    """The answer as a reader would work it out, from the words alone."""
+    """Return the answer that follows from the words alone."""
     sentences = re.findall(r"[^.?]+[.?]", question)
     value = int(re.findall(r"\d+", sentences[0])[0])
     for sentence in sentences[1:-1]:
@@ -31,7 +31,7 @@ def read(question: str) -> int:
 
 
 @given(seeds)
-def test_the_answer_is_what_the_words_say(seed: int) -> None:
+def test_the_answer_follows_from_the_words(seed: int) -> None:
     for problem in islice(problems("train", seed), 20):
         assert read(problem.question) == problem.answer
         assert 1 <= problem.answer <= LARGEST

@@ -5,7 +5,7 @@ from grpo.tasks.sums import rows
 
 
 @given(st.integers(0, 1000))
-def test_sums_are_right_and_their_carries_counted(seed: int) -> None:
+def test_sums_are_correct_and_their_carries_counted(seed: int) -> None:
     for row in rows("train", 20, seed):
         a, b = map(int, str(row["question"]).split(" + "))
         assert row["answer"] == str(a + b)

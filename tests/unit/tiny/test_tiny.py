@@ -42,11 +42,11 @@ def test_the_shipped_policy_is_small_and_safe() -> None:
     assert {path.suffix for path in files if path.is_file()} == {".json", ".jinja", ".safetensors"}
 
 
-def test_the_tokenizer_gives_back_what_it_was_given() -> None:
+def test_the_tokenizer_decodes_to_the_encoded_text() -> None:
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
     rng = random.Random(0)
-    for asked in islice(problems("test", 3), 200):
-        text = f"{asked.question}\n{solution(asked, rng)}"
+    for problem in islice(problems("test", 3), 200):
+        text = f"{problem.question}\n{solution(problem, rng)}"
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.decode(ids) == text
         assert tokenizer.unk_token_id not in ids
@@ -59,16 +59,16 @@ def test_the_longest_solution_fits_the_completion() -> None:
     limit = OmegaConf.load(ROOT / "conf" / "task" / "arithmetic.yaml").train.max_completion_length
     longest = Problem("", 44, (("+", 40), ("-", 40)))
     rng = random.Random(0)
-    assert len(tokenizer(solution(longest, rng, careless=0))["input_ids"]) + 1 <= limit
-    for asked in islice(problems("train", 4), 500):
-        assert len(tokenizer(solution(asked, rng))["input_ids"]) + 1 <= limit
+    assert len(tokenizer(solution(longest, rng, noise=0))["input_ids"]) + 1 <= limit
+    for problem in islice(problems("train", 4), 500):
+        assert len(tokenizer(solution(problem, rng))["input_ids"]) + 1 <= limit
 
 
-def test_a_careful_pupil_is_right_and_a_careless_one_calculates_right() -> None:
+def test_a_teacher_without_noise_is_correct_and_a_noisy_one_calculates_correctly() -> None:
     rng = random.Random(0)
-    for asked in islice(problems("train", 5), 200):
-        assert correctness([solution(asked, rng, careless=0)], [str(asked.answer)]) == [1]
-        for line in solution(asked, rng, careless=1).splitlines()[:-1]:
+    for problem in islice(problems("train", 5), 200):
+        assert correctness([solution(problem, rng, noise=0)], [str(problem.answer)]) == [1]
+        for line in solution(problem, rng, noise=1).splitlines()[:-1]:
             left, result = line.split(" = ")
             value, operation, number = left.split()
             assert calculate(int(value), operation, int(number)) == int(result)

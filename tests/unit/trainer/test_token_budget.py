@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo.config.schema import Update
 from grpo.oom import is_out_of_memory
 from grpo.trainer.token_budget import UNMEASURED, TokenBudget
 
@@ -44,7 +45,7 @@ def test_a_number_is_kept_until_memory_runs_out() -> None:
 @pytest.mark.parametrize("setting", ["many", 0, -5, 2.5, None, True])
 def test_anything_but_auto_and_positive_numbers_is_refused(setting: object) -> None:
     with pytest.raises(ValueError, match="max_tokens_per_microbatch"):
-        TokenBudget(setting, CPU)  # type: ignore[arg-type]
+        Update(max_tokens_per_microbatch=setting)
 
 
 @given(st.integers(100, 10**6), st.floats(0.01, 0.8), st.floats(0.01, 0.2))

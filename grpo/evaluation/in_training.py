@@ -1,0 +1,53 @@
+"""Evaluating the policy of a trainer on held-out problems, greedily, by what generates its rollouts."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from rich.console import Console
+
+from grpo.evaluation.loop import Decoding, evaluate
+from grpo.generation.local import Generate, complete
+from grpo.generation.vllm_engine import BATCH, answer
+from rewards.runtime.isolation import Reward
+
+
+def evaluate_policy(
+    trainer: Any,
+    held_out: Dataset,
+    grader: Reward,
+    length: int,
+    batch_size: int,
+    difficulty: str | None,
+    file: Path,
+    console: Console,
+) -> dict[str, Any]:
+    """Evaluate the policy of `trainer` as it is now; see `grpo.evaluation.loop.evaluate`.
+
+    Args:
+        trainer: an `ExactGRPOTrainer`.
+        length: tokens of the longest completion.
+        batch_size: completions that transformers generates at once; vLLM takes `BATCH`.
+        file: gets the completions, as JSON lines; what it held is removed.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    was_training = model.training
+    model.eval()
+    file.unlink(missing_ok=True)
+    generate: Generate = partial(complete, model, trainer.processing_class, length)
+    if trainer.use_vllm:
+        trainer.vllm_generation.sync_weights()
+        generate, batch_size = partial(answer, trainer), BATCH
+    result = evaluate(
+        generate=generate,
+        problems=held_out,
+        grader=grader,
+        decoding=Decoding(length),
+        file=file,
+        batch_size=batch_size,
+        console=console,
+        difficulty=difficulty,
+    )
+    model.train(was_training)
+    return result

@@ -1,0 +1,94 @@
+"""What examples/ shows works as it is shown."""
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PLUGIN = EXAMPLES / "reward_plugin"
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # tiny tensors: a second thread costs more than it gives
+SMALL = [
+    "train.max_steps=2",
+    "train.per_device_train_batch_size=8",
+    "train.num_generations=4",
+    "task.dataset.size=64",
+    "task.eval.size=0",
+]
+
+
+def python(*arguments: object, cwd: Path = EXAMPLES.parent) -> str:
+    """Run Python in a process of its own that ends with status 0; return its standard output."""
+    line = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(line, cwd=cwd, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def shown(beginning: str) -> list[str]:
+    """Return the arguments of the first command in the plug-in's README that begins like this."""
+    lines = (PLUGIN / "README.md").read_text().splitlines()
+    return shlex.split(next(line for line in lines if line.startswith(f"python {beginning}")))[1:]
+
+
+def test_the_drop_in_script_trains_and_reports_a_reward(tmp_path: Path) -> None:
+    said = python(EXAMPLES / "drop_in.py", cwd=tmp_path).splitlines()[-1]
+    first, last = map(float, re.findall(r"\d\.\d\d", said))
+    assert said.startswith("mean reward: ")
+    assert 0 < first < last <= 1
+
+
+def test_the_plug_in_trains_from_its_own_configuration(tmp_path: Path) -> None:
+    python(*shown("-m grpo.train --config-dir"), *SMALL, f"hydra.run.dir={tmp_path}")
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 2
+    for step in steps:
+        assert 0 < step["rewards/show_work/mean"] <= 1
+        assert step["rewards/show_work/errors"] == 0
+        weighted = step["rewards/correctness/mean"] + 0.2 * step["rewards/show_work/mean"]
+        assert step["reward"] == pytest.approx(weighted, abs=1e-5)
+
+
+def test_the_check_that_the_plug_in_shows_finds_no_way_to_cheat_its_reward() -> None:
+    assert "show_work" in python(*shown("-m rewards.check"))  # status 0: nothing earned more than it should
+
+
+def test_the_entry_point_of_the_plug_in_names_a_function_that_is_there() -> None:
+    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())
+    (name, place), *others = project["project"]["entry-points"]["grpo.rewards"].items()
+    module, function = place.split(":")
+    assert others == []
+    assert module in project["tool"]["setuptools"]["py-modules"]
+    spec = importlib.util.spec_from_file_location(module, PLUGIN / f"{module}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    said = ["12 + 7 = 19\n#### 19", "12 + 7 = 18\n#### 18", "1 + 1 = 2\n#### 19", "12 + 7 = 19\n" * 99, "#### 19"]
+    assert getattr(loaded, function)(completions=said, prompts=["12 apples and 7 more"] * 5) == [1, 0, 0, 0, 0]
+    assert (PLUGIN / "conf" / "reward" / f"{name}.yaml").is_file()
+
+
+def test_the_notebook_runs_and_shows_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**ENVIRONMENT, "TMPDIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    notebook = nbformat.read(EXAMPLES / "demo.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in cells)
+    assert cells[0].source.startswith("STEPS = ")
+    cells[0].source = "STEPS, HELD_OUT = 2, 8"
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    said = json.dumps([cell.outputs for cell in cells])
+    for what in ("GRPO run completed", "image/png", "reward_std", "before", "after", "####", "report.html"):
+        assert what in said
+    (report,) = tmp_path.glob("grpo-demo-*/run/report.html")
+    assert report.as_uri() in said

@@ -1,0 +1,11 @@
+"""Libraries that take seconds to import; `tests.commands` forks processes that have them already."""
+
+import bitsandbytes  # noqa: F401
+import datasets  # noqa: F401
+import hydra  # noqa: F401
+import matplotlib.figure  # noqa: F401
+import pandas  # noqa: F401
+import peft  # noqa: F401
+import torch  # noqa: F401
+import transformers.trainer  # noqa: F401
+import trl.trainer.grpo_trainer  # noqa: F401
