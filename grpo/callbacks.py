@@ -1,4 +1,4 @@
-"""What happens beside a step: the metrics file, the progress bar, and stopping cleanly."""
+"""Callbacks of a run: metrics file, progress bar, mismatch warning, signals and host-memory guard."""
 
 import json
 import logging
@@ -140,7 +140,7 @@ class MismatchWarning(TrainerCallback):
         if not (difference <= MISMATCH or self.warned):
             self.warned = True
             what = f"step {state.global_step}: vLLM's log-probabilities differ from the policy's by {difference:.2f}"
-            text = f"{what} nats a token; likely causes: {'; '.join(mismatch_causes(self.train))}"
+            text = f"{what} nats per token; likely causes: {'; '.join(mismatch_causes(self.train))}"
             log.warning("%s", text)
             if state.is_world_process_zero:
                 self.console.print(f"[yellow]{text}[/]", highlight=False, soft_wrap=True)
@@ -194,6 +194,6 @@ class HostMemoryGuard(TrainerCallback):
         if full:
             self.reason = (
                 f"host memory nearly used up after step {state.global_step}: {used:.1f} GB of {limit:.1f} GB, by all "
-                "processes together; close others, offload less, or raise the limit of the container"
+                "processes in total; close others, offload less, or raise the limit of the container"
             )
             control.should_save = control.should_training_stop = True

@@ -16,7 +16,7 @@ from grpo.errors import ConfigError
 from rewards.text import numbers
 
 log = logging.getLogger(__name__)
-LEFT_OUT = {
+FILTERED = {
     "no_answer": "without an answer",
     "unread_answer": "whose answer task.answer.pattern does not find",
     "too_long": "with a prompt longer than task.max_prompt_length",
@@ -26,30 +26,30 @@ LEFT_OUT = {
 
 @dataclass
 class Problems:
-    """What a run learns from and what it is judged by."""
+    """The problems to train on and the held-out ones."""
 
     train: Dataset
     """Columns `prompt` (a string, or a list of messages), `answer` (a string), and those of the source."""
     held_out: Dataset | None
     """The same columns; None if `task.eval.size` is 0."""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    """For `train` and `held_out`: how many rows were read, are used, were left out and why, and are not numbers."""
+    """For `train` and `held_out`: rows read, used, filtered by reason, and with answers that are not numbers."""
 
     def __str__(self) -> str:
         lines = []
         for split, count in self.counts.items():
-            out = ", ".join(f"{count[why]} {words}" for why, words in LEFT_OUT.items() if count[why])
+            out = ", ".join(f"{count[why]} {words}" for why, words in FILTERED.items() if count[why])
             words = "to train on" if split == "train" else "held out"
             odd = f"; {count['not_a_number']} answers are not numbers" if count["not_a_number"] else ""
-            lines.append(f"{count['used']} problems {words}{f' (left out: {out})' if out else ''}{odd}")
+            lines.append(f"{count['used']} problems {words}{f' (filtered: {out})' if out else ''}{odd}")
         return "\n".join(lines)
 
 
 def load_task(task: DictConfig, tokenizer: Any = None) -> Problems:
-    """Load the problems to train on and the held-out ones, and leave out what would spoil the training.
+    """Load the problems to train on and the held-out ones, and filter rows that would spoil the training.
 
     Args:
-        tokenizer: measures the prompts; without one none is too long. Held-out problems are never left out for that.
+        tokenizer: measures the prompts; without one none is too long. Held-out problems are never filtered for that.
 
     Raises:
         ConfigError: a file, a split, a column or every row is missing.
@@ -65,11 +65,11 @@ def load_task(task: DictConfig, tokenizer: Any = None) -> Problems:
         new = [_question(prompt) not in known for prompt in train["prompt"]]
         problems.train = _keep(train, new, counts, "held_out")
     for split, count in problems.counts.items():
-        left = sum(count[why] for why in LEFT_OUT)
+        left = sum(count[why] for why in FILTERED)
         count["used"] = count["rows"] - left
         if not count["used"]:
-            why = max(LEFT_OUT, key=lambda why: count[why])
-            raise ConfigError(f"task: nothing left of {split}: {count[why]} of {count['rows']} rows {LEFT_OUT[why]}")
+            why = max(FILTERED, key=lambda why: count[why])
+            raise ConfigError(f"task: nothing left of {split}: {count[why]} of {count['rows']} rows {FILTERED[why]}")
         log.info("%s: %s", split, count)
     return problems
 
@@ -103,7 +103,7 @@ def _keep(dataset: Dataset, keep: list[bool], counts: dict[str, int], why: str) 
 
 
 def load_split(task: DictConfig, split: str) -> Dataset:
-    """Load one split as it is: from an embedded generator, a file, or with `datasets.load_dataset`."""
+    """Load one split as it is: from a built-in generator, a file, or with `datasets.load_dataset`."""
     arguments: dict[str, Any] = OmegaConf.to_container(task.dataset, resolve=True)  # type: ignore[assignment]
     generator = arguments.pop("generator", None)
     try:
@@ -147,10 +147,10 @@ def _flat(arguments: dict[str, Any]) -> str:
 
 
 def _prepare(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str, int]]:
-    """Add the prompts and the answers, leave out rows without an answer, and count."""
+    """Add the prompts and the answers, filter rows without an answer, and count."""
     _check_columns(dataset, task)
     prepared = dataset.map(lambda row: {"prompt": make_prompt(row, task), "answer": _answer(row, task)})
-    counts = {"rows": len(dataset), "used": 0, **dict.fromkeys(LEFT_OUT, 0), "not_a_number": 0}
+    counts = {"rows": len(dataset), "used": 0, **dict.fromkeys(FILTERED, 0), "not_a_number": 0}
     if task.answer.column is None:
         return prepared, counts
     given = [str(text if text is not None else "").strip() != "" for text in dataset[task.answer.column]]

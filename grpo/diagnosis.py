@@ -3,17 +3,17 @@
 from omegaconf import DictConfig
 
 MISMATCH = 0.1
-"""Nats a token: half precision and other kernels alone make 0.01 to 0.05."""
+"""Nats per token; half precision and other kernels alone make 0.01 to 0.05."""
 
 ADVICE = (
     "lower learning_rate, max_grad_norm or adam_beta2, or look at the data: a reward that is infinite or huge, "
     "a completion that is empty or endless"
 )
-"""Against gradients that are not finite."""
+"""Advice against gradients that are not finite."""
 
 
 def mismatch_causes(train: DictConfig) -> list[str]:
-    """Return what such a difference can come from, the likeliest first."""
+    """Return possible causes of a difference between vLLM's log-probabilities and the policy's, the likeliest first."""
     filters = {"top_p": train.top_p < 1, "top_k": bool(train.top_k), "min_p": bool(train.min_p)}
     filters["repetition_penalty"] = train.repetition_penalty != 1
     found = [

@@ -2,11 +2,11 @@
 
 
 class ConfigError(ValueError):
-    """The user asked for something that cannot be; the message is one line that says what to change."""
+    """The user asked for something impossible; the message is one line with the change that helps."""
 
 
 class RunError(RuntimeError):
-    """A run ended early; the message is one line that says why, and `status` is the exit status."""
+    """A run ended early; the message is one line with the reason, and `status` is the exit status."""
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message)
@@ -14,8 +14,8 @@ class RunError(RuntimeError):
 
 
 class DoesNotFit(RuntimeError):
-    """One completion alone is too much for the memory; the message says what to change."""
+    """One completion alone does not fit into memory; the message says what to change."""
 
 
 class GenerationError(RuntimeError):
-    """vLLM gave up; the message is one line that says why and what to do."""
+    """vLLM failed; the message is one line with the reason and a remedy."""

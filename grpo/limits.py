@@ -3,10 +3,10 @@
 GB = 2**30
 
 CONTEXT = 0.6 * GB
-"""What a process takes of a GPU outside of PyTorch's allocator: CUDA context and loaded kernels."""
+"""GPU memory of a process outside of PyTorch's allocator, in bytes: CUDA context and loaded kernels."""
 
 USABLE = 0.9
-"""The share of a card's memory that micro-batches and vLLM fill; the rest is for fragments and what else runs there."""
+"""The share of GPU memory that micro-batches and vLLM fill; the rest is for fragments and other programs."""
 
 HOST_LIMIT = 0.95
 """The share of host memory beyond which a run stops itself before it is killed."""
@@ -16,4 +16,4 @@ UNMEASURED = 1024
 
 
 ENGINE = 1.5 * GB
-"""What vLLM needs beside weights and cache: activations of a batch, CUDA graphs."""
+"""Memory of vLLM beside weights and cache, in bytes: activations of a batch, CUDA graphs."""

@@ -41,7 +41,7 @@ def check_groups(train: DictConfig, processes: int | None = None) -> None:
 
 
 def completions(train: DictConfig, processes: int | None) -> int:
-    """Return how many completions are generated at a time, by all processes together."""
+    """Return how many completions are generated at a time, by all processes in total."""
     slices = (processes or world_size()) * (train.steps_per_generation or train.gradient_accumulation_steps)
     return train.generation_batch_size or train.per_device_train_batch_size * slices
 

@@ -93,7 +93,7 @@ def check_precision(config: DictConfig) -> None:
     """Check what float16's loss scale cannot go with, and what gradients in host memory cannot."""
     train, update = config.train, config["update"]
     if train.fp16 and train.bf16:
-        raise ConfigError("train.fp16=true train.bf16=true: one of them, bf16 where the card has it")
+        raise ConfigError("train.fp16=true train.bf16=true: one of them, bf16 if the GPU supports it")
     if train.fp16 and config.peft is None and config.model.dtype == "float16":
         raise ConfigError(
             "peft=none: weights in float16 cannot be trained with train.fp16; use peft=lora or model.dtype=float32"

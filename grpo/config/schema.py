@@ -47,7 +47,7 @@ class Model:
     model_revision: str = "main"
     """Branch, tag or commit on the hub."""
     dtype: str = "float32"
-    """In which the weights are loaded: `auto`, `float32`, `bfloat16` or `float16`."""
+    """Data type of the loaded weights: `auto`, `float32`, `bfloat16` or `float16`."""
     attn_implementation: str | None = None
     """For example `sdpa` or `flash_attention_2`; None lets transformers choose."""
     shape: dict[str, Any] = field(default_factory=dict)
@@ -56,10 +56,10 @@ class Model:
 
 @dataclass
 class Answer:
-    """Where a row's reference answer is."""
+    """The reference answer of a row of the data."""
 
     column: str | None = "answer"
-    """None for data that a reward judges by other columns, such as tests."""
+    """Its column; None for data whose rewards use other columns, such as tests."""
     pattern: str | None = None
     """Regular expression whose first group is the final answer; None takes the whole column."""
 
@@ -71,7 +71,7 @@ class FewShot:
     examples: list[dict[str, Any]] = field(default_factory=list)
     """Rows with the columns that `task.prompt` and `completion` name."""
     completion: str = "{answer}"
-    """What an example's answer looks like; in a plain prompt with the white space around it."""
+    """Template of an example's answer; in a plain prompt with the white space around it."""
 
 
 @dataclass
@@ -81,30 +81,30 @@ class Evaluation:
     split: str = "test"
     """A split of the data set, slices included: `test`, `train[:200]`."""
     size: int = 200
-    """How many problems, from the start of the split; 0 switches the evaluation off."""
+    """Number of problems, from the start of the split; 0 switches the evaluation off."""
     reward: str = "correctness"
-    """The reward that says what is right (1) and what is not; one of `conf/reward`, or of this run's."""
+    """The grader: the reward that gives 1 to a correct completion; one of `conf/reward`, or of this run's."""
     difficulty: str | None = None
-    """A column that says how hard a problem is; accuracies are then given for each of its values too."""
+    """A column with the difficulty of a problem; accuracies are then reported per value of it too."""
 
 
 @dataclass
 class Evaluate:
-    """What `python -m grpo.evaluate` does beside answering the held-out problems of the task greedily."""
+    """Options of `python -m grpo.evaluate`, which also answers the held-out problems greedily."""
 
     model: str | None = None
     """A folder with a model or an adapter, or a name on the hub; None takes `model.model_name_or_path`."""
     samples: int = 8
-    """Completions of each problem for pass@k and maj@k; 0 for greedy accuracy alone."""
+    """Completions per problem for pass@k and maj@k; 0 for greedy accuracy alone."""
     temperature: float = 1.0
-    """Of these samples."""
+    """Sampling temperature of these completions."""
     batch_size: int = 64
-    """Completions made at once; vLLM takes all at once."""
+    """Completions generated at once by transformers; vLLM takes all at once."""
 
 
 @dataclass
 class Task:
-    """What is asked."""
+    """The problems: data, prompt and reference answer."""
 
     dataset: dict[str, Any] = field(default_factory=dict)
     """Arguments of `datasets.load_dataset`; or `generator`, the dotted path of a function that returns the rows."""
@@ -120,7 +120,7 @@ class Task:
     answer: Answer = field(default_factory=Answer)
     eval: Evaluation = field(default_factory=Evaluation)
     max_prompt_length: int = 512
-    """Tokens of the longest prompt, chat template included; longer ones are left out of the training."""
+    """Tokens of the longest prompt, chat template included; longer ones are filtered from the training data."""
 
 
 @dataclass
@@ -130,35 +130,35 @@ class Reward:
     fn: str = MISSING
     """`package.module.function`, `path/to/file.py:function`, or an entry point of the group `grpo.rewards`."""
     weight: float = 1.0
-    """Its factor in the sum of all rewards."""
+    """Factor of this reward in the sum of all rewards."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments passed at every call."""
     timeout: float = 60.0
-    """Seconds that a call for a whole batch may take; then it is made again row by row, with as long for each."""
+    """Seconds for a call with a batch; after a timeout each completion is scored alone, with as many seconds."""
     on_error: str = "skip"
-    """What a row without a proper reward does: `skip` leaves it out and counts it, `raise` ends the run."""
+    """Handling of a completion on which the function fails: `skip` it and count it, or `raise` and end the run."""
     workers: int = 1
-    """How many processes share the rows of a batch; completions of the same prompt stay together."""
+    """Processes that share the completions of a batch; those of one prompt stay in one process."""
 
 
 @dataclass
 class Update:
-    """How the gradient of one optimizer step is computed from its rollouts."""
+    """Computing the gradient of one optimizer step from its rollouts."""
 
     max_tokens_per_microbatch: Any = "auto"
-    """Tokens, with padding, that go through the policy at once; `auto` is what the plan finds, and without one begins
-    with the longest possible row and grows while the card's memory allows. One row is computed however long it is."""
+    """Tokens, with padding, that go through the policy at once. `auto` takes the plan's number; without a plan it
+    begins with the longest possible sequence and grows while GPU memory allows. A longer sequence is computed alone."""
     skip_zero_advantage: bool = True
-    """Leave out rows that add exactly nothing: their advantage is zero, and neither a KL penalty nor an entropy bonus
-    acts on them."""
+    """Skip completions that add exactly nothing to the gradient: their advantage is zero, and neither KL penalty nor
+    an entropy bonus acts on them."""
     share_prompts: bool = True
-    """Compute a prompt once for its completions where that is cheaper and the architecture is known to allow it."""
+    """Compute a prompt once for all its completions where that is cheaper and the architecture allows it."""
     gradients_on_host: bool = False
-    """Let gradients wait in host memory, so that the card holds one of them at a time: the same result, slower."""
+    """Offload gradients to CPU, so that the GPU holds one of them at a time: the same result, slower."""
     on_oom: str = "retry"
-    """When memory runs out: `retry` the step, from the same rollouts, with half the tokens, or `raise`."""
+    """On OOM in the update: `retry` the step from the same rollouts with half the tokens, or `raise`."""
     max_skipped_steps: int = 5
-    """Stop after so many steps in a row whose gradient was not finite; none of them changes the policy."""
+    """Consecutive steps with a gradient that is not finite, none of which changes the policy, before the run stops."""
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -177,37 +177,37 @@ class Update:
 
 @dataclass
 class Gpu:
-    """The facts of the card that a profile was made for."""
+    """The facts of the GPU that a profile was made for."""
 
     name: str = MISSING
     architecture: str = MISSING
     memory_gb: float = MISSING
     bf16: bool = MISSING
-    """Whether the card computes in bfloat16."""
+    """Whether the GPU computes in bfloat16."""
 
 
 @dataclass
 class Plan:
-    """Whether a run fits into the memory it will find, before anything is loaded."""
+    """Planning: whether a run fits into memory, before anything is loaded."""
 
     enforce: bool = True
-    """Do not train what does not fit, or without the card that the profile is for; `false` goes on anyway."""
+    """Refuse to train a run that does not fit, or without the GPU of the profile; `false` trains anyway."""
     format: str = "text"
-    """What `python -m grpo.plan` prints: `text` or `json`."""
+    """Output of `python -m grpo.plan`: `text` or `json`."""
     table: bool = False
-    """Print models x methods for this card instead of one plan."""
+    """Print a table of models x methods for this GPU instead of one plan."""
     processes: int | None = None
-    """How many processes will train; None takes what `torchrun` says, else 1."""
+    """Number of processes that will train; None takes the number that `torchrun` started, else 1."""
     host_gb: float | None = None
-    """Host memory to plan with and to stay below, GB; None takes this machine's where it is the one that will train."""
+    """Host memory to plan with and to stay below, GiB; None takes that of this machine if it is the one that trains."""
 
 
 @dataclass
 class Sweep:
-    """Of `python -m grpo.train -m`."""
+    """Options of a sweep, `python -m grpo.train -m`."""
 
     resume: bool = False
-    """Go on with a sweep, `hydra.sweep.dir=…` or the newest of this command line: run what is missing or failed."""
+    """Continue a sweep, `hydra.sweep.dir=…` or the newest of this command: run jobs that are missing or failed."""
 
 
 def register() -> None:

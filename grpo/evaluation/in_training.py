@@ -1,4 +1,4 @@
-"""Evaluating the policy of a trainer on held-out problems, greedily, by what generates its rollouts."""
+"""Evaluating the policy of a trainer on held-out problems, greedily, with the generator of its rollouts."""
 
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ def evaluate_policy(
         trainer: an `ExactGRPOTrainer`.
         length: tokens of the longest completion.
         batch_size: completions that transformers generates at once; vLLM takes `BATCH`.
-        file: gets the completions, as JSON lines; what it held is removed.
+        file: gets the completions as JSON lines, in place of its former content.
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
     was_training = model.training

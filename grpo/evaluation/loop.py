@@ -56,7 +56,7 @@ def evaluate(
         file: gets a JSON line per completion. Completions in it of the same prompt, decoding and policy are reused and
             graded again.
         batch_size: completions that are generated at once.
-        difficulty: column by whose values accuracy is reported too; None for none.
+        difficulty: column; accuracy is also reported for each of its values.
         policy: fingerprint that tells this policy from others.
 
     Returns:

@@ -22,7 +22,7 @@ def check_vllm(train: DictConfig, has_gpu: bool) -> None:
     """Check, where vLLM generates, that it is here, and that its server answers where one is used.
 
     Raises:
-        ConfigError: with what is wrong first and how to go on.
+        ConfigError: with the first thing that is wrong and a remedy.
     """
     if find_spec("vllm") is None:
         raise ConfigError("train.use_vllm: vLLM is not installed: `make vllm` does it; or use generation=transformers")

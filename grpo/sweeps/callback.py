@@ -61,7 +61,7 @@ class SweepFolder(Callback):
             return
         try:
             SweepFolder.begun = begin(config)
-        except Exception as error:  # Hydra would warn and go on
+        except Exception as error:  # Hydra would warn and continue
             leave(error, PROGRAM)
 
 
@@ -85,7 +85,7 @@ def begin(config: DictConfig) -> Path:
     """Make the directory of a sweep and write down what is swept; `config` is the configuration without the sweep.
 
     Raises:
-        ConfigError: there is a sweep in the directory, or none to go on with.
+        ConfigError: there is a sweep in the directory, or none to continue.
     """
     if world_size() > 1:
         raise ConfigError("-m: not under torchrun, as each job is one process; hydra/launcher=joblib uses several GPUs")

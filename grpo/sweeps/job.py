@@ -196,14 +196,14 @@ def own_device(sweep_dir: Path, launcher: str) -> Iterator[dict[str, str]]:
     Args:
         launcher: the class of Hydra's launcher.
     """
-    cards = read_json(sweep_dir / SWEEP).get("cards", [])
-    if launcher.endswith(("SlurmLauncher", "RayLauncher")) or not (cards or launcher.endswith("LocalLauncher")):
+    gpus = read_json(sweep_dir / SWEEP).get("cards", [])
+    if launcher.endswith(("SlurmLauncher", "RayLauncher")) or not (gpus or launcher.endswith("LocalLauncher")):
         yield {}
         return
     while True:
-        for card in cards or ["cpu"]:
-            with contextlib.suppress(BlockingIOError), locked(sweep_dir / f".{card}.lock", fcntl.LOCK_NB):
-                yield {"CUDA_VISIBLE_DEVICES": card} if cards else {}
+        for gpu in gpus or ["cpu"]:
+            with contextlib.suppress(BlockingIOError), locked(sweep_dir / f".{gpu}.lock", fcntl.LOCK_NB):
+                yield {"CUDA_VISIBLE_DEVICES": gpu} if gpus else {}
                 return
         time.sleep(1)
 

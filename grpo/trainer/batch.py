@@ -1,7 +1,7 @@
-"""Batches as TRL's `GRPOTrainer` holds them: dictionaries of tensors, lists and scalars, a row a completion.
+"""Batches as TRL's `GRPOTrainer` holds them: dictionaries of tensors, lists and scalars, one row per completion.
 
-Prompts are padded on the left, completions on the right. What a row's images are made of (`pixel_values` and its kin)
-is flat over images or tiles; `split_pixel_values_by_grid` makes one tensor a row of it and its opposite joins them.
+Prompts are padded on the left, completions on the right. The tensors of images (`pixel_values` and others) are
+flat over images or tiles; `split_pixel_values_by_grid` makes one tensor per row of them, and its opposite joins these.
 """
 
 from collections.abc import Sequence
@@ -114,7 +114,7 @@ def lengths(batch: Batch) -> tuple[list[int], list[int]]:
 
 
 def idle(batch: Batch) -> tuple[Batch, Microbatch]:
-    """Return a cheap micro-batch of weight zero: a row with a short prompt, with images if any has, one masked token.
+    """Return a cheap micro-batch of weight zero: a short prompt, with images if there are any, and one masked token.
 
     Its gradient is zero for every weight that takes part in a forward pass, as TRL's is for rows without advantage.
     """
@@ -128,7 +128,7 @@ def idle(batch: Batch) -> tuple[Batch, Microbatch]:
 
 
 def longest(batch: Batch, completion_length: int) -> tuple[Batch, Microbatch]:
-    """Return the longest row that can come, of weight zero: the longest prompt and as many tokens as are allowed."""
+    """Return the longest possible sequence, of weight zero: the longest prompt and `completion_length` tokens."""
     prompts, _ = lengths(batch)
     row = max(range(len(prompts)), key=prompts.__getitem__)
     picked = trim(pick(batch, [row]), prompts[row], completion_length)

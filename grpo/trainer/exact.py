@@ -1,7 +1,8 @@
 """TRL's `GRPOTrainer` with the same gradient for less work, and without dying of an out-of-memory error.
 
-The rollouts of an optimizer step are kept until all are there. The rows that matter are then sorted by length into
-micro-batches, each goes through TRL's own loss, and the losses are weighted so that their sum is TRL's.
+The rollouts of an optimizer step are kept until all are there. The completions that can change the gradient are then
+sorted by length into micro-batches, each goes through TRL's own loss, and the losses are weighted so that their sum is
+TRL's.
 """
 
 import logging
@@ -19,18 +20,18 @@ from grpo.config.schema import LOSS_MEANS, Update
 from grpo.errors import DoesNotFit
 from grpo.trainer.batch import Batch, loss_mask, take
 from grpo.trainer.guard import GuardedTrainer
-from grpo.trainer.microbatch import has_work, shares
+from grpo.trainer.microbatch import has_work, loss_shares
 from grpo.trainer.rollout import too_long
-from grpo.trainer.step import Piece, batches_of, count, nothing, worst_case
+from grpo.trainer.step import StepMicrobatch, batches_of, count, nothing, worst_case
 from grpo.trainer.step_metrics import StepMetrics, merge
 
 log = logging.getLogger(__name__)
 
 
-class Alone:
-    """The accelerator as in a process without others: what is gathered or reduced is its own.
+class LocalAccelerator:
+    """The accelerator as if this process were the only one: gathering and reducing return its own values.
 
-    Processes have different micro-batches, and one may run out of memory: inside of one, nobody waits for another.
+    Processes have different micro-batches, and one may run out of memory: within a micro-batch, none waits for another.
     """
 
     def __init__(self, accelerator: Any) -> None:
@@ -49,9 +50,9 @@ class Alone:
 
 
 class ExactGRPOTrainer(GuardedTrainer):
-    """A drop-in for `trl.GRPOTrainer`: the same constructor, and one more argument.
+    """A drop-in for `trl.GRPOTrainer`: the same constructor with one more argument.
 
-    What cannot be divided exactly is computed TRL's way, `per_device_train_batch_size` rows at once:
+    Losses that cannot be divided exactly are computed TRL's way, `per_device_train_batch_size` completions at once:
     `top_entropy_quantile` below 1, the auxiliary loss of a router, a `loss_type` that is not in `LOSS_MEANS`, and
     optimizers that step during the backward pass (LOMO, layerwise GaLore and APOLLO).
 
@@ -68,7 +69,7 @@ class ExactGRPOTrainer(GuardedTrainer):
         self._slices: list[Batch] = []
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as TRL does. Nothing of a step that an exception ended reaches the next call."""
+        """Train as TRL does. An exception leaves nothing of its step for the next call."""
         self._slices, self._seen, self._part, self._rolled_out = [], [], None, False
         self._seconds.clear()
         try:
@@ -113,7 +114,7 @@ class ExactGRPOTrainer(GuardedTrainer):
         return loss
 
     def _undivided_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
-        """Do a step TRL's way."""
+        """Compute a step as TRL does."""
         try:
             with self.memory.of("update"):
                 return super().training_step(model, inputs, num_items_in_batch)
@@ -128,29 +129,29 @@ class ExactGRPOTrainer(GuardedTrainer):
             ) from error
 
     def _update_policy(self, model: Any) -> torch.Tensor:
-        """Compute the gradient of all rows of the step, again and smaller while memory runs out; return the loss."""
+        """Compute the gradient of the step, again with smaller micro-batches after each OOM; return the loss."""
         slices, self._slices = self._slices, []
         by_slice = LOSS_MEANS[self.loss_type] == "tokens" or self._entropy_bonus_enabled
         batches = batches_of(slices, mix=not by_slice)
         entropy_stats = self._entropy_window_stats
         trial = []
-        if not self.budget.begun:  # `auto` on a GPU: whether the longest row fits shows in the first step
+        if not self.budget.begun:  # `auto` on a GPU: the first step shows whether the longest sequence fits
             trial = [worst_case(batches, self.max_completion_length)]
             self.budget.begin(trial[0].part.tokens)
         alone = False
         while True:
             self._seen = []
             self._entropy_window_stats = entropy_stats
-            pieces = trial + self._pieces(batches)
+            microbatches = trial + self._microbatches(batches)
             if self._sharded:  # every micro-batch gathers weights from all processes
-                pieces += [nothing(batches)] * (self._most(len(pieces)) - len(pieces))
-            step = count(batches, pieces, by_sequence=self.importance_sampling_level == "sequence")
+                microbatches += [nothing(batches)] * (self._most(len(microbatches)) - len(microbatches))
+            step = count(batches, microbatches, by_sequence=self.importance_sampling_level == "sequence")
             self.budget.watch()
-            loss, failed = self._backward(model, pieces, step)
-            again = alone  # a single row may fail for the fragments that others left, but not twice
+            loss, failed = self._backward(model, microbatches, step)
+            again = alone  # one sequence may run out of memory for the fragments of others, but not twice
             alone = failed is not None and len(failed.part.rows) == 1
             any_failed, hopeless = self._any(
-                failed is not None, alone and (again or any(failed is piece for piece in trial))
+                failed is not None, alone and (again or any(failed is microbatch for microbatch in trial))
             )
             if not any_failed:
                 break
@@ -162,34 +163,36 @@ class ExactGRPOTrainer(GuardedTrainer):
             self._oom_retries += 1
             trial = []
         self._finish(model, batches, step)
-        if self.state.global_step and pieces:  # before the first step there is no optimizer state in memory
-            self.budget.grow(max(piece.part.tokens for piece in pieces))
+        if self.state.global_step and microbatches:  # before the first step there is no optimizer state in memory
+            self.budget.grow(max(microbatch.part.tokens for microbatch in microbatches))
         return loss
 
-    def _pieces(self, batches: Sequence[tuple[Batch, int]]) -> list[Piece]:
-        """Divide the rows with work into micro-batches under the token budget."""
-        pieces = []
+    def _microbatches(self, batches: Sequence[tuple[Batch, int]]) -> list[StepMicrobatch]:
+        """Divide the sequences that can change the gradient into micro-batches under the token budget."""
+        microbatches = []
         for batch, slices in batches:
             tokens = loss_mask(batch).sum(1).tolist()
             advantages = None
             if self.update.skip_zero_advantage and self._only_advantage_acts:
                 advantages = batch["advantages"].reshape(len(tokens), -1).abs().amax(1).tolist()
             rows = [row for row, work in enumerate(has_work(tokens, advantages)) if work]
-            token_shares = shares(tokens)
-            share = {"sequences": shares([1] * len(tokens)), "tokens": token_shares, "generation": None}
+            token_shares = loss_shares(tokens)
+            share = {"sequences": loss_shares([1] * len(tokens)), "tokens": token_shares, "generation": None}
             mean = LOSS_MEANS[self.loss_type]
             for part in self._divide(batch, rows, share[mean]):
                 if mean != "generation":  # TRL divides the loss of each of its slices by their number
                     part = replace(part, weight=part.weight * slices)
                 counted = sum(tokens[row] for row in part.rows)
-                pieces.append(Piece(batch, part, counted, sum(token_shares[row] for row in part.rows)))
-        return pieces
+                microbatches.append(StepMicrobatch(batch, part, counted, sum(token_shares[row] for row in part.rows)))
+        return microbatches
 
-    def _backward(self, model: Any, pieces: Sequence[Piece], step: StepMetrics) -> tuple[torch.Tensor, Piece | None]:
-        """Add up the gradients of micro-batches; return the loss, and the one at which memory ran out.
+    def _backward(
+        self, model: Any, microbatches: Sequence[StepMicrobatch], step: StepMetrics
+    ) -> tuple[torch.Tensor, StepMicrobatch | None]:
+        """Add up the gradients of micro-batches; return the loss, and the micro-batch that ran out of memory, if any.
 
-        Inside, no process waits for another, so that each may run out of memory: gradients stay its own, metrics too,
-        and DDP is bypassed. Only sharded weights need the others, and for them the number of micro-batches is equal.
+        No process waits for another here, so that each may run out of memory alone: gradients and metrics stay local,
+        and DDP is bypassed. Sharded weights need all processes, so that each has as many micro-batches.
         """
         module = model
         if self.accelerator.num_processes > 1 and not self._sharded:
@@ -199,34 +202,34 @@ class ExactGRPOTrainer(GuardedTrainer):
         if self._sharded and not gradients.plugin_kwargs.get("sync_each_batch", False):
             own = self.accelerator.no_sync(model)
         loss = torch.zeros((), device=self.accelerator.device)
-        piece = None
+        microbatch = None
         gradients._set_sync_gradients(False)
         try:
             with own, self._alone():
-                for piece in pieces:
-                    with self._recorded(piece, step):
-                        loss += self._backward_one(module, piece)
+                for microbatch in microbatches:
+                    with self._recorded(microbatch, step):
+                        loss += self._backward_one(module, microbatch)
         except RuntimeError as error:
             if not self._survives(error):
                 raise
-            return loss, piece
+            return loss, microbatch
         finally:
             gradients._set_sync_gradients(True)
         return loss, None
 
-    def _backward_one(self, model: Any, piece: Piece) -> torch.Tensor:
-        inputs = take(piece.batch, piece.part, self.pad_to_multiple_of)
-        with self.compute_loss_context_manager(), self._at(piece.part):
-            loss = self.compute_loss(model, inputs) * piece.part.weight
+    def _backward_one(self, model: Any, microbatch: StepMicrobatch) -> torch.Tensor:
+        inputs = take(microbatch.batch, microbatch.part, self.pad_to_multiple_of)
+        with self.compute_loss_context_manager(), self._at(microbatch.part):
+            loss = self.compute_loss(model, inputs) * microbatch.part.weight
         deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
         return loss.detach()
 
     def _finish(self, model: Any, batches: Sequence[tuple[Batch, int]], step: StepMetrics) -> None:
-        """Let all processes average their gradients, in a micro-batch that adds nothing, and log the step's metrics.
+        """Average the gradients of all processes, in a micro-batch that adds nothing, and log the metrics of the step.
 
-        It is also where TRL's entropy controller sees the end of the step, and what gives a gradient of zero, as in
-        TRL, to weights that only skipped rows use.
+        The micro-batch also shows TRL's entropy controller the end of the step, and gives a gradient of zero, as in
+        TRL, to weights that only skipped completions use.
         """
         metrics = self._metrics["train"]
         several = self.accelerator.num_processes > 1 or self._sharded
@@ -246,28 +249,28 @@ class ExactGRPOTrainer(GuardedTrainer):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        together, self.accelerator = self.accelerator, Alone(self.accelerator)
+        together, self.accelerator = self.accelerator, LocalAccelerator(self.accelerator)
         try:
             yield
         finally:
             self.accelerator = together
 
     @contextmanager
-    def _recorded(self, piece: Piece, step: StepMetrics) -> Iterator[None]:
-        """Put what TRL records of a micro-batch into `step`, and let its entropy bonus weigh what it has to.
+    def _recorded(self, microbatch: StepMicrobatch, step: StepMetrics) -> Iterator[None]:
+        """Add the metrics that TRL records of a micro-batch to `step`, and weigh its entropy bonus.
 
         The bonus is a mean over tokens whatever the policy loss is a mean of, but both get the micro-batch's weight.
         """
         metrics, self._metrics["train"] = self._metrics["train"], defaultdict(list)
         coefficient = self.entropy_coef
-        weight = piece.part.weight
+        weight = microbatch.part.weight
         if self._entropy_bonus_enabled:
-            self.entropy_coef = coefficient * piece.token_share / weight if weight else 0.0
+            self.entropy_coef = coefficient * microbatch.token_share / weight if weight else 0.0
         try:
             yield
             slices = self.current_gradient_accumulation_steps * self.accelerator.num_processes
             if weight:
-                step.add(self._metrics["train"], piece.tokens, len(piece.part.rows), weight / slices)
+                step.add(self._metrics["train"], microbatch.tokens, len(microbatch.part.rows), weight / slices)
         finally:
             self._metrics["train"], self.entropy_coef = metrics, coefficient
 
@@ -283,7 +286,7 @@ class ExactGRPOTrainer(GuardedTrainer):
         return [bool(count) for count in self.accelerator.reduce(mine, "sum").tolist()]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log as TRL does, with the number of steps redone and skipped and the highest memory use since last time."""
+        """Log as TRL does, with the steps repeated and skipped and the peak of memory since the last log."""
         if self.model.training and "loss" in logs:
             logs |= {"update/oom_retries": self._oom_retries, "update/steps_skipped": self._steps_skipped}
             logs |= self.memory.since_log()

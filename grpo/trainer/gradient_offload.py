@@ -1,6 +1,6 @@
-"""Gradients that wait in host memory, so that a full fine-tuning needs no second copy of its weights on the card.
+"""Gradients offloaded to CPU, so that a full fine-tuning needs no second copy of its weights on the GPU.
 
-As soon as the backward pass has a weight's gradient, it is added to a sum in host memory and freed; the optimizer gets
+As soon as the backward pass has a weight's gradient, it is added to a sum in CPU memory and freed; the optimizer gets
 the sums back one by one. Sums are computed on the device in the gradients' own type: the result is bitwise the same.
 """
 
@@ -13,12 +13,12 @@ SLAB = 2**30
 """Bytes that are page-locked at once: PyTorch's allocator would round each weight up to a power of two."""
 
 
-class HostGradients:
-    """The gradients of a model's weights, for an optimizer of these."""
+class OffloadedGradients:
+    """The gradients of a model's weights, in CPU memory, for an optimizer of these."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self.memory = host_memory_for(self.weights)
+        self.memory = cpu_memory_for(self.weights)
         self.waiting: set[torch.nn.Parameter] = set()  # those whose sum is of this step
         self.scale: torch.Tensor | float = 1.0  # that clipping has found for this step
         for weight in self.weights:
@@ -39,7 +39,7 @@ class HostGradients:
         self.waiting.add(weight)
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        """Have the gradients scaled so that their norm is at most `max_norm`, as `clip_grad_norm_` of PyTorch does.
+        """Scale the gradients so that their norm is at most `max_norm`, as `clip_grad_norm_` of PyTorch does.
 
         Returns:
             The norm before, a scalar.
@@ -51,7 +51,7 @@ class HostGradients:
         return norm
 
     def drop(self) -> None:
-        """Forget the gradients of this step."""
+        """Drop the gradients of this step."""
         self.waiting.clear()
         self.scale = 1.0
 
@@ -67,8 +67,8 @@ class HostGradients:
         self.drop()
 
 
-def host_memory_for(weights: Sequence[torch.nn.Parameter]) -> dict[torch.nn.Parameter, torch.Tensor]:
-    """Return host memory of the shape and type of each weight, page-locked for quick transfers from a GPU."""
+def cpu_memory_for(weights: Sequence[torch.nn.Parameter]) -> dict[torch.nn.Parameter, torch.Tensor]:
+    """Return CPU memory of the shape and type of each weight, page-locked for quick transfers from a GPU."""
     memory = {}
     left = sum(weight.nbytes + 64 for weight in weights)
     slab = torch.empty(0, dtype=torch.uint8)

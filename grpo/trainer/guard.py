@@ -1,4 +1,4 @@
-"""Steps whose gradient is not finite: which rows they had, and what to try."""
+"""Steps whose gradient is not finite: they change nothing, and the completions that may cause it are kept."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ from grpo.diagnosis import ADVICE
 from grpo.distributed import is_main_process
 from grpo.patching import replaced
 from grpo.trainer.batch import Batch, loss_mask
-from grpo.trainer.gradient_offload import HostGradients
+from grpo.trainer.gradient_offload import OffloadedGradients
 from grpo.trainer.rollout import RolloutTrainer
 
 log = logging.getLogger(__name__)
@@ -25,30 +25,30 @@ KEPT = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_
 
 @dataclass
 class Seen:
-    """What the loss was computed of, without what is large."""
+    """A batch from which a loss was computed, without its large tensors."""
 
     batch: Batch
     loss: torch.Tensor
     finite: torch.Tensor
-    """Whether all log-probabilities of a row are finite, (rows)."""
+    """Whether all log-probabilities of a completion are finite, (sequences)."""
 
 
 def seen(batch: Batch, loss: torch.Tensor, logps: torch.Tensor) -> Seen:
-    """Note a batch, its loss, and its log-probabilities (rows, completion length); nothing waits for the device."""
+    """Note a batch, its loss, and its log-probabilities (sequences, completion length), without waiting for the GPU."""
     kept = {key: batch[key] for key in KEPT if key in batch}
     return Seen(kept, loss.detach(), torch.isfinite(logps.detach()).all(1))
 
 
 class GuardedTrainer(RolloutTrainer):
-    """TRL's trainer, whose weights, and what the optimizer keeps of each, no gradient touches that is not finite."""
+    """TRL's trainer, in which a gradient that is not finite changes neither weights nor optimizer state."""
 
     def __init__(self, *args: Any, update: Update | None = None, **kwargs: Any) -> None:
         super().__init__(*args, update=update, **kwargs)
         self.stop_reason: str | None = None
-        """Why training ended before its time, if it did."""
+        """Reason for ending the training early, if it ended early."""
         self._seen: list[Seen] = []
         self._steps_skipped = self._skipped_in_a_row = 0
-        self._host_gradients: HostGradients | None = None
+        self._offloaded_gradients: OffloadedGradients | None = None
         unfit = self.accelerator.num_processes > 1 or self.args.fp16 or "schedule_free" in str(self.args.optim)
         if self.update.gradients_on_host and unfit:
             raise ValueError(
@@ -57,24 +57,24 @@ class GuardedTrainer(RolloutTrainer):
             )
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Create the optimizer, and let its gradients wait in host memory where that is asked for."""
+        """Create the optimizer; with `update.gradients_on_host` its gradients are offloaded to CPU."""
         optimizer = super().create_optimizer(*args, **kwargs)
-        if self.update.gradients_on_host and self._host_gradients is None:
-            self._host_gradients = HostGradients(self.model, optimizer)
+        if self.update.gradients_on_host and self._offloaded_gradients is None:
+            self._offloaded_gradients = OffloadedGradients(self.model, optimizer)
         return optimizer
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        if self._host_gradients:
-            return self._host_gradients.clip(self.args.max_grad_norm)
+        if self._offloaded_gradients:
+            return self._offloaded_gradients.clip(self.args.max_grad_norm)
         return super()._clip_grad_norm(model)
 
     def _drop_gradients(self, model: Any) -> None:
         model.zero_grad(set_to_none=True)
-        if self._host_gradients:
-            self._host_gradients.drop()
+        if self._offloaded_gradients:
+            self._offloaded_gradients.drop()
 
     def keep(self) -> None:
-        """After an exception, write a checkpoint of the steps that are done, unless there is one."""
+        """After an exception, write a checkpoint of the completed steps, unless there is one."""
         done = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         if self.state.global_step and not done.exists() and not self._sharded and self.args.should_save:
             try:
@@ -84,7 +84,7 @@ class GuardedTrainer(RolloutTrainer):
                 log.exception("no checkpoint of step %d could be written", self.state.global_step)
 
     def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """TRL's loss; what it was computed of is kept until it is known whether the gradient is finite."""
+        """Return TRL's loss; its batch is kept until the gradient is known to be finite."""
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         if torch.is_grad_enabled() and self._logps is not None:
             self._seen.append(seen(inputs, loss, self._logps))
@@ -92,8 +92,8 @@ class GuardedTrainer(RolloutTrainer):
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """Return the norm; if it is not finite, drop all gradients, so that the optimizer's step changes nothing."""
-        if self._host_gradients and grad_norm is None:
-            grad_norm = self._host_gradients.clip(math.inf)
+        if self._offloaded_gradients and grad_norm is None:
+            grad_norm = self._offloaded_gradients.clip(math.inf)
         grad_norm = super()._get_grad_norm(model, grad_norm)
         if grad_norm is None or math.isfinite(grad_norm):
             self._skipped_in_a_row = 0
@@ -105,7 +105,7 @@ class GuardedTrainer(RolloutTrainer):
             file = Path(self.args.output_dir) / "skipped_rows.jsonl"
             write_rows(file, step, self._seen, self._tokenizer)
             problem = f"the gradient of step {step} is not finite"
-            log.warning("%s: the policy stays as it is; the rows are in %s", problem, file)
+            log.warning("%s: the policy stays as it is; the completions are in %s", problem, file)
             # in float16 a loss scale that is still to be found overflows too, and is halved each time
             searching = self.accelerator.scaler is not None and self.accelerator.scaler.get_scale() > 1
             if self._skipped_in_a_row >= self.update.max_skipped_steps and not searching:
@@ -116,10 +116,10 @@ class GuardedTrainer(RolloutTrainer):
 
 
 def suspects(step: Sequence[Seen]) -> tuple[int, list[tuple[Batch, int]]]:
-    """Return the rows that a step's gradient may be not finite for, as narrow as can be told, and how narrow that is.
+    """Return the completions that may have made a gradient not finite, and how narrow the search could be.
 
-    0: the rows with a log-probability that is not finite. 1: without one, the rows of the micro-batches whose loss is
-    not finite. 2: all rows; only the gradient overflowed.
+    0: completions with a log-probability that is not finite. 1: without one, those of micro-batches whose loss is not
+    finite. 2: all completions, as only the gradient overflowed.
     """
     rows = [(part, row) for part in step for row in range(part.finite.numel())]
     by_row = [(part.batch, row) for part, row in rows if not part.finite[row]]
@@ -131,9 +131,9 @@ def suspects(step: Sequence[Seen]) -> tuple[int, list[tuple[Batch, int]]]:
 
 
 def write_rows(file: Path, step: int, seen_rows: Sequence[Seen], tokenizer: Any) -> None:
-    """Append one JSON object a suspicious row: step, prompt and completion as text, advantage, tokens in the loss.
+    """Append a JSON object per suspicious completion: step, prompt, completion, advantage, tokens in the loss.
 
-    All processes have to call it; only the first writes, the rows of those that can tell best.
+    All processes have to call it; only the first writes, the completions of those with the narrowest search.
     """
     level, rows = suspects(seen_rows)
     lines = []

@@ -1,4 +1,4 @@
-"""What a run really takes in memory, as it goes on: the highest use in all and by phase."""
+"""Memory use of a run: its peak in total and by phase."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from grpo.limits import GB
 
 
 class MemoryReadings:
-    """The highest memory use of this process in GB (2**30 bytes), under the names of `metrics.jsonl`.
+    """The highest memory use of this process in GiB, under the names of `metrics.jsonl`.
 
     A phase's reading is of the GPU as PyTorch has allocated it, or of the process where there is none.
     """
@@ -22,7 +22,7 @@ class MemoryReadings:
 
     @contextlib.contextmanager
     def of(self, phase: str) -> Iterator[None]:
-        """Read the highest use of what happens inside, but for other phases in it."""
+        """Read the peak inside the context, without that of phases within it."""
         self.note()
         self._phases.append(phase)
         try:
@@ -32,7 +32,7 @@ class MemoryReadings:
             self._phases.pop()
 
     def note(self) -> None:
-        """Read what was highest since the last time, and begin anew."""
+        """Read the peak since the last call, and reset it."""
         readings = {"memory/host_gb": host_peak() / GB}
         if torch.cuda.is_available():
             readings["memory/peak_allocated_gb"] = torch.cuda.max_memory_allocated() / GB

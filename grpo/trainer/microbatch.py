@@ -1,9 +1,9 @@
-"""Which rows of a batch go into which micro-batch, trimmed how far, with which weight. Pure functions, no torch.
+"""Packing the sequences of a batch into micro-batches: which ones, trimmed how far, with which weight. No torch here.
 
-A batch is rows of prompts padded on the left and completions padded on the right. A micro-batch is some of its rows,
-cut to its own longest prompt and its own longest completion, so that it costs rows x (prompt + completion) tokens.
+A row of a batch is a prompt padded on the left and a completion padded on the right. A micro-batch is some of the rows,
+trimmed to its own longest prompt and its own longest completion, so that it costs rows x (prompt + completion) tokens.
 Rows of one prompt can also go through the policy as one sequence: the prompt once, then the completions, which do not
-see each other (`grpo/shared_prompt.py`). That costs prompt + all completions, and more for attention.
+see each other (`grpo/trainer/prefix_sharing.py`). That costs prompt + all completions, and more for attention.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -15,7 +15,7 @@ OVERHEAD = 1 / 16
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Rows that are computed together."""
+    """Rows of a batch that are computed at once."""
 
     rows: tuple[int, ...]
     """Indices into the batch."""
@@ -26,7 +26,7 @@ class Microbatch:
     weight: float = 1.0
     """The factor of this micro-batch's loss in the loss of the batch."""
     shared: tuple[int, int] | None = None
-    """Where rows of one prompt share it: number and length of the sequences that go through the policy."""
+    """With prefix sharing: number and length of the sequences that go through the policy."""
 
     @property
     def sequences(self) -> tuple[int, int]:
@@ -53,7 +53,7 @@ def has_work(tokens: Sequence[int], advantages: Sequence[float] | None) -> list[
     return [count > 0 and (advantages is None or advantages[row] != 0) for row, count in enumerate(tokens)]
 
 
-def shares(counts: Sequence[int]) -> list[float]:
+def loss_shares(counts: Sequence[int]) -> list[float]:
     """Return each row's share in an average over all rows, in which a row counts `counts[row]` times."""
     total = sum(counts)
     return [count / total if total else 0.0 for count in counts]

@@ -3,7 +3,7 @@
 A policy whose layers are attention over all earlier tokens, with positions given by rotation, computes the same for a
 completion whether its prompt stands before it alone or before others too, if the mask hides these and its positions
 begin where the prompt ends. The prompt's last token is repeated before each completion, because it predicts its first
-token; the completion's last token predicts nothing and is left out.
+token; the completion's last token predicts nothing and is dropped.
 """
 
 from typing import Any, NamedTuple

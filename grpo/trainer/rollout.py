@@ -1,4 +1,4 @@
-"""Rollouts within the memory: generation by halves, log-probabilities by micro-batches, and the time each takes."""
+"""Rollouts that fit into memory: generation by halves, log-probabilities by micro-batches, and the time of each."""
 
 import logging
 import time
@@ -47,13 +47,13 @@ class RolloutTrainer(GRPOTrainer):
         self._oom_retries = 0
         self.memory = MemoryReadings()
         self.keeps_columns = False
-        """Whether the columns of the data are kept beside the completions."""
+        """Whether `completions/` gets the columns of the data as well."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._logps: torch.Tensor | None = None  # of the last micro-batch, (rows, completion length)
         self._rolled_out = False  # whether the rollouts of the step at hand are there
 
     def _survives(self, error: RuntimeError) -> bool:
-        """Tell whether to go on after an exception; with sharded weights the other processes already wait for this."""
+        """Return whether to retry after an exception; with sharded weights the other processes already wait."""
         return is_out_of_memory(error) and self.update.on_oom == "retry" and not self._sharded
 
     @contextmanager
@@ -79,9 +79,9 @@ class RolloutTrainer(GRPOTrainer):
         return super()._generate_and_score_completions(inputs) | {"generated_at": torch.tensor(self.state.global_step)}
 
     def _calculate_rewards(self, inputs: list, prompts: list, *args: Any) -> torch.Tensor:
-        """Score the completions, (rows, rewards), and leave a row out altogether if a reward failed on it.
+        """Score the completions, (completions, rewards), and skip a completion on which a reward failed.
 
-        TRL adds up the rewards that are there, so that a failed one would count as 0.
+        TRL adds up the rewards that are not NaN, so that a failed one would count as 0.
         """
         if self.keeps_columns:
             self._keep_columns(inputs)
@@ -95,7 +95,7 @@ class RolloutTrainer(GRPOTrainer):
         return rewards
 
     def _keep_columns(self, inputs: list) -> None:
-        """Keep the columns of the data beside the completions, so that these can be scored again later."""
+        """Log the columns of the data with the completions, so that these can be scored again later."""
         taken = {"prompt", "step", "completion", "completion_ids", "advantage", *self.reward_func_names}
         for column in (name for name in inputs[0] if name not in taken):
             values = [row[column] for row in inputs]
@@ -105,7 +105,7 @@ class RolloutTrainer(GRPOTrainer):
     def _generate_single_turn(
         self, prompt_ids: list, images: list | None, multimodal_fields: Batch, num_generations: int, **options: Any
     ) -> tuple[list, list | None]:
-        """Complete prompts; what does not fit into memory goes in two halves, and the smaller number stays."""
+        """Complete prompts; after an OOM in two halves, and from then on no more of them at once."""
         count = len(prompt_ids)
         if self.use_vllm or count <= (self._prompts_at_once or count):
             checkpointing = self.model.is_gradient_checkpointing
@@ -172,7 +172,7 @@ class RolloutTrainer(GRPOTrainer):
         return result
 
     def _score_all(self, model: Any, batch: Batch, compute_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Score all rows that have a completion; zero elsewhere, as in TRL. Starts anew when memory runs out."""
+        """Score all sequences that have a completion; zero elsewhere, as in TRL. Starts again after an OOM."""
         _, completions = lengths(batch)
         rows = [row for row, length in enumerate(completions) if length]
         logps = torch.zeros(batch["completion_ids"].shape, device=batch["completion_ids"].device)
@@ -206,7 +206,7 @@ class RolloutTrainer(GRPOTrainer):
             self.budget.halve(part.tokens)
 
     def _divide(self, batch: Batch, rows: Sequence[int], share: Sequence[float] | None = None) -> list[Microbatch]:
-        """Divide rows of a batch into micro-batches; see `grpo.microbatch.pack`."""
+        """Divide sequences of a batch into micro-batches; see `grpo.trainer.microbatch.pack`."""
         prompts = None
         if self._can_share and not batch.keys() & {*IMAGES, *BOTH}:
             prompts = real_tokens(batch["prompt_ids"], batch["prompt_mask"])
@@ -215,7 +215,7 @@ class RolloutTrainer(GRPOTrainer):
 
     @contextmanager
     def _at(self, part: Microbatch) -> Iterator[None]:
-        """While inside, what is scored is this micro-batch."""
+        """Score this micro-batch inside the context."""
         self._part = part
         try:
             yield
@@ -224,9 +224,9 @@ class RolloutTrainer(GRPOTrainer):
 
 
 def too_long(part: Microbatch | None) -> str:
-    """Say what to do about a row that does not fit alone, on this process or, with None, on another."""
-    row = f"of {part.prompt_length} prompt and {part.completion_length} completion tokens" if part else "elsewhere"
+    """Return advice for a sequence that does not fit alone, on this process or, with None, on another."""
+    lengths = f"of {part.prompt_length} prompt and {part.completion_length} completion tokens" if part else "elsewhere"
     return (
-        f"a single row {row} does not fit into memory: lower max_completion_length, use gradient_checkpointing=True, "
-        "LoRA or QLoRA, or a smaller model"
+        f"a single sequence {lengths} does not fit into memory: lower max_completion_length, use "
+        "gradient_checkpointing=True, LoRA or QLoRA, or a smaller model"
     )

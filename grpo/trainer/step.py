@@ -1,4 +1,4 @@
-"""The rows of an optimizer step as batches, and the micro-batches of these."""
+"""The completions of an optimizer step as batches, and the micro-batches of these."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.step_metrics import StepMetrics
 
 
-class Piece(NamedTuple):
+class StepMicrobatch(NamedTuple):
     """A micro-batch of one of the step's batches."""
 
     batch: Batch
@@ -21,9 +21,9 @@ class Piece(NamedTuple):
 
 
 def batches_of(slices: Sequence[Batch], mix: bool) -> list[tuple[Batch, int]]:
-    """Return the step's rows as batches whose rows can be mixed, each with the number of TRL's slices in it.
+    """Return the completions of a step as batches in which they can be mixed, each with its number of TRL's slices.
 
-    Rows mix within a generation, which shares its padding and its number of tokens; but not between TRL's slices where
+    Completions of one generation mix, as they share padding and number of tokens; those of several slices do not where
     the loss is a mean over the tokens of a slice (`mix=False`).
     """
     if not mix:
@@ -34,27 +34,29 @@ def batches_of(slices: Sequence[Batch], mix: bool) -> list[tuple[Batch, int]]:
     return [(join(parts), len(parts)) for parts in generations.values()]
 
 
-def worst_case(batches: Sequence[tuple[Batch, int]], completion_length: int) -> Piece:
-    """Return the longest row that can come, as a micro-batch that adds nothing."""
+def worst_case(batches: Sequence[tuple[Batch, int]], completion_length: int) -> StepMicrobatch:
+    """Return the longest possible sequence, as a micro-batch that adds nothing to the gradient."""
     batch = max((batch for batch, _ in batches), key=lambda batch: max(lengths(batch)[0]))
-    return Piece(*longest(batch, completion_length), 0, 0.0)
+    return StepMicrobatch(*longest(batch, completion_length), 0, 0.0)
 
 
-def nothing(batches: Sequence[tuple[Batch, int]]) -> Piece:
-    """Return a cheap micro-batch that adds nothing."""
-    return Piece(*idle(batches[0][0]), 0, 0.0)
+def nothing(batches: Sequence[tuple[Batch, int]]) -> StepMicrobatch:
+    """Return a cheap micro-batch that adds nothing to the gradient."""
+    return StepMicrobatch(*idle(batches[0][0]), 0, 0.0)
 
 
-def count(batches: Sequence[tuple[Batch, int]], pieces: Sequence[Piece], by_sequence: bool) -> StepMetrics:
-    """Return the metrics of a step, before anything of it has been computed."""
+def count(
+    batches: Sequence[tuple[Batch, int]], microbatches: Sequence[StepMicrobatch], by_sequence: bool
+) -> StepMetrics:
+    """Return the metrics of a step before its first micro-batch."""
     tokens = sum(int(loss_mask(batch).sum()) for batch, _ in batches)
     rows = sum(len(batch["prompt_ids"]) for batch, _ in batches)
     return StepMetrics(
         by_sequence=by_sequence,
         tokens=tokens,
         rows=rows,
-        skipped=rows - sum(len(piece.part.rows) for piece in pieces if piece.part.weight),
-        skipped_tokens=tokens - sum(piece.tokens for piece in pieces),
-        microbatches=len(pieces),
-        padded_tokens=sum(piece.part.tokens for piece in pieces),
+        skipped=rows - sum(len(microbatch.part.rows) for microbatch in microbatches if microbatch.part.weight),
+        skipped_tokens=tokens - sum(microbatch.tokens for microbatch in microbatches),
+        microbatches=len(microbatches),
+        padded_tokens=sum(microbatch.part.tokens for microbatch in microbatches),
     )

@@ -1,7 +1,7 @@
-"""TRL's metrics of a step, put together from those of its micro-batches.
+"""TRL's metrics of a step, merged from those of its micro-batches.
 
-TRL computes a metric as a mean over the tokens, or the rows, of what it is given at once. The mean over a step is then
-the mean of the micro-batches weighted by the tokens, or rows, that each was over.
+TRL computes a metric as a mean over the tokens, or the sequences, of one batch. The mean over a step is then
+the mean of the micro-batches weighted by the tokens, or sequences, of each.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 CLIP_RATIOS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio")
 EXTREMES = {"clip_ratio/low_min": min, "clip_ratio/high_max": max}
-# Without a forward pass, skipped rows have no entropy and no importance weight; see `StepMetrics.result`.
+# Without a forward pass, skipped completions have no entropy and no importance weight; see `StepMetrics.result`.
 UNKNOWN_FOR_SKIPPED = ("entropy", "vespo/phi_seq_mean")
 
 
@@ -19,24 +19,24 @@ class StepMetrics:
     """Sums over the micro-batches of one optimizer step, on one process or, merged, on all."""
 
     by_sequence: bool
-    """Whether clip ratios count rows (`importance_sampling_level="sequence"`) instead of tokens."""
+    """Whether clip ratios count sequences (`importance_sampling_level="sequence"`) instead of tokens."""
     tokens: int = 0
-    """Tokens of the loss in all rows of the step, the skipped ones included."""
+    """Tokens of the loss in all completions of the step, skipped ones included."""
     rows: int = 0
-    """All rows of the step."""
+    """All completions of the step."""
     skipped: int = 0
-    """Rows that were left out."""
+    """Skipped completions (zero advantage)."""
     skipped_tokens: int = 0
-    """Tokens of the loss in the rows that were left out."""
+    """Tokens of the loss in the skipped completions."""
     microbatches: int = 0
     padded_tokens: int = 0
     sums: dict[str, float] = field(default_factory=dict)
-    """The sum of each metric over the tokens or rows it is a mean of."""
+    """The sum of each metric over its tokens or sequences."""
     counts: dict[str, float] = field(default_factory=dict)
     extremes: dict[str, float] = field(default_factory=dict)
 
     def add(self, metrics: Mapping[str, list[float]], tokens: int, rows: int, policy_weight: float) -> None:
-        """Add what TRL recorded for a micro-batch with so many tokens of the loss and rows.
+        """Add what TRL recorded for a micro-batch with so many tokens of the loss and sequences.
 
         Args:
             policy_weight: share of the micro-batch's `policy_loss` in the step's.
@@ -62,9 +62,8 @@ class StepMetrics:
     def result(self) -> dict[str, float]:
         """Return the metrics of the step.
 
-        A skipped row has no advantage, so it is never clipped: the clip ratios count it and mean what TRL means. Its
-        entropy is not known: `update/entropy` is over the rows that were computed, and `entropy` is there only where
-        these are all rows.
+        A skipped completion has no advantage, so it is never clipped: the clip ratios count it, as in TRL. Its entropy
+        is unknown: `update/entropy` is over the computed ones, and `entropy` is logged only if none was skipped.
         """
         result = {}
         for name, total in self.sums.items():

@@ -1,4 +1,4 @@
-"""How many tokens a micro-batch may have, and what to do when that was too many."""
+"""The number of tokens that a micro-batch may have: it grows with free memory and halves after an OOM."""
 
 import torch
 from accelerate.utils.memory import clear_device_cache
@@ -7,10 +7,10 @@ from grpo.limits import UNMEASURED, USABLE
 
 
 class TokenBudget:
-    """`max_tokens_per_microbatch` as a run goes on: it grows while memory allows, and halves when memory runs out."""
+    """`max_tokens_per_microbatch` during a run: it grows while memory allows, and halves after an OOM."""
 
     def __init__(self, setting: int | str, device: torch.device) -> None:
-        """Begin with a number of tokens, or with `auto`: the longest possible row first."""
+        """Begin with a number of tokens, or with `auto`: the longest possible sequence first."""
         self.measured = setting == "auto" and device.type == "cuda"
         self.device = device
         self.tokens = setting if isinstance(setting, int) else UNMEASURED
@@ -19,21 +19,21 @@ class TokenBudget:
         self.occupied = 0
 
     def begin(self, longest: int) -> None:
-        """Start `auto` at the longest possible row, of so many tokens."""
+        """Start `auto` at the longest possible sequence, of so many tokens."""
         self.begun, self.tokens = True, longest
 
     def halve(self, tokens: int) -> None:
-        """Memory ran out at a micro-batch of so many tokens: from now on half of that, and free what can be freed."""
+        """After an OOM at a micro-batch of so many tokens, halve the budget and free cached memory."""
         self.tokens = max(1, min(self.tokens, tokens) // 2)
         self.ceiling = min(self.ceiling, tokens)
         self.release()
 
     def release(self) -> None:
-        """Free what can be freed after an out-of-memory error."""
+        """Free cached memory."""
         clear_device_cache(garbage_collection=True)
 
     def watch(self) -> None:
-        """Begin to measure what an update takes."""
+        """Begin to measure the memory of an update."""
         if self.measured:
             torch.cuda.reset_peak_memory_stats(self.device)
             self.occupied = torch.cuda.memory_allocated(self.device)

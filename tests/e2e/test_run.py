@@ -266,13 +266,13 @@ def test_a_reward_that_fails_on_some_rows_leaves_them_out_and_the_run_goes_on(
     assert "answer" in json.loads(kept[0])["row"]
     printed = capfd.readouterr()
     assert "reward errors" in printed.err
-    assert "left out:" in printed.out
+    assert "skipped:" in printed.out
 
 
 def test_a_reward_that_is_to_raise_ends_the_run_with_the_row_saved(
     composed: Compose, tmp_path: Path, picky: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(RunError, match=r"failed: reward\.mine: KeyError: 'level' .*; the row is in .*jsonl"):
+    with pytest.raises(RunError, match=r"failed: reward\.mine: KeyError: 'level' .*; the completion is in .*jsonl"):
         train(composed, tmp_path / "run", picky, "+reward.mine.on_error=raise", "train.max_steps=9")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
@@ -305,7 +305,7 @@ def test_completions_are_kept_with_the_columns_of_their_rows(composed: Compose, 
     again = subprocess.run(
         [sys.executable, "-m", "rewards.check", "correctness", "--run", tmp_path], capture_output=True, text=True
     )
-    assert "0 of 16 completions are judged otherwise" in again.stdout
+    assert "0 of 16 completions get another reward" in again.stdout
 
 
 def test_what_the_run_says_is_right_is_what_the_evaluation_says(composed: Compose, tmp_path: Path) -> None:
@@ -380,6 +380,6 @@ def test_a_row_that_fits_nowhere_ends_the_run_with_what_to_change(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr("grpo.trainer.ExactGRPOTrainer._compute_loss", no_memory)
-    with pytest.raises(RunError, match=r"failed: a single row of .* does not fit into memory: lower max_completion_"):
+    with pytest.raises(RunError, match=r"failed: a single sequence of .* does not fit into memory: lower max_compl"):
         train(composed, tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"

@@ -14,7 +14,7 @@ import yaml
 
 SMALL = ["train.max_steps=1", "task.eval.size=4", "task.dataset.size=128", "train.per_device_train_batch_size=16"]
 LONG = "1 " * 800
-"""Words before the question, so that a single row takes memory in the update."""
+"""Words before the question, so that a single sequence takes memory in the update."""
 
 
 def sweep(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -55,7 +55,7 @@ def test_a_job_that_fails_is_reported_and_the_others_run(night):
     assert [found[name]["status"] for name in "0123"] == ["completed", "failed", "failed", "failed"]
     assert found["0"]["reason"] is None
     assert re.match(
-        r"a single row of 8\d\d prompt and 24 completion tokens does not fit into memory", found["1"]["reason"]
+        r"a single sequence of 8\d\d prompt and 24 completion tokens does not fit into memory", found["1"]["reason"]
     )
     assert found["2"]["reason"] == "killed by SIGKILL; the system does that when host memory is used up"
     assert found["3"]["reason"].startswith("reward.fault: ValueError: the function is asleep")

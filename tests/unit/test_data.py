@@ -135,7 +135,7 @@ def test_rows_without_an_answer_and_those_that_are_no_numbers_are_counted(
     problems = load_task(composed("task=jsonl", f"task.dataset.path={tmp_path}/rows.jsonl", "task.eval.size=0",
                                   "task.split=train").task)  # fmt: skip
     assert list(problems.train["answer"]) == ["5", "Paris"]
-    assert str(problems) == "2 problems to train on (left out: 3 without an answer); 1 answers are not numbers"
+    assert str(problems) == "2 problems to train on (filtered: 3 without an answer); 1 answers are not numbers"
 
 
 def test_prompts_over_the_limit_are_left_out_of_training_and_counted(composed: Callable[..., DictConfig]) -> None:

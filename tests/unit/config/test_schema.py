@@ -86,7 +86,7 @@ def test_every_key_is_a_field_of_the_library_it_belongs_to(group: str, choice: s
 
 
 def test_no_two_groups_fight_over_one_key() -> None:
-    # Appended groups are left out: to change what the other groups chose is what they are for.
+    # Appended groups are skipped: to change what the other groups chose is what they are for.
     owned = {
         group: set().union(*(own_keys(g, c) for g, c in CHOICES if g == group))
         for group in GROUPS

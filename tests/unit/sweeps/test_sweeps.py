@@ -334,7 +334,7 @@ def test_the_table_of_a_sweep_has_what_varied_and_how_it_ended(composed, tmp_pat
     assert [run.status for run in sweep.runs] == ["completed", "failed", "running"]
     assert [(sweep.name(run), run.reason) for run in sweep.failed] == [
         ("1", "out of luck"),
-        ("2", "still running, or killed without a word"),
+        ("2", "still running, or killed without a summary"),
     ]
 
 

@@ -179,7 +179,9 @@ def test_adaptive_entropy_is_not_counted_twice_when_a_step_is_done_again(tmp_pat
 def test_a_row_that_does_not_fit_alone_ends_the_run_with_what_to_change(tmp_path: Path) -> None:
     trainer = ours(tmp_path)
     trainer.model.model.layers[0].register_forward_pre_hook(OutOfMemory(*range(1, 1000)))
-    with pytest.raises(DoesNotFit, match=r"single row of \d+ prompt and \d+ completion tokens.*max_completion_length"):
+    with pytest.raises(
+        DoesNotFit, match=r"single sequence of \d+ prompt and \d+ completion tokens.*max_completion_length"
+    ):
         trainer.train()
 
 

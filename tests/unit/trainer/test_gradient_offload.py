@@ -9,7 +9,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from grpo.trainer import ExactGRPOTrainer, Update
-from grpo.trainer.gradient_offload import HostGradients
+from grpo.trainer.gradient_offload import OffloadedGradients
 from tests.stock_trl import make, train
 
 PARTS = Update(max_tokens_per_microbatch=100, share_prompts=False)  # several micro-batches a step, so sums
@@ -46,7 +46,7 @@ def test_no_gradient_stays_on_the_device_and_only_one_is_there_in_the_optimizers
 
     trainer = make(ExactGRPOTrainer, tmp_path, update=replace(PARTS, gradients_on_host=True), max_steps=1)
     trainer.optimizer = Watched(trainer.model.parameters(), lr=0.1)
-    trainer._host_gradients = HostGradients(trainer.model, trainer.optimizer)
+    trainer._offloaded_gradients = OffloadedGradients(trainer.model, trainer.optimizer)
     trainer.add_callback(Count())
     trainer.train()
     weights = len(list(trainer.model.parameters()))
@@ -60,8 +60,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
     trainer.train()
     for name, weight in trainer.model.state_dict().items():
         assert torch.equal(weight, before[name]), name
-    assert trainer._host_gradients is not None
-    assert not trainer._host_gradients.waiting
+    assert trainer._offloaded_gradients is not None
+    assert not trainer._offloaded_gradients.waiting
 
 
 def test_a_step_done_again_for_lack_of_memory_has_the_same_gradient(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_step_done_again_for_lack_of_memory_has_the_same_gradient(tmp_path: Pa
 def test_the_norm_is_clipped_as_torch_clips_it() -> None:
     weights = nn.ParameterList([torch.ones(3), torch.ones(2, 2)])
     optimizer = torch.optim.SGD(weights, lr=1.0)
-    gradients = HostGradients(weights, optimizer)
+    gradients = OffloadedGradients(weights, optimizer)
     loss = (weights[0] * torch.tensor([1.0, -2.0, 3.0])).sum() + (weights[1] ** 2).sum()
     loss.backward()
     (2 * weights[0].sum()).backward()
