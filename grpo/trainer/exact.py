@@ -6,11 +6,13 @@ TRL's.
 """
 
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,38 +20,20 @@ from accelerate.utils import DistributedType, gather_object
 
 from grpo.config.schema import LOSS_MEANS, Update
 from grpo.errors import DoesNotFit
+from grpo.patching import replaced
 from grpo.trainer.batch import Batch, loss_mask, take
-from grpo.trainer.guard import GuardedTrainer
+from grpo.trainer.gradient_offload import OffloadedGradients
+from grpo.trainer.guard import NonFiniteGuard
+from grpo.trainer.local_accelerator import LocalAccelerator
 from grpo.trainer.microbatch import has_work, loss_shares
-from grpo.trainer.rollout import too_long
+from grpo.trainer.rollout import RolloutTrainer, too_long
 from grpo.trainer.step import StepMicrobatch, batches_of, count, nothing, worst_case
 from grpo.trainer.step_metrics import StepMetrics, merge
 
 log = logging.getLogger(__name__)
 
 
-class LocalAccelerator:
-    """The accelerator as if this process were the only one: gathering and reducing return its own values.
-
-    Processes have different micro-batches, and one may run out of memory: within a micro-batch, none waits for another.
-    """
-
-    def __init__(self, accelerator: Any) -> None:
-        self._accelerator = accelerator
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._accelerator, name)
-
-    def gather(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
-        return tensor
-
-    gather_for_metrics = pad_across_processes = gather
-
-    def reduce(self, tensor: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
-        return tensor
-
-
-class ExactGRPOTrainer(GuardedTrainer):
+class ExactGRPOTrainer(RolloutTrainer):
     """A drop-in for `trl.GRPOTrainer`: the same constructor with one more argument.
 
     Losses that cannot be divided exactly are computed TRL's way, `per_device_train_batch_size` completions at once:
@@ -67,10 +51,24 @@ class ExactGRPOTrainer(GuardedTrainer):
         self._divisible = not (one_pass or steps_in_backward or self.args.n_gpu > 1)
         self._only_advantage_acts = self.beta == 0.0 and not self._entropy_bonus_enabled
         self._slices: list[Batch] = []
+        file = Path(self.args.output_dir) / "skipped_rows.jsonl"
+        self._guard = NonFiniteGuard(file, self._tokenizer, self.update.max_skipped_steps)
+        self._offloaded_gradients: OffloadedGradients | None = None
+        unfit = self.accelerator.num_processes > 1 or self.args.fp16 or "schedule_free" in str(self.args.optim)
+        if self.update.gradients_on_host and unfit:
+            raise ValueError(
+                "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
+                "optimizers: use FSDP or ZeRO with several processes"
+            )
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Reason for ending the training early, if it ended early."""
+        return self._guard.stop_reason
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as TRL does. An exception leaves nothing of its step for the next call."""
-        self._slices, self._seen, self._part, self._rolled_out = [], [], None, False
+        self._slices, self._guard.seen, self._part, self._rolled_out = [], [], None, False
         self._seconds.clear()
         try:
             return super().train(*args, **kwargs)
@@ -140,7 +138,7 @@ class ExactGRPOTrainer(GuardedTrainer):
             self.budget.begin(trial[0].part.tokens)
         alone = False
         while True:
-            self._seen = []
+            self._guard.seen = []
             self._entropy_window_stats = entropy_stats
             microbatches = trial + self._microbatches(batches)
             if self._sharded:  # every micro-batch gathers weights from all processes
@@ -285,10 +283,57 @@ class ExactGRPOTrainer(GuardedTrainer):
         mine = torch.tensor(flags, dtype=torch.int, device=self.accelerator.device)
         return [bool(count) for count in self.accelerator.reduce(mine, "sum").tolist()]
 
+    def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return TRL's loss; its batch is kept until the gradient is known to be finite."""
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if torch.is_grad_enabled() and self._logps is not None:
+            self._guard.note(inputs, loss, self._logps)
+        return loss
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """Create the optimizer; with `update.gradients_on_host` its gradients are offloaded to CPU."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self.update.gradients_on_host and self._offloaded_gradients is None:
+            self._offloaded_gradients = OffloadedGradients(self.model, optimizer)
+        return optimizer
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        if self._offloaded_gradients:
+            return self._offloaded_gradients.clip(self.args.max_grad_norm)
+        return super()._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Return the norm; if it is not finite, drop all gradients, so that the optimizer's step changes nothing."""
+        if self._offloaded_gradients and grad_norm is None:
+            grad_norm = self._offloaded_gradients.clip(math.inf)
+        grad_norm = super()._get_grad_norm(model, grad_norm)
+        # in float16 a loss scale that is still to be found overflows too, and is halved each time
+        searching = self.accelerator.scaler is not None and self.accelerator.scaler.get_scale() > 1
+        if not self._guard.passes(grad_norm, self.state.global_step + 1, searching):
+            self._drop_gradients(model)
+            if self.stop_reason:
+                self.control.should_training_stop = self.control.should_save = True
+        return grad_norm
+
+    def _drop_gradients(self, model: Any) -> None:
+        model.zero_grad(set_to_none=True)
+        if self._offloaded_gradients:
+            self._offloaded_gradients.drop()
+
+    def keep(self) -> None:
+        """After an exception, write a checkpoint of the completed steps, unless there is one."""
+        done = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        if self.state.global_step and not done.exists() and not self._sharded and self.args.should_save:
+            try:
+                with replaced(self, "store_flos", lambda: None):  # it would wait for the other processes
+                    self._save_checkpoint(self.model, None)
+            except Exception:  # what broke the run may break this too, and is what has to be reported
+                log.exception("no checkpoint of step %d could be written", self.state.global_step)
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as TRL does, with the steps repeated and skipped and the peak of memory since the last log."""
         if self.model.training and "loss" in logs:
-            logs |= {"update/oom_retries": self._oom_retries, "update/steps_skipped": self._steps_skipped}
+            logs |= {"update/oom_retries": self._oom_retries, "update/steps_skipped": self._guard.skipped}
             logs |= self.memory.since_log()
-            self._oom_retries = self._steps_skipped = 0
+            self._oom_retries = self._guard.skipped = 0
         super().log(logs, start_time)

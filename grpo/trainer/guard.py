@@ -11,13 +11,9 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from grpo.config.schema import Update
 from grpo.diagnosis import ADVICE
 from grpo.distributed import is_main_process
-from grpo.patching import replaced
 from grpo.trainer.batch import Batch, loss_mask
-from grpo.trainer.gradient_offload import OffloadedGradients
-from grpo.trainer.rollout import RolloutTrainer
 
 log = logging.getLogger(__name__)
 KEPT = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages")
@@ -33,86 +29,48 @@ class Seen:
     """Whether all log-probabilities of a completion are finite, (sequences)."""
 
 
-def seen(batch: Batch, loss: torch.Tensor, logps: torch.Tensor) -> Seen:
-    """Note a batch, its loss, and its log-probabilities (sequences, completion length), without waiting for the GPU."""
-    kept = {key: batch[key] for key in KEPT if key in batch}
-    return Seen(kept, loss.detach(), torch.isfinite(logps.detach()).all(1))
+class NonFiniteGuard:
+    """Counts steps whose gradient is not finite, keeps their completions, and decides when to stop.
 
+    Args:
+        file: gets a JSON line per suspicious completion.
+        tokenizer: makes texts of their tokens.
+        most: such steps in a row after which the run stops.
+    """
 
-class GuardedTrainer(RolloutTrainer):
-    """TRL's trainer, in which a gradient that is not finite changes neither weights nor optimizer state."""
-
-    def __init__(self, *args: Any, update: Update | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, update=update, **kwargs)
+    def __init__(self, file: Path, tokenizer: Any, most: int) -> None:
+        self.file, self.tokenizer, self.most = file, tokenizer, most
         self.stop_reason: str | None = None
-        """Reason for ending the training early, if it ended early."""
-        self._seen: list[Seen] = []
-        self._steps_skipped = self._skipped_in_a_row = 0
-        self._offloaded_gradients: OffloadedGradients | None = None
-        unfit = self.accelerator.num_processes > 1 or self.args.fp16 or "schedule_free" in str(self.args.optim)
-        if self.update.gradients_on_host and unfit:
-            raise ValueError(
-                "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
-                "optimizers: use FSDP or ZeRO with several processes"
-            )
+        self.seen: list[Seen] = []
+        """The micro-batches of the step at hand."""
+        self.skipped = 0
+        """Skipped steps since the last log."""
+        self.in_a_row = 0
 
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Create the optimizer; with `update.gradients_on_host` its gradients are offloaded to CPU."""
-        optimizer = super().create_optimizer(*args, **kwargs)
-        if self.update.gradients_on_host and self._offloaded_gradients is None:
-            self._offloaded_gradients = OffloadedGradients(self.model, optimizer)
-        return optimizer
+    def note(self, batch: Batch, loss: torch.Tensor, logps: torch.Tensor) -> None:
+        """Note a batch, its loss, and its log-probabilities (sequences, length), without waiting for the GPU."""
+        kept = {key: batch[key] for key in KEPT if key in batch}
+        self.seen.append(Seen(kept, loss.detach(), torch.isfinite(logps.detach()).all(1)))
 
-    def _clip_grad_norm(self, model: Any) -> Any:
-        if self._offloaded_gradients:
-            return self._offloaded_gradients.clip(self.args.max_grad_norm)
-        return super()._clip_grad_norm(model)
+    def passes(self, grad_norm: Any, step: int, searching: bool) -> bool:
+        """Return whether the gradient of a step may change the policy; if not, write down its completions.
 
-    def _drop_gradients(self, model: Any) -> None:
-        model.zero_grad(set_to_none=True)
-        if self._offloaded_gradients:
-            self._offloaded_gradients.drop()
-
-    def keep(self) -> None:
-        """After an exception, write a checkpoint of the completed steps, unless there is one."""
-        done = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        if self.state.global_step and not done.exists() and not self._sharded and self.args.should_save:
-            try:
-                with replaced(self, "store_flos", lambda: None):  # it would wait for the other processes
-                    self._save_checkpoint(self.model, None)
-            except Exception:  # what broke the run may break this too, and is what has to be told
-                log.exception("no checkpoint of step %d could be written", self.state.global_step)
-
-    def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Return TRL's loss; its batch is kept until the gradient is known to be finite."""
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
-        if torch.is_grad_enabled() and self._logps is not None:
-            self._seen.append(seen(inputs, loss, self._logps))
-        return loss
-
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """Return the norm; if it is not finite, drop all gradients, so that the optimizer's step changes nothing."""
-        if self._offloaded_gradients and grad_norm is None:
-            grad_norm = self._offloaded_gradients.clip(math.inf)
-        grad_norm = super()._get_grad_norm(model, grad_norm)
+        Args:
+            grad_norm: its norm; None where it is not computed.
+            searching: whether a loss scale that is still too high may be the reason, which is no reason to stop.
+        """
+        seen, self.seen = self.seen, []
         if grad_norm is None or math.isfinite(grad_norm):
-            self._skipped_in_a_row = 0
-        else:
-            self._drop_gradients(model)
-            self._steps_skipped += 1
-            self._skipped_in_a_row += 1
-            step = self.state.global_step + 1
-            file = Path(self.args.output_dir) / "skipped_rows.jsonl"
-            write_rows(file, step, self._seen, self._tokenizer)
-            problem = f"the gradient of step {step} is not finite"
-            log.warning("%s: the policy stays as it is; the completions are in %s", problem, file)
-            # in float16 a loss scale that is still to be found overflows too, and is halved each time
-            searching = self.accelerator.scaler is not None and self.accelerator.scaler.get_scale() > 1
-            if self._skipped_in_a_row >= self.update.max_skipped_steps and not searching:
-                self.stop_reason = f"{problem}, number {self._skipped_in_a_row} in a row; see {file.name}; {ADVICE}"
-                self.control.should_training_stop = self.control.should_save = True
-        self._seen = []
-        return grad_norm
+            self.in_a_row = 0
+            return True
+        self.skipped += 1
+        self.in_a_row += 1
+        write_rows(self.file, step, seen, self.tokenizer)
+        problem = f"the gradient of step {step} is not finite"
+        log.warning("%s: the policy stays as it is; the completions are in %s", problem, self.file)
+        if self.in_a_row >= self.most and not searching:
+            self.stop_reason = f"{problem}, number {self.in_a_row} in a row; see {self.file.name}; {ADVICE}"
+        return False
 
 
 def suspects(step: Sequence[Seen]) -> tuple[int, list[tuple[Batch, int]]]:
