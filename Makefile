@@ -24,8 +24,9 @@ vllm: .venv/vllm-installed
 demo: .venv/installed
 	@.venv/bin/python -m grpo.train
 
+# A worker per core, each with one torch thread.
 test: .venv/installed
-	@.venv/bin/python -m pytest
+	@.venv/bin/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
 
 # Tests with the real engine, which takes half a minute to start.
 test-vllm: .venv/vllm-installed
