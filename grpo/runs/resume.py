@@ -1,4 +1,4 @@
-"""Which checkpoint to continue from: a partly written one is never taken for a whole one."""
+"""Which checkpoint to continue from: a partly written one is never taken for a complete one."""
 
 import json
 import re
@@ -13,11 +13,11 @@ from grpo.errors import ConfigError
 
 KEY = "train.resume_from_checkpoint"
 NOT_ESSENTIAL = re.compile(rf"[+~]*(hydra[./]|{KEY}=)")
-"""Of a command line: Hydra's own options, and what it goes on from."""
+"""Of a command line: Hydra's own options, and the checkpoint to resume from."""
 
 
-def is_whole(checkpoint: Path) -> bool:
-    """Whether every file of a checkpoint is there to its end. The Trainer writes `trainer_state.json` last."""
+def is_complete(checkpoint: Path) -> bool:
+    """Return whether every file of a checkpoint is there to its end. The Trainer writes `trainer_state.json` last."""
     try:
         step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"]
         weights = list(checkpoint.glob("*.safetensors"))
@@ -36,10 +36,10 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
-    """Return the whole checkpoint with the most steps in a run directory."""
+    """Return the complete checkpoint with the most steps in a run directory."""
     found = [path for path in run_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    whole = (path for path in sorted(found, key=lambda path: int(path.name[11:]), reverse=True) if is_whole(path))
-    return next(whole, None)
+    complete = (path for path in sorted(found, key=lambda path: int(path.name[11:]), reverse=True) if is_complete(path))
+    return next(complete, None)
 
 
 def resolve(resume_from: str | bool | None, run_dir: Path) -> Path | None:
@@ -50,16 +50,16 @@ def resolve(resume_from: str | bool | None, run_dir: Path) -> Path | None:
         run_dir: where `auto` looks.
 
     Raises:
-        ConfigError: a directory was named and there is no whole checkpoint in it.
+        ConfigError: a directory was named and there is no complete checkpoint in it.
     """
     if not resume_from:
         return None
     if resume_from in ("auto", True):
         return newest_checkpoint(run_dir)
     named = Path(str(resume_from))
-    checkpoint = named if is_whole(named) else newest_checkpoint(named)
+    checkpoint = named if is_complete(named) else newest_checkpoint(named)
     if checkpoint is None:
-        what = "no whole checkpoint in it" if named.is_dir() else "there is no such directory"
+        what = "no complete checkpoint in it" if named.is_dir() else "there is no such directory"
         raise ConfigError(f"{KEY}={resume_from}: {what}; name a run directory or one of its checkpoint-* folders")
     return checkpoint
 
@@ -80,12 +80,12 @@ def interrupted_run(overrides: list[str], outputs: Path = Path("outputs")) -> Pa
 
 
 def essential(overrides: Sequence[str]) -> list[str]:
-    """Return what makes two command lines the same run: all but Hydra's own options and what they go on from."""
+    """Return what makes two command lines the same run: all but Hydra's own options and the checkpoint."""
     return sorted(text for text in overrides if not NOT_ESSENTIAL.match(text))
 
 
 def continue_interrupted(arguments: list[str]) -> list[str]:
-    """For `train.resume_from_checkpoint=auto`, add the directory of the interrupted run, so that it goes on there.
+    """For `train.resume_from_checkpoint=auto`, add the directory of the interrupted run, so that it continues there.
 
     The command line comes back unchanged if a run directory is named in it or if there is no such run.
     """

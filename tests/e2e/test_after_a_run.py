@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,13 +12,16 @@ from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.schema import ROOT
+from tests.commands import command
 
 SMALL = ["train.max_steps=2", "train.per_device_train_batch_size=8", "train.num_generations=4", "task.eval.size=8"]
 
 
-def module(name: str, *arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", name, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=cwd)
+pytestmark = pytest.mark.xdist_group("after a run")  # the tests share a run
+
+
+def module(name: str, *arguments: object, cwd: Path = ROOT, **options: str) -> subprocess.CompletedProcess[str]:
+    return command(name, *arguments, cwd=cwd, **options)
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +96,8 @@ def test_a_question_is_answered_as_the_run_was_asked(run_dir: Path) -> None:
 
 
 def test_questions_are_read_line_by_line_without_one(run_dir: Path) -> None:
-    command = [sys.executable, "-m", "grpo.chat", run_dir]
     question = "Mia has 12 apples. She buys 7 more. How many apples does she have now?\n"
-    done = subprocess.run(command, input=question * 2, capture_output=True, text=True, timeout=120)
+    done = module("grpo.chat", run_dir, answers=question * 2)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("####") == 2
 

@@ -14,6 +14,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.commands import command
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLUGIN = EXAMPLES / "reward_plugin"
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # tiny tensors: a second thread costs more than it gives
@@ -41,14 +43,16 @@ def shown(beginning: str) -> list[str]:
 
 
 def test_the_drop_in_script_trains_and_reports_a_reward(tmp_path: Path) -> None:
-    said = python(EXAMPLES / "drop_in.py", cwd=tmp_path).splitlines()[-1]
-    first, last = map(float, re.findall(r"\d\.\d\d", said))
-    assert said.startswith("mean reward: ")
+    line = python(EXAMPLES / "drop_in.py", cwd=tmp_path).splitlines()[-1]
+    first, last = map(float, re.findall(r"\d\.\d\d", line))
+    assert line.startswith("mean reward: ")
     assert 0 < first < last <= 1
 
 
 def test_the_plug_in_trains_from_its_own_configuration(tmp_path: Path) -> None:
-    python(*shown("-m grpo.train --config-dir"), *SMALL, f"hydra.run.dir={tmp_path}")
+    _, module, *arguments = shown("-m grpo.train --config-dir")
+    done = command(module, *arguments, *SMALL, f"hydra.run.dir={tmp_path}", cwd=EXAMPLES.parent)
+    assert done.returncode == 0, done.stderr
     steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(steps) == 2
     for step in steps:

@@ -1,22 +1,20 @@
 """The plan on the command line, and training that is planned first."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import commands
+
 LARGE = ["+gpu=rtx3080", "model=llama3_1_8b", "peft=none"]
 QUICK = ["train.max_steps=3", "train.per_device_train_batch_size=8", "task.dataset.size=64", "task.eval.size=8"]
 
 
 def command(module: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "PATH": os.path.dirname(sys.executable)}
-    environment.pop("HYDRA_FULL_ERROR", None)
-    line = [sys.executable, "-m", module, "hydra.run.dir=run", *arguments]
-    return subprocess.run(line, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    return commands.command(module, "hydra.run.dir=run", *arguments, cwd=cwd, environment={"COLUMNS": "120"})
 
 
 def test_a_plan_that_fits_is_a_table_a_verdict_and_a_file(tmp_path: Path) -> None:

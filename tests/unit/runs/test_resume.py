@@ -10,7 +10,7 @@ import yaml
 from safetensors.torch import save_file
 
 from grpo.errors import ConfigError
-from grpo.runs.resume import continue_interrupted, is_whole, newest_checkpoint, resolve
+from grpo.runs.resume import continue_interrupted, is_complete, newest_checkpoint, resolve
 
 
 def write_checkpoint(run_dir: Path, step: int) -> Path:
@@ -40,17 +40,17 @@ def write_run(outputs: Path, name: str, overrides: list[str], status: str | None
 )
 def test_a_checkpoint_with_a_file_cut_off_is_not_whole(tmp_path: Path, name: str) -> None:
     checkpoint = write_checkpoint(tmp_path, 5)
-    assert is_whole(checkpoint)
+    assert is_complete(checkpoint)
     file = checkpoint / name
     file.write_bytes(file.read_bytes()[:-1])
-    assert not is_whole(checkpoint)
+    assert not is_complete(checkpoint)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
 def test_a_checkpoint_with_a_file_missing_is_not_whole(tmp_path: Path, name: str) -> None:
     checkpoint = write_checkpoint(tmp_path, 5)
     (checkpoint / name).unlink()
-    assert not is_whole(checkpoint)
+    assert not is_complete(checkpoint)
 
 
 def test_the_newest_whole_checkpoint_is_the_one_with_most_steps(tmp_path: Path) -> None:
@@ -72,12 +72,12 @@ def test_a_run_directory_and_a_checkpoint_can_be_named(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no whole checkpoint"):
+    with pytest.raises(ConfigError, match="no complete checkpoint"):
         resolve(str(tmp_path), tmp_path)
     with pytest.raises(ConfigError, match="no such directory"):
         resolve(str(tmp_path / "nothing"), tmp_path)
     (write_checkpoint(tmp_path, 5) / "optimizer.pt").unlink()
-    with pytest.raises(ConfigError, match="no whole checkpoint"):
+    with pytest.raises(ConfigError, match="no complete checkpoint"):
         resolve(str(tmp_path / "checkpoint-5"), tmp_path)
 
 
