@@ -26,7 +26,7 @@ demo: .venv/installed
 
 # A worker per core, each with one torch thread.
 test: .venv/installed
-	@.venv/bin/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
+	@.venv/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # Tests with the real engine, which takes half a minute to start.
 test-vllm: .venv/vllm-installed

@@ -15,7 +15,8 @@ from datasets import Dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo.config.schema import ROOT
+from grpo.config.schema import ROOT, Update
+from grpo.trainer import ExactGRPOTrainer
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 VOCABULARY = 87
@@ -125,6 +126,17 @@ def make(trainer_class: type[GRPOTrainer], directory: Path, **options: Any) -> G
         "rollout_func": lambda prompts, trainer: rollouts(prompts, trainer, length),
     }
     return trainer_class(**{**required, **arguments})
+
+
+SMALL = Update(max_tokens_per_microbatch=100, share_prompts=False)
+"""Several micro-batches per step."""
+
+
+def ours(directory: Path, update: Update = SMALL, **options: Any) -> ExactGRPOTrainer:
+    """Our trainer on the fixed rollouts; `options` as in `make`."""
+    trainer = make(ExactGRPOTrainer, directory, update=update, **options)
+    assert isinstance(trainer, ExactGRPOTrainer)
+    return trainer
 
 
 def train(trainer: GRPOTrainer, start_from: Sequence[dict[str, torch.Tensor]] = ()) -> Record:

@@ -17,9 +17,6 @@ from tests.commands import command
 SMALL = ["train.max_steps=2", "train.per_device_train_batch_size=8", "train.num_generations=4", "task.eval.size=8"]
 
 
-pytestmark = pytest.mark.xdist_group("after a run")  # the tests share a run
-
-
 def module(name: str, *arguments: object, cwd: Path = ROOT, **options: str) -> subprocess.CompletedProcess[str]:
     return command(name, *arguments, cwd=cwd, **options)
 

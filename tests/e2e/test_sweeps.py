@@ -48,7 +48,6 @@ def night(tmp_path_factory):
     return folder / "sweep", arguments, sweep(folder / "sweep", *arguments)
 
 
-@pytest.mark.xdist_group("night")
 def test_a_job_that_fails_is_reported_and_the_others_run(night):
     folder, _, done = night
     assert done.returncode == 1
@@ -62,7 +61,6 @@ def test_a_job_that_fails_is_reported_and_the_others_run(night):
     assert found["3"]["reason"].startswith("reward.fault: ValueError: the function is asleep")
 
 
-@pytest.mark.xdist_group("night")
 def test_the_last_lines_say_which_jobs_failed_and_why(night):
     folder, _, done = night
     last = done.stderr.splitlines()[-4:]
@@ -86,7 +84,6 @@ def outcomes_before(done: subprocess.CompletedProcess) -> dict[str, str]:
     return reasons
 
 
-@pytest.mark.xdist_group("night")
 def test_every_job_has_a_page_and_the_sweep_has_one(night):
     folder, _, _ = night
     assert all((folder / name / "report.html").is_file() for name in "0123")
@@ -95,7 +92,6 @@ def test_every_job_has_a_page_and_the_sweep_has_one(night):
     assert "3 not completed" in page
 
 
-@pytest.mark.xdist_group("night")
 def test_a_sweep_continues_with_what_failed_and_leaves_the_rest(night):
     folder, arguments, _ = night
     before = (folder / "0" / "metrics.jsonl").stat().st_mtime_ns

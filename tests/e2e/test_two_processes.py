@@ -13,7 +13,6 @@ import pytest
 from grpo.config.schema import ROOT
 
 SCRIPT = Path(__file__).parent / "two_processes.py"
-pytestmark = pytest.mark.xdist_group("two processes")  # they share one start
 EXACT = (
     "unequal numbers",
     "one process has nothing to do",
