@@ -193,7 +193,7 @@ class HostMemoryGuard(TrainerCallback):
             full = any(gather_object([full]))
         if full:
             self.reason = (
-                f"host memory nearly used up after step {state.global_step}: {used:.1f} GB of {limit:.1f} GB, by all "
+                f"host memory nearly used up after step {state.global_step}: {used:.1f} GiB of {limit:.1f} GiB, by all "
                 "processes in total; close others, offload less, or raise the limit of the container"
             )
             control.should_save = control.should_training_stop = True

@@ -58,7 +58,7 @@ def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:
     """Return the plan of the run; None if it is not wanted and cannot be made.
 
     Raises:
-        ConfigError: it does not fit, with what would.
+        ConfigError: it does not fit, with changes that help.
     """
     try:
         plan = make_plan(config)
@@ -68,11 +68,11 @@ def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:
         return None
     if plan.problem and config.plan.enforce:
         tries = [
-            f"{' '.join(found['overrides'])} ({found['peak_gb']:.1f} GB)" for found in advise(overrides, config, plan)
+            f"{' '.join(found['overrides'])} ({found['peak_gb']:.1f} GiB)" for found in advise(overrides, config, plan)
         ]
         advice = f"try {', or '.join(tries)}; " if tries else ""
         raise ConfigError(
-            f"does not fit: {plan.problem}; {advice}`python -m grpo.plan` with the same arguments says more, and "
+            f"does not fit: {plan.problem}; {advice}`python -m grpo.plan` with the same arguments reports more, and "
             "plan.enforce=false tries it all the same"
         )
     return plan
