@@ -4,4 +4,4 @@ import os
 
 # OpenMP's threads spin while they wait for each other, by default long enough to use up the time slice that the awaited
 # thread needs where another program has a core: benchmarks/busy.py. Read when PyTorch loads, and by child processes.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
