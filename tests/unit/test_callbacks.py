@@ -114,5 +114,5 @@ def test_a_mismatch_with_vllm_is_told_once_with_its_likely_causes(
     warning.on_log(None, state(4), None, logs={"loss": 0.0})
     lines = said.getvalue().splitlines()
     assert len(lines) == 1
-    assert "step 1: vLLM's log-probabilities differ from the policy's by 0.30 nats a token" in lines[0]
+    assert "step 1: vLLM's log-probabilities differ from the policy's by 0.30 nats per token" in lines[0]
     assert f"; likely causes: {first}" in lines[0]

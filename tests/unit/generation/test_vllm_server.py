@@ -133,7 +133,7 @@ def test_options_for_vllm_without_the_dashes_before_them_are_one_line() -> None:
     done = subprocess.run(
         [ROOT / "launch" / "vllm_server.sh", "--enforce-eager"], capture_output=True, text=True, timeout=60
     )
-    said = "launch/vllm_server.sh: --enforce-eager: options for `vllm serve` stand behind a --"
+    said = "launch/vllm_server.sh: --enforce-eager: options for `vllm serve` go after a --"
     assert (done.returncode, done.stderr.splitlines()) == (2, [said])
 
 

@@ -1,0 +1,41 @@
+"""One line for a package that is not there, wherever its absence shows."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.cli import leave, missing_package
+
+
+def import_wrapped(name: str) -> None:
+    """Import a module as a lazy library does, which raises an error of its own."""
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise RuntimeError(f"Failed to import {name}") from error
+
+
+@pytest.mark.parametrize(("library", "command"), [("vllm", "make vllm"), ("some_library", "make install")])
+def test_a_package_that_a_library_lacks_is_one_line_with_the_command_that_installs_it(
+    library: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / library).mkdir()
+    (tmp_path / library / "__init__.py").write_text("import not_there.inside\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, library, raising=False)
+    with pytest.raises(RuntimeError) as raised:
+        import_wrapped(library)
+    with pytest.raises(SystemExit) as left:
+        leave(raised.value, "grpo.train")
+    assert left.value.code == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("grpo.train: the package not_there is not installed, and ")
+    assert f"`{command}` installs it" in errors
+    assert errors.count("\n") == 1
+
+
+def test_other_errors_are_not_taken_for_a_missing_package() -> None:
+    assert missing_package(RuntimeError("something else")) is None
+    assert missing_package(ImportError("cannot import name x")) is None
