@@ -4,6 +4,7 @@ Importing them takes longer than most commands. Nothing of ours is loaded before
 environment as `python -m` would.
 """
 
+import json
 import multiprocessing
 import os
 import runpy
@@ -12,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.preloaded"])
@@ -60,6 +62,17 @@ class Command:
 def command(module: str, *arguments: object, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; `options` are those of `Command`."""
     return Command(module, *arguments, cwd=cwd, **options).wait()  # type: ignore[arg-type]
+
+
+def sweep(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a sweep into a folder; its process and those of its jobs are as a user starts them."""
+    line = [sys.executable, "-m", "grpo.train", "-m", f"hydra.sweep.dir={folder}", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+
+
+def outcomes(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return `summary.json` of the jobs of a sweep, by their directories."""
+    return {file.parent.name: json.loads(file.read_text()) for file in sorted(folder.glob("*/summary.json"))}
 
 
 def run(line: list[str], cwd: str, environment: dict[str, str], files: tuple[Path, Path, Path]) -> None:

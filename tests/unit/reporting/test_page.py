@@ -29,6 +29,12 @@ def page_of(folder: Path) -> str:
     return write_report(folder).read_text()
 
 
+@pytest.fixture(scope="module")
+def page(composed, tmp_path_factory) -> str:
+    """The page of a run that several tests look at."""
+    return page_of(write_run(tmp_path_factory.mktemp("page") / "run", **RUN))
+
+
 class Links(HTMLParser):
     """Collects what a page would load or lead to."""
 
@@ -45,22 +51,20 @@ def data_of(page: str) -> dict:
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
 
 
-def test_the_page_of_a_run_says_what_was_trained_how_and_with_what_result(composed, tmp_path):
-    page = page_of(write_run(tmp_path / "run", **RUN))
+def test_the_page_of_a_run_says_what_was_trained_how_and_with_what_result(page):
     for text in ("grpo.tasks.arithmetic.rows", "correctness × 1", "groups of 8", "adamw", "11.0%", "95.0%", "0.65"):
         assert text in page
     assert "python -m grpo.train train.seed=3" in page
     assert "Advice" not in page
 
 
-def test_the_page_loads_nothing_and_leads_nowhere(composed, tmp_path):
+def test_the_page_loads_nothing_and_leads_nowhere(page):
     links = Links()
-    links.feed(page_of(write_run(tmp_path / "run", **RUN)))
+    links.feed(page)
     assert all(link.startswith("#") for link in links.found)
 
 
-def test_every_curve_has_its_picture(composed, tmp_path):
-    page = page_of(write_run(tmp_path / "run", **RUN))
+def test_every_curve_has_its_picture(page):
     titles = re.findall(r"<figcaption>(.*?)</figcaption>", page)
     assert titles[:3] == ["Accuracy", "Reward", "Entropy, nats per token"]
     assert {"Completion length, tokens", "Truncated completions", "Gradient norm", "Learning rate"} <= set(titles)

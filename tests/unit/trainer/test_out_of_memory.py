@@ -1,5 +1,7 @@
 """An update, its log-probabilities and its generation after an OOM."""
 
+import functools
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,9 @@ import pytest
 import torch
 
 from grpo.trainer import DoesNotFit, Update
-from tests.stock_trl import ours, relative_difference, train
+from tests.stock_trl import Record, ours, relative_difference, train
+
+UpdateValues = tuple[int, bool, bool]
 
 
 class OutOfMemory:
@@ -24,6 +28,13 @@ class OutOfMemory:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
+@functools.cache
+def untouched_by_oom(update: UpdateValues) -> Record:
+    """A training in which memory does not run out."""
+    with tempfile.TemporaryDirectory() as folder:
+        return train(ours(Path(folder), Update(*update), loss_type="grpo"))
+
+
 @pytest.mark.parametrize(("budget", "passes"), [(100, (1,)), (100, (3,)), (100, (6,)), (400, (1, 2, 3)), (100, (1, 4))])
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("share", [False, True])
@@ -31,12 +42,12 @@ def test_the_gradient_is_the_same_after_memory_ran_out(
     tmp_path: Path, where: str, budget: int, passes: tuple[int, ...], share: bool
 ) -> None:
     budget = budget // 3 if share else budget  # several micro-batches all the same
-    update = Update(budget, skip_zero_advantage=False, share_prompts=share)
-    untouched = train(ours(tmp_path, update, loss_type="grpo"))
+    update = (budget, False, share)  # tokens, no completion skipped, prompts shared
+    untouched = untouched_by_oom(update)
     assert (
         share or budget > 100 or untouched.logs[0]["update/microbatches"] == 6
     )  # so 1, 3, 6 are first, middle and last
-    trainer = ours(tmp_path, update, loss_type="grpo")
+    trainer = ours(tmp_path, Update(*update), loss_type="grpo")
     fault = OutOfMemory(*passes)
     layer = trainer.model.model.layers[0]
     if where == "forward":
