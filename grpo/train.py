@@ -73,7 +73,7 @@ def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:
         advice = f"try {', or '.join(tries)}; " if tries else ""
         raise ConfigError(
             f"does not fit: {plan.problem}; {advice}`python -m grpo.plan` with the same arguments reports more, and "
-            "plan.enforce=false tries it all the same"
+            "plan.enforce=false runs it anyway"
         )
     return plan
 

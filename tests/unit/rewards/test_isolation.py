@@ -119,6 +119,7 @@ def test_a_bad_completion_costs_itself_and_nothing_else(mine: Reward, text: str,
     started = time.monotonic()
     assert mine.score(completions=["a", text, "b"], answer=["1", "2", "3"]) == [1, None, 1]
     assert mine.errors[kind] == before + 1
+    assert mine.faulted == [1], "the trainer skips these"
     assert time.monotonic() - started < 8
 
 
@@ -126,6 +127,7 @@ def test_none_skips_a_completion_and_is_no_error(mine: Reward) -> None:
     before = mine.errors.total()
     assert mine.score(completions=["none", "a", "numpy", "true"]) == [None, 1, 0.5, 1]
     assert mine.errors.total() == before
+    assert mine.faulted == []
 
 
 def test_arrays_are_rewards_too(file: Path) -> None:
