@@ -47,7 +47,7 @@ def explain(error: Exception) -> str:
             f"{cause.full_key}: {_first_line(cause).removeprefix('ConfigError raised while resolving interpolation: ')}"
         )
     if "use +" in str(error):  # a group that is not in the defaults list
-        return f"{str(error).rpartition('use ')[2].strip()}: a group that is not in the defaults is appended with a plus"
+        return f"{str(error).rpartition('use ')[2].strip()}: a group outside of the defaults is appended with a plus"
     return " ".join(str(error).split("\n")[:2])
 
 
