@@ -57,10 +57,13 @@ def register_resolvers() -> None:
     `${visible_gpus:}` is a number, `${jobs_at_once:}` at least 1, and `${gpus_per_job:cluster}` is 1 on the nodes of a
     cluster, whatever this machine has.
     """
-    gpus = len(visible_gpus())
-    OmegaConf.register_new_resolver("visible_gpus", lambda: gpus, replace=True)
-    OmegaConf.register_new_resolver("jobs_at_once", lambda: max(1, gpus), replace=True)
-    OmegaConf.register_new_resolver("gpus_per_job", lambda cluster: 1 if cluster else min(1, gpus), replace=True)
+
+    def gpus() -> int:  # only a sweep with a launcher asks the driver
+        return len(visible_gpus())
+
+    OmegaConf.register_new_resolver("visible_gpus", gpus, replace=True)
+    OmegaConf.register_new_resolver("jobs_at_once", lambda: max(1, gpus()), replace=True)
+    OmegaConf.register_new_resolver("gpus_per_job", lambda cluster: 1 if cluster else min(1, gpus()), replace=True)
 
 
 def start(job: Callable[[], object], program: str) -> None:
