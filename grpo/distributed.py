@@ -3,6 +3,11 @@
 import os
 
 
+def is_launched() -> bool:
+    """Return whether a launcher has started this process and chooses its GPU."""
+    return any(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+
+
 def world_size() -> int:
     """Return the number of processes that train."""
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -22,6 +22,7 @@ from grpo.cli import WANTS_TRACEBACK, leave, output_in, start
 from grpo.config.check import check
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
+from grpo.hardware import check_pytorch_sees_gpu, take_one_gpu
 from grpo.runs.files import write_json
 from grpo.runs.run_dir import read_run
 from grpo.runs.summary import with_interval
@@ -55,6 +56,10 @@ def evaluate_in(output: Path, config: DictConfig) -> float:
         ConfigError: the input is wrong.
         RunError: the evaluation failed; the log has the traceback.
     """
+    if not config.train.use_cpu:
+        if taken := take_one_gpu():
+            print(taken, file=sys.stderr)
+        check_pytorch_sees_gpu()
     from grpo.evaluation.model import evaluate_model
 
     console = Console(file=sys.stderr)

@@ -11,6 +11,7 @@ import psutil
 import pynvml
 from omegaconf import DictConfig
 
+from grpo.distributed import is_launched
 from grpo.errors import ConfigError
 from grpo.limits import CONTEXT, GB
 
@@ -89,18 +90,82 @@ def visible_gpus() -> list[str]:
     return [word for word in words if word and not word.startswith("-")]
 
 
-def free_gpu_memory() -> tuple[str, float, float] | None:
+def described_gpus() -> dict[str, Gpu]:
+    """Return the visible GPUs that the driver describes, by their names in CUDA_VISIBLE_DEVICES."""
+    gpus = gpus_of_driver()
+    return {
+        name: gpu
+        for name in visible_gpus()
+        for gpu in gpus
+        if gpu.number == name or (name.startswith("GPU-") and gpu.uuid.startswith(name))
+    }
+
+
+def free_gpu_memory(processes: int = 1) -> tuple[str, float, float] | None:
     """Return name, total and free bytes of the NVIDIA GPU that a run would use; None without one.
 
-    Several visible ones are taken to be alike, and the one with least free memory counts.
+    Args:
+        processes: one takes the freest of several GPUs; several take one each, and the one with least free memory
+            counts.
     """
-    visible = visible_gpus()
-    chosen = [gpu for gpu in gpus_of_driver() if gpu.number in visible or any(map(gpu.uuid.startswith, visible))]
-    gpus = [gpu for gpu in chosen if gpu.total]
+    gpus = [gpu for gpu in described_gpus().values() if gpu.total]
     if not gpus:
         return gpu_of_pytorch()
-    least = min(gpus, key=lambda gpu: gpu.free)
-    return least.name, least.total, least.free + own_gpu_memory()
+    chosen = (max if processes == 1 else min)(gpus, key=lambda gpu: gpu.free)
+    return chosen.name, chosen.total, chosen.free + own_gpu_memory()
+
+
+def take_one_gpu() -> str | None:
+    """Make the freest of several visible GPUs the only one for a process without a launcher; return a line about it.
+
+    With several, TRL would spread the layers of one policy over them (`device_map="auto"`). Only the driver is asked:
+    CUDA reads CUDA_VISIBLE_DEVICES once, when it is initialised, and counts as the driver does with PCI_BUS_ID.
+    """
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    visible, described = visible_gpus(), described_gpus()
+    if is_launched() or len(visible) < 2:
+        return None
+    chosen = max(visible, key=lambda name: described[name].free if name in described else 0.0)
+    os.environ["CUDA_VISIBLE_DEVICES"] = chosen
+    gpu = described.get(chosen)
+    what = f"{chosen} ({gpu.name}, {gpu.free / GB:.1f} GiB free)" if gpu else chosen
+    return f"one process takes one of {len(visible)} GPUs: {what}; CUDA_VISIBLE_DEVICES=… chooses another"
+
+
+def use_expandable_segments() -> None:
+    """Let PyTorch's allocator grow its segments, which leaves fewer fragments, unless the user has configured it.
+
+    Has to be called before CUDA is initialised. See PyTorch's notes on CUDA semantics, "Optimizing memory usage".
+    """
+    if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def check_pytorch_sees_gpu() -> None:
+    """Check that PyTorch can use the GPU that the driver describes: a CPU would run what was planned for a GPU.
+
+    Raises:
+        ConfigError: with the versions of both and a remedy.
+    """
+    gpus = described_gpus()
+    if not gpus:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    name = next(iter(gpus.values())).name
+    driver, number = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    supported = f"{number // 1000}.{number % 1000 // 10}"
+    if torch.version.cuda is None:
+        built, remedy = "is built without CUDA", "`rm -rf .venv` and `make install` on this machine install one with it"
+    else:
+        built = f"is built for CUDA {torch.version.cuda}"
+        remedy = f"update the driver, or install a build of PyTorch for CUDA {supported} or older"
+    raise ConfigError(
+        f"the driver {driver} (CUDA {supported}) has a GPU, {name}, and PyTorch {torch.__version__} {built} and cannot "
+        f"use it: {remedy}; train.use_cpu=true trains on the CPU"
+    )
 
 
 def gpu_of_pytorch() -> tuple[str, float, float] | None:

@@ -51,7 +51,8 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
         ConfigError: the input was wrong; nothing has been trained.
         RunError: the run broke; the log has the traceback.
     """
-    start, memory, console = time.monotonic(), MemoryReadings(), Console(file=sys.stderr)
+    start, console = time.monotonic(), Console(file=sys.stderr)
+    memory = MemoryReadings(on_gpu=torch.cuda.is_available() and not config.train.use_cpu)
     summary: dict[str, Any] = {"status": "failed", "reason": None}
     try:
         checkpoint = checkpoint_for(config.train.resume_from_checkpoint, run_dir, console)

@@ -16,9 +16,9 @@ from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.check import check
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
-from grpo.hardware import check_gpu
+from grpo.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
 from grpo.planning.advice import advise
-from grpo.planning.fit import Plan, make_plan
+from grpo.planning.fit import Plan, make_plan, settled
 from grpo.runs.resume import continue_interrupted, resolve
 from grpo.sweeps.callback import recorded
 from grpo.sweeps.job import PROGRAM, run_job
@@ -36,9 +36,13 @@ def job(config: DictConfig) -> float | None:
                 "sweep.resume=true: a sweep is run with -m; a run resumes with train.resume_from_checkpoint=auto"
             )
         check(config)
+        if not config.train.use_cpu and (taken := take_one_gpu()):
+            print(taken, file=sys.stderr)
         plan = plan_first(config, list(hydra_config.overrides.task))
         run_dir = Path(hydra_config.runtime.output_dir)
         resolve(config.train.resume_from_checkpoint, run_dir)
+        if not config.train.use_cpu:
+            prepare_gpu(settled(config, plan))
         if config.plan.enforce:
             check_gpu(config.gpu)
         from grpo.run import run
@@ -52,6 +56,17 @@ def job(config: DictConfig) -> float | None:
         if WANTS_TRACEBACK:
             raise
         leave(error, PROGRAM)  # at once: Hydra would print a line of its own
+
+
+def prepare_gpu(config: DictConfig) -> None:
+    """Configure PyTorch's allocator for a settled configuration, and check that PyTorch can use the GPU.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not (config.train.use_vllm and config.train.vllm_enable_sleep_mode):  # whose memory pool refuses it
+        use_expandable_segments()
+    check_pytorch_sees_gpu()
 
 
 def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:

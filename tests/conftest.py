@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -21,3 +22,13 @@ def composed() -> Iterator[Callable[..., DictConfig]]:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         compose_once = functools.cache(lambda *overrides: compose("config", list(overrides)))
         yield lambda *overrides: compose_once(*overrides).copy()
+
+
+@pytest.fixture
+def cuda_driver(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A CUDA driver with one GPU that nothing is on yet; see `tests.cuda_driver`."""
+    from tests.cuda_driver import CudaDriver  # imports torch, after the settings above
+
+    driver = CudaDriver()
+    driver.install(monkeypatch)
+    return driver

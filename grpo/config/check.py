@@ -94,9 +94,10 @@ def check_precision(config: DictConfig) -> None:
     train, update = config.train, config["update"]
     if train.fp16 and train.bf16:
         raise ConfigError("train.fp16=true train.bf16=true: one of them, bf16 if the GPU supports it")
-    if train.fp16 and config.peft is None and config.model.dtype == "float16":
+    dtype = config.model.dtype
+    if train.fp16 and config.peft is None and dtype != "float32":
         raise ConfigError(
-            "peft=none: weights in float16 cannot be trained with train.fp16; use peft=lora or model.dtype=float32"
+            f"peft=none: weights in {dtype} cannot be trained with train.fp16; use peft=lora or model.dtype=float32"
         )
     if update.gradients_on_host and (train.fp16 or processes(config) > 1 or "schedule_free" in str(train.optim)):
         raise ConfigError(

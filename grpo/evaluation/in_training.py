@@ -39,15 +39,16 @@ def evaluate_policy(
     if trainer.use_vllm:
         trainer.vllm_generation.sync_weights()
         generate, batch_size = partial(answer, trainer), BATCH
-    result = evaluate(
-        generate=generate,
-        problems=held_out,
-        grader=grader,
-        decoding=Decoding(length),
-        file=file,
-        batch_size=batch_size,
-        console=console,
-        difficulty=difficulty,
-    )
+    with trainer.accelerator.autocast():  # as training will wrap the model, so that both evaluations compute alike
+        result = evaluate(
+            generate=generate,
+            problems=held_out,
+            grader=grader,
+            decoding=Decoding(length),
+            file=file,
+            batch_size=batch_size,
+            console=console,
+            difficulty=difficulty,
+        )
     model.train(was_training)
     return result

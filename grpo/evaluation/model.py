@@ -33,7 +33,8 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
     model = config.model if options.model else policy.available(config.model)
     name = options.model or model.model_name_or_path
     problems, counts = load_held_out(config.task)
-    vllm = find_spec("vllm") is not None and (torch.cuda.is_available() or config.train.use_vllm)
+    on_gpu = torch.cuda.is_available() and not config.train.use_cpu
+    vllm = find_spec("vllm") is not None and (on_gpu or config.train.use_vllm)
     grader = grader_of(config.task.eval.reward, config.reward, config.train)
     with running_rewards(grader, problems.column_names, output, output / ERRORS_FILE) as rewards:
         check_grader(rewards[config.task.eval.reward])
@@ -41,7 +42,7 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
             result = evaluate(
                 generate=with_vllm(name, model.dtype, length, list(problems["prompt"]))
                 if vllm
-                else with_transformers(name, model, config.peft, length),
+                else with_transformers(name, model, config.peft, length, "cuda" if on_gpu else "cpu"),
                 problems=problems,
                 grader=rewards[config.task.eval.reward],
                 decoding=Decoding(length, options.temperature, options.samples, config.train.seed),

@@ -19,10 +19,12 @@ VLLM_SHARE = {"cuda": 0.9, "cpu": 0.15}  # of the memory
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that it takes
 
 
-def with_transformers(name: str, model_group: DictConfig, peft: DictConfig | None, length: int) -> Generate:
+def with_transformers(
+    name: str, model_group: DictConfig, peft: DictConfig | None, length: int, device: str
+) -> Generate:
     """Return a generator of completions of at most `length` tokens by transformers, of a model or an adapter."""
     quantization = policy.quantization_config(peft) if policy.adapter_config(name) else None
-    model, tokenizer = policy.load(name, model_group, quantization=quantization)
+    model, tokenizer = policy.load(name, model_group, device=device, quantization=quantization)
     return partial(complete, model, tokenizer, length)
 
 

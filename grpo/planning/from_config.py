@@ -125,7 +125,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         compute_bytes=2 if half else size,
         quantized=quantized,
         double_quantized=bool(quantization.get("bnb_4bit_use_double_quant")),
-        adapter=adapter_of(peft, bool(quantized)) if peft else None,
+        adapter=adapter_of(peft, in_half=bool(quantized) and not train.fp16) if peft else None,
         optimizer=optimizer,
         checkpointing=train.gradient_checkpointing,
         reference=bool(train.beta) and not peft,
@@ -141,8 +141,11 @@ def workload_of(config: DictConfig, device: str) -> Workload:
     )
 
 
-def adapter_of(peft: DictConfig, quantized: bool) -> Adapter:
+def adapter_of(peft: DictConfig, in_half: bool) -> Adapter:
     """Return the adapter that the options of `peft.LoraConfig` describe.
+
+    Args:
+        in_half: whether its numbers have 2 bytes.
 
     Raises:
         ConfigError: the rank is not positive.
@@ -152,7 +155,7 @@ def adapter_of(peft: DictConfig, quantized: bool) -> Adapter:
     rank = peft.get("r", 8)
     if not isinstance(rank, int) or rank < 1:
         raise ConfigError(f"peft.r={rank}: a positive number is needed")
-    return Adapter(rank, names, 2 if quantized else 4)
+    return Adapter(rank, names, 2 if in_half else 4)
 
 
 def sharding(config: DictConfig) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def machine_for(config: DictConfig) -> Machine:
         ConfigError: the memory of the profile or `plan.host_gb` is not positive.
     """
     used, limit = host_memory()
-    here = None if config.train.use_cpu else free_gpu_memory()
+    here = None if config.train.use_cpu else free_gpu_memory(processes(config))
     planned = None if config.plan.host_gb is None else config.plan.host_gb * GB
     if planned is not None and planned <= 0:
         raise ConfigError(f"plan.host_gb={config.plan.host_gb}: a positive number of GiB")

@@ -12,7 +12,7 @@ class Adapter:
     modules: tuple[str, ...] | None = None
     """Names of the adapted modules, such as `q_proj`; None for all linear modules but the output embedding."""
     number_bytes: int = 4
-    """Bytes per parameter of the adapter: PEFT holds float32, TRL bfloat16 on a quantized base."""
+    """Bytes per parameter of the adapter: PEFT holds float32, TRL bfloat16 on a quantized base but with `fp16`."""
 
 
 @dataclass(frozen=True)

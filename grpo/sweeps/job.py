@@ -202,10 +202,15 @@ def own_device(sweep_dir: Path, launcher: str) -> Iterator[dict[str, str]]:
         return
     while True:
         for gpu in gpus or ["cpu"]:
-            with contextlib.suppress(BlockingIOError), locked(sweep_dir / f".{gpu}.lock", fcntl.LOCK_NB):
+            with contextlib.suppress(BlockingIOError), locked(lock_of(gpu, sweep_dir), fcntl.LOCK_NB):
                 yield {"CUDA_VISIBLE_DEVICES": gpu} if gpus else {}
                 return
         time.sleep(1)
+
+
+def lock_of(device: str, sweep_dir: Path) -> Path:
+    """Return the lock of a device, as CUDA_VISIBLE_DEVICES names it; a slice is `MIG-GPU-<uuid>/<GI>/<CI>`."""
+    return sweep_dir / f".{device.replace('/', '_')}.lock"
 
 
 @contextlib.contextmanager

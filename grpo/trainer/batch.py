@@ -119,7 +119,7 @@ def idle(batch: Batch) -> tuple[Batch, Microbatch]:
     Its gradient is zero for every weight that takes part in a forward pass, as TRL's is for rows without advantage.
     """
     prompts, _ = lengths(batch)
-    without_images = [number == 0 for number in batch.get("num_images", [0] * len(prompts))]
+    without_images = [number == 0 for number in batch.get("num_images") or [0] * len(prompts)]
     row = min(range(len(prompts)), key=lambda row: (without_images[row], prompts[row]))
     part = Microbatch((0,), prompts[row], 1, weight=0.0)
     picked = trim(pick(batch, [row]), prompts[row], 1)

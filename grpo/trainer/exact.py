@@ -94,6 +94,7 @@ class ExactGRPOTrainer(RolloutTrainer):
             if self.accelerator.sync_gradients:
                 with self.memory.of("update"):
                     loss = self._update_policy(model)
+                    self._wait()
             if self.args.torch_empty_cache_steps and self.state.global_step % self.args.torch_empty_cache_steps == 0:
                 self.budget.release()
             self._step += 1
@@ -103,6 +104,7 @@ class ExactGRPOTrainer(RolloutTrainer):
                 self._current_train_step_time = 0.0
         else:
             loss = self._undivided_step(model, inputs, num_items_in_batch)
+            self._wait()
         self._seconds["step"] += time.perf_counter() - started
         if self.accelerator.sync_gradients:
             seconds, self._seconds = self._seconds, defaultdict(float)
@@ -144,6 +146,7 @@ class ExactGRPOTrainer(RolloutTrainer):
             if self._sharded:  # every micro-batch gathers weights from all processes
                 microbatches += [nothing(batches)] * (self._most(len(microbatches)) - len(microbatches))
             step = count(batches, microbatches, by_sequence=self.importance_sampling_level == "sequence")
+            self.memory.note()  # measuring forgets earlier peaks, also those of a pass that ran out of memory
             self.budget.watch()
             loss, failed = self._backward(model, microbatches, step)
             again = alone  # one sequence may run out of memory for the fragments of others, but not twice

@@ -12,10 +12,14 @@ from grpo.limits import GB
 class MemoryReadings:
     """The highest memory use of this process in GiB, under the names of `metrics.jsonl`.
 
-    A phase's reading is of the GPU as PyTorch has allocated it, or of the process where there is none.
+    A phase's reading is of the GPU as PyTorch has allocated it, or of the process where it uses none.
+
+    Args:
+        on_gpu: whether this process trains on a GPU; there may be one that it does not use.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_gpu: bool) -> None:
+        self.on_gpu = on_gpu
         self.highest: dict[str, float] = {}
         self._since_log: dict[str, float] = {}
         self._phases: list[str] = []
@@ -34,7 +38,7 @@ class MemoryReadings:
     def note(self) -> None:
         """Read the peak since the last call, and reset it."""
         readings = {"memory/host_gb": host_peak() / GB}
-        if torch.cuda.is_available():
+        if self.on_gpu:
             readings["memory/peak_allocated_gb"] = torch.cuda.max_memory_allocated() / GB
             readings["memory/peak_reserved_gb"] = torch.cuda.max_memory_reserved() / GB
         if self._phases:
@@ -43,7 +47,7 @@ class MemoryReadings:
         for kept in (self.highest, self._since_log):
             for name, value in readings.items():
                 kept[name] = max(value, kept.get(name, 0.0))
-        if torch.cuda.is_available():
+        if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         with contextlib.suppress(OSError):  # Linux only; see proc_pid_clear_refs(5)
             Path("/proc/self/clear_refs").write_text("5")

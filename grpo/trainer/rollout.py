@@ -22,6 +22,7 @@ from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch, half, pack
 from grpo.trainer.prefix_sharing import can_share, real_tokens, score
 from grpo.trainer.token_budget import TokenBudget
+from grpo.trainer.zero_variance import zero_variance
 
 log = logging.getLogger(__name__)
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
@@ -38,6 +39,9 @@ class RolloutTrainer(GRPOTrainer):
     def __init__(self, *args: Any, update: Update | None = None, **kwargs: Any) -> None:
         with replaced(grpo_trainer, "VLLMGeneration", PolicyEngine):
             super().__init__(*args, **kwargs)
+        check_one_device(self.model)
+        if self.args.fp16:
+            train_in_float32(self.model)
         self.update = update or Update()
         self.budget = TokenBudget(self.update.max_tokens_per_microbatch, self.accelerator.device)
         self._can_share = self.update.share_prompts and can_share(self.model)
@@ -45,11 +49,12 @@ class RolloutTrainer(GRPOTrainer):
         self._sharded = self.accelerator.distributed_type.value in SHARDED
         self._prompts_at_once: int | None = None
         self._oom_retries = 0
-        self.memory = MemoryReadings()
+        self.memory = MemoryReadings(on_gpu=self.accelerator.device.type == "cuda")
         self.keeps_columns = False
         """Whether `completions/` gets the columns of the data as well."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._logps: torch.Tensor | None = None  # of the last micro-batch, (rows, completion length)
+        self._rewards = torch.empty(0)  # of the rollouts at hand, (completions of all processes, rewards)
         self._rolled_out = False  # whether the rollouts of the step at hand are there
 
     def _survives(self, error: RuntimeError) -> bool:
@@ -61,7 +66,13 @@ class RolloutTrainer(GRPOTrainer):
         started = time.perf_counter()
         yield
         if self.model.training:
+            self._wait()
             self._seconds[phase] += time.perf_counter() - started
+
+    def _wait(self) -> None:
+        """Wait for the GPU, whose work would otherwise be counted in the phase that needs its results."""
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
         self._rolled_out = False
@@ -75,8 +86,26 @@ class RolloutTrainer(GRPOTrainer):
             return super()._generate(prompts)
 
     def _generate_and_score_completions(self, inputs: Any) -> Batch:
-        """Add the step at which the rollouts were made: an evaluation in between makes rollouts too."""
-        return super()._generate_and_score_completions(inputs) | {"generated_at": torch.tensor(self.state.global_step)}
+        """Make the advantages of equal rewards exactly zero, and add the step at which the rollouts were made.
+
+        The step is that of training: an evaluation in between makes rollouts too.
+        """
+        batch = super()._generate_and_score_completions(inputs)
+        equal = self._zero_variance()
+        first = self.accelerator.process_index * len(inputs)
+        batch["advantages"][equal[first : first + len(inputs)]] = 0.0
+        for behind, is_equal in enumerate(reversed(equal.tolist()), 1):
+            if is_equal:
+                self._logs["advantages"][-behind] = 0.0
+        return batch | {"generated_at": torch.tensor(self.state.global_step)}
+
+    def _zero_variance(self) -> torch.Tensor:
+        """Return which completions of all processes are in groups with equal rewards, as TRL adds these up."""
+        weights = self.reward_weights.to(self._rewards.device)
+        rewards = self._rewards * weights
+        if self.multi_objective_aggregation == "sum_then_normalize":
+            rewards = rewards.nansum(1).masked_fill(rewards.isnan().all(1), torch.nan).unsqueeze(1)
+        return zero_variance(rewards, self.num_generations if self.model.training else self.num_generations_eval)
 
     def _calculate_rewards(self, inputs: list, prompts: list, *args: Any) -> torch.Tensor:
         """Score the completions, (completions, rewards), and skip a completion on which a reward failed.
@@ -92,6 +121,7 @@ class RolloutTrainer(GRPOTrainer):
         for reward in isolated:
             failed[reward.faulted if reward else []] = True
         rewards[self.accelerator.gather(failed)] = torch.nan
+        self._rewards = rewards
         return rewards
 
     def _keep_columns(self, inputs: list) -> None:
@@ -221,6 +251,31 @@ class RolloutTrainer(GRPOTrainer):
             yield
         finally:
             self._part = None
+
+
+def check_one_device(model: torch.nn.Module) -> None:
+    """Check that the layers of the policy are on one device.
+
+    Raises:
+        ValueError: accelerate has spread them over several.
+    """
+    devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
+    if len(devices) > 1:
+        raise ValueError(
+            f"the layers of the policy are spread over several devices ({', '.join(sorted(devices))}): set "
+            "CUDA_VISIBLE_DEVICES to one GPU before CUDA is initialised, or start the script with torchrun or "
+            "accelerate launch; if one GPU is too small for the policy, use LoRA, QLoRA or a smaller model"
+        )
+
+
+def train_in_float32(model: torch.nn.Module) -> None:
+    """Make trained weights float32: a gradient scaler cannot unscale gradients in half precision.
+
+    TRL makes the adapters of a quantized base bfloat16, which GPUs that need float16 do not compute in either.
+    """
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data = weight.data.float()
 
 
 def too_long(part: Microbatch | None) -> str:

@@ -11,8 +11,7 @@ class TokenBudget:
 
     def __init__(self, setting: int | str, device: torch.device) -> None:
         """Begin with a number of tokens, or with `auto`: the longest possible sequence first."""
-        self.measured = setting == "auto" and device.type == "cuda"
-        self.device = device
+        self.measured = setting == "auto" and device.type == "cuda"  # of this process's GPU, the current device
         self.tokens = setting if isinstance(setting, int) else UNMEASURED
         self.ceiling: float = float("inf")
         self.begun = not self.measured
@@ -35,15 +34,14 @@ class TokenBudget:
     def watch(self) -> None:
         """Begin to measure the memory of an update."""
         if self.measured:
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self.occupied = torch.cuda.memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats()
+            self.occupied = torch.cuda.memory_allocated()
 
     def grow(self, largest: int) -> None:
         """After an update whose largest micro-batch had so many tokens: grow by at most two, as memory allows."""
         if self.measured and largest:
-            total = torch.cuda.get_device_properties(self.device).total_memory
-            total *= torch.cuda.get_per_process_memory_fraction(self.device)
-            self.tokens = self.grown(largest, torch.cuda.max_memory_allocated(self.device), total)
+            total = torch.cuda.get_device_properties().total_memory * torch.cuda.get_per_process_memory_fraction()
+            self.tokens = self.grown(largest, torch.cuda.max_memory_allocated(), total)
 
     def grown(self, largest: int, peak: float, total: float) -> int:
         """Return the next budget, if `largest` tokens took the memory from `occupied` to `peak` bytes of `total`.

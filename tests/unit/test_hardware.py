@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -5,8 +6,17 @@ from unittest import mock
 import psutil
 import pynvml
 import pytest
+import torch
 
-from grpo.hardware import free_gpu_memory, host_memory, visible_gpus
+from grpo.errors import ConfigError
+from grpo.hardware import (
+    check_pytorch_sees_gpu,
+    free_gpu_memory,
+    host_memory,
+    take_one_gpu,
+    use_expandable_segments,
+    visible_gpus,
+)
 
 MB = 2**20
 GPUS = [
@@ -30,20 +40,22 @@ def driver(monkeypatch: pytest.MonkeyPatch, gpus: list[tuple[str, str, object, i
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda index: gpus[index][0])
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda index: gpus[index][1])
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", memory)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "535.104.05")
+    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", lambda: 12020)
 
 
 @pytest.mark.parametrize(
     ("visible", "found"),
     [
-        (None, GPUS[0][1:]),
+        (None, GPUS[1][1:]),
         ("1", GPUS[1][1:]),
         ("GPU-bbbb", GPUS[1][1:]),
-        ("0,1", GPUS[0][1:]),
+        ("0,1", GPUS[1][1:]),
         ("", None),
         ("-1", None),
     ],
 )
-def test_the_visible_gpu_with_least_free_memory_counts(
+def test_the_freest_visible_gpu_counts_for_one_process(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, found: object
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -51,6 +63,86 @@ def test_the_visible_gpu_with_least_free_memory_counts(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     driver(monkeypatch, GPUS)
     assert free_gpu_memory() == found
+
+
+def test_the_gpu_with_least_free_memory_counts_for_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    driver(monkeypatch, GPUS)
+    assert free_gpu_memory(processes=2) == GPUS[0][1:]
+
+
+@pytest.fixture
+def fresh_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a process in which nobody has chosen a GPU; what it sets is gone afterwards."""
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+    for name in (*names, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")  # so that it is removed again
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("visible", "taken"),
+    [(None, "1"), ("0,1", "1"), ("0", "0"), ("GPU-aaaa,GPU-bbbb", "GPU-bbbb"), ("MIG-a/1/0,MIG-b/2/0", "MIG-a/1/0")],
+)
+@pytest.mark.usefixtures("fresh_environment")
+def test_a_run_without_a_launcher_takes_the_freest_gpu_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, taken: str
+) -> None:
+    driver(monkeypatch, GPUS)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    line = take_one_gpu()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == taken
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert (line is None) == (visible == "0")
+    assert line is None or f"one of 2 GPUs: {taken}" in line
+    if taken == "1":
+        assert line == (
+            "one process takes one of 2 GPUs: 1 (NVIDIA A100-SXM4-80GB, 78.1 GiB free); CUDA_VISIBLE_DEVICES=… "
+            "chooses another"
+        )
+
+
+@pytest.mark.usefixtures("fresh_environment")
+def test_a_launcher_chooses_the_gpus_of_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch, GPUS)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert take_one_gpu() is None
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+@pytest.mark.usefixtures("fresh_environment")
+def test_segments_are_expandable_unless_the_user_has_configured_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_expandable_segments()
+    assert os.environ.pop("PYTORCH_CUDA_ALLOC_CONF") == "expandable_segments:True"
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128")
+    use_expandable_segments()
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("built_for", "problem"),
+    [
+        (None, "is built without CUDA and cannot use it: `rm -rf .venv` and `make install`"),
+        (
+            "13.0",
+            "is built for CUDA 13.0 and cannot use it: update the driver, or install a build of PyTorch",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("fresh_environment")
+def test_a_gpu_that_pytorch_cannot_use_is_one_line_with_both_versions(
+    monkeypatch: pytest.MonkeyPatch, built_for: str | None, problem: str
+) -> None:
+    driver(monkeypatch, GPUS)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    with pytest.raises(ConfigError) as raised:
+        check_pytorch_sees_gpu()
+    assert str(raised.value).startswith(
+        f"the driver 535.104.05 (CUDA 12.2) has a GPU, {GPUS[0][1]}, and PyTorch {torch.__version__} {problem}"
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the user wants none
+    check_pytorch_sees_gpu()
 
 
 def test_a_machine_without_a_driver_or_with_a_broken_one_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

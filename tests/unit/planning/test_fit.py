@@ -28,7 +28,7 @@ LARGE = ("+gpu=rtx3080", "model=llama3_1_8b", "peft=none")
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "free_gpu_memory", lambda: None)
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda processes: None)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_the_plan_settles_what_is_left_open_only_for_the_machine_at_hand(
     elsewhere = settled(elsewhere, make_plan(elsewhere))
     assert elsewhere["update"].max_tokens_per_microbatch == "auto"
     assert elsewhere.train.vllm_gpu_memory_utilization == 0.3
-    monkeypatch.setattr(machine, "free_gpu_memory", lambda: ("RTX 3080", 16 * GB, 15 * GB))
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda processes: ("RTX 3080", 16 * GB, 15 * GB))
     here = composed(*line)
     plan = make_plan(here)
     assert plan.capacity_gb == 15, "what others have taken is not there"
@@ -121,7 +121,7 @@ def test_without_a_profile_the_gpu_here_counts_and_without_a_gpu_the_host(
     composed: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert make_plan(composed()).unified
-    monkeypatch.setattr(machine, "free_gpu_memory", lambda: ("some GPU", 24 * GB, 20 * GB))
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda processes: ("some GPU", 24 * GB, 20 * GB))
     plan = make_plan(composed())
     assert (plan.device, plan.capacity_gb, plan.unified) == ("some GPU", 20, False)
     assert make_plan(composed("train.use_cpu=true")).unified
@@ -399,7 +399,7 @@ def test_vllms_share_is_one_of_the_gpus_total_and_not_of_its_free_memory(
 ) -> None:
     line = ("+gpu=rtx3080", "generation=vllm_colocate")
     alone = make_plan(composed(*line))
-    monkeypatch.setattr(machine, "free_gpu_memory", lambda: ("a GPU of 32 GB", 32 * GB, 20 * GB))
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda processes: ("a GPU of 32 GB", 32 * GB, 20 * GB))
     larger = make_plan(composed(*line))
     shares = [plan.settings["train.vllm_gpu_memory_utilization"] for plan in (alone, larger)]
     assert shares[1] == pytest.approx(shares[0] / 2, abs=0.01)

@@ -19,7 +19,17 @@ from grpo.errors import ConfigError
 from grpo.hardware import visible_gpus
 from grpo.runs.sweep_dir import read_sweep
 from grpo.sweeps.callback import begin, newest_sweep, note_if_killed
-from grpo.sweeps.job import command, folder_of, locked, overrides_of, own_device, quoted, reason_of, train_in_process
+from grpo.sweeps.job import (
+    command,
+    folder_of,
+    lock_of,
+    locked,
+    overrides_of,
+    own_device,
+    quoted,
+    reason_of,
+    train_in_process,
+)
 
 
 @pytest.fixture
@@ -355,3 +365,10 @@ def test_a_command_to_paste_is_quoted(composed, tmp_path):
 
     run = read_run(job_in(tmp_path, "0", "task.prompt='a {question}'", "train.seed=1"))
     assert run.command == """python -m grpo.train 'task.prompt='"'"'a {question}'"'"'' train.seed=1"""
+
+
+def test_a_slice_of_a_gpu_has_a_lock_in_the_directory_of_the_sweep(tmp_path):
+    lock = lock_of("MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/0", tmp_path)
+    assert lock.parent == tmp_path
+    with locked(lock):
+        assert lock.is_file()

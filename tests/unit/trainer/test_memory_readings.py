@@ -1,6 +1,12 @@
+from pathlib import Path
+
 import torch
 
+from grpo.trainer import Update
 from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.token_budget import TokenBudget
+from tests.cuda_driver import GB, CudaDriver
+from tests.stock_trl import ours, train
 
 MB = 2**20
 
@@ -10,7 +16,7 @@ def occupy(megabytes: int) -> None:
 
 
 def test_each_phase_has_its_own_peak_and_what_is_inside_of_another_is_not_counted_twice() -> None:
-    readings = MemoryReadings()
+    readings = MemoryReadings(on_gpu=False)
     with readings.of("idle"):
         occupy(1)
     with readings.of("update"):
@@ -25,7 +31,7 @@ def test_each_phase_has_its_own_peak_and_what_is_inside_of_another_is_not_counte
 
 
 def test_what_is_logged_is_the_highest_since_the_last_time() -> None:
-    readings = MemoryReadings()
+    readings = MemoryReadings(on_gpu=False)
     with readings.of("generate"):
         occupy(600)
     first, second = readings.since_log(), readings.since_log()
@@ -33,3 +39,30 @@ def test_what_is_logged_is_the_highest_since_the_last_time() -> None:
     assert "memory/generate_gb" not in second
     assert second["memory/host_gb"] < first["memory/host_gb"] - 0.3
     assert readings.highest["memory/host_gb"] == first["memory/host_gb"]
+
+
+def test_a_gpu_that_the_run_does_not_use_is_not_read(cuda_driver: CudaDriver) -> None:
+    cuda_driver.allocate(3 * GB)
+    unused, used = MemoryReadings(on_gpu=False), MemoryReadings(on_gpu=True)
+    assert "memory/peak_allocated_gb" not in unused.since_log()
+    assert used.since_log()["memory/peak_allocated_gb"] == 3.0
+
+
+def test_the_peak_of_a_pass_that_ran_out_of_memory_is_kept(tmp_path: Path, cuda_driver: CudaDriver) -> None:
+    trainer = ours(tmp_path, Update("auto"), use_cpu=True, max_steps=1)
+    trainer.budget = TokenBudget("auto", torch.device("cuda"))
+    trainer.budget.begin(100)
+    trainer.memory = MemoryReadings(on_gpu=True)
+    sizes = iter([15, 2])
+
+    def forward(*args: object) -> None:
+        size = next(sizes, 1) * GB
+        cuda_driver.allocate(size)
+        cuda_driver.allocate(-size)
+        if size == 15 * GB:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    trainer.model.model.layers[0].register_forward_pre_hook(forward)
+    record = train(trainer)
+    assert record.logs[0]["update/oom_retries"] == 1
+    assert record.logs[0]["memory/update_gb"] == 15.0

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from grpo.config.schema import Update
 from grpo.oom import is_out_of_memory
 from grpo.trainer.token_budget import UNMEASURED, TokenBudget
+from tests.cuda_driver import GB, CudaDriver
 
 CPU = torch.device("cpu")
 
@@ -70,12 +71,57 @@ def test_small_microbatches_are_no_reason_to_grow() -> None:
     assert measured(1000).grown(300, peak=1e6, total=1e11) == 1000
 
 
+def test_auto_grows_on_a_gpu_without_an_index_and_within_the_share_of_it_that_the_process_may_use(
+    cuda_driver: CudaDriver,
+) -> None:
+    gpu = torch.device("cuda")
+    with pytest.raises(ValueError, match="index"):  # the check that a run must not meet in its second step
+        torch.cuda.get_per_process_memory_fraction(gpu)
+    cuda_driver.allocate(2 * GB)
+    budget = TokenBudget("auto", gpu)
+    budget.begin(1000)
+    budget.watch()
+    cuda_driver.allocate(4 * GB)
+    cuda_driver.allocate(-4 * GB)
+    budget.grow(1000)
+    assert budget.tokens == 2000
+    cuda_driver.fraction = 0.5
+    budget.tokens = 1000
+    budget.grow(1000)
+    assert budget.tokens == int(1000 * (0.9 * 8 - 2) / 4)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=["runtime", "driver", "triton", "cudnn", "cublas"],
+)
+def test_libraries_that_allocate_by_themselves_run_out_of_memory_too(error: Exception) -> None:
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("Triton Error [CUDA]: invalid argument"),
+        RuntimeError("shapes cannot be multiplied"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED."),
+        ValueError("out of memory."),
+    ],
+)
+def test_other_errors_are_not_out_of_memory(error: Exception) -> None:
+    assert not is_out_of_memory(error)
+
+
 def test_out_of_memory_is_recognized_on_every_device() -> None:
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60)
     assert is_out_of_memory(caught.value)
-    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
-    assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
-    assert not is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED."))
-    assert not is_out_of_memory(ValueError("out of memory."))

@@ -1,0 +1,39 @@
+"""What a run does before anything is loaded."""
+
+import os
+from collections.abc import Callable
+
+import pynvml
+import pytest
+from omegaconf import DictConfig
+
+from grpo.planning.from_config import workload_of
+from grpo.train import prepare_gpu
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expandable"),
+    [
+        ((), True),
+        (("generation=vllm_colocate",), True),
+        (("generation=vllm_colocate", "train.vllm_enable_sleep_mode=true"), False),
+        (("train.vllm_enable_sleep_mode=true",), True),
+    ],
+)
+def test_segments_are_expandable_but_not_beside_an_engine_that_sleeps(
+    composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], expandable: bool
+) -> None:
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 0)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")  # so that it is removed again
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    prepare_gpu(composed(*overrides))
+    assert (os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == "expandable_segments:True") == expandable
+
+
+@pytest.mark.parametrize(("profile", "size"), [("t4", 4), ("a10g", 2)])
+def test_the_plan_counts_adapters_on_a_quantized_base_as_they_are_trained(
+    composed: Callable[..., DictConfig], profile: str, size: int
+) -> None:
+    adapter = workload_of(composed(f"+gpu={profile}", "peft=qlora"), "cuda").adapter
+    assert adapter and adapter.number_bytes == size

@@ -1,0 +1,74 @@
+"""Groups with equal rewards, whose advantages TRL leaves at the noise of rounding."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from grpo.trainer.zero_variance import zero_variance
+from tests.stock_trl import make, ours, train
+
+NAN = float("nan")
+
+
+def of_prompt(prompts: list[str], **kwargs: Any) -> list[float]:
+    """Equal within each group, and no number that float32 holds exactly."""
+    return [[0.1, 0.7, 1 / 3][len(prompt) % 3] for prompt in prompts]
+
+
+def of_every_second_prompt(prompts: list[str], completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    """Tenths, equal within the groups of every second prompt."""
+    return [0.9 if len(p) % 2 else (sum(ids) % 7) / 10 for p, ids in zip(prompts, completion_ids, strict=True)]
+
+
+OPTIONS: dict[str, Any] = {
+    "reward_funcs": [of_prompt, of_every_second_prompt],
+    "reward_weights": [0.3, 0.1],
+    "num_generations": 8,
+    "per_device_train_batch_size": 64,
+    "max_steps": 1,
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scale_rewards": "none"},
+        {"scale_rewards": "batch"},
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 16},
+    ],
+    ids=str,
+)
+def test_advantages_are_trls_but_exactly_zero_where_the_rewards_of_a_group_are_equal(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    stock = make(GRPOTrainer, tmp_path, **OPTIONS | options)
+    train(stock)
+    mine = ours(tmp_path, **OPTIONS | options)
+    record = train(mine)
+    theirs, advantages = (torch.tensor(list(trainer._logs["advantages"])) for trainer in (stock, mine))
+    equal = torch.tensor([len(prompt) % 2 == 1 for prompt in mine._logs["prompt"]])
+    assert 0 < equal.sum() < len(equal)
+    assert theirs[equal].abs().max() > 0, "TRL's noise, for which this is"
+    assert (advantages[equal] == 0).all()
+    assert torch.equal(advantages[~equal], theirs[~equal])
+    assert record.logs[0]["update/rows_skipped"] == equal.sum()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([[0.1], [0.1], [0.1], [0.2]], [True, True, False, False]),
+        ([[NAN], [0.7], [NAN], [NAN]], [True, True, True, True]),
+        ([[0.1, 1.0], [0.1, 2.0], [0.1, NAN], [0.1, 3.0]], [False, False, True, True]),
+        ([[float("inf")], [float("inf")], [0.1 + 0.2], [0.3]], [True, True, False, False]),
+    ],
+)
+def test_equality_is_that_of_the_bits_of_the_rewards_that_are_there(
+    rewards: list[list[float]], expected: list[bool]
+) -> None:
+    assert zero_variance(torch.tensor(rewards, dtype=torch.float64), 2).tolist() == expected
