@@ -48,7 +48,7 @@ class MetricsFile(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if not state.is_world_process_zero or not logs or "reward" not in logs:
+        if not state.is_world_process_zero or not logs or not logs.keys() & {"reward", "engine/is_policy"}:
             return
         row = {"step": state.global_step, **logs}
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

@@ -14,13 +14,7 @@ ADVICE = (
 
 def mismatch_causes(train: DictConfig) -> list[str]:
     """Return possible causes of a difference between vLLM's log-probabilities and the policy's, the likeliest first."""
-    filters = {"top_p": train.top_p < 1, "top_k": bool(train.top_k), "min_p": bool(train.min_p)}
-    filters["repetition_penalty"] = train.repetition_penalty != 1
-    found = [
-        f"train.{name}={train[name]}, which the policy's log-probabilities do not have"
-        for name, is_set in filters.items()
-        if is_set
-    ]
+    found = []
     if train.vllm_mode == "server":
         found.append("a server with another model, precision or --logprobs-mode: launch/vllm_server.sh")
     found.append("weights in half precision (model.dtype, train.bf16), most of all with a mixture of experts")

@@ -141,6 +141,16 @@ def use_expandable_segments() -> None:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
+def gpu_utilization() -> float | None:
+    """Return the percentage of the last second in which this process's GPU computed; None if the driver cannot say."""
+    visible, place = visible_gpus(), int(os.environ.get("LOCAL_RANK", "0"))
+    gpu = described_gpus().get(visible[place]) if place < len(visible) else None
+    try:
+        return gpu and float(pynvml.nvmlDeviceGetUtilizationRates(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).gpu)
+    except pynvml.NVMLError:
+        return None
+
+
 def check_pytorch_sees_gpu() -> None:
     """Check that PyTorch can use the GPU that the driver describes: a CPU would run what was planned for a GPU.
 

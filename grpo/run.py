@@ -25,6 +25,8 @@ from grpo.distributed import is_main_process
 from grpo.errors import ConfigError, DoesNotFit, GenerationError, RunError
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.generation.vllm_server import check_room, check_server, check_vllm, server_url
+from grpo.hardware import gpu_utilization
+from grpo.monitor import Monitor
 from grpo.planning.fit import Plan, settled
 from grpo.reporting.page import write_report
 from grpo.reward import check_grader, grader_of, reward_options, running_rewards
@@ -67,14 +69,16 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
             columns, errors_file = problems.train.column_names, run_dir / ERRORS_FILE
             with running_rewards(options_of_rewards(config, problems), columns, run_dir, errors_file) as rewards:
                 trainer = make_trainer(config, run_dir, problems.train, [rewards[name] for name in config.reward])
-                trainer.memory = memory
+                memory.asleep, trainer.memory = trainer.memory.asleep, memory
+                utilization = gpu_utilization if memory.on_gpu else None
                 try:
-                    held_out = (config, run_dir, problems.held_out, rewards, console)
-                    summary |= evaluated("before", trainer, *held_out)
-                    summary |= train(trainer, config, run_dir, checkpoint, rewards, console)
-                    if summary["status"] == "completed":
-                        save_model(trainer, run_dir / "model")
-                        summary |= evaluated("after", trainer, *held_out)
+                    with Monitor(memory, utilization, run_dir, console) as monitor:
+                        held_out = (config, run_dir, problems.held_out, rewards, console)
+                        summary |= evaluated("before", trainer, *held_out)
+                        summary |= train(trainer, config, run_dir, checkpoint, rewards, console, monitor)
+                        if summary["status"] == "completed":
+                            save_model(trainer, run_dir / "model")
+                            summary |= evaluated("after", trainer, *held_out)
                 finally:
                     errors = {name: dict(reward.errors) for name, reward in rewards.items() if reward.errors}
                     summary |= {"steps": trainer.state.global_step, "reward_errors": errors}
@@ -232,12 +236,13 @@ def train(
     checkpoint: Path | None,
     rewards: dict[str, Reward],
     console: Console,
+    monitor: Monitor,
 ) -> dict[str, Any]:
     """Train, from `checkpoint` if there is one, and return `status` and `reason`: completed, or stopped and why."""
     stop, guard = StopOnSignal(), HostMemoryGuard(config.plan.host_gb)
     progress = ProgressBar(console, f"rewards/{config.task.eval.reward}/mean", list(rewards.values()))
     mismatch = MismatchWarning(console, config.train)
-    for callback in (MetricsFile(run_dir / "metrics.jsonl"), progress, stop, guard, mismatch):
+    for callback in (monitor, MetricsFile(run_dir / "metrics.jsonl"), progress, stop, guard, mismatch):
         trainer.add_callback(callback)
     try:
         with stop:

@@ -96,7 +96,8 @@ def test_every_attribute_of_the_trainer_that_we_touch_is_there_in_stock_trl(tmp_
     assert {"_step", "_buffered_inputs", "_metrics", "_tokenizer", "_entropy_window_stats"} <= used
     trainer = make(GRPOTrainer, tmp_path)
     trainer.current_gradient_accumulation_steps = 1  # transformers sets it in the training loop
-    assert sorted(name for name in used if not hasattr(trainer, name)) == []
+    assigned = attributes(GRPOTrainer, written=True)  # some only with vLLM
+    assert sorted(name for name in used if not (hasattr(trainer, name) or name in assigned)) == []
 
 
 def test_every_attribute_of_the_engine_that_we_touch_is_there_in_stock_trl():

@@ -119,6 +119,34 @@ def check_folder(name: str, gguf_file: str | None = None) -> None:
         raise ConfigError(f"model.model_name_or_path={name}: the folder holds {what}")
 
 
+def sampling_filters(train: DictConfig) -> list[str]:
+    """Return the settings that give vLLM's log-probabilities another meaning than the policy's."""
+    filters = {
+        "top_p": train.top_p < 1,
+        "top_k": bool(train.top_k),
+        "min_p": bool(train.min_p),
+        "repetition_penalty": train.repetition_penalty != 1,
+    }
+    kwargs = train.generation_kwargs or {}
+    inside = [f"generation_kwargs.{name}={kwargs[name]}" for name in filters if name in kwargs]
+    return [f"{name}={train[name]}" for name, is_set in filters.items() if is_set] + inside
+
+
+def check_filters(train: DictConfig) -> None:
+    """Check that no filter biases the importance ratio between the policy and vLLM (huggingface/trl#6789).
+
+    vLLM's log-probabilities are normalized over the tokens that a filter leaves, the policy's over all: each token's
+    ratio is too small by the probability of what was filtered.
+    """
+    found = sampling_filters(train)
+    if found and (train.vllm_importance_sampling_correction or train.off_policy_mask_threshold is not None):
+        raise ConfigError(
+            f"train.{found[0]}: with vLLM a sampling filter biases the importance ratio of every token; leave it out, "
+            "use generation=transformers, or train.vllm_importance_sampling_correction=false without "
+            "off_policy_mask_threshold"
+        )
+
+
 def check_vllm_options(config: DictConfig) -> None:
     """Check the options of vLLM where it generates, or may.
 
@@ -139,6 +167,8 @@ def check_vllm_options(config: DictConfig) -> None:
     for key in ("vllm_server_port", "vllm_group_port"):
         if not 0 < train[key] < 65536:
             raise ConfigError(f"train.{key}={train[key]}: a port from 1 to 65535")
+    if train.use_vllm:
+        check_filters(train)
     needed = config.task.max_prompt_length + (train.max_completion_length or 0)  # without one the plan complains
     if train.vllm_max_model_length is not None and train.vllm_max_model_length < needed:
         raise ConfigError(

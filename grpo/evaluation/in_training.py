@@ -39,16 +39,21 @@ def evaluate_policy(
     if trainer.use_vllm:
         trainer.vllm_generation.sync_weights()
         generate, batch_size = partial(answer, trainer), BATCH
-    with trainer.accelerator.autocast():  # as training will wrap the model, so that both evaluations compute alike
-        result = evaluate(
-            generate=generate,
-            problems=held_out,
-            grader=grader,
-            decoding=Decoding(length),
-            file=file,
-            batch_size=batch_size,
-            console=console,
-            difficulty=difficulty,
-        )
+
+    def in_phase(prompts: list[Any], temperature: float, seeds: list[int]) -> list[str]:
+        # autocast as training will wrap the model, so that both evaluations compute alike
+        with trainer.memory.of("evaluate"), trainer.accelerator.autocast():
+            return generate(prompts, temperature, seeds)
+
+    result = evaluate(
+        generate=in_phase,
+        problems=held_out,
+        grader=grader,
+        decoding=Decoding(length),
+        file=file,
+        batch_size=batch_size,
+        console=console,
+        difficulty=difficulty,
+    )
     model.train(was_training)
     return result

@@ -16,10 +16,12 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.import_utils import is_vllm_available
 
 from grpo.errors import GenerationError
 from grpo.generation.merged_weights import merged_weights, trains_tied_weight
 from grpo.generation.vllm_server import LAUNCHER, LOOPBACK, answers
+from grpo.generation.watched_session import FAILURES, PAUSE, WatchedSession
 from grpo.hardware import host_memory
 from grpo.limits import ENGINE
 from grpo.patching import replaced
@@ -42,6 +44,8 @@ class PolicyEngine(VLLMGeneration):
     """
 
     def _init_vllm(self) -> None:
+        if not is_vllm_available():
+            super()._init_vllm()  # which says so
         if getattr(self.model, "is_quantized", False):  # a model that comes quantized; peft=qlora is refused earlier
             raise ValueError("vLLM cannot take the weights of a quantized policy: use generation=transformers")
         if is_peft_model(self.model) and trains_tied_weight(self.model):
@@ -51,7 +55,7 @@ class PolicyEngine(VLLMGeneration):
             )
         logging.getLogger("torch._library").setLevel(logging.ERROR)  # that there is no Triton on a CPU is no news
         if self.mode == "colocate":
-            dtype = COMPUTE.get(self.accelerator.mixed_precision, str(self.model.dtype).removeprefix("torch."))
+            dtype = compute_type(self.accelerator, self.model)
             on_cpu = self.accelerator.device.type == "cpu"
             weights = sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
             options = cpu_options(self.gpu_memory_utilization, weights) if on_cpu else {}
@@ -65,7 +69,9 @@ class PolicyEngine(VLLMGeneration):
         else:
             if any(host in (self.server_base_url or self.server_host) for host in LOOPBACK):
                 os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")  # where the weights are handed over
-            super()._init_vllm()
+            watched = partial(WatchedSession, self.server_base_url or f"http://{self.server_host}:{self.server_port}")
+            with replaced(requests, "Session", watched):
+                super()._init_vllm()
             if self.accelerator.is_main_process:
                 self._server_started = started_at(self.vllm_client.base_url)
 
@@ -95,7 +101,7 @@ class PolicyEngine(VLLMGeneration):
             self._check_server()
             if self._dist.is_fsdp:
                 self._weight_metadata = None  # FSDP changes precisions when training begins, after an evaluation
-            if torch.cuda.is_available():
+            if self.accelerator.device.type == "cuda":
                 torch.cuda.synchronize()  # weights are read on streams that do not wait for the optimizer's
             with self._watched():
                 super().sync_weights()
@@ -125,6 +131,14 @@ class PolicyEngine(VLLMGeneration):
         finally:
             self.__dict__.update(before)
 
+    def asleep(self) -> int:
+        """Return the bytes that a sleeping engine has given back to the GPU and PyTorch still counts as allocated."""
+        if not (self.mode == "colocate" and self.enable_sleep_mode and self._llm_weights_sleeping):
+            return 0
+        from vllm.device_allocator.cumem import CuMemAllocator
+
+        return CuMemAllocator.get_instance().get_current_usage()
+
     def _check_server(self) -> None:
         """Check that the server is still the process that has had the policy's weights."""
         if self.mode == "server" and self.accelerator.is_main_process:
@@ -138,15 +152,17 @@ class PolicyEngine(VLLMGeneration):
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """While weights travel, abort the transfer when the server is gone: NCCL would wait for it for ever."""
-        arrived, until = threading.Event(), time.monotonic() + TRANSFER_SECONDS
+        arrived, ending, until = threading.Event(), threading.Lock(), time.monotonic() + TRANSFER_SECONDS
 
         def watch() -> None:
             failures = 0
-            while not arrived.wait(5):
+            while not arrived.wait(PAUSE):
                 failures = 0 if answers(self.vllm_client.base_url) else failures + 1
-                if failures == 3 or time.monotonic() > until:
-                    log.error("the server does not take the weights: aborting their transfer")
-                    self.vllm_client.communicator.destroy()
+                if failures == FAILURES or time.monotonic() > until:
+                    with ending:
+                        if not arrived.is_set():  # meanwhile, and the communicator is for the next transfer
+                            log.error("the server does not take the weights: aborting their transfer")
+                            self.vllm_client.communicator.destroy()
                     return
 
         if self.accelerator.is_main_process:
@@ -154,7 +170,8 @@ class PolicyEngine(VLLMGeneration):
         try:
             yield
         finally:
-            arrived.set()
+            with ending:
+                arrived.set()
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -179,6 +196,11 @@ def answer(trainer: Any, prompts: list[Any], temperature: float = 0.0, seeds: Se
     assert temperature == 0.0
     ids, images, _ = trainer._tokenize_prompts(prompts)
     return trainer._tokenizer.batch_decode(trainer.vllm_generation.complete(ids, images), skip_special_tokens=True)
+
+
+def compute_type(accelerator: Any, model: torch.nn.Module) -> str:
+    """Return the data type in which the policy computes, and an engine beside it."""
+    return COMPUTE.get(accelerator.mixed_precision, str(model.dtype).removeprefix("torch."))
 
 
 def started_at(url: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from grpo.config.check import sampling_filters
 from grpo.config.library import GRPO_CONFIG, library_fields
 from grpo.config.schema import PLANNED
 from grpo.limits import GB, HOST_LIMIT, USABLE
@@ -139,6 +140,7 @@ def plan_generation(config: DictConfig, machine: Machine) -> Plan:
     large = find_shape(config.model).parameters() >= parameters
     pays = large and (config.train.max_completion_length or 0) >= tokens
     able = find_spec("vllm") is not None and not (config.peft and config.peft.get("quantization"))
+    able = able and not sampling_filters(config.train)
     for use_vllm in (True, False) if pays and able else (False,):
         chosen = copy.deepcopy(config)
         chosen.train.use_vllm = use_vllm

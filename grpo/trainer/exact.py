@@ -279,13 +279,6 @@ class ExactGRPOTrainer(RolloutTrainer):
         """Return the largest of these numbers over all processes."""
         return int(self.accelerator.gather(torch.tensor([count], device=self.accelerator.device)).max())
 
-    def _any(self, *flags: bool) -> list[bool]:
-        """Return which of these is true on any process."""
-        if self.accelerator.num_processes == 1:
-            return list(flags)
-        mine = torch.tensor(flags, dtype=torch.int, device=self.accelerator.device)
-        return [bool(count) for count in self.accelerator.reduce(mine, "sum").tolist()]
-
     def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return TRL's loss; its batch is kept until the gradient is known to be finite."""
         loss = super().compute_loss(model, inputs, *args, **kwargs)

@@ -1,12 +1,16 @@
 """Memory use of a run: its peak in total and by phase."""
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from grpo.limits import GB
+
+AWAKE = ("generate", "evaluate")
+"""Phases in which an engine that sleeps otherwise is awake."""
 
 
 class MemoryReadings:
@@ -23,6 +27,9 @@ class MemoryReadings:
         self.highest: dict[str, float] = {}
         self._since_log: dict[str, float] = {}
         self._phases: list[str] = []
+        self._changed = time.monotonic()
+        self.asleep: Callable[[], int] = lambda: 0
+        """Bytes that PyTorch counts as allocated and a sleeping engine has freed."""
 
     @contextlib.contextmanager
     def of(self, phase: str) -> Iterator[None]:
@@ -35,12 +42,19 @@ class MemoryReadings:
             self.note()
             self._phases.pop()
 
+    @property
+    def phase(self) -> tuple[str, float]:
+        """The phase at hand and when it or its last change began, by `time.monotonic`."""
+        return (self._phases or ["between phases"])[-1], self._changed
+
     def note(self) -> None:
         """Read the peak since the last call, and reset it."""
+        self._changed = time.monotonic()
         readings = {"memory/host_gb": host_peak() / GB}
         if self.on_gpu:
-            readings["memory/peak_allocated_gb"] = torch.cuda.max_memory_allocated() / GB
-            readings["memory/peak_reserved_gb"] = torch.cuda.max_memory_reserved() / GB
+            asleep = self.asleep() if set(self._phases).isdisjoint(AWAKE) else 0
+            readings["memory/peak_allocated_gb"] = (torch.cuda.max_memory_allocated() - asleep) / GB
+            readings["memory/peak_reserved_gb"] = (torch.cuda.max_memory_reserved() - asleep) / GB
         if self._phases:
             device = readings.get("memory/peak_allocated_gb", readings["memory/host_gb"])
             readings[f"memory/{self._phases[-1]}_gb"] = device

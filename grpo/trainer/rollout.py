@@ -13,13 +13,15 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from grpo.config.schema import Update
-from grpo.errors import DoesNotFit
-from grpo.generation.vllm_engine import PolicyEngine
+from grpo.errors import DoesNotFit, GenerationError
+from grpo.generation.vllm_engine import PolicyEngine, compute_type
 from grpo.oom import is_out_of_memory
 from grpo.patching import replaced
-from grpo.trainer.batch import BOTH, IMAGES, Batch, can_split, lengths, pick, take
+from grpo.trainer import engine_check
+from grpo.trainer.batch import BOTH, IMAGES, Batch, can_split, lengths, loss_mask, pick, take
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch, half, pack
+from grpo.trainer.placement import check_one_device, train_in_float32
 from grpo.trainer.prefix_sharing import can_share, real_tokens, score
 from grpo.trainer.token_budget import TokenBudget
 from grpo.trainer.zero_variance import zero_variance
@@ -50,11 +52,14 @@ class RolloutTrainer(GRPOTrainer):
         self._prompts_at_once: int | None = None
         self._oom_retries = 0
         self.memory = MemoryReadings(on_gpu=self.accelerator.device.type == "cuda")
+        if self.use_vllm:
+            self.memory.asleep = self.budget.asleep = self.vllm_generation.asleep
         self.keeps_columns = False
         """Whether `completions/` gets the columns of the data as well."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._logps: torch.Tensor | None = None  # of the last micro-batch, (rows, completion length)
         self._rewards = torch.empty(0)  # of the rollouts at hand, (completions of all processes, rewards)
+        self._next_engine_check = 0
         self._rolled_out = False  # whether the rollouts of the step at hand are there
 
     def _survives(self, error: RuntimeError) -> bool:
@@ -94,6 +99,13 @@ class RolloutTrainer(GRPOTrainer):
         equal = self._zero_variance()
         first = self.accelerator.process_index * len(inputs)
         batch["advantages"][equal[first : first + len(inputs)]] = 0.0
+        if self.model.training and batch.get("sampling_per_token_logps") is not None:
+            self._check_engine(batch)
+        ratio = batch.get("importance_sampling_ratio")
+        if ratio is not None and self.vllm_importance_sampling_mode.endswith("_mask"):
+            masked, total = self.accelerator.gather(engine_check.masked(ratio, loss_mask(batch))).sum(0).tolist()
+            mode = "train" if self.model.training else "eval"
+            self._metrics[mode]["sampling/masked_share"].append(masked / max(1, total))
         for behind, is_equal in enumerate(reversed(equal.tolist()), 1):
             if is_equal:
                 self._logs["advantages"][-behind] = 0.0
@@ -106,6 +118,42 @@ class RolloutTrainer(GRPOTrainer):
         if self.multi_objective_aggregation == "sum_then_normalize":
             rewards = rewards.nansum(1).masked_fill(rewards.isnan().all(1), torch.nan).unsqueeze(1)
         return zero_variance(rewards, self.num_generations if self.model.training else self.num_generations_eval)
+
+    def _check_engine(self, batch: Batch) -> None:
+        """Compare the engine's log-probabilities of some rollouts with the policy's, now and then.
+
+        Raises:
+            GenerationError: the engine has other weights than the policy.
+        """
+        filtered = self.top_p < 1 or self.top_k or self.min_p or self.repetition_penalty != 1
+        if self.state.global_step < self._next_engine_check or filtered:  # filters change the engine's alone
+            return
+        self._next_engine_check = self.state.global_step + engine_check.EVERY
+        count = len(batch["prompt_ids"])
+        some = pick(batch, range(0, count, -(-count // engine_check.COMPLETIONS)))
+        ids, mask = (torch.cat((some[f"prompt_{kind}"], some[f"completion_{kind}"]), 1) for kind in ("ids", "mask"))
+        fields = {key: value for key, value in some.items() if key in (*IMAGES, *BOTH, "num_images")}
+        with torch.no_grad():
+            policy, _, _ = self._get_per_token_logps_and_entropies(
+                self.model, ids, mask, some["completion_ids"].size(1), batch_size=1, **fields
+            )
+        found = engine_check.difference(policy, some["sampling_per_token_logps"], loss_mask(some))
+        dtype = compute_type(self.accelerator, self.model)
+        allowed = engine_check.tolerance(dtype, self.accelerator.device.type)
+        (differs,) = self._any(not found <= allowed)
+        verdict = {"engine/logp_difference": found, "engine/tolerance": allowed, "engine/is_policy": float(not differs)}
+        if differs:
+            self.log(verdict)
+            raise GenerationError(engine_check.not_the_policy(found, allowed, dtype))
+        for name, value in verdict.items():
+            self._metrics["train"][name].append(value)
+
+    def _any(self, *flags: bool) -> list[bool]:
+        """Return which of these is true on any process."""
+        if self.accelerator.num_processes == 1:
+            return list(flags)
+        mine = torch.tensor(flags, dtype=torch.int, device=self.accelerator.device)
+        return [bool(count) for count in self.accelerator.reduce(mine, "sum").tolist()]
 
     def _calculate_rewards(self, inputs: list, prompts: list, *args: Any) -> torch.Tensor:
         """Score the completions, (completions, rewards), and skip a completion on which a reward failed.
@@ -251,31 +299,6 @@ class RolloutTrainer(GRPOTrainer):
             yield
         finally:
             self._part = None
-
-
-def check_one_device(model: torch.nn.Module) -> None:
-    """Check that the layers of the policy are on one device.
-
-    Raises:
-        ValueError: accelerate has spread them over several.
-    """
-    devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
-    if len(devices) > 1:
-        raise ValueError(
-            f"the layers of the policy are spread over several devices ({', '.join(sorted(devices))}): set "
-            "CUDA_VISIBLE_DEVICES to one GPU before CUDA is initialised, or start the script with torchrun or "
-            "accelerate launch; if one GPU is too small for the policy, use LoRA, QLoRA or a smaller model"
-        )
-
-
-def train_in_float32(model: torch.nn.Module) -> None:
-    """Make trained weights float32: a gradient scaler cannot unscale gradients in half precision.
-
-    TRL makes the adapters of a quantized base bfloat16, which GPUs that need float16 do not compute in either.
-    """
-    for weight in model.parameters():
-        if weight.requires_grad:
-            weight.data = weight.data.float()
 
 
 def too_long(part: Microbatch | None) -> str:

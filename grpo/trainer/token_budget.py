@@ -1,5 +1,7 @@
 """The number of tokens that a micro-batch may have: it grows with free memory and halves after an OOM."""
 
+from collections.abc import Callable
+
 import torch
 from accelerate.utils.memory import clear_device_cache
 
@@ -15,6 +17,7 @@ class TokenBudget:
         self.tokens = setting if isinstance(setting, int) else UNMEASURED
         self.ceiling: float = float("inf")
         self.begun = not self.measured
+        self.asleep: Callable[[], int] = lambda: 0  # bytes that PyTorch counts and a sleeping engine has freed
         self.occupied = 0
 
     def begin(self, longest: int) -> None:
@@ -35,13 +38,13 @@ class TokenBudget:
         """Begin to measure the memory of an update."""
         if self.measured:
             torch.cuda.reset_peak_memory_stats()
-            self.occupied = torch.cuda.memory_allocated()
+            self.occupied = torch.cuda.memory_allocated() - self.asleep()
 
     def grow(self, largest: int) -> None:
         """After an update whose largest micro-batch had so many tokens: grow by at most two, as memory allows."""
         if self.measured and largest:
             total = torch.cuda.get_device_properties().total_memory * torch.cuda.get_per_process_memory_fraction()
-            self.tokens = self.grown(largest, torch.cuda.max_memory_allocated(), total)
+            self.tokens = self.grown(largest, torch.cuda.max_memory_allocated() - self.asleep(), total)
 
     def grown(self, largest: int, peak: float, total: float) -> int:
         """Return the next budget, if `largest` tokens took the memory from `occupied` to `peak` bytes of `total`.

@@ -100,7 +100,6 @@ def test_a_run_stops_with_a_checkpoint_when_host_memory_is_nearly_used_up() -> N
     ("overrides", "first"),
     [
         ((), "weights in half precision"),
-        (("train.top_p=0.9", "train.repetition_penalty=1.1"), "train.top_p=0.9, which the policy's log-prob"),
         (("generation=vllm_server",), "a server with another model, precision or --logprobs-mode"),
     ],
 )

@@ -36,4 +36,5 @@ def test_the_plan_counts_adapters_on_a_quantized_base_as_they_are_trained(
     composed: Callable[..., DictConfig], profile: str, size: int
 ) -> None:
     adapter = workload_of(composed(f"+gpu={profile}", "peft=qlora"), "cuda").adapter
-    assert adapter and adapter.number_bytes == size
+    assert adapter
+    assert adapter.number_bytes == size

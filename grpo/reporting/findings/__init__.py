@@ -6,13 +6,15 @@ A rule is a function from a run to a finding or None. Its thresholds are in its 
 from collections.abc import Callable
 
 from grpo.reporting.findings.base import Finding
+from grpo.reporting.findings.engine import engine_differs, mismatch, sequences_masked
 from grpo.reporting.findings.learning import cut_off, entropy_collapsed, groups_equal, kl_exploded, reward_flat
-from grpo.reporting.findings.machine import memory_near_limit, mismatch, steps_skipped
+from grpo.reporting.findings.machine import fragments, gpu_idle, host_memory_grows, memory_near_limit, steps_skipped
 from grpo.reporting.findings.rewards import drowned, hacking, never_fired, reward_errors
 from grpo.runs.run_dir import Run
 
 __all__ = ["Finding", "findings"]
 RULES: tuple[Callable[[Run], Finding | None], ...] = (
+    engine_differs,
     steps_skipped,
     reward_errors,
     never_fired,
@@ -24,7 +26,11 @@ RULES: tuple[Callable[[Run], Finding | None], ...] = (
     reward_flat,
     drowned,
     mismatch,
+    sequences_masked,
     memory_near_limit,
+    host_memory_grows,
+    fragments,
+    gpu_idle,
 )
 
 

@@ -115,6 +115,17 @@ def test_close_names_are_offered_once() -> None:
         (["generation=vllm_colocate", "train.vllm_gpu_memory_utilization=5"], "above 0 and at most 1"),
         (["generation=vllm_server", "train.vllm_server_port=80001"], "a port from 1 to 65535"),
         (["generation=vllm_colocate", "train.vllm_max_model_length=87"], "take up to 88 tokens"),
+        (["generation=vllm_colocate", "train.top_p=0.9"], "train.top_p=0.9: with vLLM a sampling filter biases"),
+        (["generation=vllm_server", "train.repetition_penalty=1.1"], "train.repetition_penalty=1.1: with vLLM"),
+        (
+            [
+                "generation=vllm_colocate",
+                "+train.generation_kwargs.top_k=20",
+                "train.vllm_importance_sampling_correction=false",
+                "train.off_policy_mask_threshold=0.5",
+            ],
+            "train.generation_kwargs.top_k=20: with vLLM a sampling filter biases",
+        ),
         (["peft=qlora", "generation=vllm_colocate"], "a policy with 4-bit weights"),
         (["peft=qlora", "generation=vllm_server"], "use generation=transformers, or peft=lora with a smaller model"),
         (
@@ -169,3 +180,16 @@ def test_a_batch_is_that_of_all_processes_that_are_planned_for(composed: Callabl
     with pytest.raises(ConfigError, match="a batch of 2 completions"):
         check(composed(*small))
     check(composed(*small, "plan.processes=8"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["generation=transformers", "train.top_p=0.9"],
+        ["generation=vllm_colocate", "train.top_p=0.9", "train.vllm_importance_sampling_correction=false"],
+    ],
+)
+def test_filters_are_allowed_where_no_importance_ratio_is_biased(
+    composed: Callable[..., DictConfig], overrides: list[str]
+) -> None:
+    check(composed(*overrides))

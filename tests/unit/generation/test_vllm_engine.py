@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import requests
 import torch
-from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TrainerCallback
-from trl import GRPOConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainerCallback
+from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
+from benchmarks.engine_check import FAULTS, LORA, check, trainer
 from grpo.config.schema import ROOT
 from grpo.errors import GenerationError
 from grpo.generation import vllm_engine
@@ -24,6 +24,9 @@ from grpo.generation.vllm_engine import PolicyEngine, answer
 from grpo.runs.resume import newest_checkpoint
 from grpo.tasks.arithmetic import problems
 from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.token_budget import TokenBudget
+from tests.cuda_driver import GB, CudaDriver
 
 TINY = str(ROOT / "grpo" / "tiny")
 LINEAR = ["q_proj", "v_proj", "down_proj"]
@@ -114,7 +117,8 @@ class Engine(PolicyEngine):
 
     def __init__(self, result: Any, mode: str = "colocate") -> None:
         self.result, self.mode = result, mode
-        self.accelerator, self._dist = SimpleNamespace(is_main_process=True), SimpleNamespace(is_fsdp=False)
+        self.accelerator = SimpleNamespace(is_main_process=True, device=torch.device("cpu"))
+        self._dist = SimpleNamespace(is_fsdp=False)
         self.vllm_client = SimpleNamespace(base_url="http://127.0.0.1:9")
 
 
@@ -152,6 +156,58 @@ def test_a_transfer_that_the_server_does_not_take_is_aborted(monkeypatch: pytest
     monkeypatch.setattr(VLLMGeneration, "sync_weights", blocked)
     with pytest.raises(GenerationError, match="went away while it took the policy's weights"):
         engine.sync_weights()
+
+
+def test_a_transfer_that_ends_while_the_server_is_asked_keeps_its_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(None, mode="server")
+    engine.vllm_client.communicator = Communicator()
+    engine._server_started = "now"
+    asked, answered = threading.Event(), threading.Event()
+
+    def no_answer(url: str) -> bool:
+        asked.set()
+        answered.wait(10)
+        return False
+
+    monkeypatch.setattr(vllm_engine, "started_at", lambda url: "now")
+    monkeypatch.setattr(vllm_engine, "answers", no_answer)
+    monkeypatch.setattr(vllm_engine, "PAUSE", 0.01)
+    monkeypatch.setattr(vllm_engine, "FAILURES", 1)
+    monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: asked.wait(10))
+    engine.sync_weights()
+    answered.set()
+    assert not engine.vllm_client.communicator.aborted.wait(0.5)
+
+
+def test_without_vllm_a_script_is_told_that_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(vllm_generation, "LLM", raising=False)
+    monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: False)
+    monkeypatch.setattr(vllm_engine, "is_vllm_available", lambda: False)
+    engine = Engine(None)
+    engine.model = None
+    with pytest.raises(ImportError, match="vLLM is not available"):
+        engine._init_vllm()
+
+
+def test_the_memory_of_a_sleeping_engine_is_not_counted_as_the_policys(
+    monkeypatch: pytest.MonkeyPatch, cuda_driver: CudaDriver
+) -> None:
+    cumem = pytest.importorskip("vllm.device_allocator.cumem")
+    pool = SimpleNamespace(get_current_usage=lambda: 6 * GB)
+    monkeypatch.setattr(cumem.CuMemAllocator, "get_instance", lambda: pool)
+    engine = Engine(None)
+    engine.enable_sleep_mode, engine._llm_weights_sleeping = True, True
+    cuda_driver.allocate(8 * GB)
+    readings, budget = MemoryReadings(on_gpu=True), TokenBudget("auto", torch.device("cuda"))
+    readings.asleep = budget.asleep = engine.asleep
+    with readings.of("update"):
+        budget.watch()
+    with readings.of("generate"):
+        pass
+    assert budget.occupied == 2 * GB
+    assert (readings.highest["memory/update_gb"], readings.highest["memory/generate_gb"]) == (2, 8)
+    engine._llm_weights_sleeping = False
+    assert engine.asleep() == 0
 
 
 @pytest.mark.usefixtures("_given")
@@ -223,39 +279,6 @@ def test_answers_are_greedy_and_rollouts_keep_their_settings_afterwards() -> Non
 PROMPTS = [problem.question for problem in islice(problems("train"), 64)]
 
 
-def reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-    return [float(sum(ids) % 5) for ids in completion_ids]
-
-
-def trainer(directory: Path, peft_config: LoraConfig | None = None, **options: Any) -> ExactGRPOTrainer:
-    settings: dict[str, Any] = {
-        "per_device_train_batch_size": 16,
-        "num_generations": 4,
-        "max_completion_length": 16,
-        "learning_rate": 1e-3,
-        "max_steps": 3,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "use_vllm": True,
-        "vllm_mode": "colocate",
-        "vllm_max_model_length": 96,
-        "vllm_gpu_memory_utilization": 0.1,
-        **options,
-    }
-    return ExactGRPOTrainer(
-        model=TINY,
-        reward_funcs=reward,
-        args=GRPOConfig(output_dir=str(directory), **settings),
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
-        processing_class=AutoTokenizer.from_pretrained(TINY),
-        peft_config=peft_config,
-    )
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> ExactGRPOTrainer:
     """A policy after three steps at a large learning rate, and its engine."""
@@ -269,6 +292,20 @@ def test_vllms_log_probabilities_are_the_policys_at_every_step(trained: ExactGRP
     differences = [row["sampling/sampling_logp_difference/max"] for row in trained.state.log_history if "loss" in row]
     assert len(differences) == 3
     assert max(differences) < 1e-4
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_run_whose_engine_has_other_weights_stops(fault: str) -> None:
+    found = check(fault, steps=15, peft_config=LORA)
+    assert found["stopped_after_step"] is not None
+    assert found["largest_difference"] > 10 * found["tolerance"]
+
+
+@pytest.mark.vllm
+def test_the_engine_is_checked_at_the_first_step_and_passes(trained: ExactGRPOTrainer) -> None:
+    verdicts = [row.get("engine/is_policy") for row in trained.state.log_history if "loss" in row]
+    assert verdicts == [1.0, None, None]
 
 
 @pytest.mark.vllm

@@ -194,6 +194,7 @@ def test_generation_auto_without_a_length_of_completions_is_one_line(composed: C
         (True, ("+gpu=h100",), True),
         (False, ("+gpu=h100",), False),
         (True, ("+gpu=h100", "peft=qlora"), False),
+        (True, ("+gpu=h100", "train.top_p=0.9"), False),
         (True, ("+gpu=h100", "model=tiny"), False),
         (True, ("+gpu=rtx3080", "gpu.memory_gb=12.5"), False),
         (True, (), False),

@@ -54,9 +54,76 @@ def test_every_recording_is_looked_at():
     assert {file.stem for file in RECORDED.glob("*.json")} == set(FOUND)
 
 
-def test_every_rule_is_shown_by_a_recording(recorded):
+CONSTRUCTED = {"engine_differs", "sequences_masked", "host_memory_grows", "fragments", "gpu_idle"}
+"""Rules about what no run on a CPU shows; each has a test below."""
+
+
+def test_every_other_rule_is_shown_by_a_recording(recorded):
     runs = [recorded(name) for name in FOUND]
-    assert not [rule.__name__ for rule in RULES if not any(rule(run) for run in runs)]
+    assert {rule.__name__ for rule in RULES if not any(rule(run) for run in runs)} == CONSTRUCTED
+
+
+def with_metrics(run, **functions):
+    """The run with further metrics, each a function of the step."""
+    rows = [{**row, **{name: value(row["step"]) for name, value in functions.items()}} for row in run.metrics]
+    return replace(run, metrics=rows)
+
+
+def test_an_engine_that_is_not_the_policy_comes_first(recorded):
+    run = recorded("healthy")
+    verdict = {"step": 50, "engine/is_policy": 0.0, "engine/logp_difference": 0.83, "engine/tolerance": 0.15}
+    first, *_ = findings(replace(run, metrics=[*run.metrics, verdict]))
+    assert first.name == "engine_differs"
+    assert first.evidence.startswith(
+        "after step 50 the log-probabilities differ by 0.83 nats per token; rounding makes"
+    )
+    healthy = with_metrics(run, **{"engine/is_policy": lambda step: 1.0 if step % 50 == 0 else None})
+    assert findings(healthy) == []
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.05, False), (0.4, True)])
+def test_sequences_that_the_mask_removes_are_reported(share, found, recorded):
+    run = with_metrics(recorded("healthy"), **{"sampling/masked_share": lambda step: share})
+    assert [finding.name for finding in findings(run)] == ["sequences_masked"] * found
+    assert not found or findings(run)[0].title == "The importance-sampling mask removes sequences"
+
+
+@pytest.mark.parametrize(
+    ("memory", "found"),
+    [
+        (lambda step: 3.0 + 0.01 * step, True),
+        (lambda step: 3.0 + min(step, 30) * 0.05, False),  # warming up
+        (lambda step: 3.0 + 0.3 * (step % 7 == 0), False),
+    ],
+    ids=["grows", "settles", "varies"],
+)
+def test_host_memory_that_grows_by_the_step_is_reported_with_what_is_left(memory, found, recorded):
+    run = replace(with_metrics(recorded("healthy"), **{"memory/host_gb": memory}), plan={"host_capacity_gb": 32.0})
+    assert [finding.name for finding in findings(run)] == ["host_memory_grows"] * found
+    if found:
+        assert "10 MiB per step, which is full after 2" in findings(run)[0].evidence
+
+
+def test_memory_that_is_reserved_and_not_allocated_is_reported(recorded):
+    run = recorded("healthy")
+    peaks = {"memory/peak_allocated_gb": 30.0, "memory/peak_reserved_gb": 47.0}
+    (finding,) = findings(replace(run, summary={**run.summary, **peaks}, plan={"capacity_gb": 80.0}))
+    assert finding.name == "fragments"
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("seconds", "advice"),
+    [({"time/reward": 9.0}, "reward.<name>.workers"), ({"time/generate": 9.0}, "generation=vllm_colocate")],
+)
+def test_an_idle_gpu_is_reported_with_advice_for_the_longest_phase(seconds, advice, recorded):
+    metrics = {"gpu/utilization": 0.2, "time/reward": 1.0, "time/generate": 1.0, "time/update": 1.0, **seconds}
+    run = with_metrics(recorded("healthy"), **{name: lambda step, v=value: v for name, value in metrics.items()})
+    (finding,) = findings(run)
+    assert finding.name == "gpu_idle"
+    assert finding.evidence.startswith("20% utilization")
+    assert advice in finding.advice
+    assert findings(with_metrics(run, **{"gpu/utilization": lambda step: 0.9})) == []
 
 
 def test_a_finding_has_its_evidence_and_advice(recorded):

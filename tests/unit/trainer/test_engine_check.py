@@ -1,0 +1,93 @@
+"""The comparison of log-probabilities by policy and engine, without an engine; see also test_vllm_engine.py."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo.callbacks import MetricsFile
+from grpo.errors import GenerationError
+from grpo.trainer import ExactGRPOTrainer, engine_check
+from grpo.trainer.engine_check import difference, masked, tolerance
+from tests.stock_trl import ours, rollouts
+
+NAN = float("nan")
+
+
+def test_the_difference_is_over_tokens_that_both_have_scored() -> None:
+    policy = torch.tensor([[-1.0, -2.0, -9.0], [-1.0, 0.0, 0.0]])
+    engine = torch.tensor([[-1.5, NAN, -1.0], [-2.0, 0.0, 0.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    assert difference(policy, engine, mask) == pytest.approx(0.75)
+    assert difference(policy, engine, torch.zeros_like(mask)) == 0.0
+
+
+def test_the_tolerance_follows_from_the_bits_of_the_data_type() -> None:
+    ratio = torch.finfo(torch.bfloat16).eps / torch.finfo(torch.float16).eps
+    assert tolerance("bfloat16", "cuda") / tolerance("float16", "cuda") == pytest.approx(ratio, rel=0.1)
+    assert tolerance("float32", "cuda") == tolerance("float16", "cuda"), "as GPUs may multiply it as TF32"
+    assert tolerance("float32", "cpu") < tolerance("float32", "cuda") / 10
+
+
+@pytest.mark.parametrize(
+    ("ratio", "counts"),
+    [([[0.0], [1.2], [0.0]], [1, 2]), ([[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]], [2, 3])],
+    ids=["sequences", "tokens"],
+)
+def test_what_trls_mask_removes_is_counted_among_what_is_in_the_loss(ratio: list, counts: list[int]) -> None:
+    mask = torch.tensor([[1, 1], [1, 0], [0, 0]])
+    assert masked(torch.tensor(ratio), mask).tolist() == [counts]
+
+
+def checked(directory: Path, shift: float, **options: Any) -> ExactGRPOTrainer:
+    """A trainer whose rollouts bring log-probabilities as an engine does: the policy's, shifted."""
+
+    def generate(prompts: list[str], trainer: ExactGRPOTrainer) -> dict[str, Any]:
+        found = rollouts(prompts, trainer)
+        pairs = list(zip(found["prompt_ids"], found["completion_ids"], strict=True))
+        logps = []
+        with torch.no_grad():
+            for prompt, completion in pairs:
+                logits = trainer.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+                scored = logits.log_softmax(-1)[torch.arange(len(completion)), torch.tensor(completion)]
+                logps.append([float(value) + shift for value in scored])
+        return found | {"logprobs": logps}
+
+    trainer = ours(directory, rollout_func=generate, **options)
+    trainer.add_callback(MetricsFile(directory / "metrics.jsonl"))
+    return trainer
+
+
+def test_a_healthy_engine_is_checked_at_the_first_step_and_then_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_check, "EVERY", 3)
+    trainer = checked(tmp_path, shift=0.0, max_steps=5)
+    trainer.train()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row.get("engine/is_policy") for row in rows] == [1.0, None, None, 1.0, None]
+    assert 0 < rows[3]["engine/logp_difference"] < 1e-5
+    assert rows[3]["engine/tolerance"] == engine_check.ON_CPU
+
+
+@pytest.mark.parametrize("shift", [0.01, NAN])
+def test_an_engine_with_other_weights_ends_the_run_and_the_verdict_is_kept(tmp_path: Path, shift: float) -> None:
+    trainer = checked(tmp_path, shift, max_steps=5)
+    if shift != shift:  # a policy without a number is not the engine either
+        trainer._get_per_token_logps_and_entropies = lambda *args, **options: (torch.tensor(NAN), None, None)
+        trainer.rollout_func = checked(tmp_path, 0.0).rollout_func
+    with pytest.raises(GenerationError, match="the engine is not the policy: their log-probabilities differ by"):
+        trainer.train()
+    (row,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert (row["step"], row["engine/is_policy"]) == (0, 0.0)
+    assert trainer.state.global_step == 0
+
+
+def test_filters_that_change_the_engines_log_probabilities_alone_are_not_taken_for_other_weights(
+    tmp_path: Path,
+) -> None:
+    trainer = checked(tmp_path, shift=0.5, max_steps=1, top_p=0.9)
+    trainer.train()
+    assert trainer.state.global_step == 1
