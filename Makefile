@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up everything on a machine with Python 3.11 or later; the first call installs.
-.PHONY: install extras vllm demo test test-vllm lint
+.PHONY: install extras vllm demo test test-vllm test-gpu lint
 .DELETE_ON_ERROR:
 
 install: .venv/installed
@@ -31,6 +31,10 @@ test: .venv/installed
 # Tests with the real engine, which takes half a minute to start.
 test-vllm: .venv/vllm-installed
 	@.venv/bin/python -m pytest -m vllm
+
+# What only an NVIDIA GPU shows: about ten minutes. `python -m benchmarks.gpu` writes the same as numbers.
+test-gpu: .venv/installed
+	@.venv/bin/python -m pytest -m gpu tests/gpu
 
 lint: .venv/installed
 	@.venv/bin/ruff check .

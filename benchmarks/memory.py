@@ -29,6 +29,7 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
+from benchmarks.update import TOY
 from grpo import policy
 from grpo.config.schema import ROOT, register, train_arguments
 from grpo.limits import GB
@@ -60,8 +61,6 @@ SETTINGS = [
     "task.max_prompt_length=256",
     "train.max_completion_length=786",
 ]
-TOY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-TOY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 500}
 TOY_SETTINGS = ["task.max_prompt_length=16", "train.max_completion_length=24", "model.model_name_or_path=toy"]
 
 
@@ -170,7 +169,7 @@ def run_cell(overrides: list[str], cap: float | None, toy: bool) -> dict[str, An
         torch.cuda.set_per_process_memory_fraction(min(1.0, fraction))
     config = compose("config", [*overrides, *(TOY_SETTINGS if toy else [])])
     if toy:
-        config.model.shape = {"model_type": "llama", **TOY}
+        config.model.shape = TOY
     plan = make_plan(config)
     config = settled(config, plan)
     with tempfile.TemporaryDirectory() as folder:

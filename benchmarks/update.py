@@ -56,12 +56,22 @@ WORKLOADS: dict[str, tuple[str, Callable[[torch.Generator], int], int, float]] =
 }
 
 
-def build_policy(model: str, device: str) -> Any:
-    """Return a policy of a known shape with random weights."""
-    shape = yaml.safe_load((ROOT / "conf" / "model" / f"{model}.yaml").read_text())["shape"]
-    shape.pop("parameters", None)
+TOY = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+TOY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 500}
+
+
+def build_policy(model: str, device: str, dtype: torch.dtype | None = None) -> Any:
+    """Return a policy with random weights of the shape of a choice of `conf/model`, or of `toy`.
+
+    Args:
+        dtype: of the weights; None takes bfloat16 on a GPU and float32 without one.
+    """
+    shape: dict[str, Any] = dict(TOY)
+    if model != "toy":
+        shape = yaml.safe_load((ROOT / "conf" / "model" / f"{model}.yaml").read_text())["shape"]
+        shape.pop("parameters", None)
     torch.manual_seed(0)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    dtype = dtype or (torch.bfloat16 if device == "cuda" else torch.float32)
     with torch.device(device):
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape), dtype=dtype)
 

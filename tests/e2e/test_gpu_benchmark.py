@@ -1,0 +1,53 @@
+"""The experiments for a GPU at toy size on the CPU, so that nothing but the hardware is new when there is one."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu, gpu_experiments
+from benchmarks.gpu_experiments import EXPERIMENTS, NEEDS_VLLM, TOY
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.vllm] * (name in NEEDS_VLLM)) for name in EXPERIMENTS]
+)
+def test_every_experiment_runs_at_toy_size_and_finds_what_it_should(name: str) -> None:
+    result = gpu_experiments.run(name, TOY)
+    assert json.loads(json.dumps(result)) == result
+    if name == "exactness":
+        assert max(result["float32 against TRL"].values()) <= 1e-5
+        theirs, mine = (result["error in bfloat16"][f"bfloat16 {trainer}"] for trainer in ("trl", "ours"))
+        assert 0 < mine < 1.5 * theirs
+    if name == "out of memory":
+        for phase in result.values():
+            assert phase["retries"] >= 1
+            assert phase["same_completions"]
+            assert phase["weights"] <= 1e-5
+        assert result["update"]["moved"] > 1e-3
+    if name == "gradients offloaded to CPU":
+        assert result["weights bitwise equal"]
+    if name == "bitsandbytes":
+        assert all(min(part["grad_norms"]) > 1e-4 for part in result.values())
+    if name == "vllm":
+        assert all(part["engine/is_policy"] == 1 for part in result.values())
+
+
+def test_the_command_writes_json_and_markdown_and_continues_where_it_was_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "gpu.json"
+    monkeypatch.setattr(sys, "argv", ["gpu", "--toy", "--output", str(output), "--minutes", "0.02"])
+    gpu.main()  # too short for the first experiment
+    first = json.loads(output.read_text())["results"]
+    assert first["exactness"]["cut_off"]
+    done = {"cell full 0.5B": {"planned_gb": 1.0, "seconds": 1.0}, "auto": {"total_gb": 1.0, "seconds": 1.0}}
+    output.write_text(json.dumps(json.loads(output.read_text()) | {"results": first | done}))
+    capsys.readouterr()
+    gpu.main()
+    results = json.loads(output.read_text())["results"]
+    assert results["exactness"]["cut_off"], "what was cut off is run again"
+    assert {name: results[name] for name in done} == done
+    assert "not done: exactness, out of memory," in " ".join(capsys.readouterr().out.split())
+    assert '| auto | 1 | {"total_gb": 1.0} |' in output.with_suffix(".md").read_text()

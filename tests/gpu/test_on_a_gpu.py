@@ -1,0 +1,86 @@
+"""What no CPU shows, on any NVIDIA GPU with 16 GB: `make test-gpu`. The experiments are those of benchmarks.gpu."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu import LONGEST, run_in_process
+from grpo.hardware import free_gpu_memory, gpu_utilization
+from grpo.limits import USABLE
+from grpo.planning.fit import HEADROOM
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+
+@cache
+def measured(name: str) -> dict[str, Any]:
+    """The result of an experiment at the scale of a GPU, in a process of its own."""
+    result = run_in_process(name, toy=False, seconds=2 * LONGEST)
+    if "skipped" in result:
+        pytest.skip(result["skipped"])
+    assert "error" not in result, result["error"]
+    return result
+
+
+def test_the_gradient_is_that_of_stock_trl_in_float32_and_no_worse_in_bfloat16() -> None:
+    result = measured("exactness")
+    assert max(result["float32 against TRL"].values()) <= 1e-5
+    theirs, ours = (result["error in bfloat16"][f"bfloat16 {trainer}"] for trainer in ("trl", "ours"))
+    assert ours <= 1.2 * theirs
+
+
+def test_auto_grows_and_stays_within_the_gpu() -> None:
+    result = measured("auto")
+    tokens = result["update/max_tokens_per_microbatch"]
+    assert tokens[-1] > tokens[0]
+    assert max(result["memory/update_gb"]) <= USABLE * 1.05 * result["total_gb"]
+    assert sum(result["update/oom_retries"]) == 0
+
+
+@pytest.mark.parametrize("phase", ["generate", "logprobs", "update"])
+def test_a_real_oom_is_survived_with_the_same_weights(phase: str) -> None:
+    result = measured("out of memory")[phase]
+    assert result["retries"] >= 1
+    assert result["weights"] <= 1e-5 or not result["same_completions"]
+    assert phase == "generate" or result["same_completions"]
+
+
+def test_gradients_offloaded_to_cpu_save_memory_and_no_bit_of_the_weights_differs() -> None:
+    result = measured("gradients offloaded to CPU")
+    assert result["weights bitwise equal"]
+    assert result["offloaded"]["update_gb"] < result["on the GPU"]["update_gb"]
+
+
+def test_optimizers_of_8_bits_and_a_base_of_4_bits_train_and_save_memory() -> None:
+    result = measured("bitsandbytes")
+    assert result["paged_adamw_8bit"]["update_gb"] < result["adamw_8bit"]["update_gb"]
+    assert result["adamw_8bit"]["update_gb"] < result["adamw_torch_fused"]["update_gb"]
+    for part in result.values():
+        assert all(0 < norm < float("inf") for norm in part["grad_norms"])
+
+
+def test_vllm_is_the_policy_awake_and_asleep_and_frees_its_memory_when_it_sleeps() -> None:
+    result = measured("vllm")
+    assert all(part["engine/is_policy"] == 1 for part in result.values())
+    assert result["asleep"]["update_gb"] < result["awake"]["update_gb"]
+
+
+@pytest.mark.parametrize("cell", ["LoRA 0.5B", "+ checkpointing 0.5B"])
+def test_the_plan_is_an_upper_bound_that_is_not_far_off(cell: str) -> None:
+    result = measured(f"cell {cell}")
+    assert (1 - 3 * HEADROOM) * result["planned_gb"] <= result["allocated_gb"] <= (1 + HEADROOM) * result["planned_gb"]
+    assert result["oom_retries"] == 0
+
+
+def test_updates_and_whole_steps_are_faster_than_stock_trls() -> None:
+    assert all(workload["time_ratio"] > 1 for workload in measured("update").values())
+    assert measured("whole step")["ratio"] > 1
+
+
+def test_the_driver_describes_the_gpu_that_pytorch_uses() -> None:
+    found = free_gpu_memory()
+    assert found
+    assert found[1] == pytest.approx(torch.cuda.get_device_properties(0).total_memory, rel=0.05)
+    assert gpu_utilization() is not None
