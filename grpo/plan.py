@@ -20,11 +20,11 @@ from grpo.config.messages import meant
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError
 from grpo.planning.advice import advise
-from grpo.planning.fit import Plan, make_plan
+from grpo.planning.duration import Duration, expected_duration
+from grpo.planning.fit import AT_ONCE, Plan, make_plan
 
 PROGRAM = "grpo.plan"
 FORMATS = ("text", "json")
-AT_ONCE = "rows_generated_at_once"
 PHASES = {"load": "load", "rollout": "rollout", "logprobs": "log-probabilities", "update": "update"}
 
 
@@ -45,7 +45,9 @@ def job(config: DictConfig) -> None:
             return
         plan = make_plan(config)
         plan.suggestions = advise(overrides, config, plan)
-        content = json.dumps(plan.as_dict(), indent=2)
+        duration = expected_duration(config, plan)
+        about_time = {"duration": duration.as_dict() if duration else None}
+        content = json.dumps(plan.as_dict() | about_time, indent=2)
         (run_dir / "plan.json").write_text(content + "\n")
     except ConfigError as error:
         if sweep or WANTS_TRACEBACK:
@@ -54,13 +56,13 @@ def job(config: DictConfig) -> None:
     if config.plan.format == "json":
         print(content)
     else:
-        show(plan, Console())
+        show(plan, duration, Console())
     if plan.problem and not sweep:
         sys.exit(1)
 
 
-def show(plan: Plan, console: Console) -> None:
-    """Print a plan: a table of phases, the chosen settings, the verdict, and suggestions."""
+def show(plan: Plan, duration: Duration | None, console: Console) -> None:
+    """Print a plan: a table of phases, the chosen settings, the verdict, the time, and suggestions."""
     console.print(f"{plan.model} on {plan.device}", highlight=False, soft_wrap=True)
     table = Table("GiB")
     for phase in plan.phases:
@@ -83,6 +85,8 @@ def show(plan: Plan, console: Console) -> None:
         console.print(f"[bold red]does not fit[/]: {plan.problem}", highlight=False, soft_wrap=True)
     else:
         console.print("[bold green]fits[/]")
+    if duration:
+        console.print(str(duration), highlight=False, soft_wrap=True)
     if plan.suggestions:
         console.print("changes that would fit:" if plan.problem else "changes that would use the GPU better:")
     for suggestion in plan.suggestions:

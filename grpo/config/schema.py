@@ -184,6 +184,10 @@ class Gpu:
     memory_gb: float = MISSING
     bf16: bool = MISSING
     """Whether the GPU computes in bfloat16."""
+    tflops: float | None = None
+    """Dense 16-bit matrix products with sums in float32, 10^12 operations per second, by its maker."""
+    bandwidth_gb_s: float | None = None
+    """Bandwidth of its memory, 10^9 bytes per second, by its maker."""
 
 
 @dataclass
@@ -200,6 +204,8 @@ class Plan:
     """Number of processes that will train; None takes the number that `torchrun` started, else 1."""
     host_gb: float | None = None
     """Host memory to plan with and to stay below, GiB; None takes that of this machine if it is the one that trains."""
+    hourly_price: float | None = None
+    """Price per hour of all machines of the run, in any currency; `python -m grpo.plan` then gives the cost."""
 
 
 @dataclass

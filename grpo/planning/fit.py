@@ -20,6 +20,8 @@ from grpo.planning.workload import Workload
 
 HEADROOM = 0.08
 """Fraction of the GPU's memory that a plan leaves free, for fragments of the allocator and for errors of the model."""
+AT_ONCE = "rows_generated_at_once"
+"""The setting that no key of the configuration has: completions that transformers generates at once."""
 MAX_TOKENS = 16384
 """Tokens per micro-batch that keep any GPU busy; larger micro-batches are not faster."""
 
@@ -186,7 +188,7 @@ def choose(config: DictConfig, shape: Shape, workload: Workload, limit: float) -
     if not config.train.use_vllm:  # the trainer halves what does not fit, so only one sequence has to
         while workload.sequences > 1 and peak(shape, workload, "rollout") > limit:
             workload = replace(workload, sequences=(workload.sequences + 1) // 2)
-        settings["rows_generated_at_once"] = workload.sequences
+        settings[AT_ONCE] = workload.sequences
     if automatic:
         low = workload.sequence
         high = max(low, min(MAX_TOKENS, low * completions_per_step(config.train)))

@@ -1,0 +1,228 @@
+"""How long a step and a run take: floating-point operations, bytes that are moved, and the start of each layer.
+
+The estimate is for completions of half the limit on average, of which the longest reaches it. Rewards are not in it.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from grpo.config.batch import completions, processes
+from grpo.planning.fit import AT_ONCE, Plan
+from grpo.planning.from_config import find_shape, workload_of
+from grpo.planning.memory import kv_cache, trained, weights
+from grpo.planning.shape import Shape
+from grpo.planning.workload import Workload
+
+REACHED = {"cuda": 0.4, "cpu": 0.5}
+"""The fraction of a device's operations per second that training and prompts reach."""
+LAYER = {"cuda": 5e-4, "cpu": 4e-4}
+"""Seconds per layer and forward pass of transformers for Python and the start of kernels."""
+ENGINE_LAYER = {"cuda": 5e-5, "cpu": 2e-4}
+"""The same for vLLM, which records them as CUDA graphs."""
+MEAN_LENGTH = 0.5
+"""Mean length of a completion, as a fraction of the limit."""
+OFF_BY = {"cuda": 3.0, "cpu": 2.0}
+"""The factor by which an estimate may be off; on a CPU the demo and SmolLM2 stay within it, for a GPU a guess."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a device does per second."""
+
+    operations: float
+    """Floating-point operations in products of large matrices."""
+    bandwidth: float
+    """Bytes read from its memory."""
+
+
+@dataclass
+class Duration:
+    """Expected time of a run, in seconds."""
+
+    phases: dict[str, float]
+    """Time per step by phase."""
+    steps: int | None
+    """Number of steps; None where it follows from data that planning does not load."""
+    evaluation: float
+    """Both evaluations."""
+    off_by: float
+    """The factor by which all of it may be off."""
+    measured: bool
+    """Whether the estimate has been compared with runs on such a device."""
+    hourly_price: float | None = None
+    run: float | None = field(init=False)
+    """All steps and the evaluations; None without the number of steps."""
+
+    def __post_init__(self) -> None:
+        """Sum up."""
+        self.run = self.steps * self.step + self.evaluation if self.steps else None
+
+    @property
+    def step(self) -> float:
+        """Time per step."""
+        return sum(self.phases.values())
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the content of `plan.json` about time and cost; ranges are lowest and highest."""
+        content: dict[str, object] = {
+            "step_s": self.step,
+            "step_s_range": self.range(self.step),
+            "phases_s": self.phases,
+            "steps": self.steps,
+            "evaluation_s": self.evaluation,
+            "measured": self.measured,
+        }
+        if self.run:
+            content |= {"run_s": self.run, "run_s_range": self.range(self.run)}
+            if self.hourly_price:
+                content |= {"cost": self.cost(self.run), "cost_range": [self.cost(end) for end in self.range(self.run)]}
+        return content
+
+    def range(self, seconds: float) -> list[float]:
+        """Return the lowest and the highest time that is expected."""
+        return [seconds / self.off_by, seconds * self.off_by]
+
+    def cost(self, seconds: float) -> float:
+        """Return the price of so many seconds."""
+        return seconds / 3600 * (self.hourly_price or 0.0)
+
+    def __str__(self) -> str:
+        """Return one line."""
+        longest = max(self.phases, key=lambda phase: self.phases[phase])
+        low, high = (spoken(end) for end in self.range(self.step))
+        text = f"about {spoken(self.step)} per step ({low} to {high}; {longest} {self.phases[longest] / self.step:.0%})"
+        if self.run:
+            low, high = (spoken(end) for end in self.range(self.run))
+            text += f", {self.steps} steps and the evaluations in {spoken(self.run)} ({low} to {high})"
+            if self.hourly_price:
+                cheap, dear = (f"{self.cost(end):.2f}" for end in self.range(self.run))
+                text += f", cost {self.cost(self.run):.2f} ({cheap} to {dear})"
+        return text + ("" if self.measured else "; not measured on a GPU")
+
+
+def spoken(seconds: float) -> str:
+    """Return a time in the unit that people would use."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.2g} {unit}" if seconds < 100 * size else f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.2g} s" if seconds < 100 else f"{seconds:.0f} s"
+
+
+def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
+    """Return the expected time of a planned run; None on a GPU whose speed is not in its profile.
+
+    Args:
+        config: composed, as given to `make_plan`.
+        plan: for this configuration.
+    """
+    device = "cpu" if plan.unified else "cuda"
+    speed = speed_of_cpu() if plan.unified else speed_of_gpu(config)
+    if speed is None:
+        return None
+    config = config.copy()
+    for key, value in plan.settings.items():
+        if "." in key:
+            OmegaConf.update(config, key, value)
+    shape, workload = find_shape(config.model), workload_of(config, device)
+    at_once = plan.settings.get(AT_ONCE, workload.sequences)
+    phases = step_phases(config.train, shape, workload, speed, at_once)
+    batches = -(-config.task.eval.size // config.train.per_device_eval_batch_size)
+    batch = min(config.task.eval.size, config.train.per_device_eval_batch_size)
+    evaluation = 2 * batches * generation(shape, workload, speed, batch, bool(config.train.use_vllm))
+    price = config.plan.hourly_price
+    return Duration(phases, number_of_steps(config), evaluation, OFF_BY[device], device == "cpu", price)
+
+
+def step_phases(train: DictConfig, shape: Shape, workload: Workload, speed: Speed, at_once: int) -> dict[str, float]:
+    """Return seconds per step by phase, on one device.
+
+    Args:
+        at_once: completions that are generated at once.
+    """
+    count = train.per_device_train_batch_size * train.gradient_accumulation_steps
+    rows = workload.sequences  # of one generation
+    generations = count / (rows * train.num_iterations)
+    length = MEAN_LENGTH * workload.completion
+    prompts = count / workload.completions_per_sequence
+    tokens = prompts * workload.prompt + count * length
+    layers = shape.num_hidden_layers * LAYER[workload.device]
+    passes = -(-tokens // workload.microbatch)
+    forward = tokens * operations(shape, workload.prompt + length) / (REACHED[workload.device] * speed.operations)
+    backward = (1 if workload.adapter else 2) + workload.checkpointing
+    parameters, size = trained(shape, workload)
+    optimizer = 8 * parameters * size / speed.bandwidth  # weight, gradient and two moments, read and written
+    by_engine = bool(train.use_vllm)
+    generate = -(-rows // at_once) * generation(shape, workload, speed, min(rows, at_once), by_engine)
+    phases = {"generation": generations * generate, "update": (1 + backward) * (forward + passes * layers) + optimizer}
+    scored = by_engine and train.vllm_importance_sampling_correction
+    if scored or train.num_iterations > 1:
+        phases["log-probabilities"] = (forward + passes * layers) / train.num_iterations
+    if by_engine and train.vllm_mode == "colocate":
+        phases["weights to vLLM"] = generations * 2 * weights(shape, workload) / speed.bandwidth
+    return phases
+
+
+def generation(shape: Shape, workload: Workload, speed: Speed, rows: int, by_engine: bool) -> float:
+    """Return the seconds of one generation of so many completions at once: the prompts, then token by token."""
+    device = workload.device
+    layers = shape.num_hidden_layers * (ENGINE_LAYER if by_engine else LAYER)[device]
+    token = rows * operations(shape, workload.sequence) / (REACHED[device] * speed.operations)
+    cache = kv_cache(shape, replace(workload, sequences=rows)) / 2  # which fills
+    moved = (weights(shape, workload) + cache) / speed.bandwidth
+    return workload.prompt * token + workload.completion * (layers + max(token, moved))
+
+
+def operations(shape: Shape, length: float) -> float:
+    """Return the floating-point operations of a token's forward pass: two per weight it meets, and attention.
+
+    Attention takes 4 x query width per token of the sequence and layer, half of it under a causal mask (2001.08361,
+    table 1).
+    """
+    linear = sum(inputs * outputs * count for inputs, outputs, count in shape.linears().values())
+    experts = 3 * shape.num_experts_per_tok * shape.moe_intermediate_size * shape.hidden_size * shape.mixtures
+    attention = 2 * shape.query_width * length * shape.num_hidden_layers
+    return 2.0 * (linear + experts + shape.embeddings) + attention
+
+
+def number_of_steps(config: DictConfig) -> int | None:
+    """Return the optimizer steps of a run; None where the data would have to be loaded."""
+    train, size = config.train, config.task.dataset.get("size")
+    if train.max_steps > 0:
+        return train.max_steps
+    if not (config.task.dataset.get("generator") and isinstance(size, int)):
+        return None
+    problems_per_step = completions(train, processes(config)) / train.num_generations
+    return int(train.num_train_epochs * size * train.num_iterations / problems_per_step)
+
+
+def speed_of_gpu(config: DictConfig) -> Speed | None:
+    """Return what the GPU of a profile does per second; None where the profile does not say."""
+    gpu = config.gpu
+    return Speed(gpu.tflops * 1e12, gpu.bandwidth_gb_s * 1e9) if gpu and gpu.tflops and gpu.bandwidth_gb_s else None
+
+
+@cache
+def speed_of_cpu() -> Speed:
+    """Measure what this machine does per second, in a tenth of a second."""
+    size = 768
+    matrix = np.ones((size, size), dtype=np.float32)
+    data = np.ones(2**24, dtype=np.float32)  # more than caches hold
+    matrix @ matrix
+    seconds = best_time(lambda: matrix @ matrix)
+    moving = best_time(lambda: data.sum())
+    return Speed(2 * size**3 / seconds, data.nbytes / moving)
+
+
+def best_time(work: Callable[[], object]) -> float:
+    """Return the shortest of five times of some work."""
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)

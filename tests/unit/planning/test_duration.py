@@ -1,0 +1,109 @@
+"""The expected time of a step beside measured ones, and what it has to follow."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from grpo.config.schema import ROOT
+from grpo.planning import duration
+from grpo.planning.duration import OFF_BY, Duration, Speed, expected_duration, operations, spoken
+from grpo.planning.fit import make_plan
+from grpo.planning.from_config import find_shape
+
+Compose = Callable[..., DictConfig]
+MACHINE = Speed(operations=148e9, bandwidth=6.07e9)
+"""Two cores of an Intel Xeon, as `speed_of_cpu` read them in the minute of the measurements below."""
+SMOLLM2 = ("model=smollm2_135m", "task=sums", "peft=lora", "peft.r=32", "train.gradient_checkpointing=false")
+MEASURED: dict[tuple[str, ...], dict[str, float]] = {
+    (): {"step": 0.81, "generation": 0.49, "update": 0.28},
+    (*SMOLLM2, "train.bf16=false", "train.per_device_train_batch_size=128", "train.num_generations=8"): {
+        "step": 12.6,
+        "generation": 8.3,
+        "update": 4.2,
+    },
+}
+"""Medians of seconds per step of the demo (16 steps) and of the experiment smollm2 (4), nothing else running."""
+
+
+def expected(config: DictConfig) -> Duration:
+    found = expected_duration(config, make_plan(config))
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("overrides", MEASURED, ids=["demo", "smollm2"])
+def test_the_estimate_for_a_cpu_is_within_the_range_that_it_gives(
+    composed: Compose, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(duration, "speed_of_cpu", lambda: MACHINE)
+    found = expected(composed(*overrides, "train.use_cpu=true"))
+    seconds = MEASURED[overrides]
+    for name, value in {"step": found.step, **found.phases}.items():
+        assert seconds[name] / OFF_BY["cpu"] <= value <= seconds[name] * OFF_BY["cpu"], name
+    assert found.measured
+
+
+def test_a_run_is_its_steps_and_two_evaluations_and_costs_by_the_hour(composed: Compose) -> None:
+    line = ("+gpu=h100", "train.max_steps=100")
+    found = expected(composed(*line, "plan.hourly_price=3"))
+    assert found.run == pytest.approx(100 * found.step + found.evaluation)
+    content = found.as_dict()
+    assert content["cost"] == pytest.approx(found.run / 3600 * 3)
+    assert content["run_s_range"] == [found.run / OFF_BY["cuda"], found.run * OFF_BY["cuda"]]
+    assert str(found).endswith("; not measured on a GPU")
+    assert ", cost " in str(found)
+    assert "cost" not in expected(composed(*line)).as_dict()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        ((), 160),
+        (("train.max_steps=7",), 7),
+        (("train.num_generations=16",), 320),
+        (("train.num_iterations=2",), 320),
+        (("task=gsm8k",), None),
+    ],
+)
+def test_the_number_of_steps_is_known_where_the_data_is(composed: Compose, overrides: Any, steps: int | None) -> None:
+    assert duration.number_of_steps(composed(*overrides)) == steps
+
+
+@pytest.mark.parametrize(
+    ("change", "phase", "low", "high"),
+    [
+        (("train.max_completion_length=2048",), "generation", 1.8, 2.6),
+        (("train.gradient_accumulation_steps=16",), "update", 1.8, 2.2),
+        (("train.gradient_checkpointing=false",), "update", 0.6, 0.8),  # two passes of three
+        (("peft=none",), "update", 1.2, 1.5),  # four passes of three
+        (("generation=vllm_colocate",), "generation", 0.05, 0.7),
+    ],
+)
+def test_the_time_follows_the_work(composed: Compose, change: Any, phase: str, low: float, high: float) -> None:
+    line = ("+gpu=h100", "model=qwen2_5_1_5b", "generation=transformers", "train.max_completion_length=1024")
+    before, after = expected(composed(*line)), expected(composed(*line, *change))
+    assert low <= after.phases[phase] / before.phases[phase] <= high
+
+
+def test_a_token_takes_two_operations_per_weight(composed: Compose) -> None:
+    shape = find_shape(composed("model=llama3_2_1b").model)
+    assert operations(shape, 0) == pytest.approx(2 * shape.parameters(), rel=0.01)
+    assert operations(replace(shape, num_hidden_layers=32), 4096) > operations(shape, 4096)
+
+
+def test_every_profile_of_a_gpu_gives_a_time_and_an_unknown_gpu_none(composed: Compose) -> None:
+    profiles = sorted(file.stem for file in (ROOT / "conf" / "gpu").glob("*.yaml"))
+    without = [profile for profile in profiles if not duration.speed_of_gpu(composed(f"+gpu={profile}"))]
+    assert without == ["any"]
+    config = composed("+gpu=any")
+    assert expected_duration(config, make_plan(config)) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.53, "0.53 s"), (42.0, "42 s"), (119.0, "119 s"), (150.0, "2.5 min"), (4.2e5, "117 h")]
+)
+def test_times_are_in_the_unit_that_people_use(seconds: float, text: str) -> None:
+    assert spoken(seconds) == text
