@@ -76,6 +76,7 @@ def facts(run: Run) -> dict[str, str]:
         "completions": f"up to {train.max_completion_length} tokens",
         "optimizer": f"{train.optim or DEFAULT_OPTIMIZER}, rate {train.learning_rate:g} ({train.lr_scheduler_type})",
         "generation": f"vLLM, {train.vllm_mode}" if train.use_vllm else "transformers",
+        "engine check": engine_check(run),
         "machine": run.plan.get("device", ""),
         "steps": str(run.summary.get("steps", len(run.metrics))),
         "time of all steps": f"{run.seconds:,.0f} s",
@@ -83,6 +84,17 @@ def facts(run: Run) -> dict[str, str]:
         "versions": ", ".join(f"{name} {version}" for name, version in run.summary.get("versions", {}).items()),
         "commit": run.summary.get("git_commit") or "",
     }
+
+
+def engine_check(run: Run) -> str:
+    """Return how many checks have found that the engine is the policy; nothing without an engine."""
+    verdicts = [is_policy for _, is_policy in values(run, "engine/is_policy")]
+    if not verdicts:
+        return ""
+    largest = max(difference for _, difference in values(run, "engine/logp_difference"))
+    limit = values(run, "engine/tolerance")[-1][1]
+    passed = f"{sum(map(bool, verdicts))} of {len(verdicts)} passed"
+    return f"{passed}, largest difference {largest:.2g} nats per token, below {limit:g} is rounding"
 
 
 def memory(run: Run) -> list[tuple[str, float | None, float | None]]:
@@ -121,6 +133,7 @@ def charts(run: Run) -> list[Chart]:
         ("Skipped completions (zero advantage)", {"completions": "update/rows_skipped"}, False),
         ("Difference of vLLM's log-probabilities", {"nats": "sampling/sampling_logp_difference/mean"}, False),
         ("Time by phase, s/step", {phase: f"time/{phase}" for phase in PHASES}, False),
+        ("GPU utilization", {"GPU": "gpu/utilization"}, True),
         ("Memory by phase, GiB", {phase: f"memory/{phase}_gb" for phase in (*PHASES, "host")}, False),
     ]
     drawings = [curves(title, drawn, percent=percent) for title, names, percent in metrics if (drawn := lines(names))]

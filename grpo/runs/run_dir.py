@@ -80,7 +80,8 @@ class Run:
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens of prompts and completions per second of the steps."""
-        return self.metrics[-1].get("num_tokens", 0.0) / self.seconds if self.seconds else None
+        tokens = max((row.get("num_tokens") or 0.0 for row in self.metrics), default=0.0)
+        return tokens / self.seconds if self.seconds else None
 
     @property
     def peak_gb(self) -> float | None:

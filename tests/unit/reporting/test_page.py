@@ -277,3 +277,15 @@ def test_a_run_configuration_with_an_option_of_a_library_only_is_read(composed, 
     config = compose("config", ["peft=qlora"])
     (folder / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(config))
     assert "LoRA, r=" in page_of(folder)
+
+
+def test_the_verdicts_about_the_engine_are_on_the_page_also_of_a_run_that_it_has_ended(composed, tmp_path):
+    folder = write_run(tmp_path / "run", **RUN)
+    assert "engine check" not in page_of(folder)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows[0] |= {"engine/is_policy": 1.0, "engine/logp_difference": 0.004, "engine/tolerance": 0.15}
+    last = {"step": len(rows), "engine/is_policy": 0.0, "engine/logp_difference": 0.83, "engine/tolerance": 0.15}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, last]))
+    page = page_of(folder)
+    assert "1 of 2 passed, largest difference 0.83 nats per token, below 0.15 is rounding" in page
+    assert "Rollouts were made with other weights than those that are trained" in page
