@@ -34,7 +34,7 @@ test-vllm: .venv/vllm-installed
 
 # What only an NVIDIA GPU shows: about ten minutes. `python -m benchmarks.gpu` writes the same as numbers.
 test-gpu: .venv/installed
-	@.venv/bin/python -m pytest -m gpu tests/gpu
+	@.venv/bin/python -m pytest -m gpu -rs tests/gpu
 
 lint: .venv/installed
 	@.venv/bin/ruff check .

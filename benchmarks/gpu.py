@@ -1,7 +1,8 @@
 """Everything that only a GPU shows, in one command: `python -m benchmarks.gpu [--minutes 10]`.
 
 Experiments run on any single NVIDIA GPU, each in a process of its own, in an order that gives the most knowledge first.
-After each, `benchmarks/gpu.json` and `benchmarks/gpu.md` are written; the same command continues where it was cut off.
+After each, `benchmarks/gpu.json` is written, and at the end `benchmarks/gpu.md`; the same command continues, and
+repeats what was cut off.
 Nothing is downloaded. `--toy` tries the code without a GPU.
 """
 
@@ -10,6 +11,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -70,33 +72,41 @@ def run_in_process(name: str, toy: bool, seconds: float) -> dict[str, Any]:
     return json.loads(results[-1]) if results else {"error": "\n".join(done.stderr.splitlines()[-12:])}
 
 
-def markdown(content: dict[str, Any]) -> str:
-    """Return the results as one table."""
+def markdown(content: dict[str, Any], missing: list[str]) -> str:
+    """Return the results as one table, a line per number."""
     about = [f"{key}: {value}" for key, value in content.items() if key not in ("results", "versions")]
     about.append("versions: " + ", ".join(f"{name} {number}" for name, number in content["versions"].items()))
-    lines = ["# On a GPU", "", "; ".join(about), "", "| experiment | seconds | result |", "|---|---|---|"]
+    lines = [f"# Measured on {content['device']}", "", "; ".join(about), ""]
+    lines += ["| experiment | seconds | number | value |", "|---|---|---|---|"]
     for name, result in content["results"].items():
-        shown = {key: value for key, value in result.items() if key != "seconds"}
-        text = json.dumps(rounded(shown)).replace("|", "\\|").replace("\\n", " ")
-        lines.append(f"| {name} | {result['seconds']:.0f} | {text} |")
-    return "\n".join(lines) + "\n"
+        for key, value in flat({key: value for key, value in result.items() if key not in ("seconds", "date")}):
+            lines.append(f"| {name} | {result['seconds']:.0f} | {key} | {value} |")
+    return "\n".join([*lines, "", f"Not done: {', '.join(missing) or 'nothing'}."]) + "\n"
 
 
-def rounded(value: Any) -> Any:
-    """Return a result with three digits of each number."""
-    if isinstance(value, float):
-        return float(f"{value:.3g}")
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each number of a result with its path, in four digits."""
     if isinstance(value, dict):
-        return {key: rounded(part) for key, part in value.items()}
-    return [rounded(part) for part in value] if isinstance(value, list) else value
+        for key, part in value.items():
+            yield from flat(part, f"{path}, {key}" if path else key)
+    elif isinstance(value, list):
+        yield path, ", ".join(text for part in value for _, text in flat(part))
+    else:
+        text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
+        yield path, text.replace("|", "\\|")
 
 
 def main() -> None:
     """Run, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10, help="begin no experiment after this time; default: 10")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=10,
+        help="stop after this time; default: 10",
+    )
     parser.add_argument("--toy", action="store_true", help="tiny shapes, also without a GPU, to try the code")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "gpu.json", help="and the same with .md")
+    parser.add_argument("--output", type=Path, help="JSON file; a .md file is written beside it; default: gpu.json")
     parser.add_argument("--experiment", help=argparse.SUPPRESS)  # for the processes of the experiments
     options = parser.parse_args()
     use_expandable_segments()
@@ -107,26 +117,28 @@ def main() -> None:
     if not (options.toy or torch.cuda.is_available()):
         sys.exit("benchmarks.gpu: needs an NVIDIA GPU; --toy tries the code without one")
     console, until = Console(), time.monotonic() + 60 * options.minutes
-    content = {"date": str(date.today()), **machine()}
-    known = read_json(options.output)
-    same = all(known.get(key) == content.get(key) for key in ("device", "driver", "versions"))
+    output = options.output or ROOT / "benchmarks" / ("gpu_toy.json" if options.toy else "gpu.json")
+    content = {"toy": options.toy, **machine()}
+    known = read_json(output)
+    same = all(known.get(key) == value for key, value in content.items())
     content["results"] = {
         name: result for name, result in known.get("results", {}).items() if same and "error" not in result
     }
-    for name in names(options.toy):
+    order = names(options.toy)
+    for name in order:
         left = until - time.monotonic()
-        if name in content["results"] or left <= 0:
-            continue
-        started = time.monotonic()
-        result = run_in_process(name, options.toy, min(LONGEST, left))
-        content["results"][name] = {**result, "seconds": round(time.monotonic() - started, 1)}
-        console.print(f"{name}: {result}", highlight=False, soft_wrap=True, markup=False)
-        write_json(options.output, content)
-        options.output.with_suffix(".md").write_text(markdown(content))
-    console.print(Markdown(markdown(content)))
-    missing = [name for name in names(options.toy) if "error" in content["results"].get(name, {"error": ""})]
+        if name not in content["results"] and left > 0:
+            started = time.monotonic()
+            result = run_in_process(name, options.toy, min(LONGEST, left))
+            taken = {"seconds": round(time.monotonic() - started, 1), "date": str(date.today())}
+            content["results"][name] = {**result, **taken}
+            console.print(f"{name}: {result}", highlight=False, soft_wrap=True, markup=False)
+            write_json(output, content)
+    missing = [name for name in order if "error" in content["results"].get(name, {"error": ""})]
+    output.with_suffix(".md").write_text(markdown(content, missing))
+    console.print(Markdown(markdown(content, missing)))
     if missing:
-        console.print(f"not done: {', '.join(missing)}; the same command continues", highlight=False, soft_wrap=True)
+        console.print("the same command continues")
 
 
 if __name__ == "__main__":

@@ -287,7 +287,7 @@ def whole_step(scale: Scale) -> Result:
 EXPERIMENTS: dict[str, Callable[[Scale], Result]] = {
     "exactness": exactness,
     "auto": auto,
-    "out of memory": out_of_memory,
+    "OOM retries": out_of_memory,
     "gradients offloaded to CPU": gradients_on_host,
     "bitsandbytes": bitsandbytes,
     "vllm": vllm,

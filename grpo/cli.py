@@ -29,6 +29,8 @@ def leave(error: Exception, program: str) -> NoReturn:
         message, status = str(error), 2
     elif isinstance(error, RunError):
         message, status = str(error), error.status
+    elif isinstance(error, AssertionError) and "Unexpected type for root" in str(error):  # of OmegaConf, at a None
+        message, status = "gpu.…: there is no GPU profile to change; append one, +gpu=any or one for the GPU", 2
     elif isinstance(error, OSError):
         message, status = f"cannot write the run directory: {error}; choose another with hydra.run.dir=…", 2
     elif missing := missing_package(error):

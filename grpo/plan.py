@@ -85,8 +85,8 @@ def show(plan: Plan, duration: Duration | None, console: Console) -> None:
         console.print(f"[bold red]does not fit[/]: {plan.problem}", highlight=False, soft_wrap=True)
     else:
         console.print("[bold green]fits[/]")
-    if duration:
-        console.print(str(duration), highlight=False, soft_wrap=True)
+    unknown = "time: not estimated, as gpu.tflops and gpu.bandwidth_gb_s are not set"
+    console.print(str(duration or unknown), highlight=False, soft_wrap=True)
     if plan.suggestions:
         console.print("changes that would fit:" if plan.problem else "changes that would use the GPU better:")
     for suggestion in plan.suggestions:

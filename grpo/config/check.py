@@ -1,5 +1,6 @@
 """One line for what is wrong with a configuration: where, what was meant, what is possible. No heavy import here."""
 
+import math
 from dataclasses import fields
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def check(config: DictConfig) -> None:
         value = config.train[key]
         if value not in possible:
             raise ConfigError(f"train.{key}={value}: unknown{meant(value, possible)}")
+    check_numbers(config)
     check_groups(config.train, processes(config))
     check_precision(config)
     optimizers = optimizer_names()
@@ -44,6 +46,16 @@ def check(config: DictConfig) -> None:
         raise ConfigError(str(error)) from error
     if config.task.dataset.get("generator") and isinstance(config.task.dataset.get("size"), int):
         check_batch(config.train, config.task.dataset.size, processes(config))
+
+
+def check_numbers(config: DictConfig) -> None:
+    """Check numbers that only the expected time and cost follow from."""
+    numbers = {"plan.hourly_price": config.plan.hourly_price}
+    if config.gpu is not None:
+        numbers |= {f"gpu.{name}": config.gpu[name] for name in ("tflops", "bandwidth_gb_s")}
+    for key, value in numbers.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{key}={value:g}: a positive number is needed, or null")
 
 
 def check_rewards(config: DictConfig) -> None:
@@ -143,7 +155,7 @@ def check_filters(train: DictConfig) -> None:
         raise ConfigError(
             f"train.{found[0]}: with vLLM a sampling filter biases the importance ratio of every token; leave it out, "
             "use generation=transformers, or train.vllm_importance_sampling_correction=false without "
-            "off_policy_mask_threshold"
+            "off_policy_mask_threshold, which also does without the check that the engine is the policy"
         )
 
 

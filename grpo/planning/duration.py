@@ -52,8 +52,8 @@ class Duration:
     """Both evaluations."""
     off_by: float
     """The factor by which all of it may be off."""
-    measured: bool
-    """Whether the estimate has been compared with runs on such a device."""
+    compared: bool
+    """Whether such estimates have been compared with runs on the kind of device."""
     hourly_price: float | None = None
     run: float | None = field(init=False)
     """All steps and the evaluations; None without the number of steps."""
@@ -75,7 +75,7 @@ class Duration:
             "phases_s": self.phases,
             "steps": self.steps,
             "evaluation_s": self.evaluation,
-            "measured": self.measured,
+            "compared": self.compared,
         }
         if self.run:
             content |= {"run_s": self.run, "run_s_range": self.range(self.run)}
@@ -96,13 +96,17 @@ class Duration:
         longest = max(self.phases, key=lambda phase: self.phases[phase])
         low, high = (spoken(end) for end in self.range(self.step))
         text = f"about {spoken(self.step)} per step ({low} to {high}; {longest} {self.phases[longest] / self.step:.0%})"
-        if self.run:
+        if self.run and self.steps:
             low, high = (spoken(end) for end in self.range(self.run))
-            text += f", {self.steps} steps and the evaluations in {spoken(self.run)} ({low} to {high})"
+            text += f"; {self.steps} step{'s' * (self.steps > 1)} in {spoken(self.steps * self.step)}"
+            text += f", both evaluations in {spoken(self.evaluation)}" if self.evaluation else ""
+            text += f", in total {spoken(self.run)} ({low} to {high})"
             if self.hourly_price:
                 cheap, dear = (f"{self.cost(end):.2f}" for end in self.range(self.run))
                 text += f", cost {self.cost(self.run):.2f} ({cheap} to {dear})"
-        return text + ("" if self.measured else "; not measured on a GPU")
+        else:
+            text += "; train.max_steps gives the time and the cost of the run"
+        return text + ("; at the speed of this machine right now" if self.compared else "; never compared with a GPU")
 
 
 def spoken(seconds: float) -> str:
@@ -208,7 +212,7 @@ def speed_of_gpu(config: DictConfig) -> Speed | None:
 
 @cache
 def speed_of_cpu() -> Speed:
-    """Measure what this machine does per second, in a tenth of a second."""
+    """Measure what this machine does per second, in a third of a second."""
     size = 768
     matrix = np.ones((size, size), dtype=np.float32)
     data = np.ones(2**24, dtype=np.float32)  # more than caches hold
@@ -219,9 +223,9 @@ def speed_of_cpu() -> Speed:
 
 
 def best_time(work: Callable[[], object]) -> float:
-    """Return the shortest of five times of some work."""
+    """Return the shortest of several times of some work."""
     times = []
-    for _ in range(5):
+    for _ in range(20):
         started = time.perf_counter()
         work()
         times.append(time.perf_counter() - started)

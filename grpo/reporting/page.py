@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from grpo.atomic import atomic
 from grpo.config.batch import completions
+from grpo.config.check import sampling_filters
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.reporting.charts import Chart, Points, accuracy_by_value, accuracy_curve, bars, curves
 from grpo.reporting.completions import as_data, sample
@@ -89,8 +90,9 @@ def facts(run: Run) -> dict[str, str]:
 def engine_check(run: Run) -> str:
     """Return how many checks have found that the engine is the policy; nothing without an engine."""
     verdicts = [is_policy for _, is_policy in values(run, "engine/is_policy")]
+    filters = sampling_filters(run.config.train) if run.config.train.use_vllm else []
     if not verdicts:
-        return ""
+        return f"none, as train.{filters[0]} changes the engine's log-probabilities alone" if filters else ""
     largest = max(difference for _, difference in values(run, "engine/logp_difference"))
     limit = values(run, "engine/tolerance")[-1][1]
     passed = f"{sum(map(bool, verdicts))} of {len(verdicts)} passed"

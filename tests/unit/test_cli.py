@@ -2,11 +2,19 @@
 
 import importlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from grpo.cli import leave, missing_package
+from grpo.config.schema import Gpu
+
+
+@dataclass
+class WithGpu:
+    gpu: Gpu | None = None
 
 
 def import_wrapped(name: str) -> None:
@@ -39,3 +47,14 @@ def test_a_package_that_a_library_lacks_is_one_line_with_the_command_that_instal
 def test_other_errors_are_not_taken_for_a_missing_package() -> None:
     assert missing_package(RuntimeError("something else")) is None
     assert missing_package(ImportError("cannot import name x")) is None
+
+
+def test_a_value_for_a_gpu_without_a_profile_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AssertionError) as raised:
+        OmegaConf.update(OmegaConf.structured(WithGpu), "gpu.memory_gb", 3)  # as Hydra does
+    with pytest.raises(SystemExit) as left:
+        leave(raised.value, "grpo.plan")
+    assert left.value.code == 2
+    assert capsys.readouterr().err == (
+        "grpo.plan: gpu.…: there is no GPU profile to change; append one, +gpu=any or one for the GPU\n"
+    )

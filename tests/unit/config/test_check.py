@@ -115,6 +115,8 @@ def test_close_names_are_offered_once() -> None:
         (["generation=vllm_colocate", "train.vllm_gpu_memory_utilization=5"], "above 0 and at most 1"),
         (["generation=vllm_server", "train.vllm_server_port=80001"], "a port from 1 to 65535"),
         (["generation=vllm_colocate", "train.vllm_max_model_length=87"], "take up to 88 tokens"),
+        (["plan.hourly_price=-1"], "plan.hourly_price=-1: a positive number is needed, or null"),
+        (["+gpu=h100", "gpu.tflops=0"], "gpu.tflops=0: a positive number is needed"),
         (["generation=vllm_colocate", "train.top_p=0.9"], "train.top_p=0.9: with vLLM a sampling filter biases"),
         (["generation=vllm_server", "train.repetition_penalty=1.1"], "train.repetition_penalty=1.1: with vLLM"),
         (

@@ -43,7 +43,7 @@ def test_the_estimate_for_a_cpu_is_within_the_range_that_it_gives(
     seconds = MEASURED[overrides]
     for name, value in {"step": found.step, **found.phases}.items():
         assert seconds[name] / OFF_BY["cpu"] <= value <= seconds[name] * OFF_BY["cpu"], name
-    assert found.measured
+    assert found.compared
 
 
 def test_a_run_is_its_steps_and_two_evaluations_and_costs_by_the_hour(composed: Compose) -> None:
@@ -53,7 +53,7 @@ def test_a_run_is_its_steps_and_two_evaluations_and_costs_by_the_hour(composed: 
     content = found.as_dict()
     assert content["cost"] == pytest.approx(found.run / 3600 * 3)
     assert content["run_s_range"] == [found.run / OFF_BY["cuda"], found.run * OFF_BY["cuda"]]
-    assert str(found).endswith("; not measured on a GPU")
+    assert str(found).endswith("; never compared with a GPU")
     assert ", cost " in str(found)
     assert "cost" not in expected(composed(*line)).as_dict()
 

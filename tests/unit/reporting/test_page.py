@@ -289,3 +289,9 @@ def test_the_verdicts_about_the_engine_are_on_the_page_also_of_a_run_that_it_has
     page = page_of(folder)
     assert "1 of 2 passed, largest difference 0.83 nats per token, below 0.15 is rounding" in page
     assert "Rollouts were made with other weights than those that are trained" in page
+
+
+def test_a_run_whose_engine_cannot_be_checked_says_why(composed, tmp_path):
+    typed = ("generation=vllm_colocate", "train.top_p=0.9", "train.vllm_importance_sampling_correction=false")
+    page = page_of(write_run(tmp_path / "run", typed=typed, **RUN))
+    assert "none, as train.top_p=0.9 changes the engine&#39;s log-probabilities alone" in page
