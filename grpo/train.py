@@ -19,7 +19,7 @@ from grpo.errors import ConfigError, RunError
 from grpo.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
 from grpo.planning.advice import advise
 from grpo.planning.fit import Plan, make_plan, settled
-from grpo.runs.resume import continue_interrupted, resolve
+from grpo.runs.resume import check_named, continue_interrupted
 from grpo.sweeps.callback import recorded
 from grpo.sweeps.job import PROGRAM, run_job
 
@@ -40,7 +40,7 @@ def job(config: DictConfig) -> float | None:
             print(taken, file=sys.stderr)
         plan = plan_first(config, list(hydra_config.overrides.task))
         run_dir = Path(hydra_config.runtime.output_dir)
-        resolve(config.train.resume_from_checkpoint, run_dir)
+        check_named(config.train.resume_from_checkpoint)
         if not config.train.use_cpu:
             prepare_gpu(settled(config, plan))
         if config.plan.enforce:

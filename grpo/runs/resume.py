@@ -1,67 +1,82 @@
-"""Which checkpoint to continue from: a partly written one is never taken for a complete one."""
+"""Which checkpoint to continue from: a torn one is never taken for a complete one."""
 
 import json
 import re
-import zipfile
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
-from safetensors import SafetensorError, safe_open
 
 from grpo.errors import ConfigError
+from grpo.manifest import difference, is_sealed
 
 KEY = "train.resume_from_checkpoint"
 NOT_ESSENTIAL = re.compile(rf"[+~]*(hydra[./]|{KEY}=)")
 """Of a command line: Hydra's own options, and the checkpoint to resume from."""
 
 
-def is_complete(checkpoint: Path) -> bool:
-    """Return whether every file of a checkpoint is there to its end. The Trainer writes `trainer_state.json` last."""
-    try:
-        step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"]
-        weights = list(checkpoint.glob("*.safetensors"))
-        for file in weights:
-            with safe_open(file, framework="np"):  # checks the length of the file against its header
-                pass
-    except (OSError, ValueError, KeyError, SafetensorError):
-        return False
-    pickles = [*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth")]
-    return (
-        checkpoint.name == f"checkpoint-{step}"
-        and bool(weights)
-        and (checkpoint / "optimizer.pt").exists()
-        and all(zipfile.is_zipfile(file) for file in pickles)  # a zip ends with its table of contents
-    )
+def checkpoints(run_dir: Path) -> list[Path]:
+    """Return the checkpoints in a run directory that were written to their end, the newest first."""
+    found = [path for path in run_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return [path for path in sorted(found, key=lambda path: int(path.name[11:]), reverse=True) if is_sealed(path)]
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
-    """Return the complete checkpoint with the most steps in a run directory."""
-    found = [path for path in run_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    complete = (path for path in sorted(found, key=lambda path: int(path.name[11:]), reverse=True) if is_complete(path))
-    return next(complete, None)
+    """Return the checkpoint with the most steps in a run directory that is what was written.
+
+    Raises:
+        ConfigError: there are checkpoints, and none is.
+    """
+    torn = []
+    for checkpoint in checkpoints(run_dir):
+        problem = difference(checkpoint)
+        if problem is None:
+            if torn:
+                print(f"skipped: {'; '.join(torn)}", file=sys.stderr)
+            return checkpoint
+        torn.append(f"{checkpoint.name} is torn, {problem}")
+    if torn:
+        raise ConfigError(
+            f"{run_dir}: {'; '.join(torn)}; no checkpoint is left to continue from: move them away to begin anew"
+        )
+    return None
+
+
+def check_named(resume_from: str | bool | None) -> None:
+    """Check that what is named to continue from can be it, before anything is loaded and without reading it.
+
+    Raises:
+        ConfigError: there is no complete checkpoint.
+    """
+    if resume_from and resume_from not in ("auto", True):
+        named = Path(str(resume_from))
+        if not (is_sealed(named) or checkpoints(named)):
+            what = "no complete checkpoint in it" if named.is_dir() else "there is no such directory"
+            raise ConfigError(f"{KEY}={resume_from}: {what}; name a run directory or one of its checkpoint-* folders")
 
 
 def resolve(resume_from: str | bool | None, run_dir: Path) -> Path | None:
-    """Return the checkpoint to continue from.
+    """Return the checkpoint to continue from, after reading all of it.
 
     Args:
         resume_from: `auto` or, as transformers has it, true (None if there is none yet); a run directory; a checkpoint.
         run_dir: where `auto` looks.
 
     Raises:
-        ConfigError: a directory was named and there is no complete checkpoint in it.
+        ConfigError: a directory was named and there is no complete checkpoint in it; or all of them are torn.
     """
     if not resume_from:
         return None
     if resume_from in ("auto", True):
         return newest_checkpoint(run_dir)
+    check_named(resume_from)
     named = Path(str(resume_from))
-    checkpoint = named if is_complete(named) else newest_checkpoint(named)
-    if checkpoint is None:
-        what = "no complete checkpoint in it" if named.is_dir() else "there is no such directory"
-        raise ConfigError(f"{KEY}={resume_from}: {what}; name a run directory or one of its checkpoint-* folders")
-    return checkpoint
+    if is_sealed(named):
+        if problem := difference(named):
+            raise ConfigError(f"{KEY}={resume_from}: the checkpoint is torn, {problem}; name an older one")
+        return named
+    return newest_checkpoint(named)
 
 
 def interrupted_run(overrides: list[str], outputs: Path = Path("outputs")) -> Path | None:
@@ -74,7 +89,7 @@ def interrupted_run(overrides: list[str], outputs: Path = Path("outputs")) -> Pa
             status = json.loads(summary.read_text())["status"] if summary.exists() else "killed"
         except (OSError, ValueError, KeyError, yaml.YAMLError):
             continue
-        if status != "completed" and essential(same) == essential(overrides) and newest_checkpoint(run_dir):
+        if status != "completed" and essential(same) == essential(overrides) and checkpoints(run_dir):
             return run_dir
     return None
 

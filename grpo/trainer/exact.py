@@ -321,7 +321,10 @@ class ExactGRPOTrainer(RolloutTrainer):
         done = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         if self.state.global_step and not done.exists() and not self._sharded and self.args.should_save:
             try:
-                with replaced(self, "store_flos", lambda: None):  # it would wait for the other processes
+                with (  # without waiting for the other processes
+                    replaced(self, "store_flos", lambda: None),
+                    replaced(self, "_all_have_saved", lambda: None),
+                ):
                     self._save_checkpoint(self.model, None)
             except Exception:  # what broke the run may break this too, and is what has to be reported
                 log.exception("no checkpoint of step %d could be written", self.state.global_step)

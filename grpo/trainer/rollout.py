@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from grpo.config.schema import Update
@@ -19,6 +18,7 @@ from grpo.oom import is_out_of_memory
 from grpo.patching import replaced
 from grpo.trainer import engine_check
 from grpo.trainer.batch import BOTH, IMAGES, Batch, can_split, lengths, loss_mask, pick, take
+from grpo.trainer.checkpoint import CheckpointTrainer
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch, half, pack
 from grpo.trainer.placement import check_one_device, train_in_float32
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 
-class RolloutTrainer(GRPOTrainer):
+class RolloutTrainer(CheckpointTrainer):
     """TRL's trainer with generation and scoring that shrink until they fit; `ExactGRPOTrainer` adds the update."""
 
     accelerator: Any

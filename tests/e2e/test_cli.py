@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.runs.resume import is_complete
+from grpo.manifest import is_sealed
 from tests.commands import Command, command
 
 QUICK = ["train.max_steps=2", "train.per_device_train_batch_size=8", "task.dataset.size=64", "task.eval.size=8"]
@@ -129,7 +129,7 @@ def wait_until(happened: Callable[[], bool], running: Command) -> None:
 def test_an_interrupted_command_continues_where_it_was(tmp_path: Path) -> None:
     overrides = [*QUICK, "train.max_steps=2000", "train.save_steps=5"]
     running = Command("grpo.train", *overrides, cwd=tmp_path)
-    wait_until(lambda: any(map(is_complete, tmp_path.glob("outputs/*/*/checkpoint-5"))), running)
+    wait_until(lambda: any(map(is_sealed, tmp_path.glob("outputs/*/*/checkpoint-5"))), running)
     os.kill(running.pid, signal.SIGKILL)  # no chance to save or to say goodbye
     running.wait()
     (run_dir,) = (tmp_path / "outputs").glob("*/*")

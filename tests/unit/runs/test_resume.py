@@ -1,7 +1,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,17 +10,21 @@ import yaml
 from safetensors.torch import save_file
 
 from grpo.errors import ConfigError
-from grpo.runs.resume import continue_interrupted, is_complete, newest_checkpoint, resolve
+from grpo.manifest import seal
+from grpo.runs.resume import continue_interrupted, newest_checkpoint, resolve
 
 
 def write_checkpoint(run_dir: Path, step: int) -> Path:
     """Write the files of a checkpoint in the order in which the Trainer does."""
     folder = run_dir / f"checkpoint-{step}"
     folder.mkdir(parents=True)
-    save_file({"weight": torch.zeros(100)}, folder / "model.safetensors")
+    save_file({"weight": torch.ones(100)}, folder / "model.safetensors")
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
-        torch.save({"state": torch.zeros(10)}, folder / name)
+        torch.save({"state": torch.ones(10)}, folder / name)
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    (folder / "deep").mkdir()  # as FSDP and DeepSpeed write theirs
+    (folder / "deep" / "shard_0.bin").write_bytes(bytes(range(1, 256)))
+    seal(folder)
     return folder
 
 
@@ -35,29 +39,70 @@ def write_run(outputs: Path, name: str, overrides: list[str], status: str | None
     return run_dir
 
 
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
-)
-def test_a_checkpoint_with_a_file_cut_off_is_not_whole(tmp_path: Path, name: str) -> None:
-    checkpoint = write_checkpoint(tmp_path, 5)
-    assert is_complete(checkpoint)
-    file = checkpoint / name
-    file.write_bytes(file.read_bytes()[:-1])
-    assert not is_complete(checkpoint)
+FILES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "deep/shard_0.bin"]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
-def test_a_checkpoint_with_a_file_missing_is_not_whole(tmp_path: Path, name: str) -> None:
-    checkpoint = write_checkpoint(tmp_path, 5)
-    (checkpoint / name).unlink()
-    assert not is_complete(checkpoint)
+def cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def zeroed(content: bytes) -> bytes:
+    """As a file system leaves a file whose blocks were not written before the power went."""
+    return content[: len(content) // 2] + bytes(len(content) - len(content) // 2)
+
+
+def flipped(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [cut, zeroed, flipped, None])
+def test_a_torn_checkpoint_is_skipped_for_the_one_before_and_that_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[bytes], bytes] | None
+) -> None:
+    before, newest = write_checkpoint(tmp_path, 5), write_checkpoint(tmp_path, 10)
+    assert newest_checkpoint(tmp_path) == newest
+    file = newest / name
+    file.write_bytes(damage(file.read_bytes())) if damage else file.unlink()
+    assert newest_checkpoint(tmp_path) == before
+    said = capsys.readouterr().err
+    assert said.startswith(f"skipped: checkpoint-10 is torn, {name} ")
+    assert said.count("\n") == 1
+    with pytest.raises(ConfigError, match=f"the checkpoint is torn, {name} "):
+        resolve(str(newest), tmp_path)
+
+
+def test_if_all_checkpoints_are_torn_the_run_does_not_begin_anew_over_them(tmp_path: Path) -> None:
+    for step in (5, 10):
+        file = write_checkpoint(tmp_path, step) / "optimizer.pt"
+        file.write_bytes(zeroed(file.read_bytes()))
+    with pytest.raises(ConfigError, match="checkpoint-10 is torn, .*; checkpoint-5 is torn, .*; no checkpoint is left"):
+        resolve("auto", tmp_path)
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_is_none(tmp_path: Path) -> None:
+    (write_checkpoint(tmp_path, 5) / "manifest.json").unlink()
+    assert resolve("auto", tmp_path) is None
+
+
+def test_what_a_killed_deletion_has_left_is_skipped(tmp_path: Path) -> None:
+    first, second = write_checkpoint(tmp_path, 5), write_checkpoint(tmp_path, 10)
+    (first / "model.safetensors").unlink()
+    assert newest_checkpoint(tmp_path) == second
+
+
+def test_a_manifest_that_is_no_manifest_is_a_torn_checkpoint(tmp_path: Path) -> None:
+    for content in ("", "[]", '{"a": 1}', "\x00" * 20):
+        (write_checkpoint(tmp_path / str(len(content)), 5) / "manifest.json").write_text(content)
+        with pytest.raises(ConfigError, match="checkpoint-5 is torn, it cannot be read"):
+            resolve("auto", tmp_path / str(len(content)))
 
 
 def test_the_newest_whole_checkpoint_is_the_one_with_most_steps(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) is None
     for step in (9, 10, 100):
         write_checkpoint(tmp_path, step)
-    (tmp_path / "checkpoint-100" / "trainer_state.json").unlink()
+    (tmp_path / "checkpoint-100" / "manifest.json").unlink()
     (tmp_path / "checkpoint-best").mkdir()
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
 
@@ -76,7 +121,7 @@ def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
         resolve(str(tmp_path), tmp_path)
     with pytest.raises(ConfigError, match="no such directory"):
         resolve(str(tmp_path / "nothing"), tmp_path)
-    (write_checkpoint(tmp_path, 5) / "optimizer.pt").unlink()
+    (write_checkpoint(tmp_path, 5) / "manifest.json").unlink()
     with pytest.raises(ConfigError, match="no complete checkpoint"):
         resolve(str(tmp_path / "checkpoint-5"), tmp_path)
 

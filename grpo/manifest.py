@@ -1,0 +1,62 @@
+"""A list of a folder's files with size and checksum, written last: only a folder that matches its list is complete."""
+
+import json
+import os
+from pathlib import Path
+
+import xxhash
+
+MANIFEST = "manifest.json"
+CHUNK = 2**24
+
+
+def seal(folder: Path) -> None:
+    """Write the manifest of a folder after everything in it has reached the disk."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST)
+    content = {str(file.relative_to(folder)): [file.stat().st_size, checksum(file)] for file in files}
+    partial = folder / f"{MANIFEST}.partial"
+    partial.write_text(json.dumps(content, indent=1) + "\n")
+    for path in [*files, partial, *{file.parent for file in files}]:
+        flush(path)
+    partial.replace(folder / MANIFEST)
+    flush(folder)
+
+
+def is_sealed(folder: Path) -> bool:
+    """Return whether a folder has been written to its end, whatever has happened to it since."""
+    return (folder / MANIFEST).is_file()
+
+
+def difference(folder: Path) -> str | None:
+    """Return how a sealed folder differs from its manifest, in words; None if it does not."""
+    try:
+        content = json.loads((folder / MANIFEST).read_text())
+        for name, (size, digest) in content.items():
+            file = folder / name
+            if not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != size:
+                return f"{name} has {file.stat().st_size} bytes instead of {size}"
+            if checksum(file) != digest:
+                return f"{name} has other content than was written"
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return f"it cannot be read ({type(error).__name__}: {error})"
+    return None
+
+
+def checksum(file: Path) -> str:
+    """Return the XXH3 checksum of a file, at several GB per second."""
+    digest = xxhash.xxh3_128()
+    with file.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def flush(path: Path) -> None:
+    """Wait until a file or the entries of a folder are on the disk; see fsync(2)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

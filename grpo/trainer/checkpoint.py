@@ -1,0 +1,122 @@
+"""Checkpoints from which a training continues bit for bit: rollouts in use, order of the data, what was learned."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers.trainer
+from torch.utils.data import Sampler
+from trl import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
+
+from grpo.manifest import seal
+from grpo.patching import replaced
+
+
+class EpochSampler(RepeatSampler):
+    """TRL's sampler, which can also begin at an epoch: its order is drawn after those of the epochs before."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Put the generator where it is when an epoch begins."""
+        if self.shuffle and self.seed is not None:
+            self.generator.manual_seed(self.seed)
+            for _ in range(epoch):
+                torch.randperm(self.num_samples, generator=self.generator)
+
+
+class CheckpointTrainer(GRPOTrainer):
+    """TRL's trainer with complete checkpoints, each with a manifest; `RolloutTrainer` adds the rollouts."""
+
+    _epoch_sampler: EpochSampler | None = None
+    _unlogged: tuple[float, int] | None = None
+    """Of a checkpoint between two logs: the sum of the losses since the last log, and its step."""
+
+    def _get_train_sampler(self, dataset: Any = None) -> Sampler:
+        stock = super()._get_train_sampler(dataset)
+        names = ("data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed")
+        self._epoch_sampler = EpochSampler(**{name: getattr(stock, name) for name in names})
+        return self._epoch_sampler
+
+    def _run_epoch(self, *args: Any, epoch: int, **options: Any) -> None:
+        """Train an epoch, unless all steps have been done before."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        if self._epoch_sampler:
+            self._epoch_sampler.set_epoch(epoch)
+        if self._unlogged:
+            loss, self._globalstep_last_logged = self._unlogged
+            self._tr_loss += loss
+            self._unlogged = None
+        super()._run_epoch(*args, epoch=epoch, **options)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save as transformers does, and seal the checkpoint before older ones are deleted."""
+        rotate = transformers.trainer.rotate_checkpoints
+
+        def seal_first(**options: Any) -> None:
+            seal(Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}")
+            rotate(**options)
+
+        with replaced(transformers.trainer, "rotate_checkpoints", seal_first):
+            super()._save_checkpoint(model, trial)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        torch.save(state_of(self), self._state_file(output_dir))
+        self._all_have_saved()
+
+    def _all_have_saved(self) -> None:
+        """Wait until every process has written its part."""
+        self.accelerator.wait_for_everyone()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint and (file := self._state_file(checkpoint)).exists():
+            restore(self, torch.load(file, map_location=self.accelerator.device, weights_only=True))
+
+    def _state_file(self, folder: str) -> Path:
+        several = self.accelerator.num_processes > 1
+        return Path(folder) / (f"grpo_state_{self.accelerator.process_index}.pt" if several else "grpo_state.pt")
+
+
+def state_of(trainer: Any) -> dict[str, Any]:
+    """Return what the next steps depend on and transformers does not save, as numbers, texts and tensors."""
+    every = trainer.args.steps_per_generation * trainer.num_iterations
+    logs = trainer._logs
+    state = {
+        "step": trainer._step,
+        # the rollouts of a generation that later steps use too
+        "rollouts": trainer._buffered_inputs if trainer._step % every else None,
+        "unlogged": (float(trainer._tr_loss), trainer._globalstep_last_logged),
+        "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
+        "logs": {name: list(logs[name]) for name in ("prompt", "completion", "advantages")},
+        "logs_by_name": {kind: {name: list(v) for name, v in logs[kind].items()} for kind in ("rewards", "extra")},
+        "budget_setting": trainer.update.max_tokens_per_microbatch,
+        "budget": [trainer.budget.tokens, trainer.budget.ceiling, trainer.budget.begun],
+        "prompts_at_once": trainer._prompts_at_once,
+        "skipped_in_a_row": trainer._guard.in_a_row,
+        "entropy_coef": trainer.entropy_coef,
+    }
+    if trainer.args.sync_ref_model and trainer.ref_model is not None and not trainer._sharded:
+        state["reference"] = trainer.accelerator.unwrap_model(trainer.ref_model).state_dict()
+    return state
+
+
+def restore(trainer: Any, state: dict[str, Any]) -> None:
+    """Put back what `state_of` has returned."""
+    trainer._step, trainer._buffered_inputs = state["step"], state["rollouts"]
+    trainer._unlogged = state["unlogged"]
+    trainer._metrics["train"].update(state["metrics"])
+    for name, values in state["logs"].items():
+        trainer._logs[name].extend(values)
+    for kind, lists in state["logs_by_name"].items():
+        for name, values in lists.items():
+            trainer._logs[kind][name].extend(values)
+    if state["budget_setting"] == trainer.update.max_tokens_per_microbatch:
+        trainer.budget.tokens, trainer.budget.ceiling, trainer.budget.begun = state["budget"]
+    trainer._prompts_at_once = state["prompts_at_once"]
+    trainer._guard.in_a_row = state["skipped_in_a_row"]
+    trainer.entropy_coef = state["entropy_coef"]
+    if "reference" in state:
+        trainer.accelerator.unwrap_model(trainer.ref_model).load_state_dict(state["reference"])

@@ -1,0 +1,116 @@
+"""A training that continues from a checkpoint, bit for bit beside one that was not interrupted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+
+from grpo.manifest import difference
+from grpo.trainer import ExactGRPOTrainer, Update
+from tests.stock_trl import VOCABULARY, Record, ours, train
+
+PROMPTS = Dataset.from_dict({"prompt": [f"How many ? {number}" for number in range(12)]})
+TIMES = ("time/", "step_time", "memory/")
+
+
+def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    """Completions from PyTorch's own generator, whose state a checkpoint has."""
+    completions = [torch.randint(3, VOCABULARY, (int(torch.randint(1, 20, ())),)).tolist() for _ in prompts]
+    return {"prompt_ids": trainer._tokenizer(prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
+
+
+OPTIONS: dict[str, Any] = {
+    "train_dataset": PROMPTS,  # three generations an epoch
+    "rollout_func": rollouts,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "num_train_epochs": 2,
+    "max_steps": -1,
+    "log_completions": False,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "two epochs": {},
+    "LoRA, 8-bit AdamW, two iterations": {
+        "num_iterations": 2,
+        "optim": "adamw_8bit",
+        "peft_config": LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1),
+    },
+    "two steps per generation, slices": {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4,
+        "loss_type": "bnpo",
+    },
+    "a reference that moves": {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2, "num_iterations": 2},
+    "an entropy bonus that adapts, logged every second step": {
+        "use_adaptive_entropy": True,
+        "entropy_coef": 0.01,
+        "entropy_target": 5.0,
+        "num_iterations": 2,
+        "logging_steps": 2,
+    },
+}
+
+
+def comparable(record: Record) -> list[dict[str, Any]]:
+    """The metrics without times and memory."""
+    return [{name: value for name, value in row.items() if not name.startswith(TIMES)} for row in record.logs]
+
+
+def made(folder: Path, case: str) -> ExactGRPOTrainer:
+    return ours(folder, Update(100), **OPTIONS | CASES[case])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_training_continues_from_its_checkpoints_bit_for_bit(tmp_path: Path, case: str) -> None:
+    whole = made(tmp_path, case)
+    record = train(whole)
+    steps = whole.state.global_step
+    assert steps >= 6
+    completions = list(whole._logs["completion"])
+    for step in (1, steps // 2 + 2):  # in the first generation; in the second epoch
+        again = made(tmp_path / "again", case)
+        rest = Record()
+        again.add_callback(rest)
+        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert again.state.global_step == steps
+        for name, weight in whole.model.state_dict().items():
+            assert torch.equal(again.model.state_dict()[name], weight), (step, name)
+        assert comparable(rest) == comparable(record)[-len(rest.logs) :], step
+        assert list(again._logs["completion"]) == completions, step
+
+
+def test_a_training_whose_steps_are_all_done_does_no_further_one(tmp_path: Path) -> None:
+    whole = made(tmp_path, "two epochs")
+    whole.train()
+    steps = whole.state.global_step
+    again = made(tmp_path / "again", "two epochs")
+    record = Record()
+    again.add_callback(record)
+    again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{steps}"))
+    assert (again.state.global_step, record.gradients) == (steps, [])
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], weight)
+
+
+def test_a_checkpoint_is_sealed_before_an_older_one_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers.trainer
+
+    deleted: list[str] = []
+    rotate = transformers.trainer.rotate_checkpoints
+
+    def killed(**options: Any) -> None:
+        sealed = [folder.name for folder in sorted(tmp_path.glob("checkpoint-*")) if difference(folder) is None]
+        deleted.append(sealed[-1])
+        rotate(**options)
+
+    monkeypatch.setattr(transformers.trainer, "rotate_checkpoints", killed)
+    trainer = ours(tmp_path, Update(100), **OPTIONS | {"max_steps": 3, "save_total_limit": 1})
+    trainer.train()
+    assert deleted == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert [folder.name for folder in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
+    names = {file.name for file in (tmp_path / "checkpoint-3").iterdir()}
+    assert {"manifest.json", "grpo_state.pt", "optimizer.pt", "trainer_state.json"} <= names
