@@ -25,7 +25,6 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
-from vllm import SamplingParams
 
 from benchmarks.train import run
 from benchmarks.update import build_policy
@@ -66,6 +65,8 @@ def by_transformers(model: PreTrainedModel, prompt: list[int], wanted: list[int]
 
 def by_vllm(engine: PolicyEngine, prompt: list[int], wanted: list[int]) -> None:
     """Complete a prompt once for each of the lengths."""
+    from vllm import SamplingParams
+
     sampling = [SamplingParams(max_tokens=length, ignore_eos=True, logprobs=0) for length in wanted]
     engine.llm.generate([{"prompt_token_ids": prompt}] * len(wanted), sampling, use_tqdm=False)
 

@@ -23,6 +23,7 @@ from grpo.limits import GB, HOST_LIMIT
 from rewards.runtime.isolation import Reward
 
 log = logging.getLogger(__name__)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class MetricsFile(TrainerCallback):
@@ -147,27 +148,42 @@ class MismatchWarning(TrainerCallback):
 
 
 class StopOnSignal(TrainerCallback):
-    """On Ctrl-C or SIGTERM finish the step, save a checkpoint and stop; a second Ctrl-C stops at once.
+    """On Ctrl-C, SIGTERM or SIGHUP finish the step, save a checkpoint and stop; a second Ctrl-C stops at once.
 
     A second SIGTERM does not: schedulers send one to a process and to the one that started it, which passes it on.
+    Outside of the training a signal raises `KeyboardInterrupt` at once, with what was being done.
     """
 
     def __init__(self) -> None:
         self.received: str | None = None
+        self.activity: str | None = "loading"
+        """What a signal interrupts, in words; None while steps are trained."""
         self.before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopOnSignal":
-        self.before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
+    def begin(self, activity: str | None) -> None:
+        """Begin something that a signal interrupts at once; None for training.
+
+        Raises:
+            KeyboardInterrupt: there has been a signal.
+        """
+        self.activity = activity
+        if activity and self.received:
+            raise KeyboardInterrupt(f"{self.received} before {activity}")
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.received = self.received or signal.Signals(number).name
+        first, self.received = not self.received, self.received or signal.Signals(number).name
+        if self.activity and first:
+            raise KeyboardInterrupt(f"{self.received} while {self.activity}")
+        if not first and number == signal.SIGINT:
+            raise KeyboardInterrupt("interrupted at once, without a checkpoint of the last steps")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.received:

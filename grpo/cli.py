@@ -17,6 +17,7 @@ from grpo.config.messages import explain
 from grpo.config.schema import register
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import visible_gpus
+from grpo.runs.lock import new_directory
 
 WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ
 
@@ -54,7 +55,7 @@ def missing_package(error: BaseException | None) -> str | None:
 
 
 def register_resolvers() -> None:
-    """Tell OmegaConf the values that `conf/hydra/launcher` takes from this machine.
+    """Tell OmegaConf the directory of a new run, and the values that `conf/hydra/launcher` takes from this machine.
 
     `${visible_gpus:}` is a number, `${jobs_at_once:}` at least 1, and `${gpus_per_job:cluster}` is 1 on the nodes of a
     cluster, whatever this machine has.
@@ -63,6 +64,7 @@ def register_resolvers() -> None:
     def gpus() -> int:  # only a sweep with a launcher asks the driver
         return len(visible_gpus())
 
+    OmegaConf.register_new_resolver("new_run_directory", new_directory, replace=True)
     OmegaConf.register_new_resolver("visible_gpus", gpus, replace=True)
     OmegaConf.register_new_resolver("jobs_at_once", lambda: max(1, gpus()), replace=True)
     OmegaConf.register_new_resolver("gpus_per_job", lambda cluster: 1 if cluster else min(1, gpus()), replace=True)

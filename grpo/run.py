@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from transformers import PrinterCallback
 from trl import GRPOConfig
 
 from grpo import policy
+from grpo.atomic import atomic
 from grpo.callbacks import HostMemoryGuard, MetricsFile, MismatchWarning, ProgressBar, StopOnSignal
 from grpo.cli import output_in
 from grpo.config.batch import check_batch, completions
@@ -31,7 +33,7 @@ from grpo.planning.fit import Plan, settled
 from grpo.reporting.page import write_report
 from grpo.reward import check_grader, grader_of, reward_options, running_rewards
 from grpo.runs.files import ERRORS_FILE, RESOLVED_CONFIG, read_json, write_json
-from grpo.runs.resume import resolve
+from grpo.runs.resume import differences, resolve
 from grpo.runs.summary import report
 from grpo.runs.versions import git_commit, versions
 from grpo.trainer import ExactGRPOTrainer
@@ -53,11 +55,21 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
         ConfigError: the input was wrong; nothing has been trained.
         RunError: the run broke; the log has the traceback.
     """
+    with StopOnSignal() as stop:
+        summary = run_until(stop, config, run_dir, plan)
+    report(summary, run_dir)
+    return summary
+
+
+def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan | None) -> dict[str, Any]:
+    """Do what `run` does, until a signal; the outcome is written in any case."""
     start, console = time.monotonic(), Console(file=sys.stderr)
     memory = MemoryReadings(on_gpu=torch.cuda.is_available() and not config.train.use_cpu)
     summary: dict[str, Any] = {"status": "failed", "reason": None}
+    write_json(run_dir / "summary.json", {"status": "running", "reason": None})
+    trainer = None
     try:
-        checkpoint = checkpoint_for(config.train.resume_from_checkpoint, run_dir, console)
+        checkpoint = checkpoint_for(config, run_dir, console)
         config = with_model(settled(config, plan))
         with output_in(run_dir / "train.log"):
             config, problems = with_problems(config, console)
@@ -74,10 +86,13 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
                 try:
                     with Monitor(memory, utilization, run_dir, console) as monitor:
                         held_out = (config, run_dir, problems.held_out, rewards, console)
+                        stop.begin("evaluating before the training")
                         summary |= evaluated("before", trainer, *held_out)
-                        summary |= train(trainer, config, run_dir, checkpoint, rewards, console, monitor)
+                        summary |= train(trainer, config, run_dir, checkpoint, rewards, console, monitor, stop)
                         if summary["status"] == "completed":
+                            stop.begin("saving the model")
                             save_model(trainer, run_dir / "model")
+                            stop.begin("evaluating after the training")
                             summary |= evaluated("after", trainer, *held_out)
                 finally:
                     errors = {name: dict(reward.errors) for name, reward in rewards.items() if reward.errors}
@@ -86,8 +101,10 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
         log.exception("invalid input")
         summary |= {"status": "failed", "reason": str(error)}
         raise
-    except KeyboardInterrupt:
-        summary |= {"status": "stopped", "reason": "interrupted at once, without a checkpoint of the last steps"}
+    except KeyboardInterrupt as error:
+        summary |= {"status": "stopped", "reason": str(error) or "interrupted"}
+        if trainer and stop.activity:  # with all steps done, or none
+            trainer.keep()
     except Exception as error:
         log.exception("the run failed")
         kind = "" if isinstance(error, NAMED_FAILURES) else f"{type(error).__name__}: "
@@ -100,17 +117,24 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
         summary |= {"planned_gb": plan.expected() if plan else None}
         summary |= {"versions": versions(), "git_commit": git_commit()}
         write_outcome(summary, run_dir)
-    report(summary, run_dir)
     return summary
 
 
-def checkpoint_for(resume_from: str | bool | None, run_dir: Path, console: Console) -> Path | None:
+def checkpoint_for(config: DictConfig, run_dir: Path, console: Console) -> Path | None:
     """Return the checkpoint to resume from, if there is one, and say so.
 
     Raises:
-        ConfigError: one was asked for by name and is not there.
+        ConfigError: one was asked for by name and is not there, or it is that of another run than this.
     """
+    resume_from = config.train.resume_from_checkpoint
     checkpoint = resolve(resume_from, run_dir)
+    if checkpoint and (other := differences(config, checkpoint.parent)):
+        if resume_from in ("auto", True):
+            raise ConfigError(
+                f"{os.path.relpath(checkpoint)} is of a run with {other}; "
+                f"train.resume_from_checkpoint={os.path.relpath(checkpoint)} continues it all the same"
+            )
+        console.print(f"the run began with {other}", highlight=False, soft_wrap=True)
     if resume_from:
         what = f"resuming from {os.path.relpath(checkpoint)}" if checkpoint else "nothing to resume: starting a new run"
         console.print(what, highlight=False, soft_wrap=True)
@@ -237,16 +261,17 @@ def train(
     rewards: dict[str, Reward],
     console: Console,
     monitor: Monitor,
+    stop: StopOnSignal,
 ) -> dict[str, Any]:
     """Train, from `checkpoint` if there is one, and return `status` and `reason`: completed, or stopped and why."""
-    stop, guard = StopOnSignal(), HostMemoryGuard(config.plan.host_gb)
+    guard = HostMemoryGuard(config.plan.host_gb)
     progress = ProgressBar(console, f"rewards/{config.task.eval.reward}/mean", list(rewards.values()))
     mismatch = MismatchWarning(console, config.train)
     for callback in (monitor, MetricsFile(run_dir / "metrics.jsonl"), progress, stop, guard, mismatch):
         trainer.add_callback(callback)
     try:
-        with stop:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        stop.begin(None)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except Exception:
         trainer.keep()
         raise
@@ -257,9 +282,14 @@ def train(
 
 
 def save_model(trainer: ExactGRPOTrainer, folder: Path) -> None:
-    """Save the policy for `from_pretrained`, without a pickle of the arguments: the configuration is beside it."""
-    trainer.save_model(str(folder))
-    (folder / "training_args.bin").unlink(missing_ok=True)
+    """Save the policy for `from_pretrained`, without a pickle of the arguments: the configuration is beside it.
+
+    What an interrupted run has left there goes first, so that the folder is complete if it is there.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    with atomic(folder) as partial:
+        trainer.save_model(str(partial))
+        (partial / "training_args.bin").unlink(missing_ok=True)
 
 
 def write_outcome(summary: dict[str, Any], run_dir: Path) -> None:

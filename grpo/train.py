@@ -4,8 +4,10 @@ Compose, check, plan, load, evaluate, train, evaluate, save. Libraries that take
 configuration is known to be well formed.
 """
 
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -15,10 +17,13 @@ from omegaconf import DictConfig
 from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.check import check
 from grpo.config.schema import ROOT
+from grpo.distributed import is_main_process
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
 from grpo.planning.advice import advise
 from grpo.planning.fit import Plan, make_plan, settled
+from grpo.runs.files import write_json
+from grpo.runs.lock import check_directory, take
 from grpo.runs.resume import check_named, continue_interrupted
 from grpo.sweeps.callback import recorded
 from grpo.sweeps.job import PROGRAM, run_job
@@ -30,32 +35,49 @@ def job(config: DictConfig) -> float | None:
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN:
         return run_job(config, hydra_config)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, until the run takes them over
+        signal.signal(number, signal.default_int_handler)
+    run_dir = Path(hydra_config.runtime.output_dir)
     try:
-        if config.sweep.resume:
-            raise ConfigError(
-                "sweep.resume=true: a sweep is run with -m; a run resumes with train.resume_from_checkpoint=auto"
-            )
-        check(config)
-        if not config.train.use_cpu and (taken := take_one_gpu()):
-            print(taken, file=sys.stderr)
-        plan = plan_first(config, list(hydra_config.overrides.task))
-        run_dir = Path(hydra_config.runtime.output_dir)
-        check_named(config.train.resume_from_checkpoint)
-        if not config.train.use_cpu:
-            prepare_gpu(settled(config, plan))
-        if config.plan.enforce:
-            check_gpu(config.gpu)
-        from grpo.run import run
-
-        summary = run(config, run_dir, plan)
+        summary = start_run(config, run_dir, list(hydra_config.overrides.task))
         if summary["status"] == "stopped":
             again = "train.resume_from_checkpoint=auto continues it"
             raise RunError(f"stopped: {summary['reason']}; {again}", status=130)
         return summary["accuracy_after"]
+    except KeyboardInterrupt:
+        write_json(run_dir / "summary.json", {"status": "stopped", "reason": "interrupted while starting"})
+        raise
     except Exception as error:
         if WANTS_TRACEBACK:
             raise
         leave(error, PROGRAM)  # at once: Hydra would print a line of its own
+
+
+def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[str, Any]:
+    """Check, take the directory, plan, prepare the GPU and run; return the content of `summary.json`.
+
+    Raises:
+        ConfigError: the input is wrong, the run does not fit, or the directory is that of another.
+        RunError: the run broke.
+    """
+    if config.sweep.resume:
+        raise ConfigError(
+            "sweep.resume=true: a sweep is run with -m; a run resumes with train.resume_from_checkpoint=auto"
+        )
+    check(config)
+    if is_main_process():
+        take(run_dir)
+    if not config.train.use_cpu and (taken := take_one_gpu()):
+        print(taken, file=sys.stderr)
+    plan = plan_first(config, overrides)
+    check_named(config.train.resume_from_checkpoint)
+    if not config.train.use_cpu:
+        prepare_gpu(settled(config, plan))
+    if config.plan.enforce:
+        check_gpu(config.gpu)
+    from grpo.run import run
+
+    return run(config, run_dir, plan)
 
 
 def prepare_gpu(config: DictConfig) -> None:
@@ -96,6 +118,10 @@ def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:
 def main() -> None:
     """Run the command line."""
     sys.argv[1:] = continue_interrupted(sys.argv[1:])
+    try:
+        check_directory(sys.argv[1:])
+    except ConfigError as error:
+        leave(error, PROGRAM)
     with recorded():
         start(job, PROGRAM)
 

@@ -6,11 +6,13 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import transformers
 from trl import GRPOTrainer
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
+from trl.trainer.utils import RepeatSampler
 
 from grpo.generation.vllm_engine import PolicyEngine
 from grpo.trainer import ExactGRPOTrainer
@@ -32,6 +34,12 @@ TRAINER = {
     "compute_loss": "self, model, inputs, return_outputs, num_items_in_batch",
     "_clip_grad_norm": "self, model",
     "_get_grad_norm": "self, model, grad_norm",
+    "_get_train_sampler": "self, dataset",
+    "_run_epoch": "self, model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, trial, "
+    "ignore_keys_for_eval, start_time, resume_from_checkpoint, epochs_trained, steps_trained_in_current_epoch",
+    "_save_checkpoint": "self, model, trial",
+    "_save_rng_state": "self, output_dir",
+    "_load_optimizer_and_scheduler": "self, checkpoint",
     "_prepare_inputs": "self, generation_batch",
     "_generate": "self, prompts",
     "_generate_and_score_completions": "self, inputs",
@@ -96,7 +104,8 @@ def test_every_attribute_of_the_trainer_that_we_touch_is_there_in_stock_trl(tmp_
     assert {"_step", "_buffered_inputs", "_metrics", "_tokenizer", "_entropy_window_stats"} <= used
     trainer = make(GRPOTrainer, tmp_path)
     trainer.current_gradient_accumulation_steps = 1  # transformers sets it in the training loop
-    assigned = attributes(GRPOTrainer, written=True)  # some only with vLLM
+    # some only with vLLM, or in the training loop
+    assigned = attributes(GRPOTrainer, written=True) | attributes(transformers.Trainer, written=True)
     assert sorted(name for name in used if not (hasattr(trainer, name) or name in assigned)) == []
 
 
@@ -110,6 +119,10 @@ def test_every_attribute_of_the_engine_that_we_touch_is_there_in_stock_trl():
 
 def test_names_that_are_replaced_or_imported_are_still_where_they_were():
     assert grpo_trainer.VLLMGeneration is VLLMGeneration
+    assert "rotate_checkpoints(" in inspect.getsource(transformers.Trainer._save_checkpoint), (
+        "sealed before it is called"
+    )
+    assert "set_epoch" not in vars(RepeatSampler), "ours is no longer needed"
     assert "LLM(" in inspect.getsource(vllm_generation), "the engine is made by this name"
     batch = {"advantages": [1.0, 2.0], "num_items_in_batch": None}
     assert trl_utils.unsplit_pixel_values_by_grid(trl_utils.split_pixel_values_by_grid(batch)) == batch

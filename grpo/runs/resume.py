@@ -7,13 +7,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
+from omegaconf import DictConfig, OmegaConf
 
 from grpo.errors import ConfigError
 from grpo.manifest import difference, is_sealed
+from grpo.runs.files import RESOLVED_CONFIG
+from grpo.runs.lock import is_running
 
 KEY = "train.resume_from_checkpoint"
 NOT_ESSENTIAL = re.compile(rf"[+~]*(hydra[./]|{KEY}=)")
 """Of a command line: Hydra's own options, and the checkpoint to resume from."""
+DECISIVE = (
+    "train.seed",
+    "task.dataset",
+    "task.split",
+    "train.per_device_train_batch_size",
+    "train.gradient_accumulation_steps",
+    "train.num_generations",
+    "train.num_iterations",
+    "train.steps_per_generation",
+    "train.optim",
+    "peft",
+)
+"""Keys with other values of which a checkpoint is one of another run."""
+MAX_VALUE = 80
+"""Characters of a value in a message."""
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
@@ -28,7 +46,7 @@ def newest_checkpoint(run_dir: Path) -> Path | None:
     Raises:
         ConfigError: there are checkpoints, and none is.
     """
-    torn = []
+    torn: list[str] = []
     for checkpoint in checkpoints(run_dir):
         problem = difference(checkpoint)
         if problem is None:
@@ -79,6 +97,30 @@ def resolve(resume_from: str | bool | None, run_dir: Path) -> Path | None:
     return newest_checkpoint(named)
 
 
+def differences(config: DictConfig, run_dir: Path) -> str | None:
+    """Return in which of `DECISIVE` a run differs from the one that a checkpoint is of; None if in none.
+
+    Args:
+        run_dir: of the checkpoint.
+    """
+    file = run_dir / RESOLVED_CONFIG
+    if not file.is_file():
+        return None
+    before = OmegaConf.load(file)
+    found = []
+    for key in DECISIVE:
+        old, new = (OmegaConf.select(each, key) for each in (before, config))
+        if old != new:
+            found.append(f"{key}={text(old)} instead of {text(new)}")
+    return ", ".join(found) or None
+
+
+def text(value: object) -> str:
+    """Return a value of the configuration in one short line."""
+    line = json.dumps(OmegaConf.to_container(value)) if OmegaConf.is_config(value) else str(value)
+    return line if len(line) <= MAX_VALUE else f"{line[: MAX_VALUE - 1]}…"
+
+
 def interrupted_run(overrides: list[str], outputs: Path = Path("outputs")) -> Path | None:
     """Return the newest run directory in `outputs/*/*` of a run with these overrides that has not been completed."""
     for hydra_dir in sorted(outputs.glob("*/*/.hydra"), reverse=True):
@@ -88,6 +130,8 @@ def interrupted_run(overrides: list[str], outputs: Path = Path("outputs")) -> Pa
             summary = run_dir / "summary.json"
             status = json.loads(summary.read_text())["status"] if summary.exists() else "killed"
         except (OSError, ValueError, KeyError, yaml.YAMLError):
+            continue
+        if is_running(run_dir):
             continue
         if status != "completed" and essential(same) == essential(overrides) and checkpoints(run_dir):
             return run_dir

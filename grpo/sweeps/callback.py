@@ -191,6 +191,6 @@ def finish(folder: Path, status: Any) -> None:
 def note_if_killed(job_dir: Path) -> None:
     """Write down that a job was killed, if it has not said how it ended and the process that watched it is gone."""
     file = job_dir / "summary.json"
-    if not file.exists():
+    if read_json(file).get("status", "running") == "running":
         with contextlib.suppress(OSError), locked(job_dir / ".lock", fcntl.LOCK_NB):
             write_json(file, {"status": "stopped", "reason": "killed with its sweep"})

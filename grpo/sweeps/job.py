@@ -61,7 +61,7 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
                     status, reason = train_in_process(line, folder, hydra.runtime.cwd, environment)
                     ended = {"status": "failed", "reason": reason}
             finally:
-                if not file.exists():
+                if read_json(file).get("status", "running") == "running":  # it could not say how it ended
                     write_json(file, ended)
             if status < 0:  # else it has said so itself
                 tell(folder, reason)

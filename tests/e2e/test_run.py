@@ -227,12 +227,13 @@ def test_a_signal_ends_a_run_with_a_checkpoint_that_can_be_continued(composed: C
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    summary = train(composed, tmp_path, "train.max_steps=200", "task.dataset.size=400")
+    size = "task.dataset.size=400"
+    summary = train(composed, tmp_path, "train.max_steps=200", size)
     assert summary["status"] == "stopped"
     assert summary["reason"].startswith("SIGTERM after step ")
     assert (tmp_path / f"checkpoint-{summary['steps']}").is_dir()
     steps = f"train.max_steps={summary['steps'] + 1}"
-    assert train(composed, tmp_path, steps, "train.resume_from_checkpoint=auto")["status"] == "completed"
+    assert train(composed, tmp_path, steps, size, "train.resume_from_checkpoint=auto")["status"] == "completed"
 
 
 @pytest.fixture

@@ -73,6 +73,7 @@ def test_a_step_without_a_single_reward_is_shown_as_one() -> None:
 def test_a_signal_stops_after_the_step_and_a_second_one_at_once() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with StopOnSignal() as stop:
+        stop.begin(None)
         quiet, told = TrainerControl(), TrainerControl()
         stop.on_step_end(None, state(1), quiet)
         assert not quiet.should_training_stop
@@ -83,6 +84,19 @@ def test_a_signal_stops_after_the_step_and_a_second_one_at_once() -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_outside_of_the_training_a_signal_interrupts_at_once_with_what_was_being_done(number: signal.Signals) -> None:
+    with StopOnSignal() as stop:
+        with pytest.raises(KeyboardInterrupt, match=f"{number.name} while loading"):
+            os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)  # a second one leaves the time to write the outcome
+    with StopOnSignal() as stop:
+        stop.begin(None)
+        os.kill(os.getpid(), number)
+        with pytest.raises(KeyboardInterrupt, match=f"{number.name} before saving the model"):
+            stop.begin("saving the model")
 
 
 def test_a_run_stops_with_a_checkpoint_when_host_memory_is_nearly_used_up() -> None:

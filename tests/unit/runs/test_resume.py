@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import shutil
@@ -7,11 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
 
 from grpo.errors import ConfigError
 from grpo.manifest import seal
-from grpo.runs.resume import continue_interrupted, newest_checkpoint, resolve
+from grpo.runs.files import RESOLVED_CONFIG
+from grpo.runs.lock import LOCK
+from grpo.runs.resume import continue_interrupted, differences, newest_checkpoint, resolve
 
 
 def write_checkpoint(run_dir: Path, step: int) -> Path:
@@ -76,7 +80,7 @@ def test_if_all_checkpoints_are_torn_the_run_does_not_begin_anew_over_them(tmp_p
     for step in (5, 10):
         file = write_checkpoint(tmp_path, step) / "optimizer.pt"
         file.write_bytes(zeroed(file.read_bytes()))
-    with pytest.raises(ConfigError, match="checkpoint-10 is torn, .*; checkpoint-5 is torn, .*; no checkpoint is left"):
+    with pytest.raises(ConfigError, match=r"checkpoint-10 is torn, .*; checkpoint-5 is torn, .*; no checkpoint"):
         resolve("auto", tmp_path)
 
 
@@ -159,3 +163,31 @@ def test_a_run_directory_that_is_named_stays(outputs: Path) -> None:
     write_run(outputs, "01-00-00", [], "stopped")
     assert continue_interrupted([AUTO, "hydra.run.dir=here"]) == [AUTO, "hydra.run.dir=here"]
     assert continue_interrupted(["train.seed=1"]) == ["train.seed=1"]
+
+
+def test_auto_does_not_enter_a_run_that_is_still_running(outputs: Path) -> None:
+    running = write_run(outputs, "01-00-00", ["train.seed=1"], "running")
+    assert continue_interrupted(["train.seed=1", AUTO])[-1] == f"hydra.run.dir={running}", "it was killed"
+    with (running / LOCK).open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        assert continue_interrupted(["train.seed=1", AUTO]) == ["train.seed=1", AUTO]
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ("train.seed=7", "train.seed=42 instead of 7"),
+        ("train.optim=sgd", "train.optim=None instead of sgd"),
+        ("task.dataset.size=9", 'task.dataset={"generator": "grpo.tasks.arithmetic.rows", "size": '),
+        ("peft=lora", 'peft=None instead of {"task_type": "CAUSAL_LM"'),
+        ("train.per_device_train_batch_size=64", "train.per_device_train_batch_size=128 instead of 64"),
+        ("train.learning_rate=1", None),
+    ],
+)
+def test_what_makes_a_checkpoint_one_of_another_run_is_said(
+    composed: Callable[..., DictConfig], tmp_path: Path, change: str, difference: str | None
+) -> None:
+    OmegaConf.save(composed(), tmp_path / RESOLVED_CONFIG, resolve=True)
+    assert differences(composed(), tmp_path) is None
+    found = differences(composed(change), tmp_path)
+    assert found == difference or (found or "").startswith(difference or "nothing")

@@ -1,0 +1,63 @@
+"""One run per directory."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.errors import ConfigError
+from grpo.runs.lock import check_directory, is_running, new_directory, take
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> subprocess.Popen[str]:
+    """Another process that has the directory."""
+    script = f"import time; from pathlib import Path; from grpo.runs.lock import take; take(Path({str(tmp_path)!r}))"
+    line = [sys.executable, "-c", f"{script}; print('taken', flush=True); time.sleep(60)"]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "taken\n"
+    return process
+
+
+def test_a_directory_has_one_process_until_it_dies_however_it_dies(
+    tmp_path: Path, other: subprocess.Popen[str]
+) -> None:
+    assert is_running(tmp_path)
+    with pytest.raises(ConfigError, match=rf"process {other.pid} on .* trains in it: wait for it"):
+        take(tmp_path)
+    with pytest.raises(ConfigError, match=f"process {other.pid} "):
+        check_directory(["train.seed=1", f"hydra.run.dir='{tmp_path}'", "train.resume_from_checkpoint=auto"])
+    os.kill(other.pid, signal.SIGKILL)
+    other.wait()
+    assert not is_running(tmp_path)
+    take(tmp_path)
+    assert (tmp_path / ".running").read_text().startswith(f"process {os.getpid()} on ")
+
+
+@pytest.mark.parametrize(("status", "said"), [("completed", "completed"), ("failed", "failed"), ("running", "killed")])
+def test_a_new_run_in_the_directory_of_another_is_refused_and_a_continuation_is_not(
+    tmp_path: Path, status: str, said: str
+) -> None:
+    check_directory([f"hydra.run.dir={tmp_path}"])
+    (tmp_path / "summary.json").write_text(json.dumps({"status": status}))
+    with pytest.raises(ConfigError, match=rf"there is a run in it \({said}\); choose another directory"):
+        check_directory([f"hydra.run.dir={tmp_path}"])
+    check_directory([f"hydra.run.dir={tmp_path}", "train.resume_from_checkpoint=auto"])
+    check_directory(["train.seed=1"])
+
+
+def make_directory(root: str) -> str:
+    return new_directory.__wrapped__(root)
+
+
+def test_runs_that_begin_in_the_same_second_have_directories_of_their_own(tmp_path: Path) -> None:
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        made = pool.map(make_directory, [str(tmp_path)] * 20)
+    assert len(set(made)) == 20
+    assert all(Path(folder).is_dir() for folder in made)
