@@ -17,7 +17,6 @@ from transformers import PrinterCallback
 from trl import GRPOConfig
 
 from grpo import policy
-from grpo.atomic import atomic
 from grpo.callbacks import HostMemoryGuard, MetricsFile, MismatchWarning, ProgressBar, StopOnSignal
 from grpo.cli import output_in
 from grpo.config.batch import check_batch, completions
@@ -284,12 +283,15 @@ def train(
 def save_model(trainer: ExactGRPOTrainer, folder: Path) -> None:
     """Save the policy for `from_pretrained`, without a pickle of the arguments: the configuration is beside it.
 
-    What an interrupted run has left there goes first, so that the folder is complete if it is there.
+    All processes write into one folder beside it, which takes its place once it is complete.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    with atomic(folder) as partial:
-        trainer.save_model(str(partial))
+    partial = folder.with_name(f"{folder.name}.partial")
+    trainer.save_model(str(partial))
+    trainer.accelerator.wait_for_everyone()
+    if is_main_process():
         (partial / "training_args.bin").unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.replace(folder)
 
 
 def write_outcome(summary: dict[str, Any], run_dir: Path) -> None:

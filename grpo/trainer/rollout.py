@@ -106,9 +106,10 @@ class RolloutTrainer(CheckpointTrainer):
             masked, total = self.accelerator.gather(engine_check.masked(ratio, loss_mask(batch))).sum(0).tolist()
             mode = "train" if self.model.training else "eval"
             self._metrics[mode]["sampling/masked_share"].append(masked / max(1, total))
-        for behind, is_equal in enumerate(reversed(equal.tolist()), 1):
+        logged = self._logs["advantages"]  # as many of the newest as a generation has; an evaluation may have more
+        for behind, is_equal in enumerate(equal.flip(0)[: len(logged)].tolist(), 1):
             if is_equal:
-                self._logs["advantages"][-behind] = 0.0
+                logged[-behind] = 0.0
         return batch | {"generated_at": torch.tensor(self.state.global_step)}
 
     def _zero_variance(self) -> torch.Tensor:
@@ -133,10 +134,12 @@ class RolloutTrainer(CheckpointTrainer):
         some = pick(batch, range(0, count, -(-count // engine_check.COMPLETIONS)))
         ids, mask = (torch.cat((some[f"prompt_{kind}"], some[f"completion_{kind}"]), 1) for kind in ("ids", "mask"))
         fields = {key: value for key, value in some.items() if key in (*IMAGES, *BOTH, "num_images")}
+        self.model.eval()  # the engine has no dropout
         with torch.no_grad():
             policy, _, _ = self._get_per_token_logps_and_entropies(
                 self.model, ids, mask, some["completion_ids"].size(1), batch_size=1, **fields
             )
+        self.model.train()
         found = engine_check.difference(policy, some["sampling_per_token_logps"], loss_mask(some))
         dtype = compute_type(self.accelerator, self.model)
         allowed = engine_check.tolerance(dtype, self.accelerator.device.type)

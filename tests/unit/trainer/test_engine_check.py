@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 
 from grpo.callbacks import MetricsFile
 from grpo.errors import GenerationError
@@ -48,11 +49,13 @@ def checked(directory: Path, shift: float, **options: Any) -> ExactGRPOTrainer:
         found = rollouts(prompts, trainer)
         pairs = list(zip(found["prompt_ids"], found["completion_ids"], strict=True))
         logps = []
+        trainer.model.eval()
         with torch.no_grad():
             for prompt, completion in pairs:
                 logits = trainer.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
                 scored = logits.log_softmax(-1)[torch.arange(len(completion)), torch.tensor(completion)]
                 logps.append([float(value) + shift for value in scored])
+        trainer.model.train()
         return found | {"logprobs": logps}
 
     trainer = ours(directory, rollout_func=generate, **options)
@@ -60,11 +63,16 @@ def checked(directory: Path, shift: float, **options: Any) -> ExactGRPOTrainer:
     return trainer
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"peft_config": LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.5)}],
+    ids=["full", "dropout"],
+)
 def test_a_healthy_engine_is_checked_at_the_first_step_and_then_now_and_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(engine_check, "EVERY", 3)
-    trainer = checked(tmp_path, shift=0.0, max_steps=5)
+    trainer = checked(tmp_path, shift=0.0, max_steps=5, learning_rate=1e-2, **options)
     trainer.train()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("engine/is_policy") for row in rows] == [1.0, None, None, 1.0, None]

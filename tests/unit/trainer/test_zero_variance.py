@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from trl import GRPOTrainer
 
 from grpo.trainer.zero_variance import zero_variance
@@ -72,3 +73,11 @@ def test_equality_is_that_of_the_bits_of_the_rewards_that_are_there(
     rewards: list[list[float]], expected: list[bool]
 ) -> None:
     assert zero_variance(torch.tensor(rewards, dtype=torch.float64), 2).tolist() == expected
+
+
+def test_an_evaluation_of_more_completions_than_are_logged_has_zero_variance_too(tmp_path: Path) -> None:
+    held_out = Dataset.from_dict({"prompt": ["How many ?"] * 64})
+    options = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 64, "max_steps": 1}
+    trainer = ours(tmp_path, eval_dataset=held_out, reward_funcs=of_prompt, **options)
+    trainer.train()
+    assert set(trainer._logs["advantages"]) == {0.0}
