@@ -16,7 +16,10 @@ from grpo.errors import ConfigError
 from rewards.text import numbers
 
 log = logging.getLogger(__name__)
+RESERVED = ("self", "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""Arguments of reward functions, which get the columns of the data as well."""
 FILTERED = {
+    "no_question": "without a value that task.prompt names",
     "no_answer": "without an answer",
     "unread_answer": "whose answer task.answer.pattern does not find",
     "too_long": "with a prompt longer than task.max_prompt_length",
@@ -149,8 +152,20 @@ def _flat(arguments: dict[str, Any]) -> str:
 def _prepare(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str, int]]:
     """Add the prompts and the answers, filter rows without an answer, and count."""
     _check_columns(dataset, task)
-    prepared = dataset.map(lambda row: {"prompt": make_prompt(row, task), "answer": _answer(row, task)})
     counts = {"rows": len(dataset), "used": 0, **dict.fromkeys(FILTERED, 0), "not_a_number": 0}
+    named = _columns_of(task.prompt)
+    try:
+        rows = list(dataset)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"task.dataset={_flat(dict(task.dataset))}: not UTF-8, {error}; save the file as UTF-8") from error
+    complete = [all(row[name] is not None for name in named) for row in rows]
+    dataset = _keep(dataset, complete, counts, "no_question")
+    rows = [row for row, kept in zip(rows, complete, strict=True) if kept]
+    columns = {"prompt": [make_prompt(row, task) for row in rows], "answer": [_answer(row, task) for row in rows]}
+    # added anew: `map` would give an answer the type that its column has in the file, such as a number
+    prepared = dataset.remove_columns([name for name in columns if name in dataset.column_names])
+    for name, values in columns.items():
+        prepared = prepared.add_column(name, values)
     if task.answer.column is None:
         return prepared, counts
     given = [str(text if text is not None else "").strip() != "" for text in dataset[task.answer.column]]
@@ -165,18 +180,27 @@ def _prepare(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str, int
 
 def _check_columns(dataset: Dataset, task: DictConfig) -> None:
     try:
-        wanted = [name for _, name, _, _ in string.Formatter().parse(task.prompt) if name]
+        wanted = _columns_of(task.prompt)
         groups = re.compile(task.answer.pattern or "()").groups
     except (ValueError, re.error) as error:
         raise ConfigError(f"task.prompt or task.answer.pattern: {error}") from error
     if groups == 0:
         raise ConfigError(f"task.answer.pattern={task.answer.pattern}: put the final answer in parentheses")
+    for name in RESERVED:
+        if name in dataset.column_names:
+            raise ConfigError(f"task: a column is named {name}, as an argument of reward functions is: rename it")
     for name in [task.answer.column, *wanted, task.eval.difficulty]:
         if name is not None and name not in dataset.column_names:
             raise ConfigError(
                 f"task: the data has no column {name}; it has: {', '.join(dataset.column_names)}. task.prompt, "
                 "task.answer.column and task.eval.difficulty name them"
             )
+
+
+def _columns_of(template: str) -> list[str]:
+    """Return the columns that `task.prompt` names: `{question}`, `{row[name]}`, `{table.name}`."""
+    fields = [name for _, name, _, _ in string.Formatter().parse(template) if name]
+    return [re.split(r"[.\[]", name)[0] for name in fields]
 
 
 def make_prompt(row: dict[str, Any], task: DictConfig) -> str | list[dict[str, str]]:

@@ -45,7 +45,16 @@ def test_a_local_file_in_the_format_of_gsm8k_is_read(composed: Callable[..., Dic
     train, held_out = problems.train, problems.held_out
     assert list(train["answer"]) == ["5", "7"]  # without what has no answer and what is held out
     assert list(train["level"]) == [1, 3]  # rewards get every column
-    counts = {"rows": 4, "used": 2, "no_answer": 0, "unread_answer": 1, "too_long": 0, "held_out": 1, "not_a_number": 0}
+    counts = {"no_question": 0}
+    counts |= {
+        "rows": 4,
+        "used": 2,
+        "no_answer": 0,
+        "unread_answer": 1,
+        "too_long": 0,
+        "held_out": 1,
+        "not_a_number": 0,
+    }
     assert problems.counts["train"] == counts
     assert train[0]["prompt"] == [
         {"role": "system", "content": task.system_prompt},
@@ -190,3 +199,43 @@ def test_problems_of_reasoning_gym_are_scored_by_its_own_verifier(
     assert reasoning_gym(completions=right, **rows) == [1.0] * len(answers)
     assert max(reasoning_gym(completions=["<answer>no</answer>"] * len(answers), **rows)) < 1
     assert reasoning_gym(completions=[""] * len(answers), **rows) == [0.0] * len(answers)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_answers_that_are_numbers_in_the_file_are_answers(
+    composed: Callable[..., DictConfig], tmp_path: Path, kind: str
+) -> None:
+    rows = pandas.DataFrame([{"question": f"{number} + 1?", "answer": number + 1} for number in range(4)])
+    file = tmp_path / f"rows.{kind}"
+    rows.to_json(file, orient="records", lines=True) if kind == "jsonl" else rows.to_csv(file, index=False)
+    task = composed("task=jsonl", f"task.dataset.path={file}", "task.eval.size=0").task
+    assert list(load_task(task).train["answer"]) == ["1", "2", "3", "4"]
+
+
+def test_a_row_without_a_question_is_filtered_and_counted(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"question": "1 + 1?", "answer": "2"}, {"question": None, "answer": "3"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problems = load_task(composed("task=jsonl", f"task.dataset.path={file}", "task.eval.size=0").task)
+    assert list(problems.train["answer"]) == ["2"]
+    assert "None" not in str(list(problems.train["prompt"]))
+    assert str(problems) == "1 problems to train on (filtered: 1 without a value that task.prompt names)"
+
+
+@pytest.mark.parametrize("name", ["completions", "self", "prompts"])
+def test_a_column_with_the_name_of_an_argument_of_rewards_is_one_line(
+    composed: Callable[..., DictConfig], tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"question": "1 + 1?", "answer": "2", name: "x"}) + "\n")
+    with pytest.raises(ConfigError, match=f"^task: a column is named {name}, as an argument of reward functions is"):
+        load_task(composed("task=jsonl", f"task.dataset.path={file}", "task.eval.size=0").task)
+
+
+def test_a_file_that_is_not_utf_8_is_one_line(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b'{"question": "caf\xe9?", "answer": "2"}\n')
+    with pytest.raises(ConfigError) as caught:
+        load_task(composed("task=jsonl", f"task.dataset.path={file}", "task.eval.size=0").task)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"task.dataset={{path: {file}")
