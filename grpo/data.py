@@ -157,7 +157,9 @@ def _prepare(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str, int
     try:
         rows = list(dataset)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"task.dataset={_flat(dict(task.dataset))}: not UTF-8, {error}; save the file as UTF-8") from error
+        raise ConfigError(
+            f"task.dataset={_flat(dict(task.dataset))}: not UTF-8, {error}; save the file as UTF-8"
+        ) from error
     complete = [all(row[name] is not None for name in named) for row in rows]
     dataset = _keep(dataset, complete, counts, "no_question")
     rows = [row for row, kept in zip(rows, complete, strict=True) if kept]
