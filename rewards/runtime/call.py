@@ -11,6 +11,9 @@ from typing import Any
 
 from rewards.runtime.loader import what_and_where
 
+FLOAT32 = 3.4028234663852886e38
+"""The largest number of the type that rewards are summed in (IEEE 754)."""
+
 
 @dataclass
 class Fault:
@@ -89,6 +92,9 @@ def checked(value: Any) -> tuple[float | None, Fault | None]:
         return None, Fault(type(value).__name__, what_and_where(value), "".join(traceback.format_exception(value)))
     if not isinstance(value, Real):
         return None, Fault("NotANumber", f"returned {value!r:.80}, which is not a number")
-    if not math.isfinite(value):
-        return None, Fault("NotFinite", f"returned {value!r}")
-    return float(value), None
+    number = math.inf
+    with suppress(OverflowError):  # of an integer beyond any float
+        number = float(value)
+    if not abs(number) <= FLOAT32:  # also true of NaN
+        return None, Fault("NotFinite", f"returned {number!r}, which float32 does not hold")
+    return number, None

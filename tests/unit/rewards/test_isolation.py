@@ -35,8 +35,8 @@ def reward(completions, **columns):
             os._exit(3)
         if text == "exit":
             raise SystemExit
-        rewards.append({"nan": float("nan"), "inf": float("inf"), "text": "0.5", "list": [1.0], "none": None,
-                        "numpy": np.float32(0.5), "true": True, "error": ValueError("bad row")}.get(text, 1.0))
+        rewards.append({"nan": float("nan"), "inf": float("inf"), "1e39": 1e39, "-10**5000": -10**5000, "text": "0.5",
+                        "list": [1.0], "none": None, "numpy": np.float32(0.5), "true": True, "error": ValueError("bad row")}.get(text, 1.0))
     return rewards
 
 def mapping(completions):
@@ -106,6 +106,8 @@ def mine(file: Path) -> Iterator[Reward]:
         ("error", "ValueError"),
         ("nan", "NotFinite"),
         ("inf", "NotFinite"),
+        ("1e39", "NotFinite"),
+        ("-10**5000", "NotFinite"),
         ("text", "NotANumber"),
         ("list", "NotANumber"),
         ("die", "Died"),
