@@ -36,7 +36,8 @@ def reward(completions, **columns):
         if text == "exit":
             raise SystemExit
         rewards.append({"nan": float("nan"), "inf": float("inf"), "1e39": 1e39, "-10**5000": -10**5000, "text": "0.5",
-                        "list": [1.0], "none": None, "numpy": np.float32(0.5), "true": True, "error": ValueError("bad row")}.get(text, 1.0))
+                        "list": [1.0], "none": None, "numpy": np.float32(0.5), "true": True,
+                        "error": ValueError("bad row")}.get(text, 1.0))
     return rewards
 
 def mapping(completions):
