@@ -44,8 +44,6 @@ class PolicyEngine(VLLMGeneration):
     """
 
     def _init_vllm(self) -> None:
-        if not is_vllm_available():
-            super()._init_vllm()  # which says so
         if getattr(self.model, "is_quantized", False):  # a model that comes quantized; peft=qlora is refused earlier
             raise ValueError("vLLM cannot take the weights of a quantized policy: use generation=transformers")
         if is_peft_model(self.model) and trains_tied_weight(self.model):
@@ -53,6 +51,8 @@ class PolicyEngine(VLLMGeneration):
                 "vLLM has one weight for embeddings and head, and the adapter trains one of them: leave both out of "
                 "peft.target_modules and peft.modules_to_save, or use generation=transformers"
             )
+        if not is_vllm_available():
+            super()._init_vllm()  # which says so
         logging.getLogger("torch._library").setLevel(logging.ERROR)  # that there is no Triton on a CPU is no news
         if self.mode == "colocate":
             dtype = compute_type(self.accelerator, self.model)
