@@ -184,7 +184,7 @@ def test_without_vllm_a_script_is_told_that_it_is_missing(monkeypatch: pytest.Mo
     monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: False)
     monkeypatch.setattr(vllm_engine, "is_vllm_available", lambda: False)
     engine = Engine(None)
-    engine.model = None
+    engine.model = torch.nn.Linear(1, 1)
     with pytest.raises(ImportError, match="vLLM is not available"):
         engine._init_vllm()
 
