@@ -168,6 +168,7 @@ def _prepare(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str, int
     prepared = dataset.remove_columns([name for name in columns if name in dataset.column_names])
     for name, values in columns.items():
         prepared = prepared.add_column(name, values)
+    prepared = prepared.select_columns(list(dict.fromkeys([*dataset.column_names, *columns])))
     if task.answer.column is None:
         return prepared, counts
     given = [str(text if text is not None else "").strip() != "" for text in dataset[task.answer.column]]
