@@ -154,16 +154,19 @@ def _prepare(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str, int
     _check_columns(dataset, task)
     counts = {"rows": len(dataset), "used": 0, **dict.fromkeys(FILTERED, 0), "not_a_number": 0}
     named = _columns_of(task.prompt)
+    keep: list[bool] = []
+    columns: dict[str, list[Any]] = {"prompt": [], "answer": []}
     try:
-        rows = list(dataset)
+        for row in dataset:
+            keep.append(all(row[name] is not None for name in named))
+            if keep[-1]:
+                columns["prompt"].append(make_prompt(row, task))
+                columns["answer"].append(_answer(row, task))
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"task.dataset={_flat(dict(task.dataset))}: not UTF-8, {error}; save the file as UTF-8"
         ) from error
-    complete = [all(row[name] is not None for name in named) for row in rows]
-    dataset = _keep(dataset, complete, counts, "no_question")
-    rows = [row for row, kept in zip(rows, complete, strict=True) if kept]
-    columns = {"prompt": [make_prompt(row, task) for row in rows], "answer": [_answer(row, task) for row in rows]}
+    dataset = _keep(dataset, keep, counts, "no_question")
     # added anew: `map` would give an answer the type that its column has in the file, such as a number
     prepared = dataset.remove_columns([name for name in columns if name in dataset.column_names])
     for name, values in columns.items():

@@ -1,5 +1,7 @@
 """Thresholds and advice that live warnings and the page share."""
 
+from typing import Any
+
 from omegaconf import DictConfig
 
 MISMATCH = 0.1
@@ -10,6 +12,19 @@ ADVICE = (
     "a completion that is empty or endless"
 )
 """Advice against gradients that are not finite."""
+
+
+def sampling_filters(train: Any) -> list[str]:
+    """Return the settings that give vLLM's log-probabilities another meaning than the policy's.
+
+    Args:
+        train: a `trl.GRPOConfig`, or the group of the configuration with its fields.
+    """
+    neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "temperature": train.temperature}
+    kwargs = train.generation_kwargs or {}
+    given = {name: getattr(train, name) for name in neutral if name not in kwargs}
+    given |= {f"generation_kwargs.{name}": kwargs[name] for name in neutral if name in kwargs}
+    return [f"{key}={value}" for key, value in given.items() if value not in (None, neutral[key.rpartition(".")[2]])]
 
 
 def mismatch_causes(train: DictConfig) -> list[str]:

@@ -286,6 +286,9 @@ def save_model(trainer: ExactGRPOTrainer, folder: Path) -> None:
     All processes write into one folder beside it, which takes its place once it is complete.
     """
     partial = folder.with_name(f"{folder.name}.partial")
+    if is_main_process():
+        shutil.rmtree(partial, ignore_errors=True)  # of a save that was interrupted
+    trainer.accelerator.wait_for_everyone()
     trainer.save_model(str(partial))
     trainer.accelerator.wait_for_everyone()
     if is_main_process():

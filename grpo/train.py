@@ -45,7 +45,8 @@ def job(config: DictConfig) -> float | None:
             raise RunError(f"stopped: {summary['reason']}; {again}", status=130)
         return summary["accuracy_after"]
     except KeyboardInterrupt:
-        write_json(run_dir / "summary.json", {"status": "stopped", "reason": "interrupted while starting"})
+        if not (run_dir / "summary.json").exists():  # else a run has written its own
+            write_json(run_dir / "summary.json", {"status": "stopped", "reason": "interrupted while starting"})
         raise
     except Exception as error:
         if WANTS_TRACEBACK:
@@ -119,7 +120,8 @@ def main() -> None:
     """Run the command line."""
     sys.argv[1:] = continue_interrupted(sys.argv[1:])
     try:
-        check_directory(sys.argv[1:])
+        if is_main_process():  # which takes the directory for the others too
+            check_directory(sys.argv[1:])
     except ConfigError as error:
         leave(error, PROGRAM)
     with recorded():

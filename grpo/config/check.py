@@ -11,6 +11,7 @@ from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
 from grpo.config.schema import LOSS_MEANS, NOT_SETTABLE, Reward, Update
+from grpo.diagnosis import sampling_filters
 from grpo.errors import ConfigError
 
 LEVELS = ("token", "sequence")
@@ -129,19 +130,6 @@ def check_folder(name: str, gguf_file: str | None = None) -> None:
         adapter = (folder / "adapter_config.json").is_file()
         what = "an adapter, not a model: name its base" if adapter else "no model (no config.json)"
         raise ConfigError(f"model.model_name_or_path={name}: the folder holds {what}")
-
-
-def sampling_filters(train: DictConfig) -> list[str]:
-    """Return the settings that give vLLM's log-probabilities another meaning than the policy's."""
-    filters = {
-        "top_p": train.top_p < 1,
-        "top_k": bool(train.top_k),
-        "min_p": bool(train.min_p),
-        "repetition_penalty": train.repetition_penalty != 1,
-    }
-    kwargs = train.generation_kwargs or {}
-    inside = [f"generation_kwargs.{name}={kwargs[name]}" for name in filters if name in kwargs]
-    return [f"{name}={train[name]}" for name, is_set in filters.items() if is_set] + inside
 
 
 def check_filters(train: DictConfig) -> None:

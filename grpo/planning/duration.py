@@ -5,10 +5,9 @@ The estimate is for completions of half the limit on average, of which the longe
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 
-import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import completions, processes
@@ -55,12 +54,11 @@ class Duration:
     compared: bool
     """Whether such estimates have been compared with runs on the kind of device."""
     hourly_price: float | None = None
-    run: float | None = field(init=False)
-    """All steps and the evaluations; None without the number of steps."""
 
-    def __post_init__(self) -> None:
-        """Sum up."""
-        self.run = self.steps * self.step + self.evaluation if self.steps else None
+    @property
+    def run(self) -> float | None:
+        """All steps and the evaluations; None without the number of steps."""
+        return self.steps * self.step + self.evaluation if self.steps else None
 
     @property
     def step(self) -> float:
@@ -213,6 +211,8 @@ def speed_of_gpu(config: DictConfig) -> Speed | None:
 @cache
 def speed_of_cpu() -> Speed:
     """Measure what this machine does per second, in a third of a second."""
+    import numpy as np  # which no plan for a GPU needs
+
     size = 768
     matrix = np.ones((size, size), dtype=np.float32)
     data = np.ones(2**24, dtype=np.float32)  # more than caches hold

@@ -7,9 +7,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from grpo.config.check import sampling_filters
 from grpo.config.library import GRPO_CONFIG, library_fields
 from grpo.config.schema import PLANNED
+from grpo.diagnosis import sampling_filters
 from grpo.limits import GB, HOST_LIMIT, USABLE
 from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.machine import Machine, machine_for

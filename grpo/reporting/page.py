@@ -10,8 +10,8 @@ from markupsafe import Markup
 
 from grpo.atomic import atomic
 from grpo.config.batch import completions
-from grpo.config.check import sampling_filters
 from grpo.config.library import DEFAULT_OPTIMIZER
+from grpo.diagnosis import sampling_filters
 from grpo.reporting.charts import Chart, Points, accuracy_by_value, accuracy_curve, bars, curves
 from grpo.reporting.completions import as_data, sample
 from grpo.reporting.findings import findings

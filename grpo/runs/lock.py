@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from grpo.distributed import is_launched
 from grpo.errors import ConfigError
 from grpo.runs.files import read_json
 
@@ -77,7 +78,7 @@ def check_directory(arguments: list[str]) -> None:
 def new_directory(root: str = "outputs") -> str:
     """Make a directory for a run that begins now, `<root>/<date>/<time>`, and return it.
 
-    Runs that begin in the same second get one each: the second is `<time>_2`.
+    Runs that begin in the same second get one each: the second is `<time>_2`. The processes of a launcher share one.
     """
     begun = time.localtime()
     day = Path(root) / time.strftime("%Y-%m-%d", begun)
@@ -86,7 +87,7 @@ def new_directory(root: str = "outputs") -> str:
     while True:
         folder = day / (time.strftime("%H-%M-%S", begun) + (f"_{number}" if number > 1 else ""))
         try:
-            folder.mkdir()
+            folder.mkdir(exist_ok=is_launched())
             return str(folder)
         except FileExistsError:
             number += 1

@@ -51,11 +51,15 @@ class CheckpointTrainer(GRPOTrainer):
         super()._run_epoch(*args, epoch=epoch, **options)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save as transformers does, and seal the checkpoint before older ones are deleted."""
+        """Save as transformers does, and seal the checkpoint before older ones are deleted.
+
+        One without an optimizer (`save_only_model`) is not sealed: nothing can continue from it.
+        """
         rotate = transformers.trainer.rotate_checkpoints
 
         def seal_first(**options: Any) -> None:
-            seal(Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}")
+            if not self.args.save_only_model:
+                seal(Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}")
             rotate(**options)
 
         with replaced(transformers.trainer, "rotate_checkpoints", seal_first):

@@ -12,6 +12,7 @@ import torch
 from trl.trainer import grpo_trainer
 
 from grpo.config.schema import Update
+from grpo.diagnosis import sampling_filters
 from grpo.errors import DoesNotFit, GenerationError
 from grpo.generation.vllm_engine import PolicyEngine, compute_type
 from grpo.oom import is_out_of_memory
@@ -123,11 +124,12 @@ class RolloutTrainer(CheckpointTrainer):
     def _check_engine(self, batch: Batch) -> None:
         """Compare the engine's log-probabilities of some rollouts with the policy's, now and then.
 
+        Not where sampling filters change the engine's alone.
+
         Raises:
             GenerationError: the engine has other weights than the policy.
         """
-        filtered = self.top_p < 1 or self.top_k or self.min_p or self.repetition_penalty != 1
-        if self.state.global_step < self._next_engine_check or filtered:  # filters change the engine's alone
+        if self.state.global_step < self._next_engine_check or sampling_filters(self.args):
             return
         self._next_engine_check = self.state.global_step + engine_check.EVERY
         count = len(batch["prompt_ids"])
