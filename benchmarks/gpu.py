@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from benchmarks import gpu_experiments, memory
-from benchmarks.gpu_experiments import EXPERIMENTS, REAL, TOY
+from benchmarks.gpu_experiments import EXPERIMENTS, NEEDS_VLLM, REAL, TOY
 from grpo.config.schema import ROOT, register
 from grpo.hardware import gpus_of_driver, use_expandable_segments
 from grpo.limits import GB, USABLE
@@ -109,8 +109,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file; a .md file is written beside it; default: gpu.json")
     parser.add_argument("--experiment", help=argparse.SUPPRESS)  # for the processes of the experiments
     options = parser.parse_args()
-    use_expandable_segments()
     if options.experiment:
+        if options.experiment not in NEEDS_VLLM:  # whose sleep mode refuses them; as in grpo.train
+            use_expandable_segments()
         result = gpu_experiments.run(options.experiment, TOY if options.toy else REAL)
         print(RESULT + json.dumps(result), flush=True)
         return

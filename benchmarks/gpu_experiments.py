@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils.memory import clear_device_cache
 from datasets import Dataset
 from hydra import initialize_config_dir
 from peft import LoraConfig
@@ -59,9 +60,10 @@ TOY = Scale("toy", completion=24, completions=16)
 def trainer(scale: Scale, folder: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
     """Return our trainer of a random policy; `options` as in `tests.stock_trl.make`, and `trainer_class`."""
     kind = options.pop("trainer_class", ExactGRPOTrainer)
+    if "model" not in options:
+        options["model"] = build_policy(scale.model, scale.device, dtype)
     words = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny")
     defaults: dict[str, Any] = {
-        "model": build_policy(scale.model, scale.device, dtype),
         "processing_class": words,
         "train_dataset": Dataset.from_dict({"prompt": ["How many ? " * 16 + f"{number}" for number in range(256)]}),
         "per_device_train_batch_size": scale.completions,
@@ -113,7 +115,9 @@ PHASES = {"generate": "_generate", "logprobs": "_score_all", "update": "_update_
 
 def out_of_memory(scale: Scale) -> Result:
     """Run out of memory in each phase, and compare completions and weights with those of a run that did not."""
-    common = {"num_iterations": 2, "max_steps": 2, "update": Update(scale.completions * (scale.completion + 128))}
+    one_microbatch = Update(scale.completions * (scale.completion + 128))
+    # an adapter, as memory that stays, such as gradients and optimizer state, does not shrink with the micro-batch
+    common = {"num_iterations": 2, "max_steps": 2, "update": one_microbatch, "peft_config": LORA}
     greedy = generating(scale, top_k=1)  # the same completions in whatever batches they are generated
     found = {}
     for phase, method in PHASES.items():
@@ -121,10 +125,10 @@ def out_of_memory(scale: Scale) -> Result:
         with tempfile.TemporaryDirectory() as folder:
             free = trainer(scale, folder, **options)
             before = torch.cuda.memory_allocated() if scale.device == "cuda" else 0
-            start = {name: weight.cpu().clone() for name, weight in free.model.state_dict().items()}
+            start = trained(free)
             train(free)
             limit = before + 0.6 * (free.memory.highest[f"memory/{phase}_gb"] * GB - before)
-            weights = {name: weight.cpu() for name, weight in free.model.state_dict().items()}
+            weights = trained(free)
             completions = list(free._logs["completion"])
             del free
             made = trainer(scale, folder, **options)
@@ -139,18 +143,25 @@ def out_of_memory(scale: Scale) -> Result:
         found[phase] = {
             "retries": sum(row["update/oom_retries"] for row in record.logs),
             "same_completions": list(made._logs["completion"]) == completions,
-            "weights": relative_difference({k: w.cpu() for k, w in made.model.state_dict().items()}, weights),
+            "weights": relative_difference(trained(made), weights),
             "moved": relative_difference(weights, start),
         }
         del made
     return found
 
 
+def trained(made: Any) -> dict[str, torch.Tensor]:
+    """Return copies of the weights that are trained, in CPU memory."""
+    return {
+        name: weight.detach().cpu().clone() for name, weight in made.model.named_parameters() if weight.requires_grad
+    }
+
+
 @contextlib.contextmanager
 def little_memory(made: Any, limit: float) -> Iterator[None]:
     """While inside, there are so many bytes of the GPU; on a CPU the first forward pass raises as a GPU does."""
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        clear_device_cache(garbage_collection=True)  # of the trainer before, too
         torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties().total_memory)
         try:
             yield

@@ -137,11 +137,13 @@ class RolloutTrainer(CheckpointTrainer):
         ids, mask = (torch.cat((some[f"prompt_{kind}"], some[f"completion_{kind}"]), 1) for kind in ("ids", "mask"))
         fields = {key: value for key, value in some.items() if key in (*IMAGES, *BOTH, "num_images")}
         self.model.eval()  # the engine has no dropout
-        with torch.no_grad():
-            policy, _, _ = self._get_per_token_logps_and_entropies(
-                self.model, ids, mask, some["completion_ids"].size(1), batch_size=1, **fields
-            )
-        self.model.train()
+        try:
+            with torch.no_grad():
+                policy, _, _ = self._get_per_token_logps_and_entropies(
+                    self.model, ids, mask, some["completion_ids"].size(1), batch_size=1, **fields
+                )
+        finally:
+            self.model.train()
         found = engine_check.difference(policy, some["sampling_per_token_logps"], loss_mask(some))
         dtype = compute_type(self.accelerator, self.model)
         allowed = engine_check.tolerance(dtype, self.accelerator.device.type)

@@ -11,6 +11,7 @@ from grpo.config.batch import check_groups
 from grpo.config.check import check
 from grpo.config.messages import meant
 from grpo.config.schema import LOSS_MEANS
+from grpo.diagnosis import sampling_filters
 from grpo.errors import ConfigError
 
 sizes = st.integers(1, 40)
@@ -194,4 +195,25 @@ def test_a_batch_is_that_of_all_processes_that_are_planned_for(composed: Callabl
 def test_filters_are_allowed_where_no_importance_ratio_is_biased(
     composed: Callable[..., DictConfig], overrides: list[str]
 ) -> None:
-    check(composed(*overrides))
+    config = composed(*overrides)
+    assert sampling_filters(config.train) == ["top_p=0.9"]
+    check(config)  # raises nothing
+    refused = config.copy()
+    refused.train.use_vllm = refused.train.vllm_importance_sampling_correction = True
+    with pytest.raises(ConfigError, match=r"^train.top_p=0.9: with vLLM a sampling filter"):
+        check(refused)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "filters"),
+    [
+        ([], []),
+        (["train.top_k=20", "train.min_p=0.1"], ["top_k=20", "min_p=0.1"]),
+        (["train.top_p=0.9", "+train.generation_kwargs.top_p=1.0"], []),  # what vLLM is given wins
+        (["+train.generation_kwargs.temperature=0.1"], ["generation_kwargs.temperature=0.1"]),
+    ],
+)
+def test_filters_are_those_that_vllm_is_given(
+    composed: Callable[..., DictConfig], overrides: list[str], filters: list[str]
+) -> None:
+    assert sampling_filters(composed(*overrides).train) == filters

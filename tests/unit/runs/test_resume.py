@@ -191,3 +191,11 @@ def test_what_makes_a_checkpoint_one_of_another_run_is_said(
     assert differences(composed(), tmp_path) is None
     found = differences(composed(change), tmp_path)
     assert found == difference or (found or "").startswith(difference or "nothing")
+
+
+@pytest.mark.parametrize("line", [("peft=qlora",), ("+gpu=t4",), ("+gpu=h100", "peft=qlora"), ("+experiment=smollm2",)])
+def test_a_run_does_not_differ_from_itself_once_it_has_been_resolved(
+    composed: Callable[..., DictConfig], tmp_path: Path, line: tuple[str, ...]
+) -> None:
+    OmegaConf.save(composed(*line), tmp_path / RESOLVED_CONFIG, resolve=True)
+    assert differences(composed(*line), tmp_path) is None

@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 
-from grpo.manifest import difference
+from grpo.manifest import difference, is_sealed
 from grpo.trainer import ExactGRPOTrainer, Update
 from tests.stock_trl import VOCABULARY, Record, ours, train
 
@@ -114,3 +114,9 @@ def test_a_checkpoint_is_sealed_before_an_older_one_is_deleted(tmp_path: Path, m
     assert [folder.name for folder in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
     names = {file.name for file in (tmp_path / "checkpoint-3").iterdir()}
     assert {"manifest.json", "grpo_state.pt", "optimizer.pt", "trainer_state.json"} <= names
+
+
+def test_a_checkpoint_of_the_model_alone_is_none_to_continue_from(tmp_path: Path) -> None:
+    ours(tmp_path, Update(100), **OPTIONS | {"max_steps": 1, "save_only_model": True}).train()
+    assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()
+    assert not is_sealed(tmp_path / "checkpoint-1")

@@ -93,9 +93,10 @@ def test_an_engine_with_other_weights_ends_the_run_and_the_verdict_is_kept(tmp_p
     assert trainer.state.global_step == 0
 
 
+@pytest.mark.parametrize("options", [{"top_p": 0.9}, {"generation_kwargs": {"top_k": 5}}], ids=str)
 def test_filters_that_change_the_engines_log_probabilities_alone_are_not_taken_for_other_weights(
-    tmp_path: Path,
+    tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    trainer = checked(tmp_path, shift=0.5, max_steps=1, top_p=0.9)
+    trainer = checked(tmp_path, shift=0.5, max_steps=1, **options)
     trainer.train()
     assert trainer.state.global_step == 1
