@@ -51,8 +51,11 @@ def load(fn: str, name: str) -> Callable[..., Any]:
 def bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
     """Return the function with `kwargs` bound; it accepts all columns and passes on those that the function names.
 
+    A function's attribute `check`, if there is one, is called with `kwargs`, so that it can say before the run what it
+    lacks.
+
     Raises:
-        ValueError: the function does not take one of `kwargs`.
+        ValueError: the function does not take one of `kwargs`, or its `check` has raised it.
     """
     parameters = inspect.signature(function).parameters
     try:
@@ -64,6 +67,10 @@ def bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Cal
         close = difflib.get_close_matches(key, parameters, n=1)
         if key not in parameters and close:  # `**columns` would accept it without effect
             raise ValueError(f"reward.{name}.kwargs.{key}: did you mean {close[0]}?")
+    try:
+        getattr(function, "check", dict)(**kwargs)
+    except ValueError as error:
+        raise ValueError(f"reward.{name}: {error}") from error
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
     def reward(**columns: Any) -> Any:

@@ -16,6 +16,8 @@ IMPORT_LIMIT = 300.0
 """Limit on the import of a reward function, seconds."""
 SEND_LIMIT = 60
 """Limit on sending the arguments of a call, seconds."""
+END_LIMIT = 5
+"""Limit on the end of a process and of all that it has started, seconds."""
 
 
 class Worker:
@@ -30,7 +32,7 @@ class Worker:
         mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_LIMIT, 0))
         self.traceback = os.memfd_create("traceback")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rewards.runtime.worker", str(theirs.fileno()), str(self.traceback)],
+            [sys.executable, "-m", "rewards.runtime.worker", *map(str, (os.getpid(), theirs.fileno(), self.traceback))],
             pass_fds=[theirs.fileno(), self.traceback],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -80,8 +82,10 @@ class Worker:
             return
         self.connection.close()
         os.close(self.traceback)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(0.2)  # it may end by itself, with a status that tells the reason
+        for seconds in (0.2, END_LIMIT):  # it may end by itself, with a status that tells the reason
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(seconds)
+            self.process.terminate()  # its supervisor then ends all that it has started
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

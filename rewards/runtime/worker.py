@@ -1,4 +1,7 @@
-"""The process of a reward function: `python -m rewards.runtime.worker LINE TRACEBACK`, two file descriptors."""
+"""The process of a reward function: `python -m rewards.runtime.worker TRAINER LINE TRACEBACK`.
+
+A process number and two file descriptors.
+"""
 
 import asyncio
 import faulthandler
@@ -7,11 +10,14 @@ from multiprocessing.connection import Connection
 
 from rewards.runtime.call import call
 from rewards.runtime.loader import bind, load, needs
+from rewards.runtime.supervisor import supervise
 
 
 def main() -> None:
     """Load the function, confirm it, and answer calls until the connection is closed."""
-    connection = Connection(int(sys.argv[1]))
+    trainer, line, traceback = map(int, sys.argv[1:])
+    supervise(trainer, line, traceback)
+    connection = Connection(line)
     fn, name, kwargs = connection.recv()
     try:
         unbound = load(fn, name)
@@ -27,7 +33,7 @@ def main() -> None:
             except EOFError:
                 return
             # a watchdog in C, which works while the function hangs or holds the interpreter
-            faulthandler.dump_traceback_later(timeout, exit=True, file=int(sys.argv[2]))
+            faulthandler.dump_traceback_later(timeout, exit=True, file=traceback)
             outcome = call(function, arguments, runner.run)
             faulthandler.cancel_dump_traceback_later()
             connection.send(outcome)

@@ -1,63 +1,182 @@
-import socket
-import threading
+"""`code` calls the code of a completion and judges plain values; what tests of real data sets do works."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rewards.code import code
+from rewards.runtime.isolation import Reward
+from rewards.sandbox import bubblewrap
 
 TESTS = ["assert double(3) == 6", "assert double(-1) == -2"]
 CORRECT = "def double(x):\n    return 2 * x"
+SANDBOXES = ["none", pytest.param("bubblewrap", marks=pytest.mark.skipif(not shutil.which("bwrap"), reason="no bwrap"))]
+ACCOUNT = """
+class Empty(ValueError):
+    pass
+
+class Account:
+    opened = 0
+
+    def __init__(self, owner, money=0):
+        self.owner, self.money = owner, money
+        Account.opened += 1
+
+    def take(self, money):
+        if money > self.money:
+            raise Empty("not enough")
+        self.money -= money
+        return self
+
+    def __eq__(self, other):
+        return isinstance(other, Account) and self.money == other.money
+
+    def __add__(self, other):
+        return Account("both", self.money + other.money)
+
+    def __len__(self):
+        return self.money
+
+    def __str__(self):
+        return f"{self.owner} has {self.money}"
+"""
+DO_MORE = {  # what tests of data sets do beyond comparing numbers: the code, its tests
+    "objects": (
+        ACCOUNT,
+        """
+a, b = Account("A", 7), Account(owner="B", money=3)
+assert a.take(4) == b and a.take(0) is a and a.owner == "A" and len(b) == 3 and str(b) == "B has 3"
+assert (a + b).money == 6 and isinstance(a, Account) and not isinstance(3, Account) and Account.opened == 3
+a.owner = "C"
+assert [one.owner for one in (a, b)] == ["C", "B"] and {a: 1}[a] == 1 and a != 3
+try:
+    b.take(100)
+except ValueError as error:
+    assert str(error) == "not enough"
+else:
+    raise AssertionError
+""",
+    ),
+    "values": (
+        """
+import enum
+from decimal import Decimal
+from fractions import Fraction
+
+class N(enum.IntEnum):
+    one = 1
+
+def same(x):
+    return x
+""",
+        """
+from decimal import Decimal
+from fractions import Fraction
+values = [None, True, 2**80, 1.5, float("inf"), 1 + 2j, "ü\\ud800", b"\\xff", (1, [2]), {3}, {(4,): {5: None}}]
+for x in values + [range(3), Fraction(1, 3), Decimal("0.1"), frozenset({6}), int, ValueError]:
+    assert same(x) == x and type(same(x)) is type(x), x
+assert N.one == 1 and same(same) and str(same(float("nan"))) == "nan" and list(same(iter("ab"))) == ["a", "b"]
+""",
+    ),
+    "in place": (
+        "def order(x, y):\n    x.sort()\n    y['a'] = x[0]\n",
+        "x, y = [3, 1, 2], {}\norder(x, y)\nassert x == [1, 2, 3] and y == {'a': 1}",
+    ),
+    "functions": (
+        """
+def twice(f, x):
+    return f(f(x))
+
+def adder(n):
+    return lambda x: x + n
+
+def squares():
+    n = 0
+    while True:
+        yield n * n
+        n += 1
+""",
+        """
+import itertools
+assert twice(lambda x: x + 1, 1) == 3 and twice(adder(2), 1) == 5 and adder(3)(4) == 7 and twice(str, 1) == "1"
+assert list(itertools.islice(squares(), 4)) == [0, 1, 4, 9] and sum(x for x in map(adder(1), [1, 2])) == 5
+""",
+    ),
+    "printing": (
+        "def greet(name):\n    print('Hello,', name)\n",
+        "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as said:\n    greet('Ada')\n"
+        "assert said.getvalue() == 'Hello, Ada\\n'",
+    ),
+    "a function that checks": (CORRECT, "def check(candidate):\n    assert candidate(4) == 8\ncheck(double)"),
+    "modules that the code imports": (
+        f"import math\n{CORRECT}",
+        "assert math.isclose(double(0.1), 0.2)",
+    ),
+}
 
 
-def test_code_that_passes_its_tests_is_correct_fenced_or_not() -> None:
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_code_that_passes_its_tests_is_correct_fenced_or_not(sandbox: str) -> None:
     fenced = f"First I tried:\n```python\nx = (\n```\nThen:\n```python\n{CORRECT}\n```\nDone."
     chat = [{"role": "assistant", "content": fenced}]
-    assert code([CORRECT, fenced, chat, f"```\n{CORRECT}\n```"], [TESTS] * 4) == [1, 1, 1, 1]
+    correct: list[Any] = [CORRECT, fenced, chat, f"```\n{CORRECT}\n```"]
+    incorrect = ["", "x = 1", "def double(x):\n    return 3 * x", "def double(x)\n    return 2 * x"]
+    tests = [TESTS, "\n".join(TESTS)] * 4
+    assert code(correct + incorrect, tests, sandbox=sandbox) == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
-def test_tests_may_be_one_text() -> None:
-    assert code([CORRECT], ["\n".join(TESTS)]) == [1]
+def test_tests_use_the_code_as_if_it_were_theirs() -> None:
+    codes, tests = zip(*DO_MORE.values(), strict=True)
+    assert dict(zip(DO_MORE, code(codes, tests, sandbox="none"), strict=True)) == dict.fromkeys(DO_MORE, 1)
+    assert code(["pass"] * len(tests), tests, sandbox="none") == [0] * len(tests)
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "def double(x):\n    return 3 * x",
-        "def double(x)\n    return 2 * x",
-        "",
-        "import os\nos._exit(0)",
-        "raise SystemExit(0)",
-        f"{CORRECT}\nprint('x' * 10_000_000)",
-        f"{CORRECT}\nwhile True:\n    pass",
-        f"{CORRECT}\nimport time\ntime.sleep(60)",
-        f"{CORRECT}\nx = 'x' * 10**10",
-        f"{CORRECT}\nimport os\nos.system('true')",
-        f"{CORRECT}\nimport subprocess\nsubprocess.run(['true'])",
-        f"{CORRECT}\nimport os\nos.fork()",
-        f"{CORRECT}\nimport ctypes\nctypes.CDLL(None)",
-        f"{CORRECT}\nopen('large', 'w').write('x' * 10**8)",
-        f"{CORRECT}\nimport atexit\natexit.register(lambda: 1 / 0)\nimport sys\nsys.stdin.readline().index('x')",
-    ],
-)
-def test_incorrect_code_and_forbidden_calls_earn_nothing(program: str) -> None:
-    assert code([program], [TESTS], seconds=3, memory_mb=256) == [0]
+def test_pythons_own_names_stay_pythons_unless_the_row_says_that_the_function_has_that_name() -> None:
+    program, tests = "def sum(a, b):\n    return a + b\ndef all(rows):\n    return True", "assert sum(1, 2) == 3"
+    lazy = "assert all(sum(x, 1) == -1 for x in range(3))"
+    rewards = code([program] * 3, [tests, tests, lazy], entry_point=[None, "sum", "sum"], sandbox="none")
+    assert rewards == [0, 1, 0]
 
 
-def test_there_is_no_network_not_even_to_this_machine() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        reached = []
-        thread = threading.Thread(target=lambda: reached.append(server.accept()), daemon=True)
-        thread.start()
-        program = f"{CORRECT}\nimport socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}))"
-        assert code([program], [TESTS]) == [0]
-        assert not reached
+def test_tests_that_give_the_code_what_cannot_be_copied_are_an_error_of_the_row_not_of_the_code() -> None:
+    reward = Reward("rewards.code.code", "code", {"sandbox": "none"})
+    tests = ["class Point:\n    pass\ndouble(Point())", TESTS]
+    assert reward.score(completions=[CORRECT] * 2, tests=tests) == [None, 1]
+    assert reward.errors == {"TypeError": 1}
+    reward.close()
 
 
-def test_the_environment_with_its_secrets_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    assert code([f"{CORRECT}\nimport os\nos.environ['HF_TOKEN']"], [TESTS]) == [0]
+def test_a_machine_without_a_sandbox_is_told_before_the_run_and_none_has_to_be_typed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=r"^reward.code: the program bwrap is missing.*sandbox=none"):
+        Reward("rewards.code.code", "code")
+    bwrap = tmp_path / "bwrap"
+    bwrap.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    bwrap.chmod(0o755)
+    with pytest.raises(ValueError, match=r"\(bwrap: No permissions to create new namespace\).*sandbox=none") as caught:
+        Reward("rewards.code.code", "code")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="sandbox=docker: there are bubblewrap and none"):
+        Reward("rewards.code.code", "code", {"sandbox": "docker"})
+    Reward("rewards.code.code", "code", {"sandbox": "none"}).close()
 
 
-def test_programs_run_beside_each_other_and_keep_their_order() -> None:
-    programs = [CORRECT, "", CORRECT, "x = 1", CORRECT]
-    assert code(programs, [TESTS] * 5) == [1, 0, 1, 0, 1]
+def test_the_filter_names_the_numbers_of_the_machines_own_headers() -> None:
+    names = "\n".join(f"{name} __NR_{name}" for name in bubblewrap.FORBIDDEN)
+    compiler = shutil.which("cc")
+    if not compiler:
+        pytest.skip("no C compiler")
+    source = f"#include <asm/unistd.h>\n{names}\nclone __NR_clone\nclone3 __NR_clone3\n"
+    said = subprocess.run([compiler, "-E", "-P", "-"], input=source, capture_output=True, text=True, check=True).stdout
+    numbers = dict(line.split() for line in said.splitlines() if line.count(" ") == 1)
+    column, _ = bubblewrap.ARCHITECTURES[bubblewrap.platform.machine()]
+    ours = {name: row[column] for name, row in bubblewrap.FORBIDDEN.items()}
+    ours |= {"clone": bubblewrap.CLONE[column], "clone3": bubblewrap.CLONE3}
+    assert {name: str(number) for name, number in ours.items() if number is not None} == {
+        name: number for name, number in numbers.items() if number.isdigit()
+    }

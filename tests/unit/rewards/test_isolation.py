@@ -3,12 +3,15 @@
 import asyncio
 import json
 import logging
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 from rewards.runtime.isolation import Reward, RewardError, split_by_prompt
 
 MINE = """
-import asyncio, os, re, time
+import asyncio, os, re, signal, subprocess, sys, time
 import numpy as np
 
 def reward(completions, **columns):
@@ -76,6 +79,26 @@ def logs(completions, log_extra, log_metric, trainer_state):
     log_extra("length", [len(text) for text in completions])
     log_metric("step", trainer_state.global_step)
     return [0.0] * len(completions)
+
+def leaves(completions, file):
+    orphan = "import os, time; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); time.sleep(600)"
+    subprocess.run([sys.executable, "-c", orphan])
+    import psutil
+
+    def is_it(one):
+        return orphan in (one.info["cmdline"] or ()) and os.getsid(one.pid) != os.getsid(0)
+
+    orphans = []
+    while not orphans:
+        orphans = [one.pid for one in psutil.process_iter(["cmdline"]) if is_it(one)]
+    with open(file, "w") as pids:
+        print(os.getpid(), *orphans, file=pids)
+    if "hang" in completions:
+        signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+        time.sleep(600)
+    if "die" in completions:
+        os._exit(3)
+    return [1.0] * len(completions)
 
 def processes(completions):
     return [float(os.getpid())] * len(completions)
@@ -285,3 +308,31 @@ def test_closing_ends_the_processes(file: Path) -> None:
     reward.close()
     assert first is not None
     assert not Path(f"/proc/{first:.0f}").exists()
+
+
+@pytest.mark.parametrize("way", ["close", "die", "hang", "the trainer is killed"])
+def test_what_a_function_has_started_ends_with_it_and_with_the_trainer(file: Path, tmp_path: Path, way: str) -> None:
+    pids = tmp_path / "pids"
+    kwargs = {"file": str(pids)}
+    if way == "the trainer is killed":
+        trainer = f"""from rewards.runtime.isolation import Reward
+Reward("{file}:leaves", "mine", {kwargs}).score(completions=["hang"])"""
+        process = subprocess.Popen([sys.executable, "-c", trainer])
+        wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"), 60)
+        process.kill()
+        process.wait()
+    else:
+        reward = Reward(f"{file}:leaves", "mine", kwargs, timeout=3)
+        assert reward.score(completions=[way]) == [1.0 if way == "close" else None]
+        reward.close()
+    left = [int(pid) for pid in pids.read_text().split()]
+    assert len(left) == 2
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in left), 10 if way == "the trainer is killed" else 0)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until a condition holds; fail after some seconds."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)

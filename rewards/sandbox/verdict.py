@@ -1,0 +1,80 @@
+"""Whether a program passes its tests, each in a process of its own.
+
+The tests call the program and get plain values back. Their process writes the verdict, with a secret word, to a file
+that the program's process does not have.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+from rewards.sandbox import bubblewrap
+
+LONGEST_VERDICT = 10_000
+"""Limit on what is read of a verdict, bytes."""
+
+
+def verdict(
+    program: str, tests: str, entry_point: str | None, seconds: float, memory_mb: int, boxed: bool
+) -> float | Exception:
+    """Return 1.0 if a program passes its tests, else 0.0; or why these tests cannot be used."""
+    word = secrets.token_hex(16)
+    start = json.dumps({"program": program, "tests": tests, "entry_point": entry_point, "word": word}).encode()
+    limits = [str(memory_mb), str(int(seconds) + 1)]
+    with contextlib.ExitStack() as stack:
+        output = stack.enter_context(tempfile.TemporaryFile())
+        code_in, to_code, from_code, code_out = (stack.enter_context(end) for end in (*pipe(), *pipe()))
+        lines = [str(from_code.fileno()), str(to_code.fileno())]
+        stack.enter_context(running(["answer.py", *limits], boxed, code_in, code_out))
+        tester = running(["tests.py", *limits, *lines], boxed, subprocess.PIPE, output, (from_code, to_code))
+        process = stack.enter_context(tester)
+        for end in (code_in, to_code, from_code, code_out):
+            end.close()  # so that each process sees when the other one has gone
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(start + b"\n", timeout=seconds)
+        output.seek(0)
+        given, _, result = output.read(LONGEST_VERDICT).decode(errors="replace").strip().partition(" ")
+    return TypeError(result) if given == word and result != "passed" else float(given == word)
+
+
+def pipe() -> tuple[BinaryIO, BinaryIO]:
+    """Return the end of a pipe to read from and the one to write to."""
+    reading, writing = os.pipe()
+    return open(reading, "rb"), open(writing, "wb")
+
+
+@contextlib.contextmanager
+def running(
+    program: list[str], boxed: bool, stdin: Any, stdout: Any, inherited: Sequence[BinaryIO] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program of `rewards.sandbox` in a sandbox or, unless `boxed`, in an empty folder; afterwards kill it."""
+    with contextlib.ExitStack() as stack:
+        folder, passed = stack.enter_context(tempfile.TemporaryDirectory()), [end.fileno() for end in inherited]
+        if boxed:
+            line, descriptor = stack.enter_context(bubblewrap.sandboxed(*program))
+            passed.append(descriptor)
+        else:
+            line = [sys.executable, *bubblewrap.ISOLATED, str(bubblewrap.HERE / program[0]), *program[1:]]
+        process = subprocess.Popen(
+            line,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env={"PATH": os.defpath},
+            start_new_session=True,
+            pass_fds=passed,
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
