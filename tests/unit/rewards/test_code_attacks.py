@@ -18,7 +18,7 @@ import pytest
 
 from rewards.code import code
 
-pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
+pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="no bubblewrap")
 
 TESTS = """
 assert double(3) == 6
