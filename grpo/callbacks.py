@@ -1,8 +1,10 @@
-"""Callbacks of a run: metrics file, progress bar, mismatch warning, signals and host-memory guard."""
+"""Callbacks of a run: metrics file, progress bar, mismatch warning, signals, guards of disk and host memory."""
 
 import json
 import logging
 import math
+import os
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -188,6 +190,31 @@ class StopOnSignal(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.received:
             control.should_save = control.should_training_stop = True
+
+
+class DiskGuard(TrainerCallback):
+    """Fail if the run directory has been removed, and warn in time if the next checkpoint may not fit on its disk."""
+
+    def __init__(self, run_dir: Path, console: Console) -> None:
+        self.run_dir, self.console = run_dir, console
+        self.identity = run_dir.stat().st_ino
+        self.checkpoint_bytes: int | None = None
+        """Size of the last checkpoint, once there is one that the next one should be like."""
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.run_dir.stat().st_ino != self.identity:  # it raises an exception of its own if there is none
+            raise FileNotFoundError(f"{self.run_dir} has been replaced while the run wrote into it")
+        free = shutil.disk_usage(self.run_dir).free
+        if self.checkpoint_bytes and free < self.checkpoint_bytes:
+            needs = f"a checkpoint needs {self.checkpoint_bytes / GB:.3g} GiB and {free / GB:.3g} GiB are free"
+            text = f"step {state.global_step}: {needs} for {os.path.relpath(self.run_dir)}: make room before the next"
+            log.warning("%s", text)
+            self.console.print(f"[yellow]{text}[/]", highlight=False, soft_wrap=True)
+            self.checkpoint_bytes = None  # once, until there is another checkpoint
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        files = (self.run_dir / f"checkpoint-{state.global_step}").rglob("*")
+        self.checkpoint_bytes = sum(file.stat().st_size for file in files if file.is_file())
 
 
 class HostMemoryGuard(TrainerCallback):

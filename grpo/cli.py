@@ -73,6 +73,7 @@ def register_resolvers() -> None:
 def start(job: Callable[[], object], program: str) -> None:
     """Run a Hydra job as a command line. With HYDRA_FULL_ERROR=1 errors come with their traceback."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, instead of printing and leaving
+    logging.raiseExceptions = False  # a log on a full disk is no reason for a traceback on the terminal
     register()
     register_resolvers()
     try:

@@ -17,7 +17,7 @@ from transformers import PrinterCallback
 from trl import GRPOConfig
 
 from grpo import policy
-from grpo.callbacks import HostMemoryGuard, MetricsFile, MismatchWarning, ProgressBar, StopOnSignal
+from grpo.callbacks import DiskGuard, HostMemoryGuard, MetricsFile, MismatchWarning, ProgressBar, StopOnSignal
 from grpo.cli import output_in
 from grpo.config.batch import check_batch, completions
 from grpo.config.schema import Update, train_arguments
@@ -33,6 +33,7 @@ from grpo.reporting.page import write_report
 from grpo.reward import check_grader, grader_of, reward_options, running_rewards
 from grpo.runs.files import ERRORS_FILE, RESOLVED_CONFIG, read_json, write_json
 from grpo.runs.resume import differences, resolve
+from grpo.runs.storage import storage_fault
 from grpo.runs.summary import report
 from grpo.runs.versions import git_commit, versions
 from grpo.trainer import ExactGRPOTrainer
@@ -106,10 +107,9 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
             trainer.keep()
     except Exception as error:
         log.exception("the run failed")
-        kind = "" if isinstance(error, NAMED_FAILURES) else f"{type(error).__name__}: "
-        summary |= {"status": "failed", "reason": f"{kind}{error}".splitlines()[0]}
-        where = os.path.relpath(run_dir / "train.log")
-        raise RunError(f"failed: {summary['reason']}; the traceback is in {where}") from error
+        summary |= {"status": "failed", "reason": reason_of(error, run_dir)}
+        where = f"; the traceback is in {os.path.relpath(run_dir / 'train.log')}" if run_dir.is_dir() else ""
+        raise RunError(f"failed: {summary['reason']}{where}") from error
     finally:
         memory.note()
         summary |= {"wall_time_s": round(time.monotonic() - start, 1), **memory.highest}
@@ -117,6 +117,12 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
         summary |= {"versions": versions(), "git_commit": git_commit()}
         write_outcome(summary, run_dir)
     return summary
+
+
+def reason_of(error: Exception, run_dir: Path) -> str:
+    """Return why a run broke, in one line."""
+    kind = "" if isinstance(error, NAMED_FAILURES) else f"{type(error).__name__}: "
+    return storage_fault(error, run_dir) or f"{kind}{error}".splitlines()[0]
 
 
 def checkpoint_for(config: DictConfig, run_dir: Path, console: Console) -> Path | None:
@@ -266,13 +272,15 @@ def train(
     guard = HostMemoryGuard(config.plan.host_gb)
     progress = ProgressBar(console, f"rewards/{config.task.eval.reward}/mean", list(rewards.values()))
     mismatch = MismatchWarning(console, config.train)
-    for callback in (monitor, MetricsFile(run_dir / "metrics.jsonl"), progress, stop, guard, mismatch):
+    disk = DiskGuard(run_dir, console)
+    for callback in (monitor, MetricsFile(run_dir / "metrics.jsonl"), progress, stop, guard, mismatch, disk):
         trainer.add_callback(callback)
     try:
         stop.begin(None)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except Exception:
-        trainer.keep()
+    except Exception as error:
+        if not storage_fault(error, run_dir):
+            trainer.keep()
         raise
     reason = trainer.stop_reason or guard.reason
     if stop.received and not reason:
@@ -298,9 +306,19 @@ def save_model(trainer: ExactGRPOTrainer, folder: Path) -> None:
 
 
 def write_outcome(summary: dict[str, Any], run_dir: Path) -> None:
-    """Write `summary.json` and the page."""
-    write_json(run_dir / "summary.json", summary)
-    (run_dir / "README.md").unlink(missing_ok=True)  # TRL's card without contents; `grpo.export` writes a real one
+    """Write `summary.json` and the page.
+
+    Raises:
+        RunError: `summary.json` cannot be written, and it is not known yet that the run has failed.
+    """
+    try:
+        write_json(run_dir / "summary.json", summary)
+        (run_dir / "README.md").unlink(missing_ok=True)  # TRL's card without contents; `grpo.export` writes a real one
+    except OSError as error:
+        if summary["status"] != "failed":
+            raise RunError(f"failed: {reason_of(error, run_dir)}") from error
+        log.exception("no summary could be written")
+        return
     if is_main_process():
         try:
             write_report(run_dir)

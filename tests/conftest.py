@@ -2,7 +2,9 @@
 
 import functools
 import os
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,3 +34,16 @@ def cuda_driver(monkeypatch: pytest.MonkeyPatch) -> Any:
     driver = CudaDriver()
     driver.install(monkeypatch)
     return driver
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 48 MiB, which only root can make."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "none", folder], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip("no rights to mount a small disk")
+    yield folder
+    for place in (*folder.glob("*/checkpoint-*"), folder):
+        subprocess.run(["umount", "-l", place], capture_output=True, check=False)

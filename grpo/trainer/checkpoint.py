@@ -1,5 +1,6 @@
 """Checkpoints from which a training continues bit for bit: rollouts in use, order of the data, what was learned."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from grpo.manifest import seal
+from grpo.manifest import is_sealed, seal
 from grpo.patching import replaced
 
 
@@ -51,19 +52,25 @@ class CheckpointTrainer(GRPOTrainer):
         super()._run_epoch(*args, epoch=epoch, **options)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save as transformers does, and seal the checkpoint before older ones are deleted.
+        """Save as transformers does, and seal the checkpoint before older ones are deleted; half of one is removed.
 
         One without an optimizer (`save_only_model`) is not sealed: nothing can continue from it.
         """
         rotate = transformers.trainer.rotate_checkpoints
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
 
         def seal_first(**options: Any) -> None:
             if not self.args.save_only_model:
-                seal(Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}")
+                seal(folder)
             rotate(**options)
 
         with replaced(transformers.trainer, "rotate_checkpoints", seal_first):
-            super()._save_checkpoint(model, trial)
+            try:
+                super()._save_checkpoint(model, trial)
+            except Exception:
+                if not is_sealed(folder) and self.args.should_save:  # half of one would only fill the disk
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
