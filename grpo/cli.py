@@ -7,14 +7,16 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo.config.messages import explain
 from grpo.config.schema import register
+from grpo.config.secrets import refuse_secrets
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import visible_gpus
 from grpo.runs.lock import new_directory
@@ -40,6 +42,20 @@ def leave(error: Exception, program: str) -> NoReturn:
         message, status = f"{type(error).__name__}: {error}", 1
     print(f"{program}: {message}", file=sys.stderr)
     sys.exit(status)
+
+
+class RefuseSecrets(Callback):
+    """Hydra's callback: ends a command with a secret in its configuration before anything is written."""
+
+    program = "grpo"
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        try:
+            refuse_secrets(config, list(config.hydra.overrides.task))
+        except ConfigError as error:
+            leave(error, self.program)
+
+    on_multirun_start = on_run_start
 
 
 def missing_package(error: BaseException | None) -> str | None:
@@ -76,6 +92,7 @@ def start(job: Callable[[], object], program: str) -> None:
     logging.raiseExceptions = False  # a log on a full disk is no reason for a traceback on the terminal
     register()
     register_resolvers()
+    RefuseSecrets.program = program
     try:
         job()
     except BrokenPipeError:  # whoever read the output has closed it, as `head` does

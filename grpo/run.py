@@ -21,6 +21,7 @@ from grpo.callbacks import DiskGuard, HostMemoryGuard, MetricsFile, MismatchWarn
 from grpo.cli import output_in
 from grpo.config.batch import check_batch, completions
 from grpo.config.schema import Update, train_arguments
+from grpo.config.secrets import is_secret, without_secrets
 from grpo.data import Problems, load_task, prompt_lengths
 from grpo.distributed import is_main_process
 from grpo.errors import ConfigError, DoesNotFit, GenerationError, RunError
@@ -73,7 +74,7 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
         config = with_model(settled(config, plan))
         with output_in(run_dir / "train.log"):
             config, problems = with_problems(config, console)
-            OmegaConf.save(config, run_dir / RESOLVED_CONFIG, resolve=True)
+            OmegaConf.save(without_secrets(config), run_dir / RESOLVED_CONFIG)
             if plan:
                 write_json(run_dir / "plan.json", plan.as_dict())
             summary |= {"data": problems.counts, "completions_a_step": completions(config.train, None)}
@@ -222,6 +223,8 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset, rewards: 
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
+    used = trainer.args.model_init_kwargs or {}  # TensorBoard and others write them
+    trainer.args.model_init_kwargs = {key: value for key, value in used.items() if not is_secret(key, value)}
     trainer.keeps_columns = True
     trainer.remove_callback(PrinterCallback)
     policy.keep_differentiable(trainer.model)

@@ -60,6 +60,7 @@ class CheckpointTrainer(GRPOTrainer):
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
 
         def seal_first(**options: Any) -> None:
+            (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, perhaps with secrets, that nothing reads
             if not self.args.save_only_model:
                 seal(folder)
             rotate(**options)
