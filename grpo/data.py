@@ -52,18 +52,15 @@ def load_task(task: DictConfig, tokenizer: Any = None) -> Problems:
     """Load the problems to train on and the held-out ones, and filter rows that would spoil the training.
 
     Args:
-        tokenizer: measures the prompts; without one none is too long. Held-out problems are never filtered for that.
+        tokenizer: measures the prompts; without one none is too long.
 
     Raises:
         ConfigError: a file, a split, a column or every row is missing.
     """
-    train, counts = _prepare(load_split(task, task.split), task)
-    if tokenizer is not None:
-        lengths = prompt_lengths(list(train["prompt"]), tokenizer)
-        train = _keep(train, [length <= task.max_prompt_length for length in lengths], counts, "too_long")
+    train, counts = _prepare(load_split(task, task.split), task, tokenizer)
     problems = Problems(train, None, {"train": counts})
     if task.eval.size:
-        problems.held_out, problems.counts["held_out"] = load_held_out(task)
+        problems.held_out, problems.counts["held_out"] = load_held_out(task, tokenizer)
         known = {_question(prompt) for prompt in problems.held_out["prompt"]}
         new = [_question(prompt) not in known for prompt in train["prompt"]]
         problems.train = _keep(train, new, counts, "held_out")
@@ -77,10 +74,10 @@ def load_task(task: DictConfig, tokenizer: Any = None) -> Problems:
     return problems
 
 
-def load_held_out(task: DictConfig) -> tuple[Dataset, dict[str, int]]:
-    """Load the problems to evaluate on, whatever their length, and the counts of them."""
+def load_held_out(task: DictConfig, tokenizer: Any = None) -> tuple[Dataset, dict[str, int]]:
+    """Load the problems to evaluate on, filtered as those to train on are, and the counts of them."""
     part = load_split(task, task.eval.split)
-    return _prepare(part.select(range(min(task.eval.size, len(part)))), task)
+    return _prepare(part.select(range(min(task.eval.size, len(part)))), task, tokenizer)
 
 
 def prompt_lengths(prompts: list[Any], tokenizer: Any) -> list[int]:
@@ -149,8 +146,17 @@ def _flat(arguments: dict[str, Any]) -> str:
     return "{" + ", ".join(f"{key}: {value}" for key, value in arguments.items()) + "}"
 
 
-def _prepare(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str, int]]:
-    """Add the prompts and the answers, filter rows without an answer, and count."""
+def _prepare(dataset: Dataset, task: DictConfig, tokenizer: Any) -> tuple[Dataset, dict[str, int]]:
+    """Add the prompts and the answers, filter rows that would spoil the training, and count."""
+    dataset, counts = _with_prompts(dataset, task)
+    if tokenizer is not None:
+        lengths = prompt_lengths(list(dataset["prompt"]), tokenizer)
+        dataset = _keep(dataset, [length <= task.max_prompt_length for length in lengths], counts, "too_long")
+    return dataset, counts
+
+
+def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str, int]]:
+    """Add the prompts and the answers, filter rows without a question or an answer, and count."""
     _check_columns(dataset, task)
     counts = {"rows": len(dataset), "used": 0, **dict.fromkeys(FILTERED, 0), "not_a_number": 0}
     named = _columns_of(task.prompt)

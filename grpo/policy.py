@@ -90,9 +90,18 @@ def model_init_kwargs(model: DictConfig) -> dict[str, Any]:
     }
 
 
-def load_tokenizer(model: DictConfig) -> PreTrainedTokenizerBase:
-    """Return the model's tokenizer."""
-    return AutoTokenizer.from_pretrained(model.model_name_or_path, revision=model.model_revision)
+def load_tokenizer(model: DictConfig, name: str | None = None) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of the configured model, or of another model or adapter.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    name = name or model.model_name_or_path
+    revision = model.model_revision if name == model.model_name_or_path else None
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=revision)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"{name}: {' '.join(str(error).split())}") from error
 
 
 def adapter_config(name: str | Path) -> dict[str, Any] | None:
@@ -129,9 +138,9 @@ def load(
         model = AutoModelForCausalLM.from_pretrained(
             base, dtype=dtype or config.dtype, quantization_config=quantization, **how
         )
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=None if Path(name).is_dir() else revision)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{base}: {' '.join(str(error).split())}") from error
+    tokenizer = load_tokenizer(config, str(name))
     if tokenizer.pad_token is None:  # as TRL does
         tokenizer.pad_token = tokenizer.eos_token
     if adapter:

@@ -22,11 +22,11 @@ from grpo.cli import output_in
 from grpo.config.batch import check_batch, completions
 from grpo.config.schema import Update, train_arguments
 from grpo.config.secrets import is_secret, without_secrets
-from grpo.data import Problems, load_task, prompt_lengths
+from grpo.data import Problems, load_task
 from grpo.distributed import is_main_process
 from grpo.errors import ConfigError, DoesNotFit, GenerationError, RunError
 from grpo.evaluation.in_training import evaluate_policy
-from grpo.generation.vllm_server import check_room, check_server, check_vllm, server_url
+from grpo.generation.vllm_server import check_server, check_vllm, server_url
 from grpo.hardware import gpu_utilization
 from grpo.monitor import Monitor
 from grpo.planning.fit import Plan, settled
@@ -73,7 +73,7 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
         checkpoint = checkpoint_for(config, run_dir, console)
         config = with_model(settled(config, plan))
         with output_in(run_dir / "train.log"):
-            config, problems = with_problems(config, console)
+            problems = problems_of(config, console)
             OmegaConf.save(without_secrets(config), run_dir / RESOLVED_CONFIG)
             if plan:
                 write_json(run_dir / "plan.json", plan.as_dict())
@@ -165,28 +165,18 @@ def with_model(config: DictConfig) -> DictConfig:
     return config
 
 
-def with_problems(config: DictConfig, console: Console) -> tuple[DictConfig, Problems]:
-    """Load the problems, and return them with a configuration that gives vLLM room for the longest held-out prompt.
+def problems_of(config: DictConfig, console: Console) -> Problems:
+    """Load the problems, and say what there is and who generates.
 
     Raises:
-        ConfigError: the data cannot be loaded, or a prompt is too long for the server.
+        ConfigError: the data cannot be loaded.
     """
-    tokenizer = policy.load_tokenizer(config.model)
-    problems = load_task(config.task, tokenizer)
+    problems, train = load_task(config.task, policy.load_tokenizer(config.model)), config.train
     console.print(str(problems), highlight=False, soft_wrap=True)
-    train = config.train
-    if not train.use_vllm:
-        return config, problems
-    where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]
-    console.print(f"vLLM generates, {where}", highlight=False, soft_wrap=True)
-    longest = max(prompt_lengths(list(problems.held_out["prompt"]), tokenizer)) if problems.held_out else 0
-    if train.vllm_mode == "server":
-        check_room(train, longest)
-    elif train.vllm_max_model_length:
-        config = config.copy()
-        room = max(longest + train.max_completion_length, train.vllm_max_model_length)
-        config.train.vllm_max_model_length = room
-    return config, problems
+    if train.use_vllm:
+        where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]
+        console.print(f"vLLM generates, {where}", highlight=False, soft_wrap=True)
+    return problems
 
 
 def options_of_rewards(config: DictConfig, problems: Problems) -> dict[str, dict[str, Any]]:

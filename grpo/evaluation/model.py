@@ -32,7 +32,7 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
     options, length = config.evaluate, config.train.max_completion_length
     model = config.model if options.model else policy.available(config.model)
     name = options.model or model.model_name_or_path
-    problems, counts = load_held_out(config.task)
+    problems, counts = load_held_out(config.task, policy.load_tokenizer(model, name))
     on_gpu = torch.cuda.is_available() and not config.train.use_cpu
     vllm = find_spec("vllm") is not None and (on_gpu or config.train.use_vllm)
     grader = grader_of(config.task.eval.reward, config.reward, config.train)

@@ -147,15 +147,19 @@ def test_rows_without_an_answer_and_those_that_are_no_numbers_are_counted(
     assert str(problems) == "2 problems to train on (filtered: 3 without an answer); 1 answers are not numbers"
 
 
-def test_prompts_over_the_limit_are_left_out_of_training_and_counted(composed: Callable[..., DictConfig]) -> None:
+def test_prompts_over_the_limit_are_filtered_and_counted_in_training_and_held_out(
+    composed: Callable[..., DictConfig],
+) -> None:
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny")
-    task = composed("task.dataset.size=50", "task.max_prompt_length=30").task
-    lengths = prompt_lengths(list(load_task(task).train["prompt"]), tokenizer)
-    problems = load_task(task, tokenizer)
-    longer = sum(length > 30 for length in lengths)
-    assert 0 < longer < 50
-    assert (problems.counts["train"]["too_long"], len(problems.train)) == (longer, 50 - longer)
-    assert len(problems.held_out) == 50
+    task = composed("task.dataset.size=50", "task.eval.size=50", "task.max_prompt_length=30").task
+    everything, problems = load_task(task), load_task(task, tokenizer)
+    for split in ("train", "held_out"):
+        lengths = prompt_lengths(list(getattr(everything, split)["prompt"]), tokenizer)
+        longer = sum(length > 30 for length in lengths)
+        assert 0 < longer < len(lengths)
+        counts = problems.counts[split]
+        assert (counts["too_long"], len(getattr(problems, split))) == (longer, len(lengths) - longer)
+        assert max(prompt_lengths(list(getattr(problems, split)["prompt"]), tokenizer)) <= 30
 
 
 def test_the_chat_template_counts_and_is_needed(composed: Callable[..., DictConfig]) -> None:
