@@ -12,6 +12,7 @@ from trl.trainer.utils import RepeatSampler
 
 from grpo.manifest import is_sealed, seal
 from grpo.patching import replaced
+from grpo.trainer.extra_columns import from_tensor, to_tensor
 
 
 class EpochSampler(RepeatSampler):
@@ -103,7 +104,8 @@ def state_of(trainer: Any) -> dict[str, Any]:
         "unlogged": (float(trainer._tr_loss), trainer._globalstep_last_logged),
         "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
         "logs": {name: list(logs[name]) for name in ("prompt", "completion", "advantages")},
-        "logs_by_name": {kind: {name: list(v) for name, v in logs[kind].items()} for kind in ("rewards", "extra")},
+        "rewards": {name: list(values) for name, values in logs["rewards"].items()},
+        "extra": {name: to_tensor(values) for name, values in logs["extra"].items()},
         "budget_setting": trainer.update.max_tokens_per_microbatch,
         "budget": [trainer.budget.tokens, trainer.budget.ceiling, trainer.budget.begun],
         "prompts_at_once": trainer._prompts_at_once,
@@ -122,9 +124,10 @@ def restore(trainer: Any, state: dict[str, Any]) -> None:
     trainer._metrics["train"].update(state["metrics"])
     for name, values in state["logs"].items():
         trainer._logs[name].extend(values)
-    for kind, lists in state["logs_by_name"].items():
-        for name, values in lists.items():
-            trainer._logs[kind][name].extend(values)
+    for name, values in state["rewards"].items():
+        trainer._logs["rewards"][name].extend(values)
+    for name, column in state["extra"].items():
+        trainer._logs["extra"][name].extend(from_tensor(column))
     if state["budget_setting"] == trainer.update.max_tokens_per_microbatch:
         trainer.budget.tokens, trainer.budget.ceiling, trainer.budget.begun = state["budget"]
     trainer._prompts_at_once = state["prompts_at_once"]

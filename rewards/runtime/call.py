@@ -1,11 +1,14 @@
 """One call of a reward function and its outcome: a reward or a fault for each completion."""
 
+import datetime
 import inspect
 import math
 import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from decimal import Decimal
 from numbers import Real
 from typing import Any
 
@@ -13,6 +16,8 @@ from rewards.runtime.loader import what_and_where
 
 FLOAT32 = 3.4028234663852886e38
 """The largest number of the type that rewards are summed in (IEEE 754)."""
+
+PLAIN = (bool, int, float, str, bytes, Decimal, datetime.datetime, datetime.date, datetime.time, datetime.timedelta)
 
 
 @dataclass
@@ -47,8 +52,12 @@ def call(function: Callable[..., Any], arguments: dict[str, Any], run: Callable[
     """Call a reward function with TRL's arguments, awaiting it with `run` if it is async, and check its result."""
     outcome = Outcome()
 
-    def log_extra(column: str, values: list[Any]) -> None:
-        outcome.extra.append((column, list(values)))
+    def log_extra(column: str, values: Any) -> None:
+        values = list(values)
+        kept = [plain(value) for value in values]
+        if any(new is None and value is not None for new, value in zip(kept, values, strict=True)):
+            warnings.warn(f"log_extra({column!r}): only numbers, text, times, lists and dictionaries", stacklevel=2)
+        outcome.extra.append((column, kept))
 
     def log_metric(name: str, value: float) -> None:
         outcome.metrics.append((name, float(value)))
@@ -75,6 +84,18 @@ def call(function: Callable[..., Any], arguments: dict[str, Any], run: Callable[
         message, place = what_and_where(error), traceback.format_exc()
         return Outcome(failed=Fault(type(error).__name__, message, place))
     return outcome
+
+
+def plain(value: Any) -> Any:
+    """Return a value that another process can have too; None for an object of a class that only this one knows."""
+    if hasattr(value, "tolist"):  # NumPy's and PyTorch's numbers and arrays
+        with suppress(Exception):
+            value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    return value if type(value) in PLAIN else None
 
 
 async def _awaited(value: Any) -> Any:

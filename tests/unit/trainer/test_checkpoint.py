@@ -1,8 +1,10 @@
 """A training that continues from a checkpoint, bit for bit beside one that was not interrupted."""
 
+import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 import torch
 from datasets import Dataset
@@ -22,6 +24,21 @@ def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
     return {"prompt_ids": trainer._tokenizer(prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
 
 
+def logs_odd_columns(completions: list[str], log_extra: Any, trainer_state: Any, **columns: Any) -> list[float]:
+    """A reward with columns of dates, of values that are no data, and of two kinds of values."""
+    step, day = trainer_state.global_step, datetime.datetime(2026, 11, 22)
+    for column, value in {
+        "date": day,
+        "object": object(),
+        "number": 0.5,
+        "large": 2**70,
+        "surrogate": "\ud800",
+    }.items():
+        log_extra(column, [value if row % 2 else None for row in range(len(completions))])
+    log_extra("mixed", [("text" if (row + step) % 2 else row) for row in range(len(completions))])
+    return [float(len(text) % 5) for text in completions]
+
+
 OPTIONS: dict[str, Any] = {
     "train_dataset": PROMPTS,  # three generations an epoch
     "rollout_func": rollouts,
@@ -33,6 +50,11 @@ OPTIONS: dict[str, Any] = {
 }
 CASES: dict[str, dict[str, Any]] = {
     "two epochs": {},
+    "columns of a reward beside the completions": {
+        "reward_funcs": [logs_odd_columns],
+        "num_iterations": 2,
+        "log_completions": True,
+    },
     "LoRA, 8-bit AdamW, two iterations": {
         "num_iterations": 2,
         "optim": "adamw_8bit",
@@ -81,6 +103,20 @@ def test_a_training_continues_from_its_checkpoints_bit_for_bit(tmp_path: Path, c
             assert torch.equal(again.model.state_dict()[name], weight), (step, name)
         assert comparable(rest) == comparable(record)[-len(rest.logs) :], step
         assert list(again._logs["completion"]) == completions, step
+        assert again._logs["extra"] == whole._logs["extra"], step
+
+
+def test_a_logged_value_that_cannot_be_written_costs_itself_and_not_the_run(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"log_extra\('object'\): some values cannot be in one column"):
+        made(tmp_path, "columns of a reward beside the completions").train()
+    columns = pyarrow.parquet.read_table(sorted((tmp_path / "completions").glob("*.parquet"))[-1]).to_pydict()
+    half = len(columns["date"]) // 2
+    assert columns["date"] == [None, datetime.datetime(2026, 11, 22)] * half
+    assert columns["number"] == [None, 0.5] * half
+    for lost in ("object", "large", "surrogate"):
+        assert columns[lost] == [None] * 2 * half
+    assert len({type(value) for value in columns["mixed"]} - {type(None)}) == 1
+    assert columns["mixed"].count(None) == half
 
 
 def test_a_training_whose_steps_are_all_done_does_no_further_one(tmp_path: Path) -> None:
