@@ -93,7 +93,11 @@ def what_and_where(error: BaseException) -> str:
     """Return kind, reason, file and line of an exception, on one line."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
-    kind_and_reason = printable(f"{type(error).__name__}: {' '.join(str(error).split())}")
+    try:
+        reason = " ".join(str(error).split())
+    except Exception:  # of its own __str__
+        reason = "it has no text"
+    kind_and_reason = printable(f"{type(error).__name__}: {reason}")
     frames = traceback.extract_tb(error.__traceback__)
     return f"{kind_and_reason} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else kind_and_reason
 
