@@ -180,7 +180,7 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
     prepared = prepared.select_columns(list(dict.fromkeys([*dataset.column_names, *columns])))
     if task.answer.column is None:
         return prepared, counts
-    given = [str(text if text is not None else "").strip() != "" for text in dataset[task.answer.column]]
+    given = [_text(value).strip() != "" for value in dataset[task.answer.column]]
     prepared = _keep(prepared, given, counts, "no_answer")
     found = [answer != "" for answer in prepared["answer"]]
     if found and not any(found):
@@ -236,9 +236,13 @@ def make_prompt(row: dict[str, Any], task: DictConfig) -> str | list[dict[str, s
 def _answer(row: dict[str, Any], task: DictConfig) -> str:
     if task.answer.column is None:
         return ""
-    value = row[task.answer.column]
-    text = "" if value is None else str(value)
+    text = _text(row[task.answer.column])
     if task.answer.pattern is None:
         return text.strip()
     found = re.search(task.answer.pattern, text)
     return found.group(1).strip() if found else ""
+
+
+def _text(value: Any) -> str:
+    """Return a value of the data as text; none, and what is not a number, is empty."""
+    return "" if value is None or value != value else str(value)
