@@ -20,6 +20,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from grpo.atomic import atomic
 from grpo.diagnosis import MISMATCH, mismatch_causes
 from grpo.distributed import world_size
+from grpo.errors import DirectoryLost
 from grpo.hardware import host_memory
 from grpo.limits import GB, HOST_LIMIT
 from rewards.runtime.isolation import Reward
@@ -197,24 +198,30 @@ class DiskGuard(TrainerCallback):
 
     def __init__(self, run_dir: Path, console: Console) -> None:
         self.run_dir, self.console = run_dir, console
-        self.identity = run_dir.stat().st_ino
+        self.folder = os.open(run_dir, os.O_RDONLY)  # while it is open its number is not given to another folder
         self.checkpoint_bytes: int | None = None
-        """Size of the last checkpoint, once there is one that the next one should be like."""
+        """Size of the last checkpoint, until the warning."""
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.run_dir.stat().st_ino != self.identity:  # it raises an exception of its own if there is none
-            raise FileNotFoundError(f"{self.run_dir} has been replaced while the run wrote into it")
+        name = os.path.relpath(self.run_dir)
+        try:
+            same = os.path.samestat(self.run_dir.stat(), os.fstat(self.folder))
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise DirectoryLost(f"failed: the run directory {name} has been removed or replaced, and its checkpoints")
         free = shutil.disk_usage(self.run_dir).free
         if self.checkpoint_bytes and free < self.checkpoint_bytes:
             needs = f"a checkpoint needs {self.checkpoint_bytes / GB:.3g} GiB and {free / GB:.3g} GiB are free"
-            text = f"step {state.global_step}: {needs} for {os.path.relpath(self.run_dir)}: make room before the next"
+            text = f"step {state.global_step}: {needs} for {name}: make room before the next"
             log.warning("%s", text)
             self.console.print(f"[yellow]{text}[/]", highlight=False, soft_wrap=True)
-            self.checkpoint_bytes = None  # once, until there is another checkpoint
+            self.checkpoint_bytes = None
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        files = (self.run_dir / f"checkpoint-{state.global_step}").rglob("*")
-        self.checkpoint_bytes = sum(file.stat().st_size for file in files if file.is_file())
+        if state.is_world_process_zero:
+            files = (self.run_dir / f"checkpoint-{state.global_step}").rglob("*")
+            self.checkpoint_bytes = sum(file.stat().st_size for file in files if file.is_file())
 
 
 class HostMemoryGuard(TrainerCallback):

@@ -51,7 +51,7 @@ class RefuseSecrets(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
-            refuse_secrets(config, list(config.hydra.overrides.task))
+            refuse_secrets(config, OmegaConf.to_container(config.hydra.overrides.task))  # type: ignore[arg-type]
         except ConfigError as error:
             leave(error, self.program)
 

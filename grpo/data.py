@@ -12,6 +12,7 @@ from datasets import Dataset, load_dataset
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.library import BUILDERS
+from grpo.config.secrets import is_secret
 from grpo.errors import ConfigError
 from rewards.text import numbers
 
@@ -65,13 +66,21 @@ def load_task(task: DictConfig, tokenizer: Any = None) -> Problems:
         new = [_question(prompt) not in known for prompt in train["prompt"]]
         problems.train = _keep(train, new, counts, "held_out")
     for split, count in problems.counts.items():
-        left = sum(count[why] for why in FILTERED)
-        count["used"] = count["rows"] - left
-        if not count["used"]:
-            why = max(FILTERED, key=lambda why: count[why])
-            raise ConfigError(f"task: nothing left of {split}: {count[why]} of {count['rows']} rows {FILTERED[why]}")
-        log.info("%s: %s", split, count)
+        count_used(split, count)
     return problems
+
+
+def count_used(split: str, count: dict[str, int]) -> None:
+    """Add how many rows are used.
+
+    Raises:
+        ConfigError: none is.
+    """
+    count["used"] = count["rows"] - sum(count[why] for why in FILTERED)
+    if not count["used"]:
+        why = max(FILTERED, key=lambda why: count[why])
+        raise ConfigError(f"task: nothing left of {split}: {count[why]} of {count['rows']} rows {FILTERED[why]}")
+    log.info("%s: %s", split, count)
 
 
 def load_held_out(task: DictConfig, tokenizer: Any = None) -> tuple[Dataset, dict[str, int]]:
@@ -143,7 +152,9 @@ def from_file(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flat(arguments: dict[str, Any]) -> str:
-    return "{" + ", ".join(f"{key}: {value}" for key, value in arguments.items()) + "}"
+    """Return arguments in one line, without secrets."""
+    shown = {key: "…" if is_secret(key, value) else value for key, value in arguments.items()}
+    return "{" + ", ".join(f"{key}: {value}" for key, value in shown.items()) + "}"
 
 
 def _prepare(dataset: Dataset, task: DictConfig, tokenizer: Any) -> tuple[Dataset, dict[str, int]]:

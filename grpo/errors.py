@@ -19,3 +19,7 @@ class DoesNotFit(RuntimeError):
 
 class GenerationError(RuntimeError):
     """vLLM failed; the message is one line with the reason and a remedy."""
+
+
+class DirectoryLost(RunError):
+    """The run directory has been removed or replaced; nothing may be written there any more."""

@@ -24,7 +24,7 @@ from grpo.config.schema import Update, train_arguments
 from grpo.config.secrets import is_secret, without_secrets
 from grpo.data import Problems, load_task
 from grpo.distributed import is_main_process
-from grpo.errors import ConfigError, DoesNotFit, GenerationError, RunError
+from grpo.errors import ConfigError, DirectoryLost, DoesNotFit, GenerationError, RunError
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.generation.vllm_server import check_server, check_vllm, server_url
 from grpo.hardware import gpu_utilization
@@ -106,6 +106,8 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
         summary |= {"status": "stopped", "reason": str(error) or "interrupted"}
         if trainer and stop.activity:  # with all steps done, or none
             trainer.keep()
+    except DirectoryLost:
+        raise
     except Exception as error:
         log.exception("the run failed")
         summary |= {"status": "failed", "reason": reason_of(error, run_dir)}
@@ -116,7 +118,8 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
         summary |= {"wall_time_s": round(time.monotonic() - start, 1), **memory.highest}
         summary |= {"planned_gb": plan.expected() if plan else None}
         summary |= {"versions": versions(), "git_commit": git_commit()}
-        write_outcome(summary, run_dir)
+        if not isinstance(sys.exception(), DirectoryLost):  # there, another run may be
+            write_outcome(summary, run_dir)
     return summary
 
 
@@ -271,6 +274,8 @@ def train(
     try:
         stop.begin(None)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except DirectoryLost:
+        raise
     except Exception as error:
         if not storage_fault(error, run_dir):
             trainer.keep()

@@ -3,14 +3,13 @@
 The code runs in a sandbox of bubblewrap, and the tests in another: see `rewards/sandbox/` and docs/rewards.md.
 """
 
-import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rewards.sandbox import bubblewrap
-from rewards.sandbox.verdict import verdict
+from rewards.sandbox.verdict import at_once, verdict
 from rewards.text import text_of
 
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -29,7 +28,7 @@ def code(
 
     Args:
         tests: Python statements of each row, or lists of them, that raise an exception if the code is incorrect.
-        entry_point: name of each row's function, needed only where Python has a function of that name (`sum`).
+        entry_point: name of each row's function, for tests that define `check`, and where Python has that name too.
         seconds: limit on the wall time of a completion with its tests, seconds.
         memory_mb: limit on the address space of the code and on that of the tests, MiB.
         sandbox: `bubblewrap`, or `none` to run the code with your rights.
@@ -44,7 +43,7 @@ def code(
     def score(row: int) -> float | Exception:
         return verdict(programs[row], statements[row], names[row], seconds, memory_mb, sandbox != "none")
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(at_once()) as pool:
         return list(pool.map(score, range(len(programs))))
 
 

@@ -9,12 +9,18 @@ from omegaconf import DictConfig, OmegaConf
 from grpo.errors import ConfigError
 
 NAME = re.compile(
-    r"(^|_)(token|secrets?|passwords?|passwd|passphrase|credentials?|authorization|(api|access|auth|private|secret|account)_?keys?)$|^key$"
+    r"token$|(api|access|auth|secret|hf)_?tokens$|(^|_)(secrets?|passwords?|passwd|pwd|passphrase|credentials?|cookies?)$"
+    r"|(^|_)(authorization|bearer)$|(api|access|auth|private|secret|account|openai|anthropic|wandb|hf|azure)_?keys?$|^key$"
 )
 """Last parts of keys whose value is a secret."""
-NUMBERS = re.compile(r"(^|_)(secret|password|passwd|passphrase)s?$")
-"""Those whose value may be a number and a secret."""
-OF_A_TOKENIZER = re.compile(r"^(bos|eos|pad|unk|sep|cls|mask|image|video|audio|vision|stop|start|end|special)_token$")
+GROUP = re.compile(r"(^|\.)(secrets|passwords|credentials|tokens|api_keys)\.")
+"""Parts of keys under which every value is one."""
+NUMBERS = re.compile(r"(^|_)(secret|password|passwd|pwd|passphrase)s?$")
+"""Last parts of keys whose value may be a number and a secret."""
+OF_A_TOKENIZER = re.compile(r"^<.*>$|^\[.*\]$|^\W*$")
+"""Values that are special tokens or separators of a tokenizer."""
+NO_SECRETS = ("", "???", "null", "none", "true", "false", "empty")
+"""Values, in lower case, that stand for none; `EMPTY` is the API key of a server that needs none."""
 WELL_KNOWN = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}"  # Hugging Face
     r"|\bsk-[\w-]{20,}"  # OpenAI, Anthropic, OpenRouter
@@ -22,8 +28,13 @@ WELL_KNOWN = re.compile(
     r"|\bxox[abeoprs]-[\w-]{10,}|\bnvapi-[\w-]{20,}|\bAIza[\w-]{35}"  # Slack, NVIDIA, Google
     r"|\b(AKIA|ASIA)[0-9A-Z]{16}\b"  # Amazon
     r"|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\."  # JSON Web Tokens (RFC 7519)
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s:@]+:[^/\s:@]+@"  # PEM; a password in an address
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s:@]*:[^/\s:@$]+@|://[^/\s:@$]{16,}@"  # PEM; a password in an address
+    r"|[?&](api_?key|token|secret|password)=[^&\s$]+"
 )
+INTERPOLATION = re.compile(r"\$\{[^{},]*\}")
+"""A reference without a default."""
+PAIR = re.compile(r"[\"']?([\w-]+)[\"']?\s*:\s*(\"[^\"]*\"|'[^']*'|\$\{[^}]*\}|[^,{}\s]+)")
+"""A key and its value in a dictionary that was typed."""
 COPIES = re.compile(r"hydra\.(overrides|job\.override_dirname)")
 """Keys under which Hydra keeps the command line."""
 FROM_ENVIRONMENT = re.compile(r"\$\{oc\.env:([^,}]+)")
@@ -41,7 +52,8 @@ def refuse_secrets(config: DictConfig, overrides: list[str]) -> None:
     """
     typed = [(key.lstrip("+~"), value) for key, equals, value in (text.partition("=") for text in overrides) if equals]
     composed = [(key, value) for key, value in leaves(OmegaConf.to_container(config)) if not COPIES.match(key)]
-    for key, value in [*typed, *composed]:
+    inside = [(f"{key}.{name}", inner) for key, value in typed for name, inner in PAIR.findall(value) if "{" in value]
+    for key, value in [*typed, *inside, *composed]:
         if is_secret(key, value) and not is_from_elsewhere(value):
             name = re.sub(r"\W", "_", key.rpartition(".")[2]).upper()
             variable = name if "_" in name else f"MY_{name}"
@@ -81,16 +93,17 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def is_secret(key: str, value: Any) -> bool:
-    """Return whether a value is a secret, by the last part of its key or by its own form."""
+    """Return whether a value is a secret, by its key or by its own form."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key.rpartition(".")[2]).lower().replace("-", "_")
     if isinstance(value, int | float) and not isinstance(value, bool):
         return bool(NUMBERS.search(name))
-    if not isinstance(value, str) or value.lower() in ("", "???", "null", "none", "true", "false"):
+    if not isinstance(value, str) or value.strip("'\"").lower() in NO_SECRETS:
         return False
-    return bool(WELL_KNOWN.search(value) or (NAME.search(name) and not OF_A_TOKENIZER.search(name)))
+    named = NAME.search(name) or GROUP.search(key.lower())
+    return bool(WELL_KNOWN.search(value) or (named and not OF_A_TOKENIZER.search(value)))
 
 
 def is_from_elsewhere(value: Any) -> bool:
-    """Return whether a value is an interpolation alone, with nothing in it that has the form of a secret."""
-    text = str(value).strip("'\"")
-    return text.startswith("${") and text.endswith("}") and not WELL_KNOWN.search(text)
+    """Return whether all of a value but a scheme is interpolated: `${oc.env:TOKEN}`, `Bearer ${oc.env:TOKEN}`."""
+    rest, count = INTERPOLATION.subn("", str(value).strip("'\""))
+    return count > 0 and rest.strip().lower() in ("", "bearer", "basic", "token")

@@ -10,6 +10,8 @@ from pathlib import Path
 from grpo.limits import GB
 from grpo.runs.resume import checkpoints
 
+AUTO = "train.resume_from_checkpoint=auto"
+LIBRARIES = ("safetensors", "pyarrow")
 FAULTS = {
     errno.ENOSPC: "no space is left on its disk",
     errno.EDQUOT: "the disk quota is used up",
@@ -27,17 +29,18 @@ UNFINISHED = re.compile(r"PytorchStreamWriter failed|unexpected pos \d+ vs|file 
 
 def storage_fault(error: BaseException, run_dir: Path) -> str | None:
     """Return in one line that the disk of a run failed and how to continue; None if an exception has another reason."""
-    if not run_dir.is_dir():
-        return f"the run directory {os.path.relpath(run_dir)} has been removed, and its checkpoints with it"
-    what = next((found for each in chain(error) if (found := fault_of(each))), None)
-    if what is None:
-        return None
-    left = [folder.name for folder in checkpoints(run_dir)]
-    continues = (
-        f"train.resume_from_checkpoint=auto then continues from {left[0]}" if left else "no checkpoint was complete yet"
-    )
-    free = f"{shutil.disk_usage(run_dir).free / GB:.1f} GiB free"
-    return f"cannot write to {os.path.relpath(run_dir)}: {what} ({free}); mend that, {continues}"
+    name = os.path.relpath(run_dir)
+    try:
+        if not run_dir.is_dir():
+            return f"the run directory {name} has been removed, and its checkpoints with it"
+        what = next((found for each in chain(error) if (found := fault_of(each, run_dir))), None)
+        if what is None:
+            return None
+        left, free = checkpoints(run_dir), shutil.disk_usage(run_dir).free / GB
+    except OSError as worse:
+        return f"the run directory {name} cannot be reached: {worse.strerror}"
+    continues = f"{AUTO} then continues from {left[0].name}" if left else "no checkpoint was complete yet"
+    return f"cannot write to {name}: {what} ({free:.1f} GiB free); mend that, {continues}"
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -47,12 +50,25 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def fault_of(error: BaseException) -> str | None:
-    """Return what an exception says of the disk, in words; None if nothing."""
-    numbers = [int(found[1] or found[2]) for found in NUMBER.finditer(str(error))]
-    if isinstance(error, OSError) and error.errno:
-        numbers.append(error.errno)
-    for number in numbers:
-        if number in FAULTS:
-            return FAULTS[number]
-    return "a file could not be written to its end; perhaps its disk is full" if UNFINISHED.search(str(error)) else None
+def fault_of(error: BaseException, run_dir: Path) -> str | None:
+    """Return what an exception says of the disk of a run, in words; None if nothing, or of another disk."""
+    if isinstance(error, OSError):
+        file = error.filename
+        if isinstance(file, str | Path) and not Path(file).absolute().is_relative_to(run_dir.absolute()):
+            return None
+        return FAULTS.get(error.errno or 0) or fault_of_text(str(error))
+    # of libraries written in other languages; any other exception may repeat what somebody else's disk has said
+    return fault_of_text(str(error)) if type(error).__module__.startswith(LIBRARIES) or is_pytorchs(error) else None
+
+
+def is_pytorchs(error: BaseException) -> bool:
+    """Return whether an exception is that of PyTorch for a file that was not written to its end."""
+    return isinstance(error, RuntimeError) and bool(UNFINISHED.search(str(error)))
+
+
+def fault_of_text(text: str) -> str | None:
+    """Return what the message of a library says of the disk, in words; None if nothing."""
+    for found in NUMBER.finditer(text):
+        if int(found[1] or found[2]) in FAULTS:
+            return FAULTS[int(found[1] or found[2])]
+    return "a file could not be written to its end; perhaps its disk is full" if UNFINISHED.search(text) else None

@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from grpo.manifest import is_sealed, seal
+from grpo.manifest import seal
 from grpo.patching import replaced
 from grpo.trainer.extra_columns import from_tensor, to_tensor
 
@@ -57,20 +57,22 @@ class CheckpointTrainer(GRPOTrainer):
 
         One without an optimizer (`save_only_model`) is not sealed: nothing can continue from it.
         """
-        rotate = transformers.trainer.rotate_checkpoints
+        rotate, complete = transformers.trainer.rotate_checkpoints, False
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
 
         def seal_first(**options: Any) -> None:
+            nonlocal complete
             (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, perhaps with secrets, that nothing reads
             if not self.args.save_only_model:
                 seal(folder)
+            complete = True
             rotate(**options)
 
         with replaced(transformers.trainer, "rotate_checkpoints", seal_first):
             try:
                 super()._save_checkpoint(model, trial)
             except Exception:
-                if not is_sealed(folder) and self.args.should_save:  # half of one would only fill the disk
+                if not complete and self.args.should_save:  # half of one would only fill the disk
                     shutil.rmtree(folder, ignore_errors=True)
                 raise
 

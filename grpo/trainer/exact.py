@@ -22,6 +22,7 @@ from grpo.config.schema import LOSS_MEANS, Update
 from grpo.errors import DoesNotFit
 from grpo.patching import replaced
 from grpo.trainer.batch import Batch, loss_mask, take
+from grpo.trainer.extra_columns import keep_writable
 from grpo.trainer.gradient_offload import OffloadedGradients
 from grpo.trainer.guard import NonFiniteGuard
 from grpo.trainer.local_accelerator import LocalAccelerator
@@ -335,4 +336,5 @@ class ExactGRPOTrainer(RolloutTrainer):
             logs |= {"update/oom_retries": self._oom_retries, "update/steps_skipped": self._guard.skipped}
             logs |= self.memory.since_log()
             self._oom_retries = self._guard.skipped = 0
+        keep_writable(self._logs["extra"])
         super().log(logs, start_time)

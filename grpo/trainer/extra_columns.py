@@ -1,6 +1,8 @@
 """Columns that reward functions log beside the completions: Arrow can write them, and a checkpoint can hold them."""
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow
@@ -10,31 +12,39 @@ REFUSES = (pyarrow.ArrowException, ValueError, TypeError, OverflowError)
 """What Arrow raises for a value that it does not know, or that has another type than those before it."""
 
 
-def fitting(values: Sequence[Any], before: Iterable[Any]) -> list[Any]:
-    """Return new values of a column, with None for those that Arrow cannot keep in it.
-
-    Args:
-        before: values that the column has.
-    """
-    column = [*before, *values]
+def fitting(values: Iterable[Any]) -> list[Any]:
+    """Return a column with None for values that Arrow cannot keep in it together with those before."""
+    column = list(values)
     if is_known(column):
-        return list(values)
-    first = next((value for value in column if value is not None and is_known([value])), None)
-    return [value if is_known([first, value]) else None for value in values]
+        return column
+    kept: list[Any] = []
+    for value in column:
+        kept.append(value if is_known([*kept, value]) else None)
+    return kept
+
+
+def keep_writable(columns: dict[str, deque[Any]]) -> None:
+    """Replace what Arrow cannot write in each column by None, and warn of it."""
+    for name, values in columns.items():
+        kept = fitting(values)
+        if any(new is None and value is not None for new, value in zip(kept, values, strict=True)):
+            warnings.warn(f"log_extra({name!r}): some values cannot be in one column with the others", stacklevel=2)
+            values.clear()
+            values.extend(kept)
 
 
 def is_known(values: list[Any]) -> bool:
     """Return whether values can be in one column."""
     try:
-        pyarrow.array(values, from_pandas=True)
+        pyarrow.array(values)
     except REFUSES:
         return False
     return True
 
 
-def to_tensor(values: Sequence[Any]) -> torch.Tensor:
+def to_tensor(values: Iterable[Any]) -> torch.Tensor:
     """Return a column as bytes, in Arrow's IPC format; shape [bytes], uint8."""
-    table, sink = pyarrow.table({"column": pyarrow.array(fitting(list(values), ()))}), pyarrow.BufferOutputStream()
+    table, sink = pyarrow.table({"column": pyarrow.array(fitting(values))}), pyarrow.BufferOutputStream()
     with pyarrow.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     return torch.frombuffer(bytearray(sink.getvalue()), dtype=torch.uint8)

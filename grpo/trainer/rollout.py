@@ -2,7 +2,6 @@
 
 import logging
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ from grpo.patching import replaced
 from grpo.trainer import engine_check
 from grpo.trainer.batch import BOTH, IMAGES, Batch, can_split, lengths, loss_mask, pick, take
 from grpo.trainer.checkpoint import CheckpointTrainer
-from grpo.trainer.extra_columns import fitting
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch, half, pack
 from grpo.trainer.placement import check_one_device, train_in_float32
@@ -180,14 +178,6 @@ class RolloutTrainer(CheckpointTrainer):
         rewards[self.accelerator.gather(failed)] = torch.nan
         self._rewards = rewards
         return rewards
-
-    def _log_completion_extra(self, column: str, values: list) -> None:
-        """Log a column beside the completions; a value that cannot be written with the others costs only itself."""
-        before = self._logs["extra"].get(column, ())
-        kept = fitting(values, [*before, *self._pending_extra_logs[column]])
-        if any(new is None and value is not None for new, value in zip(kept, values, strict=True)):
-            warnings.warn(f"log_extra({column!r}): some values cannot be in one column with the others", stacklevel=2)
-        super()._log_completion_extra(column, kept)
 
     def _keep_columns(self, inputs: list) -> None:
         """Log the columns of the data with the completions, so that these can be scored again later."""

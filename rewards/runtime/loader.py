@@ -71,6 +71,8 @@ def bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Cal
         getattr(function, "check", dict)(**kwargs)
     except ValueError as error:
         raise ValueError(f"reward.{name}: {error}") from error
+    except Exception as error:
+        raise ValueError(f"reward.{name}: {what_and_where(error)}") from error
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
     def reward(**columns: Any) -> Any:

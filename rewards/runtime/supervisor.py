@@ -3,13 +3,15 @@
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import sys
-from typing import Any
+import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Options of prctl(2): a signal when the parent has died, and to become the parent of orphaned descendants."""
+EVENTS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+INTERVAL = 1.0
+"""Seconds between two looks at whether the trainer is still there."""
 
 
 def supervise(trainer: int, *inherited: int) -> None:
@@ -25,45 +27,48 @@ def supervise(trainer: int, *inherited: int) -> None:
         return
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, EVENTS)
     supervisor, child = os.getpid(), os.fork()
     if child == 0:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if os.getppid() != supervisor:
             os._exit(1)
         return
     for descriptor in inherited:
         os.close(descriptor)
-
-    def stop(*_: Any) -> None:
-        raise InterruptedError
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(InterruptedError, ProcessLookupError):
-        signal.signal(signal.SIGTERM, stop)
-        ends = select.poll()
-        for process in (child, trainer):
-            ends.register(os.pidfd_open(process), select.POLLIN)
-        if os.getppid() == trainer:
-            ends.poll()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    end_as(end_descendants(child))
+    status = None
+    while status is None and os.getppid() == trainer:
+        event = signal.sigtimedwait(EVENTS, INTERVAL)
+        status = reap().get(child)
+        if event and event.si_signo == signal.SIGTERM:
+            break
+    end_as(end_descendants(child, status))
 
 
-def end_descendants(child: int) -> int:
-    """End all descendants of this process; return the wait status of one of them."""
+def reap() -> dict[int, int]:
+    """Return the wait statuses of children that have ended; orphans that became children are forgotten with it."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                break
+            ended[process] = status
+    return ended
+
+
+def end_descendants(child: int, status: int | None) -> int:
+    """End all descendants of this process; return the wait status of `child`, known already or found."""
     import psutil
 
-    status = 0
-    while True:
-        for one in psutil.Process().children(recursive=True):
+    while left := psutil.Process().children(recursive=True):
+        for one in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
-        try:
-            ended, how = os.waitpid(-1, 0)
-        except ChildProcessError:
-            return status
-        if ended == child:
-            status = how
+        time.sleep(0.01)
+        status = reap().get(child, status)
+    return reap().get(child, status) or 0
 
 
 def end_as(status: int) -> None:

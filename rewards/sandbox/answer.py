@@ -3,15 +3,17 @@
 Started by `rewards.code`, in a sandbox. Nothing in here is trusted once the code has run.
 """
 
+import contextlib
 import io
 import operator
 import resource
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # the interpreter runs isolated and without this project
-from wire import Peer  # type: ignore[import-not-found]
+from wire import MUTABLE, Gone, Peer  # type: ignore[import-not-found]
 
 UNARY = ("abs", "neg", "pos", "invert")
 BINARY = ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "pow")
@@ -31,6 +33,12 @@ def limit(memory_mb: int, seconds: int) -> None:
     sys.set_int_max_str_digits(0)
 
 
+def copy(value: Any) -> Any:
+    """Return the content of an instance of a subclass of `list` and the like."""
+    kind = next(base for base in MUTABLE if isinstance(value, base))
+    return dict(dict.items(value)) if kind is dict else kind(kind.__iter__(value))
+
+
 def operations(names: dict[str, Any]) -> dict[str, Callable[..., Any]]:
     """Return what the tests may ask for."""
 
@@ -45,10 +53,26 @@ def operations(names: dict[str, Any]) -> dict[str, Callable[..., Any]]:
     def call(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         return function(*arguments, **keywords)
 
-    simple = (getattr, setattr, delattr, len, iter, next, bool, str, repr, int, float, isinstance)
+    simple = (
+        getattr,
+        setattr,
+        delattr,
+        len,
+        iter,
+        next,
+        reversed,
+        hash,
+        bool,
+        str,
+        repr,
+        format,
+        int,
+        float,
+        isinstance,
+    )
     items = (operator.getitem, operator.setitem, operator.delitem)
     arithmetic = [getattr(operator, one) for one in (*UNARY, *BINARY, *BITWISE, "contains")]
-    return {function.__name__: function for function in (run, name, call, *simple, *items, *arithmetic)}
+    return {function.__name__: function for function in (run, name, call, copy, *simple, *items, *arithmetic)}
 
 
 def main() -> None:
@@ -57,14 +81,16 @@ def main() -> None:
     incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer
     sys.stdin, sys.stdout = io.StringIO(), (said := io.StringIO())
     kept: dict[int, Any] = {}
+    module = sys.modules["completion"] = ModuleType("completion")
 
     def keep(value: Any) -> dict[str, Any]:
         kept[id(value)] = value
-        return {"object": id(value)}
+        kind = next((base.__name__ for base in MUTABLE if isinstance(value, base)), None)
+        return {"container": [id(value), kind]} if kind else {"object": id(value)}
 
-    def find(kind: str, number: int) -> Any:
-        if kind == "object":
-            return kept[number]
+    def find(kind: str, number: Any) -> Any:
+        if kind in ("object", "copy"):
+            return kept[number if kind == "object" else number[0]]
         return lambda *arguments, **keywords: peer.ask(
             "call", number, *arguments, **keywords
         )  # a function of the tests
@@ -75,8 +101,9 @@ def main() -> None:
         said.truncate()
         return text
 
-    peer = Peer(incoming, outgoing, operations({"__name__": "completion"}), keep, find, printed)
-    peer.serve()
+    peer = Peer(incoming, outgoing, operations(vars(module)), keep, find, printed)
+    with contextlib.suppress(Gone):
+        peer.serve()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,10 @@ FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "vfork": (58, None),
     "execveat": (322, 281),
     "ptrace": (101, 117),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
     "shmget": (29, 194),
     "semget": (64, 190),
     "msgget": (68, 186),
@@ -118,7 +122,7 @@ def seccomp_filter(machine: str) -> bytes:
 
 
 def check() -> None:
-    """Run nothing in a sandbox.
+    """Try the sandbox with a program that does nothing.
 
     Raises:
         ValueError: it cannot run here; one line with the reason and the ways out.
@@ -129,7 +133,10 @@ def check() -> None:
     if not shutil.which("bwrap"):
         raise ValueError(f"the program bwrap is missing: {INSTALL}, {UNSAFE}")
     with sandboxed("wire.py") as (line, descriptor):
-        done = subprocess.run(line, pass_fds=[descriptor], capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(line, pass_fds=[descriptor], capture_output=True, text=True, check=False, timeout=60)
+        except subprocess.TimeoutExpired as error:
+            raise ValueError(f"bubblewrap makes no sandbox within 60 s: {UNSAFE}") from error
     if done.returncode:
         reason = " ".join(done.stderr.split()[-30:]) or f"status {done.returncode}"
         raise ValueError(f"bubblewrap makes no sandbox here ({reason}): {INSTALL}, allow user namespaces, {UNSAFE}")

@@ -1,87 +1,175 @@
-"""The process that runs the tests of a completion against the process of its code: `tests.py MEMORY SECONDS IN OUT`.
+"""The process that runs the tests of a completion: `tests.py MEMORY SECONDS IN OUT`, with the line to that of its code.
 
 Started by `rewards.code`, in a sandbox of its own. The code of the completion never runs here: its functions and
 objects are called at the other end of the line, and only plain values come back. `assert double(3) == 6` thus compares
 two numbers of this process. An object that stays at the other end equals no plain value, whatever it claims.
 """
 
+import ast
 import builtins
 import importlib
 import io
 import itertools
 import json
+import operator
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # the interpreter runs isolated and without this project
 from answer import BINARY, BITWISE, UNARY, limit  # type: ignore[import-not-found]
-from wire import NotPlain, Peer  # type: ignore[import-not-found]
+from wire import IMMUTABLE, MUTABLE, Gone, NotPlain, Peer  # type: ignore[import-not-found]
+
+ABSENT = ("np", "numpy", "pd", "pandas", "scipy", "sympy", "torch", "pytest")
+"""Names of packages that there are none of here; what the code calls so is not asked in their place."""
+
+
+class Unusable(Exception):
+    """Tests that no code can pass, or that any code passes."""
 
 
 class Remote:
-    """An object of the completion's code."""
+    """An object of the completion's code.
 
-    def __init__(self, peer: Peer, number: int) -> None:
-        vars(self).update(_peer=peer, _number=number)
+    Args:
+        number: its name at the other end.
+        kind: `list` or the like, if it is an instance of a subclass of that; its content can then be compared.
+    """
+
+    def __init__(self, peer: Peer, number: int, kind: str | None = None) -> None:
+        vars(self).update(__peer=peer, __number=number, __kind=kind)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return {kind.__name__: kind for kind in MUTABLE}.get(vars(self)["__kind"], Remote)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._peer.ask("call", self, *arguments, **keywords)
+        return vars(self)["__peer"].ask("call", self, *arguments, **keywords)
 
     def __getattr__(self, name: str) -> Any:
-        return self._peer.ask("getattr", self, name)
+        return ask(self, "getattr", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._peer.ask("setattr", self, name, value)
+        ask(self, "setattr", name, value)
 
     def __instancecheck__(self, instance: Any) -> bool:
-        return type(instance) is Remote and self._peer.ask("isinstance", instance, self) is True
+        return number_of(instance) is not None and ask(instance, "isinstance", self) is True
 
     def __contains__(self, item: Any) -> Any:
-        if type(item) is not Remote:
+        if type(item) is Remote:
+            return ask(self, "contains", item)
+        if not vars(self)["__kind"]:
             raise TypeError("the tests look for a value of theirs in an object of the code, which may claim anything")
-        return self._peer.ask("contains", self, item)
+        return item in ask(self, "copy")
 
-    def __hash__(self) -> int:
-        return self._number
+    def __enter__(self) -> Any:
+        return ask(self, "getattr", "__enter__")()
+
+    def __exit__(self, *error: Any) -> Any:
+        return ask(self, "getattr", "__exit__")(None, None, None)
+
+
+def ask(remote: Any, operation: str, *arguments: Any) -> Any:
+    """Return the result of an operation on an object of the code."""
+    try:
+        return vars(remote)["__peer"].ask(operation, remote, *arguments)
+    except NotPlain as error:  # only arguments of calls are a matter of the tests
+        raise TypeError(str(error)) from None
+
+
+def number_of(value: Any) -> int | None:
+    """Return the number of an object of the code, or of what is a copy of one; None for any other value."""
+    own = getattr(type(value), "__dict__", {})
+    return vars(value)["__number"] if type(value) is Remote or "__copy" in own else None
+
+
+def copy_of(peer: Peer, number: int, value: Any) -> Any:
+    """Return a value that was an instance of a subclass, such as a named tuple: its other attributes are asked for."""
+
+    def attribute(self: Any, name: str) -> Any:
+        return ask(self, "getattr", name)
+
+    copy = type(type(value).__name__, (type(value),), {"__getattr__": attribute, "__copy": True})(value)
+    vars(copy).update(__peer=peer, __number=number)
+    return copy
 
 
 def ask_for(operation: str) -> Callable[..., Any]:
     """Return a special method of `Remote`."""
-    return lambda self, *arguments: self._peer.ask(operation, self, *arguments)
+    return lambda self, *arguments: ask(self, operation, *arguments)
 
 
 def ask_for_two(operation: str) -> Callable[..., Any]:
-    """Return an operator of `Remote`, for two objects of the code; with a value of the tests it is not answered."""
+    """Return an operator of `Remote`, for two objects of the code; a value of the tests meets only a copy."""
 
     def method(self: Remote, other: Any) -> Any:
-        return self._peer.ask(operation, self, other) if type(other) is Remote else NotImplemented
+        if type(other) is Remote:
+            return ask(self, operation, other)
+        return getattr(operator, operation)(ask(self, "copy"), other) if vars(self)["__kind"] else NotImplemented
 
     return method
 
 
-for one in ("getitem", "setitem", "delitem", "len", "iter", "next", "bool", "str", "repr", "int", "float", *UNARY):
+for one in (
+    "getitem",
+    "setitem",
+    "delitem",
+    "len",
+    "iter",
+    "next",
+    "reversed",
+    "hash",
+    "bool",
+    "str",
+    "repr",
+    "format",
+):
+    setattr(Remote, f"__{one}__", ask_for(one))
+for one in ("int", "float", *UNARY):
     setattr(Remote, f"__{one}__", ask_for(one))
 for one in (*BINARY, *BITWISE):
     setattr(Remote, f"__{one.strip('_')}__", ask_for_two(one))
 
 
 class Names(dict[str, Any]):
-    """The names of the tests: their own, then Python's, then those of the completion's code.
+    """The names of the tests: their own, then Python's and its modules', then those of the completion's code.
 
     Args:
-        peer: the process of the code.
+        tests: the tests; a module's name that they call is that of a function of the code.
         entry_point: name that is the code's even if Python has it too.
     """
 
-    def __init__(self, peer: Peer, entry_point: str | None) -> None:
-        super().__init__(__name__="tests", __builtins__=builtins)
-        self.peer, self.entry_point = peer, entry_point
+    def __init__(self, peer: Peer, tests: ast.Module, entry_point: str | None) -> None:
+        super().__init__(__name__="__main__", __builtins__=builtins)
+        nodes = list(ast.walk(tests))
+        called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        self.peer, self.modules = peer, sys.stdlib_module_names - called - {entry_point}
+        self.entry_point, self.taken = entry_point, list[str]()
+        for node in nodes:  # in the body of a class the interpreter does not ask for missing names
+            for name in ast.walk(node) if isinstance(node, ast.ClassDef) else ():
+                if isinstance(name, ast.Name) and not hasattr(builtins, name.id) and name.id not in self.modules:
+                    try:
+                        self[name.id] = peer.ask("name", name.id)
+                    except NameError:
+                        continue
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name) and name != self.entry_point:
             raise KeyError(name)  # the interpreter then takes its own
-        return self.peer.ask("name", name)
+        if name in ABSENT:
+            raise Unusable(f"the tests use {name}, which they do not import and there is none of")
+        if name in self.modules:
+            return importlib.import_module(name)
+        value = self.peer.ask("name", name)
+        if type(value) is not Remote:
+            self.taken.append(name)
+        return value
+
+    def were_used(self) -> bool:
+        """Return whether the tests have used something of the code, and not only named it."""
+        return bool(self.taken or self.peer.asked - {"run", "name"})
 
 
 def connect(incoming: Any, outgoing: Any) -> Peer:
@@ -90,8 +178,11 @@ def connect(incoming: Any, outgoing: Any) -> Peer:
     functions: dict[int, Callable[..., Any]] = {}
 
     def keep(value: Any) -> dict[str, Any]:
-        if type(value) is Remote:
-            return {"object": value._number}
+        number = number_of(value)
+        if number is not None:
+            return {"object": number}
+        if isinstance(value, tuple(IMMUTABLE)):  # of a class of the tests: a plain copy is enough
+            return {}
         if isinstance(value, Iterator):
             return {"iterator": peer.encode(list(itertools.islice(value, 100_000)))}
         if callable(value):
@@ -102,8 +193,10 @@ def connect(incoming: Any, outgoing: Any) -> Peer:
     def find(kind: str, content: Any) -> Any:
         if kind == "module" and content in sys.stdlib_module_names:
             return importlib.import_module(content)  # ours, not what the code has made of its own
-        number = int(content)
-        return remote.setdefault(number, Remote(peer, number))
+        if kind == "copy":
+            return copy_of(peer, int(content[0]), peer.decode(content[1]))
+        number, container = content if kind == "container" else (content, None)
+        return remote.setdefault(int(number), Remote(peer, int(number), container))
 
     def call(number: int, *arguments: Any, **keywords: Any) -> Any:
         return functions[number](*arguments, **keywords)
@@ -112,20 +205,53 @@ def connect(incoming: Any, outgoing: Any) -> Peer:
     return peer
 
 
+def run(peer: Peer, program: str, tests: str, entry_point: str | None) -> None:
+    """Run the program and its tests; whatever they raise is a failure, unless the tests are at fault.
+
+    Raises:
+        Unusable, NotPlain: they are.
+    """
+    try:
+        tree = ast.parse(tests)
+        compiled = compile(tree, "tests", "exec")
+    except (SyntaxError, ValueError) as error:
+        raise Unusable(f"the tests cannot be compiled: {error}") from error
+    peer.ask("run", program)
+    names = Names(peer, tree, entry_point)
+    try:
+        exec(compiled, names)
+        if entry_point and "check" in names and not names.were_used():  # as HumanEval has it
+            names["check"](names[entry_point])
+    except ModuleNotFoundError as error:
+        if error.__traceback__ and error.name and error.name not in sys.stdlib_module_names:
+            raise Unusable(
+                f"the tests need the package {error.name}, and there is only the standard library"
+            ) from error
+        raise
+    if not names.were_used():
+        raise Unusable("the tests call nothing of the code: functions and classes of tests have to be called too")
+
+
 def main() -> None:
     """Run the tests; the last line of the output is the secret word and the verdict."""
     limit(int(sys.argv[1]), int(sys.argv[2]))
-    start, verdict = json.loads(sys.stdin.readline()), sys.stdout
-    sys.stdin, sys.stdout = io.StringIO(), io.StringIO()
+    start = json.loads(sys.stdin.readline())
+    verdict = os.fdopen(os.dup(1), "w")
+    sys.stdin, sys.stdout = (io.TextIOWrapper(io.BytesIO()) for _ in range(2))
+    sys.__stdin__, sys.__stdout__ = sys.stdin, sys.stdout  # type: ignore[misc]
     with open(int(sys.argv[3]), "rb") as incoming, open(int(sys.argv[4]), "wb") as outgoing:
         peer = connect(incoming, outgoing)
+        peer.ask("len", "")  # the other process is there: time begins
+        peer.asked.clear()
+        signal.setitimer(signal.ITIMER_REAL, start["seconds"])
+        result = "passed"
         try:
-            peer.ask("run", start["program"])
-            exec(compile(start["tests"], "tests", "exec"), Names(peer, start["entry_point"]))
-        except NotPlain as error:
-            print(start["word"], error, file=verdict, flush=True)
-        else:
-            print(start["word"], "passed", file=verdict, flush=True)
+            run(peer, start["program"], start["tests"], start["entry_point"])
+        except (NotPlain, Unusable) as error:
+            result = " ".join(str(error).split())
+        except (Exception, Gone):
+            result = "failed"
+    print(f"\n{start['word']} {result}", file=verdict, flush=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from rewards.sandbox import bubblewrap
 
 LONGEST_VERDICT = 10_000
 """Limit on what is read of a verdict, bytes."""
+START_LIMIT = 30
+"""Limit on the start of both processes, before the time of the program begins, seconds."""
 
 
 def verdict(
@@ -26,7 +28,7 @@ def verdict(
 ) -> float | Exception:
     """Return 1.0 if a program passes its tests, else 0.0; or why these tests cannot be used."""
     word = secrets.token_hex(16)
-    start = json.dumps({"program": program, "tests": tests, "entry_point": entry_point, "word": word}).encode()
+    start = {"program": program, "tests": tests, "entry_point": entry_point, "seconds": seconds, "word": word}
     limits = [str(memory_mb), str(int(seconds) + 1)]
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())
@@ -38,10 +40,19 @@ def verdict(
         for end in (code_in, to_code, from_code, code_out):
             end.close()  # so that each process sees when the other one has gone
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(start + b"\n", timeout=seconds)
+            process.communicate(json.dumps(start).encode() + b"\n", timeout=seconds + START_LIMIT)
         output.seek(0)
-        given, _, result = output.read(LONGEST_VERDICT).decode(errors="replace").strip().partition(" ")
-    return TypeError(result) if given == word and result != "passed" else float(given == word)
+        last = output.read(LONGEST_VERDICT).decode(errors="replace").strip().rpartition("\n")[2]
+    given, _, result = last.partition(" ")
+    if given == word and result not in ("passed", "failed"):
+        return ValueError(result)
+    return float((given, result) == (word, "passed"))
+
+
+def at_once() -> int:
+    """Return how many programs to run at the same time: one per processor of this process."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, processors // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def pipe() -> tuple[BinaryIO, BinaryIO]:
@@ -57,6 +68,7 @@ def running(
     """Run a program of `rewards.sandbox` in a sandbox or, unless `boxed`, in an empty folder; afterwards kill it."""
     with contextlib.ExitStack() as stack:
         folder, passed = stack.enter_context(tempfile.TemporaryDirectory()), [end.fileno() for end in inherited]
+        errors = stack.enter_context(tempfile.TemporaryFile())  # a device could be changed by whoever has it open
         if boxed:
             line, descriptor = stack.enter_context(bubblewrap.sandboxed(*program))
             passed.append(descriptor)
@@ -66,7 +78,7 @@ def running(
             line,
             stdin=stdin,
             stdout=stdout,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
             cwd=folder,
             env={"PATH": os.defpath},
             start_new_session=True,

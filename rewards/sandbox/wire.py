@@ -6,6 +6,7 @@ message never runs code.
 
 import builtins
 import json
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -14,25 +15,51 @@ from typing import Any, BinaryIO
 
 LONGEST = 16 * 2**20
 """Limit on the length of a message, bytes."""
-MUTABLE = (list, dict, set, bytearray)
+MUTABLE = (list, dict, set, bytearray, deque)
+IMMUTABLE: dict[type, Callable[[Any], Any]] = {
+    int: int.__index__,
+    float: float.__float__,
+    str: str.__str__,
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+    bytes: lambda value: bytes(bytes.__iter__(value)),
+}
+"""Types of which a copy never grows old, and the plain value of an instance of a subclass."""
+DATES: dict[str, Callable[[Any], list[Any]]] = {
+    "date": lambda value: [value.isoformat()],
+    "time": lambda value: [value.isoformat()],
+    "datetime": lambda value: [value.isoformat()],
+    "timedelta": lambda value: [value.days, value.seconds, value.microseconds],
+}
+
+
+def date_of(parts: list[Any]) -> Any:
+    """Return a date, a time or their difference; see `DATES`."""
+    import datetime  # which most code does without
+
+    kind = {name: getattr(datetime, name) for name in DATES}[parts[0]]
+    return kind(*parts[1:]) if kind is datetime.timedelta else kind.fromisoformat(*parts[1:])
+
+
 MAKE: dict[str, Callable[[Any], Any]] = {
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
+    **{kind.__name__: kind for kind in (tuple, set, frozenset, bytes, bytearray, deque, OrderedDict, Decimal)},
     "dict": dict,
-    "bytes": bytes,
-    "bytearray": bytearray,
+    "Counter": lambda pairs: Counter(dict(pairs)),
     "complex": lambda parts: complex(*parts),
     "range": lambda parts: range(*parts),
-    "fraction": lambda parts: Fraction(*parts),
-    "decimal": Decimal,
+    "slice": lambda parts: slice(*parts),
+    "Fraction": lambda parts: Fraction(*parts),
+    "datetime": date_of,
     "iterator": iter,
 }
-NUMBERS_AND_TEXT: dict[type, Callable[[Any], Any]] = {int: int.__index__, float: float.__float__, str: str.__str__}
 
 
 class NotPlain(TypeError):
     """A value of the tests that the code cannot get."""
+
+
+class Gone(Exception):
+    """The other end has ended, or does not keep to the form of messages."""
 
 
 class Peer:
@@ -58,14 +85,17 @@ class Peer:
     ) -> None:
         self.incoming, self.outgoing, self.operations = incoming, outgoing, operations
         self.keep, self.find, self.printed = keep, find, printed
+        self.asked: set[str] = set()
+        """Operations that this end has asked for."""
 
     def ask(self, operation: str, *arguments: Any, **keywords: Any) -> Any:
         """Return the result of an operation at the other end.
 
         Raises:
             Exception: what was raised there, as the nearest built-in exception.
-            ConnectionError: the other end has gone.
+            Gone: the other end has.
         """
+        self.asked.add(operation)
         self.send({"ask": operation, "arguments": self.encode(arguments), "keywords": self.encode(keywords)})
         while "ask" in (message := self.receive()):
             self.answer(message)
@@ -74,7 +104,7 @@ class Peer:
             if tree is not None:
                 replace(argument, self.decode(tree))
         if "raised" in message:
-            raise nearest(message["raised"], message["text"])
+            raise nearest(message["raised"], message["text"], iterating=operation == "next")
         return self.decode(message["result"])
 
     def serve(self) -> None:
@@ -90,12 +120,12 @@ class Peer:
             arguments = self.decode(message["arguments"])
             result = self.operations[message["ask"]](*arguments, **self.decode(message["keywords"]))
             reply = {"result": self.encode(result)}
-        except ConnectionError:
+        except Gone:
             raise
         except BaseException as error:  # SystemExit too
             reply = {"raised": [cls.__name__ for cls in type(error).__mro__], "text": describe(error)}
         before = message["arguments"]["tuple"]
-        after = [self.encode(value) if isinstance(value, MUTABLE) else None for value in arguments]
+        after = [self.encode(value) if type(value) in MUTABLE else None for value in arguments]
         changed = [new if new != old else None for new, old in zip(after, before, strict=False)]
         self.send({**reply, "changed": changed, "printed": self.printed()})
 
@@ -108,39 +138,44 @@ class Peer:
         """Return the next message.
 
         Raises:
-            ConnectionError: there is none, or it is too long.
+            Gone: there is none, or it is too long.
         """
         line = self.incoming.readline(LONGEST)
         if not line.endswith(b"\n"):
-            raise ConnectionError("the other process has ended, or says too much")
+            raise Gone
         return json.loads(line)
 
     def encode(self, value: Any) -> Any:
-        """Return a value as what JSON can hold: a plain one as a copy, another as its number."""
-        if value is None or isinstance(value, bool):
+        """Return a value as what JSON can hold: a plain one as a copy, another as its number, some as both."""
+        kind = type(value)
+        if value is None or kind in (bool, int, float, str):
             return value
-        for kind, plain in NUMBERS_AND_TEXT.items():
-            if isinstance(value, kind):
-                return plain(value)
-        if isinstance(value, list):
+        if kind is list:
             return [self.encode(item) for item in value]
-        for group in (tuple, set, frozenset, bytes, bytearray):
-            if isinstance(value, group):
-                return {group.__name__: [self.encode(item) for item in value]}
-        if isinstance(value, dict):
-            return {"dict": [self.encode(pair) for pair in value.items()]}
+        if kind in (dict, OrderedDict, Counter):
+            return {kind.__name__: [self.encode(pair) for pair in value.items()]}
+        if kind in (tuple, set, frozenset, bytes, bytearray, deque):
+            return {kind.__name__: [self.encode(item) for item in value]}
+        if kind is defaultdict:
+            return self.encode(dict(value))
+        for base, plain in IMMUTABLE.items():  # a subclass, such as a named tuple
+            if isinstance(value, base):
+                number, copy = self.keep(value).get("object"), self.encode(plain(value))
+                return {"copy": [number, copy]} if number else copy
         return self.encode_rare(value)
 
     def encode_rare(self, value: Any) -> dict[str, Any]:
         """Return other plain values, modules, and what is named because it is not plain."""
         if isinstance(value, complex):
             return {"complex": [value.real, value.imag]}
-        if isinstance(value, range):
-            return {"range": [value.start, value.stop, value.step]}
+        if isinstance(value, range | slice):
+            return {type(value).__name__: [self.encode(part) for part in (value.start, value.stop, value.step)]}
         if isinstance(value, Fraction):
-            return {"fraction": [value.numerator, value.denominator]}
+            return {"Fraction": [value.numerator, value.denominator]}
         if isinstance(value, Decimal):
-            return {"decimal": str(value)}
+            return {"Decimal": str(value)}
+        if type(value).__module__ == "datetime" and type(value).__name__ in DATES:
+            return {"datetime": [type(value).__name__, *DATES[type(value).__name__](value)]}
         if isinstance(value, ModuleType):
             return {"module": value.__name__}
         if isinstance(value, type) and value.__module__ == "builtins" and hasattr(builtins, value.__name__):
@@ -162,16 +197,19 @@ class Peer:
 
 def replace(value: Any, by: Any) -> None:
     """Give a mutable value the content of another."""
-    if isinstance(value, list | bytearray):
+    if type(value) in (list, bytearray):
         value[:] = by
-    elif isinstance(value, dict | set):
+    elif type(value) in MUTABLE:
         value.clear()
-        value.update(by)
+        value.extend(by) if type(value) is deque else value.update(by)
 
 
-def nearest(names: list[str], text: str) -> Exception:
-    """Return the nearest built-in exception of the classes with these names."""
-    for name in names:
+def nearest(names: list[str], text: str, iterating: bool) -> Exception:
+    """Return the nearest built-in exception of the classes with these names.
+
+    One that ends a loop ends only loops over an iterator of the other end, as in generators (PEP 479).
+    """
+    for name in names if iterating or not {"StopIteration", "StopAsyncIteration"} & {*names} else ():
         kind = getattr(builtins, str(name), None)
         if isinstance(kind, type) and issubclass(kind, Exception):
             try:

@@ -39,14 +39,15 @@ def disk(
     """Give each completion another reward; `do` says what happens to the disk of the run in its third step.
 
     Args:
-        do: `fill` it, `remove` the run directory, make the next checkpoint's folder `read-only`, or `nothing`.
+        do: `fill` it, `replace` the run directory, make the next checkpoint's folder `read-only`, or `nothing`.
     """
     if trainer_state.global_step == 2 and do == "fill":
         with Path(run_dir, "..", "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(2**12))
-    elif trainer_state.global_step == 2 and do == "remove":
+    elif trainer_state.global_step == 2 and do == "replace":
         shutil.rmtree(run_dir)
+        Path(run_dir).mkdir()
     elif trainer_state.global_step == 2 and do == "read-only":
         folder = Path(run_dir, "checkpoint-3")
         folder.mkdir()

@@ -4,14 +4,18 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig
 from rich.console import Console
 from transformers import TrainerControl, TrainerState
 
-from grpo.callbacks import HostMemoryGuard, MetricsFile, MismatchWarning, ProgressBar, StopOnSignal
+from grpo.callbacks import DiskGuard, HostMemoryGuard, MetricsFile, MismatchWarning, ProgressBar, StopOnSignal
+from grpo.errors import DirectoryLost
 
+ARGUMENTS: Any = None  # which no callback of ours reads
 LOGS = {"reward": 0.25, "rewards/correctness/mean": 0.5, "step_time": 1.25}
 
 
@@ -129,3 +133,32 @@ def test_a_mismatch_with_vllm_is_told_once_with_its_likely_causes(
     assert len(lines) == 1
     assert "step 1: vLLM's log-probabilities differ from the policy's by 0.30 nats per token" in lines[0]
     assert f"; likely causes: {first}" in lines[0]
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+def test_a_run_directory_that_is_removed_or_replaced_ends_the_run(tmp_path: Path, made_again: bool) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    guard = DiskGuard(run_dir, Console(quiet=True))
+    guard.on_step_end(ARGUMENTS, TrainerState(), TrainerControl())
+    run_dir.rmdir()
+    if made_again:
+        run_dir.mkdir()
+    with pytest.raises(DirectoryLost, match="removed or replaced"):
+        guard.on_step_end(ARGUMENTS, TrainerState(), TrainerControl())
+
+
+def test_a_checkpoint_that_will_not_fit_is_announced_once_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / "checkpoint-3" / "weights").write_bytes(bytes(5000))
+    said = io.StringIO()
+    console = Console(file=said, width=200)
+    guard, state = DiskGuard(tmp_path, console), TrainerState(is_world_process_zero=True)
+    state.global_step = 3
+    guard.on_save(ARGUMENTS, state, TrainerControl())
+    for free in (6000, 4000, 3000):
+        monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        guard.on_step_end(ARGUMENTS, state, TrainerControl())
+        assert said.getvalue().count("make room before the next") == (free < 5000)

@@ -25,6 +25,13 @@ SECRETS = [
     ("reward.mine.kwargs.anything", "ghp_abcdefghijklmnopqrstuvwxyz0123456789"),
     ("reward.mine.kwargs.anything", "AKIAABCDEFGHIJKLMNOP"),
     ("reward.mine.kwargs.url", "https://me:pass@example.org/v1"),
+    ("reward.mine.kwargs.wandb_key", "abc"),
+    ("reward.mine.kwargs.authtoken", "abc"),
+    ("reward.mine.kwargs.api_tokens", "abc"),
+    ("reward.mine.kwargs.secrets.wandb", "abc"),
+    ("reward.mine.kwargs.url", "postgres://:pass@host/db"),
+    ("reward.mine.kwargs.url", "https://host/v1?api_key=abc"),
+    ("reward.mine.kwargs.token", "${oc.env:HF_TOKEN,abc}"),
     ("hydra.job.env_set.ANYTHING", f"Bearer {HUGGING_FACE}"),
 ]
 HARMLESS = [
@@ -32,6 +39,9 @@ HARMLESS = [
     ("model.eos_token", "<|im_end|>"),
     ("train.model_init_kwargs.token", True),
     ("train.model_init_kwargs.token", None),
+    ("reward.judge.kwargs.api_key", "EMPTY"),
+    ("reward.mine.kwargs.delimiter_token", "###"),
+    ("reward.mine.kwargs.think_token", "<think>"),
     ("update.max_tokens_per_microbatch", "auto"),
     ("train.importance_sampling_level", "token"),
     ("reward.mine.kwargs.token_limit", "high"),
@@ -49,6 +59,7 @@ def test_a_secret_is_refused_wherever_it_is_typed_and_not_printed(key: str, valu
         with pytest.raises(ConfigError, match=r"environment.*\$\{oc\.env:\w+\}") as caught:
             refuse_secrets(where, typed)
         assert str(value) not in str(caught.value)
+        assert "abc" not in str(caught.value)
         assert str(caught.value).startswith(f"{key}: ")
 
 
@@ -59,6 +70,12 @@ def test_what_is_no_secret_is_not_refused(key: str, value: object) -> None:
 
 def test_the_way_through_the_environment_is_open_but_not_for_a_secret_as_its_default() -> None:
     refuse_secrets(OmegaConf.create({"token": ["${oc.env:HF_TOKEN}"]}), ["+a.token='${oc.env:HF_TOKEN}'"])
+    refuse_secrets(
+        OmegaConf.create({"Authorization": "Bearer ${oc.env:HF_TOKEN}"}), ["+a={token: '${oc.env:HF_TOKEN}'}"]
+    )
+    for swept in ("+a={token: abc},{token: def}", "+a={x: 1, 'api_key': abc}"):
+        with pytest.raises(ConfigError, match=r"^a\.(token|api_key): "):
+            refuse_secrets(OmegaConf.create(), [swept])
     with pytest.raises(ConfigError):
         refuse_secrets(OmegaConf.create({"token": f"${{oc.env:HF_TOKEN,{HUGGING_FACE}}}"}), [])
 

@@ -34,6 +34,16 @@ class Account:
     def __eq__(self, other):
         return isinstance(other, Account) and self.money == other.money
 
+    def __hash__(self):
+        return self.money
+
+    def __enter__(self):
+        self.money += 1
+        return self
+
+    def __exit__(self, *error):
+        self.money -= 1
+
     def __add__(self, other):
         return Account("both", self.money + other.money)
 
@@ -50,6 +60,9 @@ DO_MORE = {  # what tests of data sets do beyond comparing numbers: the code, it
 a, b = Account("A", 7), Account(owner="B", money=3)
 assert a.take(4) == b and a.take(0) is a and a.owner == "A" and len(b) == 3 and str(b) == "B has 3"
 assert (a + b).money == 6 and isinstance(a, Account) and not isinstance(3, Account) and Account.opened == 3
+with a as entered:
+    assert entered is a and a.money == 4
+assert len({a, b}) == 1 and f"{a}" == "A has 3"
 a.owner = "C"
 assert [one.owner for one in (a, b)] == ["C", "B"] and {a: 1}[a] == 1 and a != 3
 try:
@@ -81,6 +94,64 @@ for x in values + [range(3), Fraction(1, 3), Decimal("0.1"), frozenset({6}), int
 assert N.one == 1 and same(same) and str(same(float("nan"))) == "nan" and list(same(iter("ab"))) == ["a", "b"]
 """,
     ),
+    "subclasses of built-in types": (
+        """
+import collections
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+class Cache(collections.OrderedDict):
+    def put(self, key, value):
+        self[key] = value
+        return self
+
+class Stack(list):
+    push = list.append
+
+class Point(NamedTuple):
+    x: int
+    y: int = 2
+
+class Color(enum.IntEnum):
+    RED = 1
+
+@dataclass
+class Node:
+    value: int
+    left: "Node" = None
+
+def count(text):
+    return collections.Counter(text)
+""",
+        """
+import collections
+cache, stack = Cache(), Stack()
+assert cache.put(1, 2) == {1: 2} and 1 in cache and cache[1] == 2 and len(cache) == 1 and isinstance(cache, dict)
+stack.push(3)
+stack.push(4)
+assert stack == [3, 4] and [3, 4] == stack and stack.pop() == 4 and stack == [3]
+assert 3 in stack and stack + [5] == [3, 5]
+assert Point(1).x == 1 and Point(1) == (1, 2) and Point(1)._replace(y=5).y == 5 and isinstance(Point(1), tuple)
+assert Color.RED.name == "RED" and Color.RED == 1 and Color.RED + 1 == 2 and isinstance(Color.RED, Color)
+assert Node(1, Node(2)).left.value == 2 and Node(1) == Node(1)
+assert count("aab").most_common(1) == [("a", 2)] and count("a") == collections.Counter("a")
+""",
+    ),
+    "dates, slices, queues": (
+        "import datetime, collections\ndef later(day):\n    return day + datetime.timedelta(days=1)\n"
+        "class Row:\n    def __getitem__(self, key):\n        return list(range(10))[key]\n"
+        "def turn(q):\n    q.rotate(1)\n",
+        "from datetime import date\nimport collections\nq = collections.deque([1, 2, 3])\nturn(q)\n"
+        "assert later(date(2024, 2, 28)) == date(2024, 2, 29) and Row()[2:4] == [2, 3] and list(q) == [3, 1, 2]",
+    ),
+    "a class of tests": (
+        CORRECT,
+        "import unittest\nclass Tests(unittest.TestCase):\n    cases = [(1, double(1))]\n    def test(self):\n"
+        "        for one, two in self.cases:\n            self.assertEqual(one * 2, two)\n"
+        "Tests('test').debug()",
+    ),
+    "as a script": (CORRECT, "if __name__ == '__main__':\n    assert double(2) == 4"),
     "in place": (
         "def order(x, y):\n    x.sort()\n    y['a'] = x[0]\n",
         "x, y = [3, 1, 2], {}\norder(x, y)\nassert x == [1, 2, 3] and y == {'a': 1}",
@@ -109,6 +180,11 @@ assert list(itertools.islice(squares(), 4)) == [0, 1, 4, 9] and sum(x for x in m
         "def greet(name):\n    print('Hello,', name)\n",
         "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as said:\n    greet('Ada')\n"
         "assert said.getvalue() == 'Hello, Ada\\n'",
+    ),
+    "output that is put back": (
+        "def greet():\n    print('Hello')\n",
+        "import io, sys\nsys.stdout = io.StringIO()\ngreet()\nsaid = sys.stdout.getvalue()\n"
+        "sys.stdout = sys.__stdout__\ngreet()\nassert said == 'Hello\\n'",
     ),
     "a function that checks": (CORRECT, "def check(candidate):\n    assert candidate(4) == 8\ncheck(double)"),
     "modules that the code imports": (
@@ -141,11 +217,55 @@ def test_pythons_own_names_stay_pythons_unless_the_row_says_that_the_function_ha
     assert rewards == [0, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        (  # which would end the loop of the tests
+            "def double(x):\n    raise StopIteration",
+            "for got, want in zip(map(double, [1, 2, 3]), [2, 4, 6]):\n    assert got == want",
+        ),
+        ("def double(x):\n    raise StopIteration", "assert all(map(lambda x: double(x) == 2 * x, range(1, 9)))"),
+        (
+            "class math:\n    isclose = staticmethod(lambda *a, **k: True)\ndouble = lambda x: 0",
+            "assert math.isclose(double(0.1), 0.2)",
+        ),
+        ("class X:\n    pass\ndouble = lambda x: X()", "assert double(3)[:2] == [1, 2]"),
+        ("class X(list):\n    __eq__ = lambda self, other: True\ndouble = lambda x: X()", "assert double(3) == [6]"),
+        ("class X(int):\n    __eq__ = lambda self, other: True\ndouble = lambda x: X()", "assert double(3) == 6"),
+        ("double = lambda x: exit(0)", "try:\n    double(3)\nexcept SystemExit:\n    raise\nassert double(3) == 6"),
+    ],
+)
+def test_what_only_looks_correct_to_the_tests_is_not(program: str, tests: str) -> None:
+    assert code([program], [tests], sandbox="none") == [0]
+
+
+@pytest.mark.parametrize(
+    ("tests", "says"),
+    [
+        ("def test_a():\n    assert double(3) == 7", "call nothing of the code"),
+        ("import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        assert False", "call nothing"),
+        ("", "call nothing of the code"),
+        ("assert double(3) ==", "cannot be compiled"),
+        ("import numpy as np\nassert np.isclose(double(3), 6)", "the package numpy"),
+        ("assert np.isclose(double(3), 6)", "the tests use np, which they do not import"),
+    ],
+)
+def test_tests_that_say_nothing_of_any_code_are_an_error_of_the_row(tests: str, says: str) -> None:
+    (error,) = code([CORRECT], [tests], sandbox="none")
+    assert isinstance(error, ValueError)
+    assert says in str(error)
+
+
+def test_a_check_as_humaneval_has_it_is_called_with_the_function_that_the_row_names() -> None:
+    tests = "def check(candidate):\n    assert candidate(3) == 6"
+    assert code([CORRECT, "double = len"], [tests] * 2, entry_point=["double"] * 2, sandbox="none") == [1, 0]
+
+
 def test_tests_that_give_the_code_what_cannot_be_copied_are_an_error_of_the_row_not_of_the_code() -> None:
     reward = Reward("rewards.code.code", "code", {"sandbox": "none"})
     tests = ["class Point:\n    pass\ndouble(Point())", TESTS]
     assert reward.score(completions=[CORRECT] * 2, tests=tests) == [None, 1]
-    assert reward.errors == {"TypeError": 1}
+    assert reward.errors == {"ValueError": 1}
     reward.close()
 
 
@@ -177,6 +297,6 @@ def test_the_filter_names_the_numbers_of_the_machines_own_headers() -> None:
     column, _ = bubblewrap.ARCHITECTURES[bubblewrap.platform.machine()]
     ours = {name: row[column] for name, row in bubblewrap.FORBIDDEN.items()}
     ours |= {"clone": bubblewrap.CLONE[column], "clone3": bubblewrap.CLONE3}
-    assert {name: str(number) for name, number in ours.items() if number is not None} == {
-        name: number for name, number in numbers.items() if number.isdigit()
-    }
+    known = {name: int(number) for name, number in numbers.items() if number.isdigit()}  # older headers know fewer
+    assert len(known) > 25
+    assert {name: ours[name] for name in known} == known

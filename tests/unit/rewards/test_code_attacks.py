@@ -108,6 +108,9 @@ ATTACKS = {
     "allocates memory": attempt("x = 'x' * 10**10"),
     "allocates memory outside of its own": attempt("fd = os.memfd_create('x')"),
     "allocates shared memory": steal(f"__import__('ctypes').CDLL(None).syscall({SHMGET}, 0, 1 << 20, 0o1600) >= 0"),
+    "fills memory with attributes of files": attempt("os.setxattr('/tmp', 'user.x', b'x' * 2**15)"),
+    "changes the files that it has open": "import os\nfor fd in range(3):\n    try:\n        os.fchmod(fd, 0)\n"
+    "        os.utime(fd, (0, 0))\n    except OSError:\n        pass",
     "mounts": steal("__import__('ctypes').CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0"),
     "makes a namespace with all rights": steal("__import__('ctypes').CDLL(None).unshare(0x10000000) == 0"),
     "changes the root": attempt("os.chroot('/tmp')"),
@@ -225,6 +228,7 @@ def rewards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, floa
             "a correct solution": code([WON], [TESTS], seconds=20)[0],
             "processes left": float(left),
             "servers reached": float(len(reached)),
+            "the null device is changed": float(Path(os.devnull).stat().st_mode & 0o777 != 0o666),
             "the file is gone": float(not canary.is_file() or canary.read_text() != "alive"),
         }
 
@@ -238,6 +242,8 @@ def test_an_attack_earns_nothing(rewards: dict[str, float | Exception], attack: 
     assert rewards[attack] == 0
 
 
-@pytest.mark.parametrize("harm", ["processes left", "servers reached", "the file is gone"])
+@pytest.mark.parametrize(
+    "harm", ["processes left", "servers reached", "the file is gone", "the null device is changed"]
+)
 def test_attacks_touch_nothing(rewards: dict[str, float | Exception], harm: str) -> None:
     assert rewards[harm] == 0

@@ -100,6 +100,11 @@ def leaves(completions, file):
         os._exit(3)
     return [1.0] * len(completions)
 
+def orphans(completions):
+    for _ in completions:
+        subprocess.run([sys.executable, "-c", "import os; os.fork() and os._exit(0)"])
+    return [1.0] * len(completions)
+
 def processes(completions):
     return [float(os.getpid())] * len(completions)
 
@@ -328,6 +333,14 @@ Reward("{file}:leaves", "mine", {kwargs}).score(completions=["hang"])"""
     left = [int(pid) for pid in pids.read_text().split()]
     assert len(left) == 2
     wait_for(lambda: not any(psutil.pid_exists(pid) for pid in left), 10 if way == "the trainer is killed" else 0)
+
+
+def test_orphans_are_reaped_while_the_function_goes_on(file: Path) -> None:
+    reward = Reward(f"{file}:orphans", "mine")
+    reward.score(completions=["a"] * 20)
+    supervisor = psutil.Process(reward._workers[0].process.pid)
+    wait_for(lambda: len(supervisor.children(recursive=True)) == 1, 10)
+    reward.close()
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:

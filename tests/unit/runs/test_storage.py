@@ -46,3 +46,20 @@ def test_quotas_are_named_and_other_errors_are_not_of_the_disk(tmp_path: Path) -
     assert storage_fault(FileNotFoundError(errno.ENOENT, "no such file"), tmp_path) is None
     assert storage_fault(RuntimeError("CUDA error: an illegal memory access"), tmp_path) is None
     assert "has been removed" in (storage_fault(RuntimeError("any"), tmp_path / "gone") or "")
+
+
+def test_what_another_disk_or_a_reward_says_is_not_of_this_disk(tmp_path: Path) -> None:
+    elsewhere = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/dev/shm/other")
+    assert storage_fault(elsewhere, tmp_path) is None
+    assert storage_fault(OSError(errno.ENOSPC, "full", str(tmp_path / "file")), tmp_path) is not None
+    assert (
+        storage_fault(RuntimeError("reward.mine: OSError: [Errno 30] Read-only file system: '/data'"), tmp_path) is None
+    )
+
+
+def test_a_directory_that_cannot_be_reached_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> bool:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Path, "is_dir", gone)
+    assert "cannot be reached: Stale file handle" in (storage_fault(OSError(errno.EIO, "x"), tmp_path) or "")
