@@ -291,7 +291,7 @@ def test_trl_takes_it_for_an_async_reward_with_its_name(mine: Reward) -> None:
 def test_what_the_function_needs_is_known_before_it_is_called(file: Path) -> None:
     assert Reward("rewards.correctness.correctness", "correctness").needs == ["completions", "answer"]
     assert Reward("rewards.brevity.brevity", "brevity").needs == ["completions", "completion_ids"]
-    assert Reward("rewards.code.code", "code").needs == ["completions", "tests"]
+    assert Reward("rewards.code.code", "code", {"sandbox": "none"}).needs == ["completions", "tests"]
 
 
 @pytest.mark.parametrize(

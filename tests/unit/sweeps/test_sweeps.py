@@ -317,7 +317,7 @@ def test_a_job_ends_with_its_process_whatever_that_has_left_running(tmp_path):
     leaves = "import os, subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); os.kill(os.getpid(), 9)"
     start = time.monotonic()
     assert train_in_process(["python3", "-c", leaves], tmp_path, str(tmp_path), {})[0] == -signal.SIGKILL
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 30
     left = Path(f"/proc/{(tmp_path / 'train.log').read_text().strip()}/stat")
     assert not left.exists() or left.read_text().split()[2] == "Z"
 
