@@ -11,7 +11,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from accelerate.utils import gather_object
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,7 +18,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from grpo.atomic import atomic
 from grpo.diagnosis import MISMATCH, mismatch_causes
-from grpo.distributed import world_size
+from grpo.distributed import any_of
 from grpo.errors import DirectoryLost
 from grpo.hardware import host_memory
 from grpo.limits import GB, HOST_LIMIT
@@ -189,7 +188,8 @@ class StopOnSignal(TrainerCallback):
             raise KeyboardInterrupt("interrupted at once, without a checkpoint of the last steps")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.received:
+        if any_of(bool(self.received)):  # all stop, or none
+            self.received = self.received or "a signal to another process"
             control.should_save = control.should_training_stop = True
 
 
@@ -238,10 +238,7 @@ class HostMemoryGuard(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         used, limit = (size / GB for size in host_memory())
         limit = self.limit_gb or limit
-        full = used > HOST_LIMIT * limit
-        if world_size() > 1:  # all stop, or none
-            full = any(gather_object([full]))
-        if full:
+        if any_of(used > HOST_LIMIT * limit):  # all stop, or none
             self.reason = (
                 f"host memory nearly used up after step {state.global_step}: {used:.1f} GiB of {limit:.1f} GiB, by all "
                 "processes in total; close others, offload less, or raise the limit of the container"

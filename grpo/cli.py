@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from grpo.config.messages import explain
 from grpo.config.schema import register
 from grpo.config.secrets import refuse_secrets
+from grpo.distributed import is_first_to_fail, log_name
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import visible_gpus
 from grpo.runs.lock import new_directory
@@ -25,7 +26,10 @@ WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ
 
 
 def leave(error: Exception, program: str) -> NoReturn:
-    """Say in one line on stderr what was wrong and exit: with 2 for wrong input, else with the run's status."""
+    """Say in one line on stderr what was wrong and exit: with 2 for wrong input, else with the run's status.
+
+    Of several processes only the first that fails says it.
+    """
     if isinstance(error, HydraException | OmegaConfBaseException):
         message, status = explain(error), 2
     elif isinstance(error, ConfigError):
@@ -40,7 +44,8 @@ def leave(error: Exception, program: str) -> NoReturn:
         message, status = missing, 2
     else:
         message, status = f"{type(error).__name__}: {error}", 1
-    print(f"{program}: {message}", file=sys.stderr)
+    if is_first_to_fail(message):
+        print(f"{program}: {message}", file=sys.stderr)
     sys.exit(status)
 
 
@@ -81,6 +86,7 @@ def register_resolvers() -> None:
         return len(visible_gpus())
 
     OmegaConf.register_new_resolver("new_run_directory", new_directory, replace=True)
+    OmegaConf.register_new_resolver("log_name", log_name, replace=True)
     OmegaConf.register_new_resolver("visible_gpus", gpus, replace=True)
     OmegaConf.register_new_resolver("jobs_at_once", lambda: max(1, gpus()), replace=True)
     OmegaConf.register_new_resolver("gpus_per_job", lambda cluster: 1 if cluster else min(1, gpus()), replace=True)

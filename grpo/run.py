@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from grpo.config.batch import check_batch, completions
 from grpo.config.schema import Update, train_arguments
 from grpo.config.secrets import is_secret, without_secrets
 from grpo.data import Problems, load_task
-from grpo.distributed import is_main_process
+from grpo.distributed import agreed, first_failure, gathered, is_main_process, log_name, world_size
 from grpo.errors import ConfigError, DirectoryLost, DoesNotFit, GenerationError, RunError
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.generation.vllm_server import check_server, check_vllm, server_url
@@ -58,25 +59,26 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
     """
     with StopOnSignal() as stop:
         summary = run_until(stop, config, run_dir, plan)
-    report(summary, run_dir)
+    if is_main_process():
+        report(summary, run_dir)
     return summary
 
 
 def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan | None) -> dict[str, Any]:
     """Do what `run` does, until a signal; the outcome is written in any case."""
-    start, console = time.monotonic(), Console(file=sys.stderr)
+    start, console = time.monotonic(), Console(file=sys.stderr, quiet=not is_main_process())
     memory = MemoryReadings(on_gpu=torch.cuda.is_available() and not config.train.use_cpu)
     summary: dict[str, Any] = {"status": "failed", "reason": None}
-    write_json(run_dir / "summary.json", {"status": "running", "reason": None})
+    if is_main_process():
+        write_json(run_dir / "summary.json", {"status": "running", "reason": None})
     trainer = None
     try:
         checkpoint = checkpoint_for(config, run_dir, console)
         config = with_model(settled(config, plan))
-        with output_in(run_dir / "train.log"):
+        with output_in(run_dir / log_name()):
             problems = problems_of(config, console)
-            OmegaConf.save(without_secrets(config), run_dir / RESOLVED_CONFIG)
-            if plan:
-                write_json(run_dir / "plan.json", plan.as_dict())
+            if is_main_process():
+                write_decisions(config, plan, run_dir)
             summary |= {"data": problems.counts, "completions_a_step": completions(config.train, None)}
             summary |= {"accuracy_before": None, "accuracy_after": None}
             columns, errors_file = problems.train.column_names, run_dir / ERRORS_FILE
@@ -95,9 +97,9 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
                             save_model(trainer, run_dir / "model")
                             stop.begin("evaluating after the training")
                             summary |= evaluated("after", trainer, *held_out)
+                        summary |= {"reward_errors": total(gathered([errors_of(rewards)]))}
                 finally:
-                    errors = {name: dict(reward.errors) for name, reward in rewards.items() if reward.errors}
-                    summary |= {"steps": trainer.state.global_step, "reward_errors": errors}
+                    summary = {"reward_errors": errors_of(rewards), **summary, "steps": trainer.state.global_step}
     except ConfigError as error:
         log.exception("invalid input")
         summary |= {"status": "failed", "reason": str(error)}
@@ -123,8 +125,28 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
     return summary
 
 
+def errors_of(rewards: dict[str, Reward]) -> dict[str, dict[str, int]]:
+    """Return how many completions the rewards of this process failed on, by reward and kind of error."""
+    return {name: dict(reward.errors) for name, reward in rewards.items() if reward.errors}
+
+
+def total(errors: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    """Return the sum of the errors of all processes."""
+    names = dict.fromkeys(name for one in errors for name in one)
+    return {name: dict(sum((Counter(one.get(name, {})) for one in errors), Counter())) for name in names}
+
+
+def write_decisions(config: DictConfig, plan: Plan | None, run_dir: Path) -> None:
+    """Write the configuration that is run, and the plan."""
+    OmegaConf.save(without_secrets(config), run_dir / RESOLVED_CONFIG)
+    if plan:
+        write_json(run_dir / "plan.json", plan.as_dict())
+
+
 def reason_of(error: Exception, run_dir: Path) -> str:
-    """Return why a run broke, in one line."""
+    """Return why a run broke, in one line: for the process that has failed first."""
+    if elsewhere := first_failure():
+        return elsewhere
     kind = "" if isinstance(error, NAMED_FAILURES) else f"{type(error).__name__}: "
     return storage_fault(error, run_dir) or f"{kind}{error}".splitlines()[0]
 
@@ -136,7 +158,8 @@ def checkpoint_for(config: DictConfig, run_dir: Path, console: Console) -> Path 
         ConfigError: one was asked for by name and is not there, or it is that of another run than this.
     """
     resume_from = config.train.resume_from_checkpoint
-    checkpoint = resolve(resume_from, run_dir)
+    found = agreed("checkpoint", lambda: str(resolve(resume_from, run_dir) or ""))  # read whole, by one process
+    checkpoint = Path(found) if found else None
     if checkpoint and (other := differences(config, checkpoint.parent)):
         if resume_from in ("auto", True):
             raise ConfigError(
@@ -147,7 +170,7 @@ def checkpoint_for(config: DictConfig, run_dir: Path, console: Console) -> Path 
     if resume_from:
         what = f"resuming from {os.path.relpath(checkpoint)}" if checkpoint else "nothing to resume: starting a new run"
         console.print(what, highlight=False, soft_wrap=True)
-    if checkpoint is None:
+    if checkpoint is None and is_main_process():
         (run_dir / "evaluation.json").unlink(missing_ok=True)  # of a run that left no checkpoint
     return checkpoint
 
@@ -198,6 +221,8 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset, rewards: 
     arguments = train_arguments(config.train)
     arguments.pop("resume_from_checkpoint", None)
     user_init_kwargs = arguments.pop("model_init_kwargs", {})
+    if world_size() > 1 and not torch.accelerator.is_available():
+        arguments["use_cpu"] = True  # else accelerate takes each process for the only one
     try:
         trainer = ExactGRPOTrainer(
             model=config.model.model_name_or_path,
@@ -250,7 +275,8 @@ def evaluated(
             file=run_dir / f"evaluation_{when}.jsonl",
             console=console,
         )
-        write_json(file, known)
+        if is_main_process():
+            write_json(file, known)
     return {f"accuracy_{when}": known[when]["accuracy"]}
 
 
@@ -309,6 +335,8 @@ def write_outcome(summary: dict[str, Any], run_dir: Path) -> None:
     Raises:
         RunError: `summary.json` cannot be written, and it is not known yet that the run has failed.
     """
+    if not is_main_process():
+        return
     try:
         write_json(run_dir / "summary.json", summary)
         (run_dir / "README.md").unlink(missing_ok=True)  # TRL's card without contents; `grpo.export` writes a real one
@@ -317,8 +345,7 @@ def write_outcome(summary: dict[str, Any], run_dir: Path) -> None:
             raise RunError(f"failed: {reason_of(error, run_dir)}") from error
         log.exception("no summary could be written")
         return
-    if is_main_process():
-        try:
-            write_report(run_dir)
-        except Exception:  # the run is what counts
-            log.exception("no page could be written")
+    try:
+        write_report(run_dir)
+    except Exception:  # the run is what counts
+        log.exception("no page could be written")

@@ -4,6 +4,7 @@ Compose, check, plan, load, evaluate, train, evaluate, save. Libraries that take
 configuration is known to be well formed.
 """
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -17,9 +18,10 @@ from omegaconf import DictConfig
 from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.check import check
 from grpo.config.schema import ROOT
-from grpo.distributed import is_main_process
+from grpo.distributed import agreed, is_launched, is_main_process, restarts
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
+from grpo.launching import BY_US, launch, processes_wanted
 from grpo.planning.advice import advise
 from grpo.planning.fit import Plan, make_plan, settled
 from grpo.runs.files import write_json
@@ -65,9 +67,15 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
         raise ConfigError(
             "sweep.resume=true: a sweep is run with -m; a run resumes with train.resume_from_checkpoint=auto"
         )
+    processes = processes_wanted(config)
+    config = with_processes(config, processes)
     check(config)
-    if is_main_process():
+    if is_main_process() and BY_US not in os.environ:  # else the process that has started this one has it
         take(run_dir)
+    if processes > 1 and not is_launched():
+        plan_first(config, overrides)
+        check_named(config.train.resume_from_checkpoint)
+        return launch(config, run_dir, processes, PROGRAM)
     if not config.train.use_cpu and (taken := take_one_gpu()):
         print(taken, file=sys.stderr)
     plan = plan_first(config, overrides)
@@ -79,6 +87,13 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
     from grpo.run import run
 
     return run(config, run_dir, plan)
+
+
+def with_processes(config: DictConfig, processes: int) -> DictConfig:
+    """Return the configuration with the number of processes in place of `auto`."""
+    config = config.copy()
+    config.launch.processes = processes
+    return config
 
 
 def prepare_gpu(config: DictConfig) -> None:
@@ -116,14 +131,28 @@ def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:
     return plan
 
 
+def arguments(typed: list[str]) -> list[str]:
+    """Return the command line with the directory of the run that it continues, if it does.
+
+    Raises:
+        ConfigError: the directory that it names is that of another run.
+    """
+    if restarts():  # all processes again, after one has died
+        typed = [*typed, "train.resume_from_checkpoint=auto"]
+    continued = continue_interrupted(typed)
+    if BY_US not in os.environ:
+        check_directory(continued)
+    return continued
+
+
 def main() -> None:
     """Run the command line."""
-    sys.argv[1:] = continue_interrupted(sys.argv[1:])
     try:
-        if is_main_process():  # which takes the directory for the others too
-            check_directory(sys.argv[1:])
+        sys.argv[1:] = agreed("arguments", lambda: arguments(sys.argv[1:]))
     except ConfigError as error:
         leave(error, PROGRAM)
+    if not is_main_process():
+        sys.argv.append("hydra.output_subdir=null")  # the first process writes it
     with recorded():
         start(job, PROGRAM)
 

@@ -9,8 +9,10 @@ from grpo.errors import ConfigError
 
 
 def processes(config: DictConfig) -> int:
-    """Return how many processes train: as planned for, or as `torchrun` started them."""
-    return world_size() if config.plan.processes is None else config.plan.processes
+    """Return how many processes train: as planned for, as `torchrun` started them, or as `launch` will start them."""
+    if config.plan.processes is not None:
+        return config.plan.processes
+    return config.launch.processes if world_size() == 1 and isinstance(config.launch.processes, int) else world_size()
 
 
 def check_groups(train: DictConfig, processes: int | None = None) -> None:

@@ -201,11 +201,23 @@ class Plan:
     table: bool = False
     """Print a table of models x methods for this GPU instead of one plan."""
     processes: int | None = None
-    """Number of processes that will train; None takes the number that `torchrun` started, else 1."""
+    """Number of processes to plan for; None takes those that were started, else `launch.processes`."""
     host_gb: float | None = None
     """Host memory to plan with and to stay below, GiB; None takes that of this machine if it is the one that trains."""
     hourly_price: float | None = None
     """Price per hour of all machines of the run, in any currency; `python -m grpo.plan` then gives the cost."""
+
+
+@dataclass
+class Launch:
+    """Processes that train, on this machine. Under `torchrun` and the like, which have started them, leave it out."""
+
+    processes: Any = 1
+    """Number of processes, one per GPU; `auto`: one per visible GPU."""
+    max_restarts: int = 0
+    """How often all are started again, from the newest complete checkpoint, after one has died."""
+    timeout: int = 600
+    """Limit on the wait for all processes to start, and on the end of the others after one has failed, seconds."""
 
 
 @dataclass
@@ -240,6 +252,7 @@ def register() -> None:
         ("gpu", Gpu | None, field(default=None)),
         ("plan", Plan, field(default_factory=Plan)),
         ("evaluate", Evaluate, field(default_factory=Evaluate)),
+        ("launch", Launch, field(default_factory=Launch)),
         ("sweep", Sweep, field(default_factory=Sweep)),
     ]
     ConfigStore.instance().store(name="schema", node=make_dataclass("Config", groups))

@@ -50,6 +50,7 @@ def refuse_secrets(config: DictConfig, overrides: list[str]) -> None:
     Raises:
         ConfigError: there is one; the line has its key, not its value.
     """
+    plus = {key.lstrip("+"): key for key in (text.partition("=")[0] for text in overrides)}
     typed = [(key.lstrip("+~"), value) for key, equals, value in (text.partition("=") for text in overrides) if equals]
     composed = [(key, value) for key, value in leaves(OmegaConf.to_container(config)) if not COPIES.match(key)]
     inside = [(f"{key}.{name}", inner) for key, value in typed for name, inner in PAIR.findall(value) if "{" in value]
@@ -59,7 +60,7 @@ def refuse_secrets(config: DictConfig, overrides: list[str]) -> None:
             variable = name if "_" in name else f"MY_{name}"
             raise ConfigError(
                 f"{key}: a secret that is typed would be written to disk; put it into the environment and type "
-                f"'{key}=${{oc.env:{variable}}}'"
+                f"'{plus.get(key, key)}=${{oc.env:{variable}}}'"
             )
 
 

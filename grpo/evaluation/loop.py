@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from datasets import Dataset
 from rich.console import Console
 from rich.progress import track
 
+from grpo.distributed import gathered, is_main_process, rank, world_size
 from grpo.evaluation.estimators import majority_at_k, pass_at_k, wilson_interval
 from grpo.generation.local import Generate
 from grpo.runs.files import write_lines
@@ -64,9 +65,19 @@ def evaluate(
         and `maj@k`, each with its interval, with `difficulty` `by_difficulty`, and `judge_errors` if there are any.
     """
     errors_before = grader.errors.copy()
-    answered = _answer_all(generate, list(problems["prompt"]), decoding, file, batch_size, console, policy)
-    _grade_all(grader, problems, answered)
-    write_lines(file, list((_read(file) | {row["key"]: row for rows in answered for row in rows}).values()))
+    mine, own = problems, file
+    if world_size() > 1:  # each process answers a part
+        mine = problems.shard(world_size(), rank(), contiguous=True)
+        own = file if is_main_process() else file.with_name(f"{file.stem}.{rank()}{file.suffix}")
+    answered = _answer_all(generate, list(mine["prompt"]), decoding, own, batch_size, console, policy)
+    _grade_all(grader, mine, answered)
+    answered = gathered(answered)
+    errors: Counter[str] = sum(gathered([grader.errors - errors_before]), Counter())
+    if is_main_process():
+        rows = [{**row, "problem": problem} for problem, rows in enumerate(answered) for row in rows]
+        write_lines(file, list((_read(file) | {row["key"]: row for row in rows}).values()))
+    else:
+        own.unlink(missing_ok=True)
     greedy = [rows[0]["correct"] for rows in answered]
     result: dict[str, Any] = {
         "accuracy": mean(greedy),
@@ -87,7 +98,7 @@ def evaluate(
             group = groups[value]
             interval = wilson_interval(sum(group), len(group))
             result["by_difficulty"][str(value)] = {"accuracy": mean(group), "samples": len(group), "interval": interval}
-    if errors := grader.errors - errors_before:
+    if errors:
         result["judge_errors"] = dict(errors)
     return result
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from grpo.distributed import is_launched
+from grpo.distributed import agreed
 from grpo.errors import ConfigError
 from grpo.runs.files import read_json
 
@@ -78,8 +78,13 @@ def check_directory(arguments: list[str]) -> None:
 def new_directory(root: str = "outputs") -> str:
     """Make a directory for a run that begins now, `<root>/<date>/<time>`, and return it.
 
-    Runs that begin in the same second get one each: the second is `<time>_2`. The processes of a launcher share one.
+    Runs that begin in the same second get one each: the second is `<time>_2`. Processes of one run share one.
     """
+    return agreed("directory", lambda: make_directory(root))
+
+
+def make_directory(root: str) -> str:
+    """Make a directory that no other run has, and return it."""
     begun = time.localtime()
     day = Path(root) / time.strftime("%Y-%m-%d", begun)
     day.mkdir(parents=True, exist_ok=True)
@@ -87,7 +92,7 @@ def new_directory(root: str = "outputs") -> str:
     while True:
         folder = day / (time.strftime("%H-%M-%S", begun) + (f"_{number}" if number > 1 else ""))
         try:
-            folder.mkdir(exist_ok=is_launched())
+            folder.mkdir()
             return str(folder)
         except FileExistsError:
             number += 1

@@ -86,9 +86,12 @@ class CheckpointTrainer(GRPOTrainer):
         self.accelerator.wait_for_everyone()
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
+        # several processes on CPUs have one numbered device each, which `torch.load` does not know
+        device = torch.device("cpu") if self.args.device.type == "cpu" else self.args.device
+        with replaced(self.args, "_setup_devices", device):
+            super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint and (file := self._state_file(checkpoint)).exists():
-            restore(self, torch.load(file, map_location=self.accelerator.device, weights_only=True))
+            restore(self, torch.load(file, map_location=device, weights_only=True))
 
     def _state_file(self, folder: str) -> Path:
         several = self.accelerator.num_processes > 1

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -62,12 +61,3 @@ def test_runs_that_begin_in_the_same_second_have_directories_of_their_own(tmp_pa
         made = pool.map(make_directory, [str(tmp_path)] * 20)
     assert len(set(made)) == 20
     assert all(Path(folder).is_dir() for folder in made)
-
-
-def test_the_processes_of_a_launcher_share_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    now = time.localtime()
-    monkeypatch.setattr(time, "localtime", lambda: now)
-    assert make_directory(str(tmp_path)) == make_directory(str(tmp_path))
-    monkeypatch.delenv("RANK")
-    assert make_directory(str(tmp_path)).endswith("_2"), "another run"

@@ -1,0 +1,175 @@
+"""One command line on two processes: the same run by our launcher and by torchrun, stopped, killed and resumed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from grpo.config.schema import ROOT
+from grpo.manifest import is_sealed
+
+RUN = [
+    "task.dataset.size=32",
+    "task.eval.size=7",
+    "train.max_steps=5",
+    "train.per_device_train_batch_size=8",
+    "train.num_generations=4",
+    "train.learning_rate=1e-3",
+    "train.save_steps=2",
+]
+TWO = "launch.processes=2"
+AUTO = "train.resume_from_checkpoint=auto"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+FAULTS = f"+reward.fault.fn={Path(__file__).with_name('faults.py')}:fault"
+
+
+def start(folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Start a run in `folder`, by our launcher with a directory that is named, or by another with one that it finds."""
+    own = [] if launcher else [f"hydra.run.dir={folder / 'run'}"]
+    line = [sys.executable, *launcher, "-m", "grpo.train", *RUN, *arguments, *own]
+    folder.mkdir(exist_ok=True)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(line, env=ENVIRONMENT, cwd=folder, text=True, **pipes)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Return the exit status, the output and what was said on stderr."""
+    output, errors = process.communicate(timeout=240)
+    return process.returncode, output, errors
+
+
+def outcome(run_dir: Path) -> dict[str, Any]:
+    """What two runs have to agree in."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    changing = ("time/", "step_time", "memory/")
+    return {
+        "metrics": [{key: row[key] for key in row if not key.startswith(changing)} for row in rows],
+        "evaluation": json.loads((run_dir / "evaluation.json").read_text()),
+        "weights": {name: one.tolist() for name, one in load_file(run_dir / "model" / "model.safetensors").items()},
+    }
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two processes that was not interrupted."""
+    folder = tmp_path_factory.mktemp("untouched")
+    status, output, errors = ended(start(folder, TWO))
+    assert status == 0, errors
+    assert output.count("GRPO run completed") == 1
+    assert errors.count("step 5/5") == 1
+    return folder / "run"
+
+
+def test_one_run_has_one_of_each_file_and_a_log_of_each_process(untouched: Path) -> None:
+    logs = sorted(file.name for file in untouched.glob("train*.log"))
+    assert logs == ["train.1.log", "train.log"]
+    assert (untouched / ".hydra" / "overrides.yaml").is_file()
+    evaluation = json.loads((untouched / "evaluation.json").read_text())
+    assert evaluation["before"]["samples"] == evaluation["after"]["samples"] == 7
+    lines = (untouched / "evaluation_after.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["problem"] for line in lines) == list(range(7))
+    assert not list(untouched.glob("evaluation_*.1.jsonl"))
+    assert json.loads((untouched / "summary.json").read_text())["completions_a_step"] == 16
+
+
+def test_torchrun_gives_the_same_run(untouched: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}")
+    status, output, errors = ended(start(tmp_path, launcher=launcher))
+    assert status == 0, errors
+    assert output.count("GRPO run completed") == 1
+    (run_dir,) = tmp_path.glob("outputs/*/*")  # of both processes
+    assert outcome(run_dir) == outcome(untouched)
+    assert (run_dir / ".hydra" / "overrides.yaml").is_file()
+
+
+def processes_of(run_dir: Path) -> dict[int, psutil.Process]:
+    """Return the processes that train in a directory, by their rank."""
+    found = {}
+    for one in psutil.process_iter(["cmdline"]):
+        if f"hydra.run.dir='{run_dir}'" in (one.info["cmdline"] or []):
+            found[int(one.environ()["RANK"])] = one
+    return found
+
+
+def wait_for(condition: Callable[[], bool], running: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert running.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_stopped_run_has_one_checkpoint_of_all_and_ends_as_one_that_was_not(untouched: Path, tmp_path: Path) -> None:
+    running, run_dir = start(tmp_path, TWO), tmp_path / "run"
+    wait_for(lambda: (run_dir / "metrics.jsonl").exists(), running)
+    running.send_signal(signal.SIGTERM)
+    status, _, errors = ended(running)
+    assert status == 130, errors
+    assert errors.splitlines()[-1].startswith("grpo.train: stopped: SIGTERM after step ")
+    assert "Traceback" not in errors
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "stopped"
+    assert len([folder for folder in run_dir.glob("checkpoint-*") if is_sealed(folder)]) >= 1
+    status, _, errors = ended(start(tmp_path, TWO, AUTO))
+    assert status == 0, errors
+    assert outcome(run_dir) == outcome(untouched)
+
+
+def test_a_killed_process_restarts_all_from_the_newest_checkpoint(untouched: Path, tmp_path: Path) -> None:
+    running, run_dir = start(tmp_path, TWO, "launch.max_restarts=1"), tmp_path / "run"
+    wait_for(lambda: (run_dir / "checkpoint-2" / "manifest.json").exists(), running)
+    processes_of(run_dir)[1].kill()
+    status, output, errors = ended(running)
+    assert status == 0, errors
+    assert "resuming from" in errors
+    assert output.count("GRPO run completed") == 1
+    assert outcome(run_dir) == outcome(untouched)
+
+
+def test_a_killed_process_without_restarts_ends_all_in_one_line(tmp_path: Path) -> None:
+    running, run_dir = start(tmp_path, TWO), tmp_path / "run"
+    wait_for(lambda: (run_dir / "metrics.jsonl").exists(), running)
+    others = processes_of(run_dir)
+    others[1].kill()
+    status, _, errors = ended(running)
+    assert status == 1
+    assert "process 1 was killed by SIGKILL" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    assert "process 1" in json.loads((run_dir / "summary.json").read_text())["reason"]
+    assert not any(one.is_running() for one in others.values())
+
+
+def test_a_fault_on_one_process_ends_all_with_its_reason_once(tmp_path: Path) -> None:
+    fault = [FAULTS, "+reward.fault.on_error=raise", f"+reward.fault.kwargs.marker={tmp_path / 'marker'}"]
+    status, _, errors = ended(start(tmp_path, TWO, *fault, "+reward.fault.kwargs.do=raise"))
+    assert status == 1
+    assert errors.count("the function is asleep") == 1
+    assert errors.splitlines()[-1].startswith("grpo.train: failed: reward.fault: ValueError: the function is asleep")
+    assert "asleep" in json.loads((tmp_path / "run" / "summary.json").read_text())["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["launch.processes=0"], "launch.processes=0: a positive number, or auto"),
+        (["launch.processes=many"], "launch.processes=many: a positive number, or auto"),
+        (["launch.processes=3", "train.num_generations=16"], "does not hold whole groups; nearest"),
+    ],
+)
+def test_what_cannot_be_launched_is_one_line(tmp_path: Path, arguments: list[str], says: str) -> None:
+    status, _, errors = ended(start(tmp_path, *arguments))
+    assert status == 2
+    assert says in errors
+    assert errors.count("\n") == 1
