@@ -9,7 +9,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from grpo.cli import WANTS_TRACEBACK
 from grpo.distributed import is_launched, world_size
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import visible_gpus
@@ -19,29 +18,41 @@ BY_US = "GRPO_LAUNCHED"
 """Environment variable of the processes that this module has started."""
 
 
-def processes_wanted(config: DictConfig) -> int:
-    """Return how many processes are to train on this machine: as launched already, or as `launch.processes` says.
+def with_processes(config: DictConfig, overrides: list[str]) -> tuple[DictConfig, list[str]]:
+    """Return a configuration and its overrides with a number in place of `launch.processes=auto`.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: there is no such number.
     """
-    wanted, gpus = config.launch.processes, [] if config.train.use_cpu else visible_gpus()
-    count = max(1, len(gpus)) if wanted == "auto" else wanted
+    count = config.launch.processes
+    if count == "auto":
+        gpus = [] if config.train.use_cpu else visible_gpus()
+        count = world_size() if is_launched() else max(1, len(gpus))
+        config, overrides = config.copy(), [*overrides, f"launch.processes={count}"]
+        config.launch.processes = count
     if not isinstance(count, int) or count < 1:
-        raise ConfigError(f"launch.processes={wanted}: a positive number, or auto for one per GPU")
+        raise ConfigError(f"launch.processes={count}: a positive number, or auto for one per GPU")
+    return config, overrides
+
+
+def check_processes(config: DictConfig) -> None:
+    """Check that this machine can run as many processes, or that they are those that have been started.
+
+    Raises:
+        ConfigError: it cannot, or they are not.
+    """
+    count, gpus = config.launch.processes, [] if config.train.use_cpu else visible_gpus()
     if is_launched():
-        if wanted not in (1, "auto") and count != world_size():
+        if count not in (1, world_size()):
             raise ConfigError(
-                f"launch.processes={wanted}: {world_size()} processes have been started already, as by torchrun; leave "
+                f"launch.processes={count}: {world_size()} processes have been started already, as by torchrun; leave "
                 "it out"
             )
-        return world_size()
-    if gpus and count > len(gpus):
+    elif gpus and count > len(gpus):
         raise ConfigError(f"launch.processes={count}: there are {len(gpus)} GPUs; launch.processes=auto takes them all")
-    return count
 
 
-def launch(config: DictConfig, run_dir: Path, processes: int, program: str) -> dict[str, Any]:
+def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
     """Run this command line in several processes; return the content of `summary.json`.
 
     Args:
@@ -57,15 +68,13 @@ def launch(config: DictConfig, run_dir: Path, processes: int, program: str) -> d
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it would repeat what a process said
     os.environ[BY_US] = "1"
-    if not WANTS_TRACEBACK:  # this process has set it for itself
-        os.environ.pop("HYDRA_FULL_ERROR", None)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # gloo would find the dead processes' addresses in it
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what is no fault here
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // config.launch.processes)))
     launch_config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=processes,
+        nproc_per_node=config.launch.processes,
         run_id=run_dir.name,
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",

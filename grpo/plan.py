@@ -19,6 +19,7 @@ from grpo.config.check import check
 from grpo.config.messages import meant
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError
+from grpo.launching import with_processes
 from grpo.planning.advice import advise
 from grpo.planning.duration import Duration, expected_duration
 from grpo.planning.fit import AT_ONCE, Plan, make_plan
@@ -35,9 +36,9 @@ def job(config: DictConfig) -> None:
     try:
         if config.plan.format not in FORMATS:
             raise ConfigError(f"plan.format={config.plan.format}: unknown{meant(config.plan.format, FORMATS)}")
+        config, overrides = with_processes(config, list(HydraConfig.get().overrides.task))
         check(config)
         run_dir = Path(HydraConfig.get().runtime.output_dir)
-        overrides = list(HydraConfig.get().overrides.task)
         if config.plan.table:
             from grpo.planning.table import models_by_methods
 

@@ -1,5 +1,6 @@
 """The reward functions of a run, each in a process of its own."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.schema import ROOT
+from grpo.distributed import gathered, log_name
 from grpo.errors import ConfigError
 from rewards.runtime.isolation import Reward
 from rewards.runtime.loader import FROM_TRL
@@ -50,6 +52,18 @@ def check_grader(grader: Reward) -> None:
             )
 
 
+def errors_of(rewards: dict[str, Reward]) -> dict[str, dict[str, int]]:
+    """Return how many completions the rewards of this process failed on, by reward and kind of error."""
+    return {name: dict(reward.errors) for name, reward in rewards.items() if reward.errors}
+
+
+def errors_of_all(rewards: dict[str, Reward]) -> dict[str, dict[str, int]]:
+    """Return the same of all processes together, each of which has to ask."""
+    everywhere = gathered([errors_of(rewards)])
+    names = dict.fromkeys(name for one in everywhere for name in one)
+    return {name: dict(sum((Counter(one.get(name, {})) for one in everywhere), Counter())) for name in names}
+
+
 @contextmanager
 def running_rewards(
     options: dict[str, dict[str, Any]], columns: Sequence[str], run_dir: Path, errors_file: Path
@@ -59,7 +73,7 @@ def running_rewards(
     Args:
         options: of each reward, by its name.
         columns: of the data.
-        run_dir: its `train.log` gets what the functions print.
+        run_dir: its log of this process gets what the functions print.
         errors_file: gets the first row of each kind of error.
 
     Raises:
@@ -67,7 +81,7 @@ def running_rewards(
     """
     rewards: dict[str, Reward] = {}
     with ExitStack() as stack:
-        output = stack.enter_context((run_dir / "train.log").open("a"))
+        output = stack.enter_context((run_dir / log_name()).open("a"))
         for name, given in options.items():
             how = {key: value for key, value in given.items() if key != "weight"}
             try:

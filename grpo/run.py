@@ -2,10 +2,8 @@
 
 import logging
 import os
-import shutil
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from grpo.config.batch import check_batch, completions
 from grpo.config.schema import Update, train_arguments
 from grpo.config.secrets import is_secret, without_secrets
 from grpo.data import Problems, load_task
-from grpo.distributed import agreed, first_failure, gathered, is_main_process, log_name, world_size
+from grpo.distributed import agreed, first_failure, is_main_process, log_name, world_size
 from grpo.errors import ConfigError, DirectoryLost, DoesNotFit, GenerationError, RunError
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.generation.vllm_server import check_server, check_vllm, server_url
@@ -32,13 +30,14 @@ from grpo.hardware import gpu_utilization
 from grpo.monitor import Monitor
 from grpo.planning.fit import Plan, settled
 from grpo.reporting.page import write_report
-from grpo.reward import check_grader, grader_of, reward_options, running_rewards
+from grpo.reward import check_grader, errors_of, errors_of_all, grader_of, reward_options, running_rewards
 from grpo.runs.files import ERRORS_FILE, RESOLVED_CONFIG, read_json, write_json
 from grpo.runs.resume import differences, resolve
 from grpo.runs.storage import storage_fault
 from grpo.runs.summary import report
 from grpo.runs.versions import git_commit, versions
 from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.checkpoint import save_model
 from grpo.trainer.memory_readings import MemoryReadings
 from rewards.runtime.isolation import Reward, RewardError
 
@@ -97,7 +96,7 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
                             save_model(trainer, run_dir / "model")
                             stop.begin("evaluating after the training")
                             summary |= evaluated("after", trainer, *held_out)
-                        summary |= {"reward_errors": total(gathered([errors_of(rewards)]))}
+                        summary |= {"reward_errors": errors_of_all(rewards)}
                 finally:
                     summary = {"reward_errors": errors_of(rewards), **summary, "steps": trainer.state.global_step}
     except ConfigError as error:
@@ -113,7 +112,7 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
     except Exception as error:
         log.exception("the run failed")
         summary |= {"status": "failed", "reason": reason_of(error, run_dir)}
-        where = f"; the traceback is in {os.path.relpath(run_dir / 'train.log')}" if run_dir.is_dir() else ""
+        where = f"; the traceback is in {os.path.relpath(run_dir / log_name())}" if run_dir.is_dir() else ""
         raise RunError(f"failed: {summary['reason']}{where}") from error
     finally:
         memory.note()
@@ -123,17 +122,6 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
         if not isinstance(sys.exception(), DirectoryLost):  # there, another run may be
             write_outcome(summary, run_dir)
     return summary
-
-
-def errors_of(rewards: dict[str, Reward]) -> dict[str, dict[str, int]]:
-    """Return how many completions the rewards of this process failed on, by reward and kind of error."""
-    return {name: dict(reward.errors) for name, reward in rewards.items() if reward.errors}
-
-
-def total(errors: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
-    """Return the sum of the errors of all processes."""
-    names = dict.fromkeys(name for one in errors for name in one)
-    return {name: dict(sum((Counter(one.get(name, {})) for one in errors), Counter())) for name in names}
 
 
 def write_decisions(config: DictConfig, plan: Plan | None, run_dir: Path) -> None:
@@ -146,7 +134,7 @@ def write_decisions(config: DictConfig, plan: Plan | None, run_dir: Path) -> Non
 def reason_of(error: Exception, run_dir: Path) -> str:
     """Return why a run broke, in one line: for the process that has failed first."""
     if elsewhere := first_failure():
-        return elsewhere
+        return elsewhere.removeprefix("failed: ")
     kind = "" if isinstance(error, NAMED_FAILURES) else f"{type(error).__name__}: "
     return storage_fault(error, run_dir) or f"{kind}{error}".splitlines()[0]
 
@@ -312,23 +300,6 @@ def train(
     return {"status": "stopped" if reason else "completed", "reason": reason}
 
 
-def save_model(trainer: ExactGRPOTrainer, folder: Path) -> None:
-    """Save the policy for `from_pretrained`, without a pickle of the arguments: the configuration is beside it.
-
-    All processes write into one folder beside it, which takes its place once it is complete.
-    """
-    partial = folder.with_name(f"{folder.name}.partial")
-    if is_main_process():
-        shutil.rmtree(partial, ignore_errors=True)  # of a save that was interrupted
-    trainer.accelerator.wait_for_everyone()
-    trainer.save_model(str(partial))
-    trainer.accelerator.wait_for_everyone()
-    if is_main_process():
-        (partial / "training_args.bin").unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.replace(folder)
-
-
 def write_outcome(summary: dict[str, Any], run_dir: Path) -> None:
     """Write `summary.json` and the page.
 
@@ -339,7 +310,7 @@ def write_outcome(summary: dict[str, Any], run_dir: Path) -> None:
         return
     try:
         write_json(run_dir / "summary.json", summary)
-        (run_dir / "README.md").unlink(missing_ok=True)  # TRL's card without contents; `grpo.export` writes a real one
+        (run_dir / "README.md").unlink(missing_ok=True)  # TRL's empty model card; `grpo.export` writes one
     except OSError as error:
         if summary["status"] != "failed":
             raise RunError(f"failed: {reason_of(error, run_dir)}") from error

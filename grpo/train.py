@@ -21,7 +21,7 @@ from grpo.config.schema import ROOT
 from grpo.distributed import agreed, is_launched, is_main_process, restarts
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
-from grpo.launching import BY_US, launch, processes_wanted
+from grpo.launching import BY_US, check_processes, launch, with_processes
 from grpo.planning.advice import advise
 from grpo.planning.fit import Plan, make_plan, settled
 from grpo.runs.files import write_json
@@ -67,15 +67,17 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
         raise ConfigError(
             "sweep.resume=true: a sweep is run with -m; a run resumes with train.resume_from_checkpoint=auto"
         )
-    processes = processes_wanted(config)
-    config = with_processes(config, processes)
+    config, overrides = with_processes(config, overrides)
+    check_processes(config)
     check(config)
     if is_main_process() and BY_US not in os.environ:  # else the process that has started this one has it
         take(run_dir)
-    if processes > 1 and not is_launched():
+    if config.launch.processes > 1 and not is_launched():
         plan_first(config, overrides)
         check_named(config.train.resume_from_checkpoint)
-        return launch(config, run_dir, processes, PROGRAM)
+        if not WANTS_TRACEBACK:  # Hydra's variable, which this process has set for itself
+            os.environ.pop("HYDRA_FULL_ERROR", None)
+        return launch(config, run_dir, PROGRAM)
     if not config.train.use_cpu and (taken := take_one_gpu()):
         print(taken, file=sys.stderr)
     plan = plan_first(config, overrides)
@@ -87,13 +89,6 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
     from grpo.run import run
 
     return run(config, run_dir, plan)
-
-
-def with_processes(config: DictConfig, processes: int) -> DictConfig:
-    """Return the configuration with the number of processes in place of `auto`."""
-    config = config.copy()
-    config.launch.processes = processes
-    return config
 
 
 def prepare_gpu(config: DictConfig) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from datasets import Dataset
 from rich.console import Console
 
-from grpo.evaluation.loop import Decoding, evaluate
+from grpo.evaluation.loop import Decoding, evaluate, own_file
 from grpo.generation.local import Generate, complete
 from grpo.generation.vllm_engine import BATCH, answer
 from rewards.runtime.isolation import Reward
@@ -34,7 +34,7 @@ def evaluate_policy(
     model = trainer.accelerator.unwrap_model(trainer.model)
     was_training = model.training
     model.eval()
-    file.unlink(missing_ok=True)
+    own_file(file).unlink(missing_ok=True)
     generate: Generate = partial(complete, model, trainer.processing_class, length)
     if trainer.use_vllm:
         trainer.vllm_generation.sync_weights()

@@ -64,20 +64,7 @@ def evaluate(
         `accuracy`, `correct`, `samples`, `interval` (95 %) of the greedy completions, `decoding`, with samples `pass@k`
         and `maj@k`, each with its interval, with `difficulty` `by_difficulty`, and `judge_errors` if there are any.
     """
-    errors_before = grader.errors.copy()
-    mine, own = problems, file
-    if world_size() > 1:  # each process answers a part
-        mine = problems.shard(world_size(), rank(), contiguous=True)
-        own = file if is_main_process() else file.with_name(f"{file.stem}.{rank()}{file.suffix}")
-    answered = _answer_all(generate, list(mine["prompt"]), decoding, own, batch_size, console, policy)
-    _grade_all(grader, mine, answered)
-    answered = gathered(answered)
-    errors: Counter[str] = sum(gathered([grader.errors - errors_before]), Counter())
-    if is_main_process():
-        rows = [{**row, "problem": problem} for problem, rows in enumerate(answered) for row in rows]
-        write_lines(file, list((_read(file) | {row["key"]: row for row in rows}).values()))
-    else:
-        own.unlink(missing_ok=True)
+    answered, errors = _answered_by_all(generate, problems, grader, decoding, file, batch_size, console, policy)
     greedy = [rows[0]["correct"] for rows in answered]
     result: dict[str, Any] = {
         "accuracy": mean(greedy),
@@ -90,17 +77,54 @@ def evaluate(
         result["sampling"] = asdict(decoding)
         result |= _of_samples([rows[1:] for rows in answered], decoding.samples)
     if difficulty:
-        result["by_difficulty"] = {}
-        groups = defaultdict(list)
-        for value, is_correct in zip(problems[difficulty], greedy, strict=True):
-            groups[value].append(is_correct)
-        for value in sorted(groups, key=lambda value: (str(type(value)), value)):
-            group = groups[value]
-            interval = wilson_interval(sum(group), len(group))
-            result["by_difficulty"][str(value)] = {"accuracy": mean(group), "samples": len(group), "interval": interval}
+        result["by_difficulty"] = _by_difficulty(list(problems[difficulty]), greedy)
     if errors:
         result["judge_errors"] = dict(errors)
     return result
+
+
+def own_file(file: Path) -> Path:
+    """Return where this process keeps its completions until those of all are in `file`; the first one there."""
+    return file if is_main_process() else file.with_name(f"{file.stem}.{rank()}{file.suffix}")
+
+
+def _answered_by_all(
+    generate: Generate,
+    problems: Dataset,
+    grader: Reward,
+    decoding: Decoding,
+    file: Path,
+    batch_size: int,
+    console: Console,
+    policy: str,
+) -> tuple[list[list[dict[str, Any]]], Counter[str]]:
+    """Return the graded completions of each problem, and the errors of the grader; each process does a part."""
+    before, own = grader.errors.copy(), own_file(file)
+    mine = problems.shard(world_size(), rank(), contiguous=True) if world_size() > 1 else problems
+    answered = _answer_all(generate, list(mine["prompt"]), decoding, own, batch_size, console, policy)
+    _grade_all(grader, mine, answered)
+    answered = gathered(answered)
+    if is_main_process():
+        rows = [{**row, "problem": problem} for problem, rows in enumerate(answered) for row in rows]
+        write_lines(file, list((_read(file) | {row["key"]: row for row in rows}).values()))
+    else:
+        own.unlink(missing_ok=True)
+    return answered, sum(gathered([grader.errors - before]), Counter())
+
+
+def _by_difficulty(difficulties: list[Any], correct: list[bool]) -> dict[str, dict[str, Any]]:
+    """Return accuracy, samples and interval of the problems of each difficulty."""
+    groups = defaultdict(list)
+    for value, is_correct in zip(difficulties, correct, strict=True):
+        groups[value].append(is_correct)
+    return {
+        str(value): {
+            "accuracy": mean(groups[value]),
+            "samples": len(groups[value]),
+            "interval": wilson_interval(sum(groups[value]), len(groups[value])),
+        }
+        for value in sorted(groups, key=lambda value: (str(type(value)), value))
+    }
 
 
 def _of_samples(answered: Sequence[Sequence[dict[str, Any]]], samples: int) -> dict[str, Any]:

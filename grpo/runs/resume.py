@@ -9,7 +9,6 @@ from pathlib import Path
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.distributed import is_main_process
 from grpo.errors import ConfigError
 from grpo.manifest import difference, is_sealed
 from grpo.runs.files import RESOLVED_CONFIG
@@ -132,7 +131,7 @@ def interrupted_run(overrides: list[str], outputs: Path = Path("outputs")) -> Pa
             status = json.loads(summary.read_text())["status"] if summary.exists() else "killed"
         except (OSError, ValueError, KeyError, yaml.YAMLError):
             continue
-        if is_main_process() and is_running(run_dir):
+        if is_running(run_dir):
             continue
         if status != "completed" and essential(same) == essential(overrides) and checkpoints(run_dir):
             return run_dir

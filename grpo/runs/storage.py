@@ -58,12 +58,8 @@ def fault_of(error: BaseException, run_dir: Path) -> str | None:
             return None
         return FAULTS.get(error.errno or 0) or fault_of_text(str(error))
     # of libraries written in other languages; any other exception may repeat what somebody else's disk has said
-    return fault_of_text(str(error)) if type(error).__module__.startswith(LIBRARIES) or is_pytorchs(error) else None
-
-
-def is_pytorchs(error: BaseException) -> bool:
-    """Return whether an exception is that of PyTorch for a file that was not written to its end."""
-    return isinstance(error, RuntimeError) and bool(UNFINISHED.search(str(error)))
+    is_pytorchs = isinstance(error, RuntimeError) and UNFINISHED.search(str(error))
+    return fault_of_text(str(error)) if is_pytorchs or type(error).__module__.startswith(LIBRARIES) else None
 
 
 def fault_of_text(text: str) -> str | None:

@@ -10,6 +10,7 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
+from grpo.distributed import is_main_process
 from grpo.manifest import seal
 from grpo.patching import replaced
 from grpo.trainer.extra_columns import from_tensor, to_tensor
@@ -140,3 +141,20 @@ def restore(trainer: Any, state: dict[str, Any]) -> None:
     trainer.entropy_coef = state["entropy_coef"]
     if "reference" in state:
         trainer.accelerator.unwrap_model(trainer.ref_model).load_state_dict(state["reference"])
+
+
+def save_model(trainer: Any, folder: Path) -> None:
+    """Save the policy for `from_pretrained`, without a pickle of the arguments: the configuration is beside it.
+
+    All processes write into one folder beside it, which takes its place once it is complete.
+    """
+    partial = folder.with_name(f"{folder.name}.partial")
+    if is_main_process():
+        shutil.rmtree(partial, ignore_errors=True)  # of a save that was interrupted
+    trainer.accelerator.wait_for_everyone()
+    trainer.save_model(str(partial))
+    trainer.accelerator.wait_for_everyone()
+    if is_main_process():
+        (partial / "training_args.bin").unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.replace(folder)

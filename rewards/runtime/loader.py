@@ -68,7 +68,8 @@ def bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Cal
         if key not in parameters and close:  # `**columns` would accept it without effect
             raise ValueError(f"reward.{name}.kwargs.{key}: did you mean {close[0]}?")
     try:
-        getattr(function, "check", dict)(**kwargs)
+        if check := getattr(function, "check", None):
+            check(**kwargs)
     except ValueError as error:
         raise ValueError(f"reward.{name}: {error}") from error
     except Exception as error:

@@ -82,10 +82,11 @@ class Worker:
             return
         self.connection.close()
         os.close(self.traceback)
-        for seconds in (0.2, END_LIMIT):  # it may end by itself, with a status that tells the reason
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(seconds)
-            self.process.terminate()  # its supervisor then ends all that it has started
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.2)  # it may end by itself, with a status that tells the reason
+        self.process.terminate()  # its supervisor ends all that it has started
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(END_LIMIT)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -160,6 +160,16 @@ def test_a_fault_on_one_process_ends_all_with_its_reason_once(tmp_path: Path) ->
     assert "asleep" in json.loads((tmp_path / "run" / "summary.json").read_text())["reason"]
 
 
+def test_the_plan_counts_the_processes_that_will_be_launched(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "grpo.plan", "plan.format=json", f"hydra.run.dir={tmp_path}"]
+    steps = []
+    for processes in ("1", "auto", "2"):
+        done = subprocess.run([*line, f"launch.processes={processes}"], capture_output=True, text=True, env=ENVIRONMENT)
+        assert done.returncode == 0, done.stderr
+        steps.append(json.loads(done.stdout)["duration"]["steps"])
+    assert steps == [160, 160, 80], "without a GPU auto is one process"
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -323,7 +323,7 @@ def test_what_a_function_has_started_ends_with_it_and_with_the_trainer(file: Pat
         trainer = f"""from rewards.runtime.isolation import Reward
 Reward("{file}:leaves", "mine", {kwargs}).score(completions=["hang"])"""
         process = subprocess.Popen([sys.executable, "-c", trainer])
-        wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"), 60)
+        assert comes_true(lambda: pids.exists() and pids.read_text().endswith("\n"), 60)
         process.kill()
         process.wait()
     else:
@@ -332,20 +332,21 @@ Reward("{file}:leaves", "mine", {kwargs}).score(completions=["hang"])"""
         reward.close()
     left = [int(pid) for pid in pids.read_text().split()]
     assert len(left) == 2
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in left), 10 if way == "the trainer is killed" else 0)
+    limit = 10 if way == "the trainer is killed" else 0
+    assert comes_true(lambda: not any(psutil.pid_exists(pid) for pid in left), limit)
 
 
 def test_orphans_are_reaped_while_the_function_goes_on(file: Path) -> None:
     reward = Reward(f"{file}:orphans", "mine")
     reward.score(completions=["a"] * 20)
     supervisor = psutil.Process(reward._workers[0].process.pid)
-    wait_for(lambda: len(supervisor.children(recursive=True)) == 1, 10)
+    assert comes_true(lambda: len(supervisor.children(recursive=True)) == 1, 10)
     reward.close()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait until a condition holds; fail after some seconds."""
+def comes_true(condition: Callable[[], bool], seconds: float) -> bool:
+    """Return whether a condition holds within some seconds."""
     until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
+    while not (holds := condition()) and time.monotonic() < until:
         time.sleep(0.05)
+    return holds
