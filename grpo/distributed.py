@@ -7,9 +7,12 @@ import contextlib
 import functools
 import json
 import os
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
+
+import psutil
 
 from grpo.errors import ConfigError
 
@@ -53,17 +56,46 @@ def log_name() -> str:
     return "train.log" if is_main_process() else f"train.{rank()}.log"
 
 
+def address_towards(host: str) -> str:
+    """Return the address that this machine has for another.
+
+    Raises:
+        OSError: there is no way to it.
+    """
+    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def choose_interface() -> None:
+    """Let gloo and NCCL use the network interface towards the first process, unless the user has named one.
+
+    gloo would take that of this machine's name, which need not be one that other machines can reach.
+    """
+    if local_world_size() in (None, world_size()):
+        return
+    with contextlib.suppress(OSError):
+        address = address_towards(os.environ["MASTER_ADDR"])
+        for name, addresses in psutil.net_if_addrs().items():
+            if address in [each.address for each in addresses] and not address.startswith("127."):
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
 @functools.cache
 def store() -> Any:
     """Return the store that all processes share; the first one or its launcher keeps it.
 
-    A launcher's outlives a restart of all processes, after which they must not read what was agreed before.
+    A launcher's outlives a restart of all processes, after which they must not read what was agreed before. The first
+    process's does not, and the launchers of several machines may count restarts differently.
     """
     from torch.distributed import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     shared, _, _ = next(rendezvous("env://"))
-    return PrefixStore(f"grpo/{restarts()}", shared)
+    of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return PrefixStore(f"grpo/{restarts() if of_launcher else 0}", shared)
 
 
 def agreed(name: str, choose: Callable[[], T]) -> T:

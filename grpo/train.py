@@ -18,15 +18,15 @@ from omegaconf import DictConfig
 from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.check import check
 from grpo.config.schema import ROOT
-from grpo.distributed import agreed, is_launched, is_main_process, restarts
+from grpo.distributed import agreed, choose_interface, is_launched, is_main_process, restarts
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
-from grpo.launching import BY_US, check_processes, launch, with_processes
+from grpo.launching import BY_US, check_processes, choose_directory, is_first, launch, with_processes
 from grpo.planning.advice import advise
 from grpo.planning.fit import Plan, make_plan, settled
 from grpo.runs.files import write_json
 from grpo.runs.lock import check_directory, take
-from grpo.runs.resume import check_named, continue_interrupted
+from grpo.runs.resume import KEY, check_named, checkpoints, continue_interrupted
 from grpo.sweeps.callback import recorded
 from grpo.sweeps.job import PROGRAM, run_job
 
@@ -70,9 +70,9 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
     config, overrides = with_processes(config, overrides)
     check_processes(config)
     check(config)
-    if is_main_process() and BY_US not in os.environ:  # else the process that has started this one has it
+    if is_main_process() and BY_US not in os.environ and (is_launched() or is_first(config)):  # else another has it
         take(run_dir)
-    if config.launch.processes > 1 and not is_launched():
+    if config.launch.processes * config.launch.nodes > 1 and not is_launched():
         plan_first(config, overrides)
         check_named(config.train.resume_from_checkpoint)
         if not WANTS_TRACEBACK:  # Hydra's variable, which this process has set for itself
@@ -127,28 +127,31 @@ def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:
 
 
 def arguments(typed: list[str]) -> list[str]:
-    """Return the command line with the directory of the run that it continues, if it does.
+    """Return the command line of a process that was launched, with the directory of the run that it continues, if any.
 
     Raises:
         ConfigError: the directory that it names is that of another run.
     """
-    if restarts():  # all processes again, after one has died
-        typed = [*typed, "train.resume_from_checkpoint=auto"]
+    run_dir, resumes = os.environ.get(BY_US), any(text.lstrip("+").startswith(f"{KEY}=") for text in typed)
+    if restarts() or (run_dir and not resumes and checkpoints(Path(run_dir))):  # all processes again: one has died
+        typed = [*typed, f"{KEY}=auto"]
     continued = continue_interrupted(typed)
-    if BY_US not in os.environ:
+    if not run_dir:
         check_directory(continued)
     return continued
 
 
 def main() -> None:
     """Run the command line."""
-    try:
-        sys.argv[1:] = agreed("arguments", lambda: arguments(sys.argv[1:]))
-    except ConfigError as error:
-        leave(error, PROGRAM)
-    if not is_main_process():
-        sys.argv.append("hydra.output_subdir=null")  # the first process writes it
-    with recorded():
+    if is_launched():
+        choose_interface()
+        try:
+            sys.argv[1:] = agreed("arguments", lambda: arguments(sys.argv[1:]))
+        except ConfigError as error:
+            leave(error, PROGRAM)
+        if not is_main_process():
+            sys.argv.append("hydra.output_subdir=null")  # the first process writes it
+    with recorded(choose_directory):
         start(job, PROGRAM)
 
 

@@ -12,7 +12,7 @@ def processes(config: DictConfig) -> int:
     """Return how many processes train: as planned for, as `torchrun` started them, or as `launch` will start them."""
     if config.plan.processes is not None:
         return config.plan.processes
-    return config.launch.processes if world_size() == 1 else world_size()
+    return config.launch.processes * config.launch.nodes if world_size() == 1 else world_size()
 
 
 def check_groups(train: DictConfig, processes: int | None = None) -> None:

@@ -210,14 +210,19 @@ class Plan:
 
 @dataclass
 class Launch:
-    """Processes that train, on this machine. Under `torchrun` and the like, which have started them, leave it out."""
+    """Processes that train. Under `torchrun` and the like, which have started them, leave it out."""
 
     processes: Any = 1
-    """Number of processes, one per GPU; `auto`: one per visible GPU."""
+    """Number of processes per machine, one per GPU; `auto`: one per visible GPU."""
+    nodes: int = 1
+    """Number of machines, on each of which the same command is started."""
+    rendezvous: str | None = None
+    """With several machines, `host:port` of the first of them, which the others can reach."""
     max_restarts: int = 0
     """How often all are started again, from the newest complete checkpoint, after one has died."""
     timeout: int = 600
-    """Limit on the wait for all processes to start, and on the end of the others after one has failed, seconds."""
+    """Limit on the wait for all processes to start, on the end of the others after one has failed, and on the wait for
+    a process on another machine, seconds."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,16 @@ class SweepFolder(Callback):
     """Whether what Hydra sweeps over are training runs."""
     begun: Path | None = None
     """The directory of the sweep that this process has begun."""
+    before_run: Callable[[DictConfig], None] | None = None
+    """What chooses the directory of a run that is no sweep."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if SweepFolder.before_run:
+            try:
+                with read_write(config), open_dict(config):
+                    SweepFolder.before_run(config)
+            except Exception as error:  # Hydra would warn and continue
+                leave(error, PROGRAM)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         if not self.wanted:
@@ -66,9 +76,13 @@ class SweepFolder(Callback):
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[None]:
-    """Record the sweep that is run inside, if one is: leave with its table, its page and its exit status."""
-    SweepFolder.wanted = True
+def recorded(before_run: Callable[[DictConfig], None]) -> Iterator[None]:
+    """Record the sweep that is run inside, if one is: leave with its table, its page and its exit status.
+
+    Args:
+        before_run: called with the configuration of a run that is no sweep, before Hydra makes its directory.
+    """
+    SweepFolder.wanted, SweepFolder.before_run = True, before_run
     status: Any = 1
     try:
         yield
