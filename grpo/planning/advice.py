@@ -11,10 +11,13 @@ from omegaconf.errors import OmegaConfBaseException
 from grpo.config.check import check
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.config.schema import ROOT
+from grpo.distributed import world_size
 from grpo.errors import ConfigError
 from grpo.planning.fit import Plan, make_plan
 from grpo.planning.from_config import find_shape, shipped_models
 from grpo.planning.machine import Machine, machine_for
+from grpo.planning.sharding import sharding_of
+from grpo.planning.workload import Sharding
 
 MAX_SUGGESTIONS = 4
 """Suggestions that are shown at most."""
@@ -63,10 +66,15 @@ def advise(overrides: Sequence[str], config: DictConfig, plan: Plan) -> list[dic
         config: composed from these overrides.
         plan: of this configuration.
     """
-    if not plan.problem and (plan.unified or plan.peak_gb >= LOW_USE * plan.capacity_gb):
-        return []
     planner = Planner(overrides)
-    suggestions = remedies(config, planner.plan) if plan.problem else better_uses(config, planner.plan)
+    if plan.problem:
+        suggestions = remedies(config, planner.plan)
+    elif plan.unified or plan.peak_gb >= LOW_USE * plan.capacity_gb:
+        suggestions = single_changes(list(onto_the_gpu(config)), planner.plan, 1)
+    else:
+        suggestions = better_uses(config, planner.plan)
+    if plan.problem and not suggestions and not plan.unified and number_of_processes(config):
+        suggestions = sharded_over_several(planner.plan)
     typed_groups = {word.lstrip("+~").split("=")[0].split(".")[0] for word in overrides if "." in word.split("=")[0]}
     fixed = typed_groups & {"model", "peft"}  # another choice of a group would not replace keys of it that were typed
     return [
@@ -121,6 +129,58 @@ def verified(changes: Sequence[Change], plan: Callable[[dict[str, str]], Plan | 
     return {"overrides": words, "effect": "; ".join(effects), "peak_gb": planned.peak_gb}
 
 
+def number_of_processes(config: DictConfig) -> tuple[str, int] | None:
+    """Return the key that sets how many processes train, and their number; None if a launcher has started them."""
+    if config.plan.processes is not None:
+        return "plan.processes", config.plan.processes
+    return ("launch.processes", config.launch.processes) if world_size() == 1 else None
+
+
+def sharded_over_several(plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
+    """Return the smallest number of GPUs that a run for one fits if it is sharded over them, with and without offload.
+
+    The last resort: whoever plans for one GPU may have only that.
+    """
+    changes = [({"launch.processes": str(count)}, f"{count} GPUs, and a larger batch") for count in (2, 4, 8)]
+    shards = [({"shard": "fsdp2"}, "divided over them"), ({"shard": "fsdp2_offload"}, "offloaded to CPU, slower")]
+    found = [[verified([change, shard], plan) for change in changes] for shard in shards]
+    return [next(filter(None, fitting)) for fitting in found if any(fitting)]
+
+
+def library_of(sharding: Sharding) -> str:
+    """Return the choice of `conf/shard` that divides everything, by the library that is in use."""
+    return "zero3" if sharding.library == "deepspeed" else "fsdp2"
+
+
+def onto_the_gpu(config: DictConfig) -> Iterator[Change]:
+    """Yield the change that ends the offloading of a sharded policy, if it is offloaded."""
+    sharding = sharding_of(config)
+    if sharding.offload_weights or sharding.offload_optimizer:
+        yield {"shard": library_of(sharding)}, "the same result, faster, nothing offloaded to CPU"
+
+
+def sharding_changes(config: DictConfig) -> Iterator[Change]:
+    """Yield what several processes can divide or offload, then more of them."""
+    sharding, known = sharding_of(config), number_of_processes(config)
+    if sharding.processes == 1:
+        return
+    name = library_of(sharding)
+    divided = "the same algorithm, weights, gradients and optimizer state divided over the GPUs"
+    if sharding.gathers_to_generate:
+        yield {"train.ds3_gather_for_generation": "false"}, "the same result, slower generation"
+    if sharding.stage < 3:
+        yield {"shard": name}, divided
+    if sharding.offload_weights or sharding.offload_optimizer:
+        yield from onto_the_gpu(config)
+    else:
+        yield {"shard": f"{name}_offload"}, f"{divided}, and offloaded to CPU, slower"
+    if sharding.library == "fsdp":
+        yield {"shard": "zero3"}, "the same algorithm with DeepSpeed, which does not load the weights once per process"
+    for times in (2, 4, 8):
+        if known:
+            yield {known[0]: str(times * known[1])}, f"{times} times as many GPUs, and a larger batch"
+
+
 def harmless_first(config: DictConfig) -> Iterator[Change]:
     """Yield changes that make a run smaller, those that keep the result first."""
     train, update, peft = config.train, config["update"], config.peft
@@ -131,6 +191,7 @@ def harmless_first(config: DictConfig) -> Iterator[Change]:
     paged = "the same result, slower, optimizer state" if "8bit" in optimizer else saved
     half = "bfloat16" if config.gpu is None or config.gpu.bf16 else "float16"
     lengths = [train.max_completion_length >> halvings for halvings in range(1, 13)]
+    yield from sharding_changes(config)
     for applies, key, value, effect in (
         (update.max_tokens_per_microbatch != "auto", "update.max_tokens_per_microbatch", "auto", "the same result"),
         (
@@ -181,7 +242,7 @@ def harmless_first(config: DictConfig) -> Iterator[Change]:
 def better_uses(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
     """Return changes that use more of the GPU and still fit."""
     train, peft = config.train, config.peft
-    changes: list[Change] = []
+    changes = list(onto_the_gpu(config))
     if peft is not None and peft.get("quantization"):
         changes.append(({"peft": "lora"}, "weights in half precision instead of 4 bits, faster"))
     changes += [({"model": name}, "a larger model") for name in other_models(config, larger=True)]

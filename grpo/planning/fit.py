@@ -12,8 +12,9 @@ from grpo.config.schema import PLANNED
 from grpo.diagnosis import sampling_filters
 from grpo.limits import GB, HOST_LIMIT, USABLE
 from grpo.planning.from_config import find_shape, workload_of
+from grpo.planning.host import host
 from grpo.planning.machine import Machine, machine_for
-from grpo.planning.memory import host, peak, phases
+from grpo.planning.memory import peak, phases
 from grpo.planning.shape import Shape
 from grpo.planning.vllm_share import with_vllm
 from grpo.planning.workload import Workload

@@ -2,11 +2,8 @@
 
 import functools
 import json
-import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -17,6 +14,7 @@ from grpo.distributed import local_world_size
 from grpo.errors import ConfigError
 from grpo.limits import UNMEASURED
 from grpo.planning.shape import Shape, shape_of
+from grpo.planning.sharding import sharding_of
 from grpo.planning.workload import Adapter, Workload
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -106,8 +104,9 @@ def workload_of(config: DictConfig, device: str) -> Workload:
             raise ConfigError(f"{key}={value}: the plan needs a positive number")
     if config.model.dtype not in (*BYTES, "auto"):
         raise ConfigError(f"model.dtype={config.model.dtype}: possible: auto, {', '.join(BYTES)}")
-    size = BYTES.get(config.model.dtype, 2)
+    sharding = sharding_of(config)
     half = train.bf16 or train.fp16 or train.bf16 is None
+    size = 2 if sharding.float32 else BYTES.get(config.model.dtype, 2)  # FSDP2 and DeepSpeed compute with copies
     quantization = (peft.get("quantization") or {}) if peft else {}
     quantized = 4 if quantization.get("load_in_4bit") else 8 if quantization.get("load_in_8bit") else 0
     optimizer = str(train.optim or DEFAULT_OPTIMIZER)
@@ -136,8 +135,8 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         vllm_shards=train.vllm_tensor_parallel_size,
         sampling_filter=bool(train.top_k) or train.top_p < 1 or train.min_p is not None,
         device=device,
-        processes=min(processes(config), local_world_size() or processes(config)),
-        **sharding(config),
+        processes=min(processes(config), local_world_size() or -(-processes(config) // config.launch.nodes)),
+        sharding=sharding,
     )
 
 
@@ -156,53 +155,3 @@ def adapter_of(peft: DictConfig, in_half: bool) -> Adapter:
     if not isinstance(rank, int) or rank < 1:
         raise ConfigError(f"peft.r={rank}: a positive number is needed")
     return Adapter(rank, names, 2 if in_half else 4)
-
-
-def sharding(config: DictConfig) -> dict[str, Any]:
-    """Return how FSDP or DeepSpeed, as configured for TRL or `accelerate launch`, shards a model over the processes."""
-    train, env, count = config.train, os.environ, processes(config)
-    fsdp = str(train.fsdp or ("full_shard" if env.get("ACCELERATE_USE_FSDP") == "true" else "")).lower()
-    file = train.deepspeed or (
-        env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") if env.get("ACCELERATE_USE_DEEPSPEED") == "true" else None
-    )
-    stage, offload, offload_optimizer = 0, False, False
-    if fsdp not in ("", "false"):
-        options = sharding_options("train.fsdp_config", train.fsdp_config or {})
-        options = {key.removeprefix("fsdp_"): value for key, value in options.items()}
-        strategy = fsdp + " " + env.get("FSDP_SHARDING_STRATEGY", "").lower()
-        resharded = str(options.get("reshard_after_forward", env.get("FSDP_RESHARD_AFTER_FORWARD", "true"))).lower()
-        keeps_weights = "shard_grad_op" in strategy or strategy.endswith(" 2") or resharded == "false"
-        stage = 0 if "no_shard" in strategy or strategy.endswith(" 3") else 2 if keeps_weights else 3
-        offloads = (options.get("cpu_offload"), options.get("offload_params"), env.get("FSDP_OFFLOAD_PARAMS") == "true")
-        offload = "offload" in fsdp or any(value is True for value in offloads)
-    elif file:
-        zero = sharding_options("train.deepspeed", file).get("zero_optimization") or {}
-        stage = int(zero.get("stage", 0))
-        offload = (zero.get("offload_param") or {}).get("device", "none") != "none"
-        offload_optimizer = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
-    elif env.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        stage = int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))
-        offload = env.get("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "none") != "none"
-        offload_optimizer = env.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") != "none"
-    return {
-        "weight_shards": count if stage == 3 else 1,
-        "gradient_shards": count if stage >= 2 else 1,
-        "optimizer_shards": count if stage >= 1 else 1,
-        "float32_training": stage > 0,
-        "offload_weights": offload,
-        "offload_optimizer": offload or offload_optimizer,
-    }
-
-
-def sharding_options(key: str, setting: Any) -> Mapping[str, Any]:
-    """Return the options of FSDP or DeepSpeed, given directly or as the path of a JSON file.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    if isinstance(setting, Mapping | DictConfig):
-        return setting
-    try:
-        return json.loads(Path(setting).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{key}={setting}: {error}") from error

@@ -4,8 +4,17 @@ Functions return bytes unless they say otherwise. Which tensors live when follow
 what autograd saves; `benchmarks/simulation.py` compares the sum with PyTorch's `MemTracker`, which knows no formula.
 """
 
+from dataclasses import replace
+
 from grpo.limits import CONTEXT, GB
-from grpo.planning.shape import QK_NORM, SANDWICH, Shape
+from grpo.planning.activations import (
+    head_backward,
+    head_forward,
+    layer_activations,
+    layer_backward,
+    layer_forward,
+)
+from grpo.planning.shape import Shape
 from grpo.planning.workload import Adapter, Workload
 
 HOST = {"cuda": 2.5 * GB, "cpu": 0.55 * GB}
@@ -85,7 +94,7 @@ def trained(shape: Shape, workload: Workload) -> tuple[float, float]:
     """Number of trained parameters, and bytes per number in them and in their gradients."""
     if workload.adapter:
         return adapter_parameters(shape, workload.adapter), workload.adapter.number_bytes
-    return shape.parameters(), 4 if workload.float32_training else workload.weight_bytes
+    return shape.parameters(), 4 if workload.sharding.float32 else workload.weight_bytes
 
 
 def optimizer_state(shape: Shape, workload: Workload) -> float:
@@ -113,28 +122,68 @@ def kv_cache(shape: Shape, workload: Workload) -> float:
     return workload.sequences * seen * 2 * shape.kv_width * workload.compute_bytes
 
 
+def held(shape: Shape, workload: Workload) -> float:
+    """Bytes of the policy's weights on all processes that share them.
+
+    FSDP2 divides trained weights in float32, which accelerate casts them to (`fsdp2_prepare_model`), and frozen ones in
+    their own type.
+    """
+    if workload.sharding.library == "fsdp" and workload.sharding.float32 and workload.adapter is None:
+        return 4.0 * shape.parameters()
+    return weights(shape, workload)
+
+
+def unsharded(shape: Shape, workload: Workload) -> float:
+    """Bytes of the weights that a device has whole for a while, in the type of the computation.
+
+    FSDP2: the head, which stays from the forward to the backward pass, and the input embedding or two layers, of which
+    the second is on its way; all weights with `reshard_after_forward=false`. ZeRO-3: as many as may stay between two
+    uses. Quantized weights are not divided.
+    """
+    sharding, parameters = workload.sharding, shape.parameters()
+    if workload.quantized or not (sharding.library == "fsdp" or sharding.stage == 3):
+        return 0.0
+    count: float = min(parameters, sharding.live_parameters)
+    if sharding.library == "fsdp":
+        embedding = 0 if shape.tie_word_embeddings else shape.embeddings
+        layer = layer_parameters(shape)
+        count = parameters if sharding.stage == 2 else min(parameters, shape.embeddings + max(embedding, 2 * layer))
+    return workload.compute_bytes * count
+
+
+def layer_parameters(shape: Shape) -> float:
+    """Return the mean number of parameters per layer."""
+    embeddings = shape.embeddings * (1 if shape.tie_word_embeddings else 2)
+    return (shape.parameters() - embeddings) / shape.num_hidden_layers
+
+
+def buckets(shape: Shape, workload: Workload) -> float:
+    """Bytes of the buffers in which gradients are averaged: DDP's hold all of them, DeepSpeed's a fixed number."""
+    count, size = trained(shape, workload)
+    if workload.sharding.library == "deepspeed":
+        bucket = workload.sharding.bucket
+        return workload.compute_bytes * (shape.hidden_size**2 if bucket is None else bucket)
+    return count * size if workload.sharding.processes > 1 and not workload.sharding.library else 0.0
+
+
 def persistent(shape: Shape, workload: Workload) -> Components:
     """Memory that every phase takes, from the end of the first step on."""
-    base = weights(shape, workload)
-    count, size = trained(shape, workload)
-    copied = (
-        workload.float32_training
-        and workload.adapter is None
-        and workload.weight_bytes < 4
-        and not workload.offload_optimizer
-    )
+    sharding, (count, size) = workload.sharding, trained(shape, workload)
+    shards = 1 if workload.quantized else sharding.weight_shards
+    copied = sharding.library == "deepspeed" and sharding.float32 and workload.adapter is None
+    here = 0 if sharding.offload_weights else 1
     parts = {
-        "master weights": count * 4 / workload.optimizer_shards if copied else 0.0,
         "context": CONTEXT if workload.device == "cuda" else 0.0,
         "process": HOST["cpu"] if workload.device == "cpu" else 0.0,
-        "weights": 0.0 if workload.offload_weights else base / workload.weight_shards,
-        "adapter": count * size / workload.weight_shards if workload.adapter else 0.0,
-        "reference": base / workload.weight_shards if workload.reference and not workload.offload_weights else 0.0,
+        "weights": here * held(shape, workload) / shards,
+        "master weights": count * 4 / sharding.optimizer_shards if copied and not sharding.offload_optimizer else 0.0,
+        "adapter": here * count * size / sharding.weight_shards if workload.adapter else 0.0,
+        "reference": here * weights(shape, workload) / shards if workload.reference else 0.0,
+        "unsharded weights": unsharded(shape, workload),
+        "buckets": buckets(shape, workload),
     }
-    if workload.weight_shards > 1 or workload.offload_weights:  # those of the layer at work and the next
-        parts["unsharded layers"] = 2 * base / shape.num_hidden_layers
-    if not (workload.offload_optimizer or workload.optimizer.startswith("paged_")):
-        parts["optimizer"] = optimizer_state(shape, workload) / workload.optimizer_shards
+    if not (sharding.offload_optimizer or workload.optimizer.startswith("paged_")):
+        parts["optimizer"] = optimizer_state(shape, workload) / sharding.optimizer_shards
     if workload.vllm_share:
         parts["vllm"] = SLEEPING if workload.vllm_sleeps else workload.vllm_share * workload.gpu_memory
     return parts
@@ -147,6 +196,8 @@ def rollout(shape: Shape, workload: Workload) -> Components:
     temperature, softmax and sampling, and a layer's keys and values are repeated per query head, as a mask needs.
     """
     parts = persistent(shape, workload)
+    if workload.sharding.gathers_to_generate:
+        parts["unsharded weights"] = workload.compute_bytes * shape.parameters()
     if workload.vllm_share:
         return parts | {"vllm": workload.vllm_share * workload.gpu_memory}
     if workload.on_server:
@@ -164,11 +215,16 @@ def rollout(shape: Shape, workload: Workload) -> Components:
 
 
 def logprobs(shape: Shape, workload: Workload) -> Components:
-    """Memory while completions are scored without a gradient: one layer of a micro-batch, then the head."""
+    """Memory while completions are scored without a gradient: one layer of a micro-batch, then the head.
+
+    TRL divides a reference with FSDP2 as one group, which is unsharded as a whole (`prepare_fsdp`).
+    """
+    whole = replace(workload.sharding, stage=2) if workload.sharding.library == "fsdp" else workload.sharding
     layer = layer_forward(shape, workload) + workload.shared_sequence * workload.compute_bytes
     return persistent(shape, workload) | {
         "activations": workload.microbatch * max(layer, workload.compute_bytes * 2 * shape.hidden_size),
         "head": head_forward(shape, workload, workload.scored),
+        "unsharded reference": unsharded(shape, replace(workload, sharding=whole)) if workload.reference else 0.0,
         "dequantized": dequantized(shape, workload),
     }
 
@@ -180,7 +236,7 @@ def update(shape: Shape, workload: Workload) -> Components:
     layers are kept, or in the last layer. With checkpointing (1604.06174) a layer keeps only its input, and one layer
     at a time is recomputed; none is yet while the head is at work.
     """
-    tokens = workload.microbatch
+    tokens, sharding = workload.microbatch, workload.sharding
     count, size = trained(shape, workload)
     kept = tokens * layer_activations(shape, workload)
     inputs = tokens * workload.compute_bytes * shape.hidden_size * shape.num_hidden_layers
@@ -191,21 +247,36 @@ def update(shape: Shape, workload: Workload) -> Components:
     activations = final + (float(inputs) if workload.checkpointing else kept * shape.num_hidden_layers)
     activations += experts * (1 if workload.checkpointing else shape.mixtures)
     work = max(head, kept + layer if workload.checkpointing else layer)
-    gradients = count * size / workload.gradient_shards
-    if workload.gradients_on_host or workload.offload_optimizer:  # of one matrix, and the copy it is added to
-        gradients = 0.0 if workload.adapter else 2.0 * size * shape.hidden_size * shape.intermediate_size
+    stays = persistent(shape, workload) | gradients(shape, workload)
     if (
         workload.weight_bytes > workload.compute_bytes and not workload.quantized
     ):  # autocast keeps its copies to the end of the pass
         activations += workload.compute_bytes * sum(i * o * n for i, o, n in shape.linears().values())
-    stays = persistent(shape, workload) | {"gradients": gradients}
     backward = stays | {"activations": activations, "backward": work, "dequantized": dequantized(shape, workload)}
     if workload.device == "cpu":
         backward["fragments"] = CPU_FRAGMENTS * (activations + work)
     # `foreach` of PyTorch holds the square roots of all second moments at once
     at_once = workload.optimizer == "adamw_torch" and workload.device == "cuda" and not workload.gradients_on_host
-    roots = count * size / workload.optimizer_shards if at_once else 0.0
-    return max(backward, stays | {"optimizer step": roots}, key=lambda parts: sum(parts.values()))
+    step = count * size / sharding.optimizer_shards if at_once else 0.0
+    if sharding.library == "deepspeed" and sharding.float32 and not sharding.offload_optimizer:
+        step += count * 4 / sharding.optimizer_shards  # the gradients in float32
+    return max(backward, stays | {"optimizer step": step}, key=lambda parts: sum(parts.values()))
+
+
+def gradients(shape: Shape, workload: Workload) -> Components:
+    """Bytes of the gradients of earlier micro-batches, and of those of two layers on their way to their shards.
+
+    FSDP2 keeps float32, DeepSpeed the type of the computation (`gradient_accumulation_dtype`).
+    """
+    sharding, (count, size) = workload.sharding, trained(shape, workload)
+    found = count * (workload.compute_bytes if sharding.library == "deepspeed" else size) / sharding.gradient_shards
+    if workload.gradients_on_host:  # of one matrix, and the copy it is added to
+        found = 0.0 if workload.adapter else 2.0 * size * shape.hidden_size * shape.intermediate_size
+    on_their_way = 0.0
+    if sharding.library == "fsdp":
+        layer = count / shape.num_hidden_layers if workload.adapter else layer_parameters(shape)
+        on_their_way = 2 * layer * workload.compute_bytes
+    return {"gradients": 0.0 if sharding.offload_optimizer else found, "unsharded gradients": on_their_way}
 
 
 def phases(shape: Shape, workload: Workload) -> dict[str, Components]:
@@ -227,100 +298,3 @@ def phases(shape: Shape, workload: Workload) -> dict[str, Components]:
 def peak(shape: Shape, workload: Workload, *names: str) -> float:
     """Return the bytes of the largest phase, or of the largest of the phases in `names`."""
     return max(sum(parts.values()) for phase, parts in phases(shape, workload).items() if not names or phase in names)
-
-
-def host(shape: Shape, workload: Workload) -> Components:
-    """Return bytes of host memory by component, summed over the processes of this machine.
-
-    Memory of the devices is not included, also where it is the host's. Several processes without sharding each read
-    the weights into host memory before they move them (TRL's `device_map=None`).
-    """
-    count, size = trained(shape, workload)
-    parts = {"processes": HOST[workload.device] * workload.processes}
-    if workload.device == "cuda" and workload.processes > 1:
-        parts["loading"] = weights(shape, workload) * (1 if workload.weight_shards > 1 else workload.processes)
-    if workload.offload_weights:
-        parts["offloaded weights"] = weights(shape, workload) * (2 if workload.reference else 1)
-    if workload.offload_optimizer or workload.optimizer.startswith("paged_"):
-        parts["offloaded optimizer"] = optimizer_state(shape, workload)
-    if workload.offload_optimizer and workload.float32_training and workload.adapter is None:
-        parts["offloaded master weights"] = count * 4.0
-    if workload.gradients_on_host or workload.offload_optimizer:
-        parts["offloaded gradients"] = count * size
-    return {name: size for name, size in parts.items() if size}
-
-
-HEAD_TILE = (4096, 32768)
-"""Tokens and vocabulary entries that TRL's head computes at once (trl/kernels/chunked_logprob.py)."""
-
-
-def layer_activations(shape: Shape, workload: Workload) -> float:
-    """Bytes per token that autograd keeps of one layer.
-
-    Two RMS norms keep their input in float32, and the normalized input where their own weight is trained; linear
-    modules keep their input where their weight is trained, and LoRA a copy per module; attention keeps queries, keys
-    and values (repeated per query head, as a mask needs), its output, its log-sum-exp and the mask; SwiGLU keeps the
-    gate, its activation, the other half and their product. Softmax over the sequence is not kept (FlashAttention,
-    2205.14135).
-    """
-    hidden, query, kv, width = shape.hidden_size, shape.query_width, shape.kv_width, shape.active_width
-    size = workload.compute_bytes
-    norms = 2 * 4 * hidden
-    if shape.model_type in SANDWICH:  # a norm before and one after each half, normalized in float32
-        norms = 4 * (4 if workload.adapter else 8 - size) * hidden
-    if shape.model_type in QK_NORM:
-        norms += (4 if workload.adapter else 4 + size) * (query + kv)
-    attention = size * 4 * query + 4 * shape.num_attention_heads + size * workload.shared_sequence
-    feed_forward = size * 3 * width
-    if workload.adapter is None:
-        norms += (4 if shape.model_type in SANDWICH else 2) * size * hidden
-        inputs = 2 * hidden + width
-        if workload.weight_bytes != size:  # autocast makes a copy per module
-            inputs = 3 * hidden + query + 2 * hidden + width
-            norms += 2 * (4 - size) * hidden
-    else:
-        named = [
-            (inputs, outputs)
-            for name, (inputs, outputs, _) in shape.linears().items()
-            if workload.adapter.modules is None or name in workload.adapter.modules
-        ]
-        inputs = sum(inputs for inputs, _ in named) + len(named) * workload.adapter.rank
-    mixture = 4 * shape.num_experts + size * 4 * hidden * shape.num_experts_per_tok if shape.num_experts else 0
-    return norms + attention + feed_forward + size * inputs + mixture
-
-
-def layer_backward(shape: Shape, workload: Workload) -> float:
-    """Bytes per token that the backward pass of one layer takes for a while: gradients of the feed-forward layer."""
-    wide = workload.compute_bytes * (4 if workload.adapter else 3)
-    return wide * shape.active_width + (4 + 2 * workload.compute_bytes) * shape.hidden_size
-
-
-def layer_forward(shape: Shape, workload: Workload) -> float:
-    """Bytes per token that a layer takes for a while without gradient: input, float32 in the norm, SwiGLU's halves."""
-    size = workload.compute_bytes
-    attention = size * (2 * shape.hidden_size + 4 * shape.query_width) + 4 * shape.hidden_size
-    return max(attention, size * (2 * shape.hidden_size + 3 * shape.active_width))
-
-
-def head_backward(shape: Shape, workload: Workload, scored: int) -> float:
-    """Bytes that the head's backward pass takes: a tile of logits, and float32 sums of the gradients."""
-    total = head_tile(shape, workload, scored, copies=6) + scored * shape.hidden_size * (4 + workload.compute_bytes)
-    if workload.adapter is None:
-        total += shape.embeddings * (4 + workload.weight_bytes)
-    return total
-
-
-def head_forward(shape: Shape, workload: Workload, scored: int) -> float:
-    """Bytes that the head takes to score `scored` tokens."""
-    return head_tile(shape, workload, scored, copies=4) + scored * shape.hidden_size * workload.compute_bytes
-
-
-def head_tile(shape: Shape, workload: Workload, scored: int, copies: int) -> float:
-    """Bytes of the logits that are computed at once.
-
-    On a CPU, without Triton, float32 copies of them are made, and only the part that a small vocabulary fills is used.
-    """
-    tokens, entries = min(scored, HEAD_TILE[0]), HEAD_TILE[1]
-    if workload.device == "cpu":
-        return tokens * min(shape.vocab_size, entries) * (workload.compute_bytes + 4 * copies)
-    return tokens * entries * workload.compute_bytes

@@ -16,6 +16,46 @@ class Adapter:
 
 
 @dataclass(frozen=True)
+class Sharding:
+    """What FSDP2 or DeepSpeed divides over the processes of all machines; the default is nothing, as DDP does."""
+
+    library: str = ""
+    """`fsdp`, `deepspeed`, or empty for DDP."""
+    stage: int = 0
+    """Stage of ZeRO (1910.02054): optimizer state (1), gradients too (2), weights too (3). 2 with FSDP2 is
+    `reshard_after_forward=false`: weights are divided, and unsharded until the backward pass is over."""
+    processes: int = 1
+    """Processes on all machines, each with a device of its own."""
+    float32: bool = False
+    """Whether weights are trained in float32 and computed with in half precision."""
+    offload_weights: bool = False
+    """Whether the weights are offloaded to CPU."""
+    offload_optimizer: bool = False
+    """Whether gradients and optimizer state are offloaded to CPU."""
+    gathers_to_generate: bool = False
+    """Whether all weights are unsharded on every device while it generates (`train.ds3_gather_for_generation`)."""
+    live_parameters: float = 1e9
+    """DeepSpeed's `stage3_max_live_parameters`: parameters that stay unsharded between their uses."""
+    bucket: float | None = 5e8
+    """DeepSpeed's `reduce_bucket_size`, numbers in the buffer that reduces gradients; None (`auto`): hidden size^2."""
+
+    @property
+    def weight_shards(self) -> int:
+        """Devices over which the weights are divided."""
+        return self.processes if self.stage == 3 or (self.library == "fsdp" and self.stage) else 1
+
+    @property
+    def gradient_shards(self) -> int:
+        """Devices over which the gradients are divided."""
+        return self.processes if self.stage >= 2 else 1
+
+    @property
+    def optimizer_shards(self) -> int:
+        """Devices over which optimizer state and float32 copies are divided."""
+        return self.processes if self.stage >= 1 else 1
+
+
+@dataclass(frozen=True)
 class Workload:
     """A run's lengths, counts and methods on one device, and its processes on one machine."""
 
@@ -63,18 +103,8 @@ class Workload:
     """`cuda` or `cpu`."""
     processes: int = 1
     """Processes on this machine, each with a device of its own."""
-    weight_shards: int = 1
-    """Devices over which FSDP or ZeRO shards the weights."""
-    gradient_shards: int = 1
-    """Devices over which FSDP or ZeRO shards the gradients."""
-    optimizer_shards: int = 1
-    """Devices over which FSDP or ZeRO shards the optimizer state."""
-    float32_training: bool = False
-    """Whether weights in half precision are trained by a copy in float32, as FSDP and ZeRO do."""
-    offload_weights: bool = False
-    """Whether the weights are offloaded to CPU."""
-    offload_optimizer: bool = False
-    """Whether gradients and optimizer state are offloaded to CPU."""
+    sharding: Sharding = Sharding()
+    """What FSDP2 or DeepSpeed divides over the processes of all machines."""
 
     @property
     def sequence(self) -> int:

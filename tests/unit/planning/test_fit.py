@@ -19,6 +19,7 @@ from grpo.planning.advice import MAX_SUGGESTIONS, Planner, advise
 from grpo.planning.fit import HEADROOM, Plan, make_plan, settled
 from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.vllm_share import USEFUL_TOKENS
+from grpo.planning.workload import Sharding
 
 Compose = Callable[..., DictConfig]
 Advice = Callable[[tuple[str, ...]], list[dict[str, Any]]]
@@ -230,15 +231,17 @@ def test_sharding_is_read_from_trl_accelerate_and_deepspeed(
     composed: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def shards(*overrides: str) -> tuple[int, int, int, bool, bool]:
-        workload = workload_of(composed("plan.processes=4", *overrides), "cuda")
-        offloads = (workload.offload_weights, workload.offload_optimizer)
-        return (workload.weight_shards, workload.gradient_shards, workload.optimizer_shards, *offloads)
+        found = workload_of(composed("plan.processes=4", *overrides), "cuda").sharding
+        offloads = (found.offload_weights, found.offload_optimizer)
+        return (found.weight_shards, found.gradient_shards, found.optimizer_shards, *offloads)
 
     assert shards() == (1, 1, 1, False, False)
     assert shards("train.fsdp=full_shard") == (4, 4, 4, False, False)
-    assert shards("train.fsdp='shard_grad_op offload'") == (1, 4, 4, True, True)
+    assert shards("train.fsdp='shard_grad_op offload'") == (4, 4, 4, True, True)
     assert shards("train.fsdp=no_shard") == shards("train.fsdp=false") == (1, 1, 1, False, False)
-    assert shards("train.fsdp=true", "+train.fsdp_config={fsdp_reshard_after_forward:false}")[:3] == (1, 4, 4)
+    assert shards("train.fsdp=true", "+train.fsdp_config={fsdp_reshard_after_forward:false}")[:3] == (4, 4, 4)
+    kept = composed("train.fsdp=true", "+train.fsdp_config={fsdp_reshard_after_forward:false}")
+    assert workload_of(kept, "cuda").sharding.stage == 2, "the weights stay unsharded beside their shards"
     file = tmp_path / "zero.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}))
     assert shards(f"train.deepspeed={file}") == (1, 4, 4, False, True)
@@ -256,16 +259,57 @@ def test_processes_are_those_of_torchrun_unless_they_are_given(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "16")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert workload_of(composed("train.fsdp=full_shard"), "cuda").weight_shards == 16
+    assert workload_of(composed("train.fsdp=full_shard"), "cuda").sharding.weight_shards == 16
     assert workload_of(composed(), "cuda").processes == 8, "host memory is that of one machine"
-    assert workload_of(composed("plan.processes=2", "train.fsdp=full_shard"), "cuda").weight_shards == 2
+    assert workload_of(composed("plan.processes=2", "train.fsdp=full_shard"), "cuda").sharding.weight_shards == 2
 
 
-def test_eight_processes_that_each_load_the_weights_need_that_much_host_memory(composed: Compose) -> None:
-    plan = make_plan(composed("+gpu=h100", "plan.processes=8", "plan.host_gb=128"))
+@pytest.mark.parametrize(
+    ("shard", "found"),
+    [
+        ("none", Sharding(processes=8)),
+        ("fsdp2", Sharding("fsdp", 3, 8, float32=True)),
+        ("fsdp2_offload", Sharding("fsdp", 3, 8, float32=True, offload_weights=True, offload_optimizer=True)),
+        ("zero2", Sharding("deepspeed", 2, 8, float32=True)),
+        ("zero3", Sharding("deepspeed", 3, 8, float32=True, gathers_to_generate=True)),
+        (
+            "zero3_offload",
+            Sharding(
+                "deepspeed",
+                3,
+                8,
+                float32=True,
+                offload_weights=True,
+                offload_optimizer=True,
+                gathers_to_generate=True,
+            ),
+        ),
+    ],
+)
+def test_each_choice_of_shard_is_planned_as_what_it_is(composed: Compose, shard: str, found: Sharding) -> None:
+    workload = workload_of(composed("+gpu=h100", "launch.processes=4", "launch.nodes=2", f"shard={shard}"), "cuda")
+    assert workload.sharding == found
+    assert workload.processes == 4, "host memory is that of one machine"
+
+
+def test_weights_are_gathered_for_generation_only_by_zero3_without_vllm_and_if_nobody_forbids_it(
+    composed: Compose,
+) -> None:
+    def gathers(*line: str) -> bool:
+        return workload_of(composed("+gpu=h100", "launch.processes=2", *line), "cuda").sharding.gathers_to_generate
+
+    assert gathers("shard=zero3")
+    assert not gathers("shard=zero3", "train.ds3_gather_for_generation=false")
+    assert not gathers("shard=zero3", "generation=vllm_colocate")
+    assert not gathers("shard=zero2")
+
+
+def test_float32_copies_of_eight_processes_need_that_much_host_memory(composed: Compose) -> None:
+    line = ("+gpu=a100_80gb", "model=qwen2_5_14b", "peft=none", "launch.processes=8", "shard=fsdp2")
+    plan = make_plan(composed(*line, "plan.host_gb=256"))
     assert plan.problem is not None
     assert "host memory" in plan.problem
-    assert make_plan(composed("+gpu=h100", "plan.processes=8", "plan.host_gb=512")).problem is None
+    assert make_plan(composed(*line, "plan.host_gb=512")).problem is None
 
 
 def test_a_policy_that_is_sharded_fits_where_one_gpu_does_not_hold_it(composed: Compose) -> None:
@@ -352,6 +396,8 @@ def test_nothing_that_changes_the_algorithm_is_suggested(advice: Advice) -> None
         "generation",
         "model",
         "peft",
+        "launch.processes",
+        "shard",
     )
     for line in (LARGE, ("+gpu=t4", "model=qwen2_5_14b"), ("+gpu=any", "peft=none", "model=llama3_2_3b")):
         for suggestion in advice(line):

@@ -17,13 +17,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArgu
 from benchmarks.simulation import simulate
 from grpo.config.schema import ROOT
 from grpo.limits import GB
+from grpo.planning.activations import layer_activations
 from grpo.planning.from_config import shipped_models
 from grpo.planning.memory import (
     adapted_experts,
     adapter_parameters,
-    host,
     kv_cache,
-    layer_activations,
     optimizer_state,
     persistent,
     phases,
@@ -282,33 +281,10 @@ def test_what_saves_memory_saves_memory(shape: Shape, workload: Workload) -> Non
         {"adapter": Adapter(16)},
         {"optimizer": "adamw_8bit"},
         {"reference": False},
-        {"optimizer_shards": 4},
-        {"optimizer_shards": 4, "gradient_shards": 4},
-        {"offload_optimizer": True},
     ):
         if "adapter" in change:  # it keeps activations of its own, which for many tokens of a small model are more
             plain = replace(plain, tokens=min(plain.tokens, 4096))
         assert peak(shape, replace(plain, **change)) <= peak(shape, plain), change
-
-
-def test_shards_divide_what_they_shard_and_offloading_moves_it_to_host_memory() -> None:
-    shape = shipped_models()["llama3_1_8b"][1]
-    workload = replace(WORKLOAD, optimizer="adamw_torch_fused", processes=8)
-    alone, zero2 = update(shape, workload), update(shape, replace(workload, gradient_shards=8, optimizer_shards=8))
-    assert zero2["gradients"] == alone["gradients"] / 8
-    assert zero2["optimizer"] == alone["optimizer"] / 8
-    assert zero2["weights"] == alone["weights"]
-    zero3 = update(shape, replace(workload, weight_shards=8, gradient_shards=8, optimizer_shards=8))
-    assert zero3["weights"] == alone["weights"] / 8
-    assert zero3["unsharded layers"] == 2 * alone["weights"] / 32
-    trained_in_float32 = replace(workload, gradient_shards=8, optimizer_shards=8, float32_training=True)
-    master = update(shape, trained_in_float32)
-    assert master["master weights"] == 2 * alone["weights"] / 8, "4 bytes per parameter instead of 2"
-    assert master["optimizer"] == 2 * alone["optimizer"] / 8
-    offloaded = replace(workload, offload_optimizer=True)
-    assert "optimizer" not in update(shape, offloaded)
-    assert host(shape, offloaded)["offloaded optimizer"] == alone["optimizer"]
-    assert host(shape, workload)["loading"] == 8 * weights(shape, workload), "each process reads all weights"
 
 
 def test_a_sleeping_engine_leaves_its_share_to_the_update() -> None:

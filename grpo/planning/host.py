@@ -1,0 +1,75 @@
+"""Host memory of a run: of all processes on one machine. Arithmetic, no torch; bytes unless said otherwise."""
+
+from math import ceil, log2
+
+from grpo.planning.memory import HOST, Components, held, optimizer_state, trained, weights
+from grpo.planning.shape import Shape
+from grpo.planning.workload import Workload
+
+
+def host(shape: Shape, workload: Workload) -> Components:
+    """Return bytes of host memory by component, in the larger of two moments: loading and training.
+
+    Memory of the devices is not included, also where it is the host's.
+    """
+    processes = {"processes": HOST[workload.device] * workload.processes}
+    loading = processes | {"loading": loaded(shape, workload)}
+    training = processes | offloaded(shape, workload)
+    larger = max(loading, training, key=lambda parts: sum(parts.values()))
+    return {name: size for name, size in larger.items() if size}
+
+
+def loaded(shape: Shape, workload: Workload) -> float:
+    """Bytes of the weights that all processes of a machine have in host memory before they move them to the device.
+
+    Several processes each read the model first (TRL's `device_map=None`). safetensors maps its files, so that all see
+    one copy; but FSDP2 trains in float32, and before accelerate divides the weights, each process has cast all of them
+    (`fsdp2_prepare_model`), also with `cpu_ram_efficient_loading`.
+    """
+    if workload.device == "cpu" or workload.sharding.processes == 1:
+        return 0.0
+    if workload.sharding.library == "fsdp" and workload.sharding.float32 and workload.adapter is None:
+        return 4.0 * shape.parameters() * workload.processes
+    return weights(shape, workload)
+
+
+def offloaded(shape: Shape, workload: Workload) -> Components:
+    """Bytes that the processes of a machine have offloaded to CPU, each its own shards."""
+    sharding, (count, _) = workload.sharding, trained(shape, workload)
+    parts: Components = {}
+    if sharding.offload_weights:
+        parts["offloaded weights"] = locked_weights(shape, workload, held(shape, workload) / shape.parameters())
+        if workload.reference:
+            parts["offloaded reference"] = locked_weights(shape, workload, workload.weight_bytes)
+    if sharding.offload_optimizer or workload.optimizer.startswith("paged_"):
+        parts["offloaded optimizer"] = optimizer_state(shape, workload) / sharding.optimizer_shards
+    if sharding.offload_optimizer and sharding.library == "deepspeed" and workload.adapter is None:
+        parts["offloaded master weights"] = count * 4 / sharding.optimizer_shards
+    if sharding.offload_optimizer or workload.gradients_on_host:
+        parts["offloaded gradients"] = offloaded_gradients(shape, workload)
+    return {name: workload.processes * size for name, size in parts.items()}
+
+
+def offloaded_gradients(shape: Shape, workload: Workload) -> float:
+    """Bytes of the gradients that a process has offloaded; DeepSpeed has them in both types, in one tensor each."""
+    sharding, (count, size) = workload.sharding, trained(shape, workload)
+    if sharding.library == "deepspeed":
+        return sum(locked(number * count / sharding.gradient_shards) for number in (workload.compute_bytes, 4))
+    if sharding.library == "fsdp" and workload.adapter is None:
+        return locked_weights(shape, workload, size)
+    return count * size / sharding.gradient_shards
+
+
+def locked_weights(shape: Shape, workload: Workload, number_bytes: float) -> float:
+    """Bytes that a process page-locks for its shards of all weights: FSDP2 a tensor of each, DeepSpeed one in all."""
+    shards = workload.sharding.weight_shards
+    if workload.sharding.library == "deepspeed":
+        return locked(number_bytes * shape.parameters() / shards)
+    tensors: list[tuple[float, int]] = [(inputs * outputs, many) for inputs, outputs, many in shape.linears().values()]
+    tensors += [(shape.embeddings, 1 if shape.tie_word_embeddings else 2), (shape.experts / 2, 2 * shape.mixtures)]
+    return sum(many * locked(number_bytes * numbers / shards) for numbers, many in tensors)
+
+
+def locked(size: float) -> float:
+    """Bytes that PyTorch page-locks for a tensor: the next power of two (`CachingHostAllocator.h`)."""
+    return 2.0 ** ceil(log2(size)) if size else 0.0
