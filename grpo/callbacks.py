@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -191,6 +191,20 @@ class StopOnSignal(TrainerCallback):
         if any_of(bool(self.received)):  # all stop, or none
             self.received = self.received or "a signal to another process"
             control.should_save = control.should_training_stop = True
+
+
+class WhenSharded(TrainerCallback):
+    """Evaluates the policy before the first step, once training has sharded it: nothing can be generated earlier."""
+
+    def __init__(self, stop: StopOnSignal, evaluate: Callable[[], None]) -> None:
+        self.stop, self.evaluate = stop, evaluate
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.stop.begin("evaluating before the training")
+        self.evaluate()
+        self.stop.begin(None)
 
 
 class DiskGuard(TrainerCallback):

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,15 @@ from transformers import PrinterCallback
 from trl import GRPOConfig
 
 from grpo import policy
-from grpo.callbacks import DiskGuard, HostMemoryGuard, MetricsFile, MismatchWarning, ProgressBar, StopOnSignal
+from grpo.callbacks import (
+    DiskGuard,
+    HostMemoryGuard,
+    MetricsFile,
+    MismatchWarning,
+    ProgressBar,
+    StopOnSignal,
+    WhenSharded,
+)
 from grpo.cli import output_in
 from grpo.config.batch import check_batch, completions
 from grpo.config.schema import Update, train_arguments
@@ -88,8 +97,12 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
                 try:
                     with Monitor(memory, utilization, run_dir, console) as monitor:
                         held_out = (config, run_dir, problems.held_out, rewards, console)
-                        stop.begin("evaluating before the training")
-                        summary |= evaluated("before", trainer, *held_out)
+                        before = partial(evaluated, "before", trainer, *held_out)
+                        if trainer.sharded:
+                            trainer.add_callback(WhenSharded(stop, lambda: summary.update(before())))
+                        else:
+                            stop.begin("evaluating before the training")
+                            summary |= before()
                         summary |= train(trainer, config, run_dir, checkpoint, rewards, console, monitor, stop)
                         if summary["status"] == "completed":
                             stop.begin("saving the model")
@@ -209,7 +222,10 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset, rewards: 
     arguments = train_arguments(config.train)
     arguments.pop("resume_from_checkpoint", None)
     user_init_kwargs = arguments.pop("model_init_kwargs", {})
-    if world_size() > 1 and not torch.accelerator.is_available():
+    if "true" in (os.environ.get("ACCELERATE_USE_FSDP"), os.environ.get("ACCELERATE_USE_DEEPSPEED")):
+        for name in ("fsdp", "fsdp_config", "deepspeed"):  # the file of `accelerate launch` says how to shard
+            arguments.pop(name, None)
+    if world_size() > 1 and not torch.accelerator.is_available() and not arguments.get("deepspeed"):
         arguments["use_cpu"] = True  # else accelerate takes each process for the only one
     try:
         trainer = ExactGRPOTrainer(
@@ -229,6 +245,8 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset, rewards: 
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
+    if trainer.accelerator.num_processes != world_size() or (arguments.get("fsdp") and not trainer.sharded):
+        raise ConfigError("shard: accelerate can shard over GPUs alone, and there are none; shard=none")
     used = trainer.args.model_init_kwargs or {}  # TensorBoard and others write them
     trainer.args.model_init_kwargs = {key: value for key, value in used.items() if not is_secret(key, value)}
     trainer.keeps_columns = True

@@ -68,6 +68,17 @@ def reward(prompts: list[str], completion_ids: list[list[int]], **kwargs: Any) -
     return [0.5 if len(prompt) % 2 else (sum(ids) % 7) / 3 for prompt, ids in zip(prompts, completion_ids, strict=True)]
 
 
+def idle_second(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    """All completions of the second process are equal."""
+    return [1.0 if os.environ["RANK"] == "1" else (sum(ids) % 7) / 3 for ids in completion_ids]
+
+
+def long_first(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    """The first process has long completions, the second short ones."""
+    longest = LONGEST if os.environ["RANK"] == "0" else 2
+    return rollouts(prompts, trainer, lambda generator: longest)
+
+
 class Record(TrainerCallback):
     """The weights before each step, the gradients before the optimizer takes them, and what was logged."""
 

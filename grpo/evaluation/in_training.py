@@ -1,11 +1,13 @@
 """Evaluating the policy of a trainer on held-out problems, greedily, with the generator of its rollouts."""
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from rich.console import Console
+from trl.models import unwrap_model_for_generation
 
 from grpo.evaluation.loop import Decoding, evaluate, own_file
 from grpo.generation.local import Generate, complete
@@ -39,21 +41,28 @@ def evaluate_policy(
     if trainer.use_vllm:
         trainer.vllm_generation.sync_weights()
         generate, batch_size = partial(answer, trainer), BATCH
+    whole: Any = nullcontext()
+    if trainer.is_deepspeed_enabled and not trainer.use_vllm:  # as TRL generates rollouts
+        gather = trainer.args.ds3_gather_for_generation
+        whole = unwrap_model_for_generation(
+            trainer.model_wrapped, trainer.accelerator, gather_deepspeed3_params=gather
+        )
 
     def in_phase(prompts: list[Any], temperature: float, seeds: list[int]) -> list[str]:
         # autocast as training will wrap the model, so that both evaluations compute alike
         with trainer.memory.of("evaluate"), trainer.accelerator.autocast():
             return generate(prompts, temperature, seeds)
 
-    result = evaluate(
-        generate=in_phase,
-        problems=held_out,
-        grader=grader,
-        decoding=Decoding(length),
-        file=file,
-        batch_size=batch_size,
-        console=console,
-        difficulty=difficulty,
-    )
+    with whole:
+        result = evaluate(
+            generate=in_phase,
+            problems=held_out,
+            grader=grader,
+            decoding=Decoding(length),
+            file=file,
+            batch_size=batch_size,
+            console=console,
+            difficulty=difficulty,
+        )
     model.train(was_training)
     return result

@@ -98,12 +98,16 @@ def _answered_by_all(
     console: Console,
     policy: str,
 ) -> tuple[list[list[dict[str, Any]]], Counter[str]]:
-    """Return the graded completions of each problem, and the errors of the grader; each process does a part."""
+    """Return the graded completions of each problem, and the errors of the grader; each process does a part.
+
+    Sharded weights need all processes for each batch, so that all get as many problems: the last one several times.
+    """
     before, own = grader.errors.copy(), own_file(file)
-    mine = problems.shard(world_size(), rank(), contiguous=True) if world_size() > 1 else problems
+    each = -(-len(problems) // world_size())
+    mine = problems.select([min(each * rank() + row, len(problems) - 1) for row in range(each)])
     answered = _answer_all(generate, list(mine["prompt"]), decoding, own, batch_size, console, policy)
     _grade_all(grader, mine, answered)
-    answered = gathered(answered)
+    answered = gathered(answered)[: len(problems)]
     if is_main_process():
         rows = [{**row, "problem": problem} for problem, rows in enumerate(answered) for row in rows]
         write_lines(file, list((_read(file) | {row["key"]: row for row in rows}).values()))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
 from grpo.oom import is_out_of_memory
 
@@ -23,12 +24,14 @@ def complete(
 ) -> list[str]:
     """Continue each prompt, plain or conversational, by at most `length` tokens; with temperature 0 the likeliest.
 
-    Prompts that do not fit into memory together are completed in two halves.
+    Prompts that do not fit into memory together are completed in two halves; not where the weights are sharded, as the
+    other processes already wait for this one.
     """
     try:
         return _complete(model, tokenizer, length, prompts, temperature, seeds[0])
     except RuntimeError as error:
-        if len(prompts) == 1 or not is_out_of_memory(error):
+        sharded = is_fsdp_managed_module(model) or is_deepspeed_zero3_enabled()
+        if len(prompts) == 1 or sharded or not is_out_of_memory(error):
             raise
     gc.collect()
     torch.cuda.empty_cache()

@@ -1,5 +1,6 @@
 """Checkpoints from which a training continues bit for bit: rollouts in use, order of the data, what was learned."""
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from grpo.distributed import is_main_process
 from grpo.manifest import seal
 from grpo.patching import replaced
 from grpo.trainer.extra_columns import from_tensor, to_tensor
+
+log = logging.getLogger(__name__)
 
 
 class EpochSampler(RepeatSampler):
@@ -30,6 +33,7 @@ class EpochSampler(RepeatSampler):
 class CheckpointTrainer(GRPOTrainer):
     """TRL's trainer with complete checkpoints, each with a manifest; `RolloutTrainer` adds the rollouts."""
 
+    sharded: bool
     _epoch_sampler: EpochSampler | None = None
     _unlogged: tuple[float, int] | None = None
     """Of a checkpoint between two logs: the sum of the losses since the last log, and its step."""
@@ -77,6 +81,19 @@ class CheckpointTrainer(GRPOTrainer):
                     shutil.rmtree(folder, ignore_errors=True)
                 raise
 
+    def keep(self) -> None:
+        """After an exception, write a checkpoint of the completed steps, unless there is one."""
+        done = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        if self.state.global_step and not done.exists() and not self.sharded and self.args.should_save:
+            try:
+                with (  # without waiting for the other processes
+                    replaced(self, "store_flos", lambda: None),
+                    replaced(self, "_all_have_saved", lambda: None),
+                ):
+                    self._save_checkpoint(self.model, None)
+            except Exception:  # what broke the run may break this too, and is what has to be reported
+                log.exception("no checkpoint of step %d could be written", self.state.global_step)
+
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         torch.save(state_of(self), self._state_file(output_dir))
@@ -118,7 +135,7 @@ def state_of(trainer: Any) -> dict[str, Any]:
         "skipped_in_a_row": trainer._guard.in_a_row,
         "entropy_coef": trainer.entropy_coef,
     }
-    if trainer.args.sync_ref_model and trainer.ref_model is not None and not trainer._sharded:
+    if trainer.args.sync_ref_model and trainer.ref_model is not None and not trainer.sharded:
         state["reference"] = trainer.accelerator.unwrap_model(trainer.ref_model).state_dict()
     return state
 

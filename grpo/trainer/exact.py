@@ -10,7 +10,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from accelerate.utils import DistributedType, gather_object
 
 from grpo.config.schema import LOSS_MEANS, Update
 from grpo.errors import DoesNotFit
-from grpo.patching import replaced
-from grpo.trainer.batch import Batch, loss_mask, take
+from grpo.trainer.balance import can_move, deal, duration, everyones, limits
+from grpo.trainer.batch import Batch, lengths, loss_mask, take
 from grpo.trainer.extra_columns import keep_writable
 from grpo.trainer.gradient_offload import OffloadedGradients
 from grpo.trainer.guard import NonFiniteGuard
 from grpo.trainer.local_accelerator import LocalAccelerator
-from grpo.trainer.microbatch import has_work, loss_shares
+from grpo.trainer.microbatch import cost, has_work, loss_shares
 from grpo.trainer.rollout import RolloutTrainer, too_long
 from grpo.trainer.step import StepMicrobatch, batches_of, count, nothing, worst_case
 from grpo.trainer.step_metrics import StepMetrics, merge
@@ -50,6 +50,7 @@ class ExactGRPOTrainer(RolloutTrainer):
         one_pass = self.top_entropy_quantile < 1.0 or self.aux_loss_enabled or self.loss_type not in LOSS_MEANS
         steps_in_backward = "lomo" in self.args.optim or self.args.optim.endswith("_layerwise")
         self._divisible = not (one_pass or steps_in_backward or self.args.n_gpu > 1)
+        self._by_slice = LOSS_MEANS.get(self.loss_type) == "tokens" or self._entropy_bonus_enabled
         self._only_advantage_acts = self.beta == 0.0 and not self._entropy_bonus_enabled
         self._slices: list[Batch] = []
         file = Path(self.args.output_dir) / "skipped_rows.jsonl"
@@ -132,8 +133,7 @@ class ExactGRPOTrainer(RolloutTrainer):
     def _update_policy(self, model: Any) -> torch.Tensor:
         """Compute the gradient of the step, again with smaller micro-batches after each OOM; return the loss."""
         slices, self._slices = self._slices, []
-        by_slice = LOSS_MEANS[self.loss_type] == "tokens" or self._entropy_bonus_enabled
-        batches = batches_of(slices, mix=not by_slice)
+        batches = batches_of(slices, mix=not self._by_slice)
         entropy_stats = self._entropy_window_stats
         trial = []
         if not self.budget.begun:  # `auto` on a GPU: the first step shows whether the longest sequence fits
@@ -144,12 +144,15 @@ class ExactGRPOTrainer(RolloutTrainer):
             self._guard.seen = []
             self._entropy_window_stats = entropy_stats
             microbatches = trial + self._microbatches(batches)
-            if self._sharded:  # every micro-batch gathers weights from all processes
-                microbatches += [nothing(batches)] * (self._most(len(microbatches)) - len(microbatches))
+            if self.sharded:  # every micro-batch gathers weights from all processes
+                microbatches += [nothing(batches)] * (-self._least(-len(microbatches)) - len(microbatches))
             step = count(batches, microbatches, by_sequence=self.importance_sampling_level == "sequence")
             self.memory.note()  # measuring forgets earlier peaks, also those of a pass that ran out of memory
             self.budget.watch()
+            started = time.perf_counter()
             loss, failed = self._backward(model, microbatches, step)
+            self._wait()
+            step.seconds = [time.perf_counter() - started]
             again = alone  # one sequence may run out of memory for the fragments of others, but not twice
             alone = failed is not None and len(failed.part.rows) == 1
             any_failed, hopeless = self._any(
@@ -170,7 +173,30 @@ class ExactGRPOTrainer(RolloutTrainer):
         return loss
 
     def _microbatches(self, batches: Sequence[tuple[Batch, int]]) -> list[StepMicrobatch]:
-        """Divide the sequences that can change the gradient into micro-batches under the token budget."""
+        """Divide the sequences that can change the gradient into micro-batches; return those of this process.
+
+        Where the loss allows it, the sequences of all processes are divided, and each process gets as much work.
+        """
+        processes = self.accelerator.num_processes
+        movable = not self._by_slice and all(can_move(batch) for batch, _ in batches)
+        if processes > 1:  # which then all divide alike
+            self.budget.tokens = self._least(self.budget.tokens)
+            movable = bool(self._least(int(movable)))
+        if processes == 1 or not movable:
+            return self._divided(batches, self.budget.tokens)
+        everyone = [(everyones(self.accelerator, batch), slices * processes) for batch, slices in batches]
+        tokens = sum(map(sum, (length for batch, _ in everyone for length in lengths(batch))))
+        found: list[tuple[float, list[StepMicrobatch]]] = []
+        for limit in limits(tokens, processes, self.budget.tokens):
+            microbatches = self._divided(everyone, limit)
+            costs = [cost([one.part], self.budget.tokens, self._hidden_size) for one in microbatches]
+            dealt = deal(costs, processes, in_rounds=self.sharded)
+            own = [microbatches[index] for index in dealt[self.accelerator.process_index]]
+            found.append((duration(costs, dealt, in_rounds=self.sharded), own))
+        return min(found, key=lambda choice: choice[0])[1]
+
+    def _divided(self, batches: Sequence[tuple[Batch, int]], limit: int) -> list[StepMicrobatch]:
+        """Divide the sequences that can change the gradient into micro-batches of at most so many tokens."""
         microbatches = []
         for batch, slices in batches:
             tokens = loss_mask(batch).sum(1).tolist()
@@ -181,7 +207,7 @@ class ExactGRPOTrainer(RolloutTrainer):
             token_shares = loss_shares(tokens)
             share = {"sequences": loss_shares([1] * len(tokens)), "tokens": token_shares, "generation": None}
             mean = LOSS_MEANS[self.loss_type]
-            for part in self._divide(batch, rows, share[mean]):
+            for part in self._divide(batch, rows, limit, share[mean]):
                 if mean != "generation":  # TRL divides the loss of each of its slices by their number
                     part = replace(part, weight=part.weight * slices)
                 counted = sum(tokens[row] for row in part.rows)
@@ -194,20 +220,18 @@ class ExactGRPOTrainer(RolloutTrainer):
         """Add up the gradients of micro-batches; return the loss, and the micro-batch that ran out of memory, if any.
 
         No process waits for another here, so that each may run out of memory alone: gradients and metrics stay local,
-        and DDP is bypassed. Sharded weights need all processes, so that each has as many micro-batches.
+        and DDP is bypassed. Sharded weights need all processes, so that each has as many micro-batches; their gradients
+        are reduced and sharded after each, so that no process holds whole ones.
         """
         module = model
-        if self.accelerator.num_processes > 1 and not self._sharded:
+        if self.accelerator.num_processes > 1 and not self.sharded:
             module = self.accelerator.unwrap_model(model, keep_torch_compile=False)
         gradients = self.accelerator.gradient_state
-        own = nullcontext()
-        if self._sharded and not gradients.plugin_kwargs.get("sync_each_batch", False):
-            own = self.accelerator.no_sync(model)
         loss = torch.zeros((), device=self.accelerator.device)
         microbatch = None
         gradients._set_sync_gradients(False)
         try:
-            with own, self._alone():
+            with self._alone():
                 for microbatch in microbatches:
                     with self._recorded(microbatch, step):
                         loss += self._backward_one(module, microbatch)
@@ -234,7 +258,7 @@ class ExactGRPOTrainer(RolloutTrainer):
         TRL, to weights that only skipped completions use.
         """
         metrics = self._metrics["train"]
-        several = self.accelerator.num_processes > 1 or self._sharded
+        several = self.accelerator.num_processes > 1 or self.sharded
         images_skipped = step.skipped and "pixel_values" in batches[0][0]
         if several or images_skipped or self._entropy_bonus_enabled or not step.microbatches:
             self._metrics["train"] = defaultdict(list)
@@ -276,9 +300,9 @@ class ExactGRPOTrainer(RolloutTrainer):
         finally:
             self._metrics["train"], self.entropy_coef = metrics, coefficient
 
-    def _most(self, count: int) -> int:
-        """Return the largest of these numbers over all processes."""
-        return int(self.accelerator.gather(torch.tensor([count], device=self.accelerator.device)).max())
+    def _least(self, number: int) -> int:
+        """Return the smallest of these numbers over all processes."""
+        return int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).min())
 
     def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return TRL's loss; its batch is kept until the gradient is known to be finite."""
@@ -316,19 +340,6 @@ class ExactGRPOTrainer(RolloutTrainer):
         model.zero_grad(set_to_none=True)
         if self._offloaded_gradients:
             self._offloaded_gradients.drop()
-
-    def keep(self) -> None:
-        """After an exception, write a checkpoint of the completed steps, unless there is one."""
-        done = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        if self.state.global_step and not done.exists() and not self._sharded and self.args.should_save:
-            try:
-                with (  # without waiting for the other processes
-                    replaced(self, "store_flos", lambda: None),
-                    replaced(self, "_all_have_saved", lambda: None),
-                ):
-                    self._save_checkpoint(self.model, None)
-            except Exception:  # what broke the run may break this too, and is what has to be reported
-                log.exception("no checkpoint of step %d could be written", self.state.global_step)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as TRL does, with the steps repeated and skipped and the peak of memory since the last log."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import is_peft_model
 from trl.trainer import grpo_trainer
 
 from grpo.config.schema import Update
@@ -47,9 +48,12 @@ class RolloutTrainer(CheckpointTrainer):
             train_in_float32(self.model)
         self.update = update or Update()
         self.budget = TokenBudget(self.update.max_tokens_per_microbatch, self.accelerator.device)
+        self._hidden_size = self.model.config.get_text_config().hidden_size
         self._can_share = self.update.share_prompts and can_share(self.model)
         self._part: Microbatch | None = None  # that goes through the policy right now
-        self._sharded = self.accelerator.distributed_type.value in SHARDED
+        self.sharded = self.accelerator.distributed_type.value in SHARDED
+        if self.accelerator.is_fsdp2:  # else generation does not wait for the processes whose completions are longer
+            (self.model.get_base_model() if is_peft_model(self.model) else self.model)._is_fsdp_managed_module = True
         self._prompts_at_once: int | None = None
         self._oom_retries = 0
         self.memory = MemoryReadings(on_gpu=self.accelerator.device.type == "cuda")
@@ -65,7 +69,7 @@ class RolloutTrainer(CheckpointTrainer):
 
     def _survives(self, error: RuntimeError) -> bool:
         """Return whether to retry after an exception; with sharded weights the other processes already wait."""
-        return is_out_of_memory(error) and self.update.on_oom == "retry" and not self._sharded
+        return is_out_of_memory(error) and self.update.on_oom == "retry" and not self.sharded
 
     @contextmanager
     def _clock(self, phase: str) -> Iterator[None]:
@@ -239,7 +243,7 @@ class RolloutTrainer(CheckpointTrainer):
         if self._part is not None and self._part.shared:
             with self.accelerator.autocast():
                 result = (*score(model, input_ids, attention_mask, logits_to_keep), None)
-        elif self._part is not None or torch.is_grad_enabled() or compute_aux_loss or self._sharded:
+        elif self._part is not None or torch.is_grad_enabled() or compute_aux_loss or self.sharded:
             options = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
             compute = super()._get_per_token_logps_and_entropies
             result = compute(model, input_ids, attention_mask, logits_to_keep, batch_size, **options, **fields)
@@ -264,7 +268,7 @@ class RolloutTrainer(CheckpointTrainer):
         entropies = torch.zeros_like(logps) if compute_entropy else None
         alone = False
         while True:
-            parts = self._divide(batch, rows)
+            parts = self._divide(batch, rows, self.budget.tokens)
             try:
                 for part in parts:
                     inputs = take(batch, part, self.pad_to_multiple_of)
@@ -290,13 +294,14 @@ class RolloutTrainer(CheckpointTrainer):
             self._oom_retries += 1
             self.budget.halve(part.tokens)
 
-    def _divide(self, batch: Batch, rows: Sequence[int], share: Sequence[float] | None = None) -> list[Microbatch]:
+    def _divide(
+        self, batch: Batch, rows: Sequence[int], budget: int, share: Sequence[float] | None = None
+    ) -> list[Microbatch]:
         """Divide sequences of a batch into micro-batches; see `grpo.trainer.microbatch.pack`."""
         prompts = None
         if self._can_share and not batch.keys() & {*IMAGES, *BOTH}:
             prompts = real_tokens(batch["prompt_ids"], batch["prompt_mask"])
-        hidden_size = self.model.config.get_text_config().hidden_size
-        return pack(*lengths(batch), self.budget.tokens, rows, share, prompts, hidden_size)
+        return pack(*lengths(batch), budget, rows, share, prompts, self._hidden_size)
 
     @contextmanager
     def _at(self, part: Microbatch) -> Iterator[None]:

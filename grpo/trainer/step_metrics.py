@@ -30,6 +30,8 @@ class StepMetrics:
     """Tokens of the loss in the skipped completions."""
     microbatches: int = 0
     padded_tokens: int = 0
+    seconds: list[float] = field(default_factory=list)
+    """Time of the micro-batches on each process, seconds."""
     sums: dict[str, float] = field(default_factory=dict)
     """The sum of each metric over its tokens or sequences."""
     counts: dict[str, float] = field(default_factory=dict)
@@ -88,6 +90,8 @@ class StepMetrics:
         result["update/microbatches"] = self.microbatches
         result["update/padded_tokens"] = self.padded_tokens
         result["update/rows_skipped"] = self.skipped
+        if len(self.seconds) > 1:  # the mean wait for the slowest process
+            result["time/wait"] = max(self.seconds) - sum(self.seconds) / len(self.seconds)
         return result
 
 
@@ -98,6 +102,7 @@ def merge(parts: Iterable[StepMetrics]) -> StepMetrics:
         for name in ("tokens", "rows", "skipped", "skipped_tokens", "padded_tokens"):
             setattr(first, name, getattr(first, name) + getattr(part, name))
         first.microbatches = max(first.microbatches, part.microbatches)
+        first.seconds += part.seconds
         for name in part.sums:
             first._add(name, part.sums[name], part.counts[name])
         for name, value in part.extremes.items():

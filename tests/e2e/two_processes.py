@@ -12,22 +12,12 @@ from accelerate import PartialState
 from trl import GRPOTrainer
 
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
-from tests.stock_trl import Record, make, relative_difference, rollouts, tiny_llama, train
+from tests.stock_trl import Record, idle_second, long_first, make, relative_difference, tiny_llama, train
 
 tiny_llama()  # before there are several: afterwards only the first would save its whole policy
 RANK = PartialState(cpu=True).process_index
 OPTIONS: dict[str, Any] = {"use_cpu": True, "ddp_find_unused_parameters": False, "max_steps": 2}
 SMALL = Update(max_tokens_per_microbatch=100)
-
-
-def idle_second(completion_ids: list, **kwargs: Any) -> list[float]:
-    """All rows of the second process are equal."""
-    return [1.0 if RANK else (sum(ids) % 7) / 3 for ids in completion_ids]
-
-
-def long_first(prompts: list, trainer: Any) -> dict[str, Any]:
-    """The first process has long completions, the second short ones."""
-    return rollouts(prompts, trainer, (lambda generator: 24) if RANK == 0 else (lambda generator: 2))
 
 
 CASES: dict[str, dict[str, Any]] = {

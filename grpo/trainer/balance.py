@@ -1,0 +1,77 @@
+"""The micro-batches of a step, dealt out over the processes so that none waits for another."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from grpo.trainer.batch import BOTH, COMPLETION, IMAGES, PROMPT, Batch
+
+SPLITS = (1, 2, 3, 4)
+"""Micro-batches per process that are tried where the token budget allows fewer."""
+
+
+def can_move(batch: Batch) -> bool:
+    """Return whether the rows of a batch can be computed by another process: not those with images."""
+    return not batch.keys() & {*IMAGES, *BOTH}
+
+
+def everyones(accelerator: Any, batch: Batch) -> Batch:
+    """Return the rows of all processes as one batch, in the order of the processes, padded to the longest of all.
+
+    Every process has to call it, with as many rows.
+    """
+    gathered: Batch = {}
+    for key, value in batch.items():
+        if isinstance(value, torch.Tensor) and value.ndim:
+            if key in (*PROMPT, *COMPLETION) and value.ndim == 2:
+                value = accelerator.pad_across_processes(value, dim=1, pad_first=key in PROMPT)
+            value = accelerator.gather(value)
+        gathered[key] = value
+    return gathered
+
+
+def limits(tokens: int, processes: int, budget: int) -> list[int]:
+    """Return token budgets to try for a step: the given one, and those that give each process a few micro-batches.
+
+    Args:
+        tokens: of all rows of the step.
+        processes: that share them.
+        budget: tokens that a micro-batch may have.
+    """
+    smaller = {-(-tokens // (processes * split)) for split in SPLITS}
+    return sorted({budget, *(limit for limit in smaller if 0 < limit < budget)}, reverse=True)
+
+
+def deal(costs: Sequence[float], processes: int, in_rounds: bool) -> list[list[int]]:
+    """Deal out micro-batches, the most expensive first, each to the process with the least to do.
+
+    This ends at most a third later than the best division would (R. L. Graham, Bounds on multiprocessing timing
+    anomalies, 1969).
+
+    Args:
+        costs: of the micro-batches.
+        processes: number of processes.
+        in_rounds: whether processes meet at each micro-batch, as with sharded weights. Then a round has one for each.
+
+    Returns:
+        Indices of the micro-batches of each process.
+    """
+    order = sorted(range(len(costs)), key=lambda index: -costs[index])
+    if in_rounds:
+        return [order[process::processes] for process in range(processes)]
+    dealt: list[list[int]] = [[] for _ in range(processes)]
+    load = [0.0] * processes
+    for index in order:
+        process = load.index(min(load))
+        dealt[process].append(index)
+        load[process] += costs[index]
+    return dealt
+
+
+def duration(costs: Sequence[float], dealt: Sequence[Sequence[int]], in_rounds: bool) -> float:
+    """Return the cost at which the last process ends: of the slowest, or of the slowest in each round."""
+    if not in_rounds:
+        return max(sum(costs[index] for index in own) for own in dealt)
+    rounds = max(map(len, dealt))
+    return sum(max(costs[own[turn]] for own in dealt if turn < len(own)) for turn in range(rounds))

@@ -1,0 +1,108 @@
+"""Run by torchrun: stock TRL and ours on two processes that share one sharded policy; writes what it found as JSON."""
+
+import copy
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from peft import LoraConfig
+from transformers import TrainerCallback
+from trl import GRPOTrainer
+
+from grpo.config.schema import ROOT, register
+from grpo.trainer import ExactGRPOTrainer, Update
+from tests.sharding_on_cpus import enable
+from tests.stock_trl import idle_second, long_first, make, tiny_llama
+
+SMALL = Update(max_tokens_per_microbatch=100)
+CASES: dict[str, dict[str, Any]] = {
+    "uneven lengths": {"rollout_func": long_first},
+    "KL, two iterations, four slices": {
+        "loss_type": "grpo",
+        "beta": 0.04,
+        "num_iterations": 2,
+        "max_steps": 4,
+        "gradient_accumulation_steps": 4,
+        "per_device_train_batch_size": 4,
+    },
+    "zero variance on one process": {"reward_funcs": idle_second},
+    "a mean of each slice": {"loss_type": "bnpo"},
+    "LoRA, checkpointing": {
+        "gradient_checkpointing": True,
+        "peft_config": LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False),
+    },
+}
+
+
+class Weights(TrainerCallback):
+    """The unsharded weights before the first step; `after` gives those at the end."""
+
+    def __init__(self, trainer: GRPOTrainer) -> None:
+        self.trainer = trainer
+
+    def now(self) -> dict[str, torch.Tensor]:
+        """Return all of them on the first process."""
+        model = self.trainer.deepspeed if self.trainer.is_deepspeed_enabled else self.trainer.model
+        found = self.trainer.accelerator.get_state_dict(model) or {}
+        return {name: weight.detach().double().clone() for name, weight in found.items()}
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.before = self.now()
+
+
+def change(trainer: GRPOTrainer) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+    """Train; return how the weights have changed, and what was logged."""
+    weights = Weights(trainer)
+    trainer.add_callback(weights)
+    trainer.train()
+    after = weights.now()
+    logs = [row for row in trainer.state.log_history if "loss" in row]
+    return {name: after[name] - weight for name, weight in weights.before.items()}, logs
+
+
+def relative_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    size = sum(float(one.pow(2).sum()) for one in theirs.values())
+    assert size > 0
+    return (sum(float((ours[name] - one).pow(2).sum()) for name, one in theirs.items()) / size) ** 0.5
+
+
+def shard_options(name: str) -> dict[str, Any]:
+    """Return what a choice of `conf/shard` sets, for GRPOConfig."""
+    register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        options = OmegaConf.to_container(compose("config", [f"shard={name}"]).train)
+    assert isinstance(options, dict)
+    return {key: options[key] for key in ("fsdp", "fsdp_config", "deepspeed") if options[key]}
+
+
+def main() -> None:
+    tiny_llama()  # before there are several: afterwards only the first would save its whole policy
+    enable()
+    shard, file = sys.argv[1:]
+    options = {**shard_options(shard), "optim": "sgd", "learning_rate": 0.1}
+    if "deepspeed" not in options:
+        options["use_cpu"] = True
+    found: dict[str, Any] = {}
+    folder = Path(tempfile.mkdtemp())
+    for name, case in CASES.items():
+        torch.manual_seed(0)
+        stock = make(GRPOTrainer, folder, **copy.deepcopy({**options, **case}))
+        theirs, trl_logs = change(stock)
+        torch.manual_seed(0)
+        trainer = make(ExactGRPOTrainer, folder, update=SMALL, **copy.deepcopy({**options, **case}))
+        ours, logs = change(trainer)
+        found[name] = {"sharding": str(trainer.accelerator.distributed_type), "logs": logs, "trl": trl_logs}
+        if theirs:
+            found[name]["change"] = relative_difference(ours, theirs)
+            print(name, found[name]["change"], flush=True)
+    if trainer.accelerator.process_index == 0:
+        Path(file).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
