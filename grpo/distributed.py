@@ -8,6 +8,8 @@ import functools
 import json
 import os
 import socket
+import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -34,6 +36,11 @@ def world_size() -> int:
 def local_world_size() -> int | None:
     """Return the number of those on this machine; None if no launcher says."""
     return int(os.environ["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in os.environ else None
+
+
+def has_other_machines() -> bool:
+    """Return whether processes on other machines train, too."""
+    return local_world_size() not in (None, world_size())
 
 
 def rank() -> int:
@@ -73,7 +80,7 @@ def choose_interface() -> None:
 
     gloo would take that of this machine's name, which need not be one that other machines can reach.
     """
-    if local_world_size() in (None, world_size()):
+    if not has_other_machines():
         return
     with contextlib.suppress(OSError):
         address = address_towards(os.environ["MASTER_ADDR"])
@@ -81,6 +88,33 @@ def choose_interface() -> None:
             if address in [each.address for each in addresses] and not address.startswith("127."):
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def end_silent_connections(limit: float) -> None:
+    """Let the system end connections to machines that are silent, as after a loss of power, which it does after hours.
+
+    The libraries that wait for such a machine get an error then. See TCP_USER_TIMEOUT in tcp(7).
+
+    Args:
+        limit: seconds of silence.
+    """
+
+    def watch() -> None:
+        options = [
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(limit / 4))),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(limit / 4))),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * limit)),
+        ]
+        while True:
+            for one in psutil.Process().net_connections("tcp"):  # libraries open more of them at any time
+                if one.raddr:
+                    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(one.fd)) as connection:
+                        for option in options:
+                            connection.setsockopt(*option)
+            time.sleep(limit / 4)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @functools.cache

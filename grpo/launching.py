@@ -29,6 +29,8 @@ from grpo.runs.resume import continue_interrupted
 
 BY_US = "GRPO_LAUNCHED"
 """Environment variable of the processes that this module has started: their run directory."""
+STOPPED = 130
+"""Exit status of a run that was told to stop."""
 DIRECTORY = "grpo/directory"
 """Key of the store of several machines: the run directory."""
 
@@ -230,36 +232,29 @@ def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
         program: module of the command.
 
     Raises:
-        RunError: a process failed and has said why, or died and cannot.
+        RunError: a process failed and has said why, or died and cannot; the machines do not meet, or lose each other.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what is no fault here
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it would repeat what a process said
+    elastic = logging.getLogger("torch.distributed.elastic")  # it would repeat what a process said
+    elastic.propagate = False
+    elastic.addHandler(logging.NullHandler())
     os.environ[BY_US] = str(run_dir)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # gloo would find the dead processes' addresses in it
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // config.launch.processes)))
-    own = [f"hydra.run.dir='{run_dir}'", "hydra.output_subdir=null"]
-    if config.launch.nodes > 1:  # a machine that falls silent is noticed by those that wait for it
-        own.append(f"train.ddp_timeout={min(config.launch.timeout, config.train.ddp_timeout)}")
-    again = "train.resume_from_checkpoint=auto continues from the last checkpoint"
+    own, summary = [f"hydra.run.dir='{run_dir}'", "hydra.output_subdir=null"], run_dir / "summary.json"
+    if is_first(config):
+        write_json(summary, {"status": "running", "reason": None})
     try:
         elastic_launch(elastic_config(config, run_dir), sys.executable)("-m", program, *sys.argv[1:], *own)
-    except ChildFailedError as error:
-        raise reported(error, run_dir / "summary.json") from error
-    except SignalException as error:
-        reason = read_json(run_dir / "summary.json").get("reason") or f"{error.sigval.name}"
-        raise RunError(f"stopped: {reason}; train.resume_from_checkpoint=auto continues it", status=130) from error
-    except RendezvousTimeoutError as error:
-        where = f"{config.launch.rendezvous} within launch.timeout={config.launch.timeout} s"
-        raise RunError(f"launch.nodes={config.launch.nodes}: not all machines came to {where}") from error
-    except (RendezvousError, DistError) as error:
-        raise RunError(f"failed: the other machines have ended or cannot be reached; {again}") from error
-    return read_json(run_dir / "summary.json")
+    except (ChildFailedError, SignalException, RendezvousError, DistError) as error:
+        raise reported(error, config, summary) from error
+    return read_json(summary)
 
 
 def elastic_config(config: DictConfig, run_dir: Path) -> Any:
@@ -283,15 +278,30 @@ def elastic_config(config: DictConfig, run_dir: Path) -> Any:
     )
 
 
-def reported(error: Any, summary: Path) -> BaseException:
-    """Return what ends this process after others have failed, and note in `summary.json` what they cannot.
+def reported(error: Exception, config: DictConfig, summary: Path) -> BaseException:
+    """Return what ends this process after others have, and note in `summary.json` what they cannot.
 
     Args:
-        error: torchelastic's `ChildFailedError`.
+        error: of torchelastic.
     """
-    rank, failure = error.get_first_failure()
-    if failure.exitcode >= 0:  # it has said why itself
-        return SystemExit(failure.exitcode)
-    reason = f"process {rank} was killed by {signal.Signals(-failure.exitcode).name}"
-    write_json(summary, {**read_json(summary), "status": "failed", "reason": reason})
-    return RunError(f"failed: {reason}; train.resume_from_checkpoint=auto continues from the last checkpoint")
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+
+    written, again = read_json(summary), "train.resume_from_checkpoint=auto continues"
+    if isinstance(error, SignalException) or written.get("status") == "stopped":
+        reason = written.get("reason") or getattr(error, "sigval", signal.SIGTERM).name
+        return RunError(f"stopped: {reason}; {again} it", status=STOPPED)
+    knows = is_first(config) and written.get("status") == "running"
+    reason = "the other machines have ended or cannot be reached"
+    if isinstance(error, ChildFailedError):
+        rank, failure = error.get_first_failure()
+        if failure.exitcode >= 0:  # it has said why itself
+            return SystemExit(failure.exitcode)
+        knows, reason = True, f"process {rank} was killed by {signal.Signals(-failure.exitcode).name}"
+    elif isinstance(error, RendezvousTimeoutError):
+        where = f"{config.launch.rendezvous} within launch.timeout={config.launch.timeout} s"
+        reason = f"launch.nodes={config.launch.nodes}: not all machines came to {where}"
+    if knows:
+        write_json(summary, {**written, "status": "failed", "reason": reason})
+    return RunError(f"failed: {reason}; {again} from the last checkpoint")

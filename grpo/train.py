@@ -18,10 +18,18 @@ from omegaconf import DictConfig
 from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.check import check
 from grpo.config.schema import ROOT
-from grpo.distributed import agreed, choose_interface, is_launched, is_main_process, restarts
+from grpo.distributed import (
+    agreed,
+    choose_interface,
+    end_silent_connections,
+    has_other_machines,
+    is_launched,
+    is_main_process,
+    restarts,
+)
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
-from grpo.launching import BY_US, check_processes, choose_directory, is_first, launch, with_processes
+from grpo.launching import BY_US, STOPPED, check_processes, choose_directory, is_first, launch, with_processes
 from grpo.planning.advice import advise
 from grpo.planning.fit import Plan, make_plan, settled
 from grpo.runs.files import write_json
@@ -43,8 +51,10 @@ def job(config: DictConfig) -> float | None:
     try:
         summary = start_run(config, run_dir, list(hydra_config.overrides.task))
         if summary["status"] == "stopped":
+            if BY_US in os.environ and is_launched():  # the process that has started this one says it
+                sys.exit(STOPPED)
             again = "train.resume_from_checkpoint=auto continues it"
-            raise RunError(f"stopped: {summary['reason']}; {again}", status=130)
+            raise RunError(f"stopped: {summary['reason']}; {again}", status=STOPPED)
         return summary["accuracy_after"]
     except KeyboardInterrupt:
         if not (run_dir / "summary.json").exists():  # else a run has written its own
@@ -72,6 +82,8 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
     check(config)
     if is_main_process() and BY_US not in os.environ and (is_launched() or is_first(config)):  # else another has it
         take(run_dir)
+    if config.launch.nodes > 1 or has_other_machines():
+        end_silent_connections(config.launch.timeout / 2)
     if config.launch.processes * config.launch.nodes > 1 and not is_launched():
         plan_first(config, overrides)
         check_named(config.train.resume_from_checkpoint)
