@@ -9,12 +9,18 @@ import argparse
 import json
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
+from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
 from rich.console import Console
@@ -22,6 +28,8 @@ from rich.progress import track
 from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.kernels import chunked_logprob
 from trl.trainer.utils import add_fused_lm_head
@@ -103,7 +111,11 @@ def compare(model: str, method: str, checkpointing: bool, rows: int, length: int
 class PeakTracker(MemTracker):
     """Follows the total peak only; with LoRA's many modules that of every module would take hours."""
 
+    follows = True
+
     def _update_peak_stats(self, peak_state: Any) -> None:
+        if not self.follows:
+            return
         for device, snapshot in self._curr_mem_snap.items():
             if self._peak_mem.get(device, 0) < snapshot["Total"]:
                 self._peak_mem[device] = snapshot["Total"]
@@ -114,10 +126,19 @@ class PeakTracker(MemTracker):
     _post_fw_hook = _pre_bw_hook = _post_bw_hook = _pre_fw_hook
 
 
-def simulate(numbers: dict[str, Any], method: str, checkpointing: bool, rows: int, length: int) -> float:
-    """Return the peak in bytes over two optimizer steps of two micro-batches each, in bfloat16."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
+def simulate(
+    numbers: dict[str, Any], method: str, checkpointing: bool, rows: int, length: int, processes: int = 1
+) -> float:
+    """Return the peak in bytes over two optimizer steps of two micro-batches each, in bfloat16.
+
+    Args:
+        processes: over which FSDP2 divides the policy, of which one is simulated. The peak is then that of the forward
+            and backward passes: in the optimizer's step DTensor computes shapes with whole tensors, fakes as well.
+    """
+    with one_process_of(processes) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
         model = policy(numbers, method, checkpointing)
+        if mesh:
+            shard(model, mesh)
         trained = [weight for weight in model.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(trained, foreach=False)
         tracker = PeakTracker()
@@ -130,9 +151,44 @@ def simulate(numbers: dict[str, Any], method: str, checkpointing: bool, rows: in
                     output = model(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True)
                     output.log_probs.mean().backward()
                     del output
+                tracker.follows = processes == 1
                 optimizer.step()
                 optimizer.zero_grad()
+                tracker.follows = True
         return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+
+
+@contextmanager
+def one_process_of(processes: int) -> Iterator[DeviceMesh | None]:
+    """Stand for the first of several processes whose messages go nowhere."""
+    if processes == 1:
+        yield None
+        return
+    dist.init_process_group("fake", rank=0, world_size=processes, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", (processes,), mesh_dim_names=("shards",))
+    finally:
+        dist.destroy_process_group()
+
+
+def shard(model: Any, mesh: DeviceMesh) -> None:
+    """Divide a policy as `shard=fsdp2` does, by accelerate."""
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        reshard_after_forward=True,
+        cpu_ram_efficient_loading=False,
+    )
+    plugin.set_mixed_precision("bf16")
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin),
+        torch_device_mesh=mesh,
+        parallelism_config=SimpleNamespace(fsdp_dim_names=("shards",)),
+        mixed_precision="bf16",
+        is_main_process=False,
+        device=torch.device("cpu"),
+    )
+    fsdp2_prepare_model(accelerator, model)
 
 
 def policy(numbers: dict[str, Any], method: str, checkpointing: bool) -> Any:

@@ -21,6 +21,8 @@ from grpo.planning.workload import Sharding
 
 MAX_SUGGESTIONS = 4
 """Suggestions that are shown at most."""
+MACHINE = 8
+"""GPUs of the largest usual machine."""
 LOW_USE = 0.5
 """Fraction of the GPU's memory below which a run could make better use of it."""
 Change = tuple[dict[str, str], str]
@@ -73,15 +75,16 @@ def advise(overrides: Sequence[str], config: DictConfig, plan: Plan) -> list[dic
         suggestions = single_changes(list(onto_the_gpu(config)), planner.plan, 1)
     else:
         suggestions = better_uses(config, planner.plan)
-    if plan.problem and not suggestions and not plan.unified and number_of_processes(config):
-        suggestions = sharded_over_several(planner.plan)
     typed_groups = {word.lstrip("+~").split("=")[0].split(".")[0] for word in overrides if "." in word.split("=")[0]}
     fixed = typed_groups & {"model", "peft"}  # another choice of a group would not replace keys of it that were typed
-    return [
+    possible = [
         suggestion
         for suggestion in suggestions
         if not fixed & {override.split("=")[0] for override in suggestion["overrides"]}
     ]
+    if plan.problem and not possible and not plan.unified:
+        return sharded_over_several(config, planner.plan)
+    return possible
 
 
 def remedies(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
@@ -129,19 +132,25 @@ def verified(changes: Sequence[Change], plan: Callable[[dict[str, str]], Plan | 
     return {"overrides": words, "effect": "; ".join(effects), "peak_gb": planned.peak_gb}
 
 
-def number_of_processes(config: DictConfig) -> tuple[str, int] | None:
-    """Return the key that sets how many processes train, and their number; None if a launcher has started them."""
-    if config.plan.processes is not None:
-        return "plan.processes", config.plan.processes
-    return ("launch.processes", config.launch.processes) if world_size() == 1 else None
+def more_gpus(config: DictConfig) -> Iterator[Change]:
+    """Yield more processes, from a full machine on as more machines; nothing if a launcher has started them already."""
+    launch = config.launch
+    for times in (2, 4, 8) if config.plan.processes is not None or world_size() == 1 else ():
+        effect = f"{times} times as many GPUs, and a larger batch"
+        if config.plan.processes is not None:
+            yield {"plan.processes": str(times * config.plan.processes)}, effect
+        elif times * launch.processes <= MACHINE:
+            yield {"launch.processes": str(times * launch.processes)}, effect
+        else:
+            yield {"launch.nodes": str(times * launch.nodes)}, effect
 
 
-def sharded_over_several(plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
+def sharded_over_several(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
     """Return the smallest number of GPUs that a run for one fits if it is sharded over them, with and without offload.
 
     The last resort: whoever plans for one GPU may have only that.
     """
-    changes = [({"launch.processes": str(count)}, f"{count} GPUs, and a larger batch") for count in (2, 4, 8)]
+    changes = list(more_gpus(config))
     shards = [({"shard": "fsdp2"}, "divided over them"), ({"shard": "fsdp2_offload"}, "offloaded to CPU, slower")]
     found = [[verified([change, shard], plan) for change in changes] for shard in shards]
     return [next(filter(None, fitting)) for fitting in found if any(fitting)]
@@ -161,7 +170,7 @@ def onto_the_gpu(config: DictConfig) -> Iterator[Change]:
 
 def sharding_changes(config: DictConfig) -> Iterator[Change]:
     """Yield what several processes can divide or offload, then more of them."""
-    sharding, known = sharding_of(config), number_of_processes(config)
+    sharding = sharding_of(config)
     if sharding.processes == 1:
         return
     name = library_of(sharding)
@@ -176,9 +185,7 @@ def sharding_changes(config: DictConfig) -> Iterator[Change]:
         yield {"shard": f"{name}_offload"}, f"{divided}, and offloaded to CPU, slower"
     if sharding.library == "fsdp":
         yield {"shard": "zero3"}, "the same algorithm with DeepSpeed, which does not load the weights once per process"
-    for times in (2, 4, 8):
-        if known:
-            yield {known[0]: str(times * known[1])}, f"{times} times as many GPUs, and a larger batch"
+    yield from more_gpus(config)
 
 
 def harmless_first(config: DictConfig) -> Iterator[Change]:

@@ -37,7 +37,7 @@ def offloaded(shape: Shape, workload: Workload) -> Components:
     """Bytes that the processes of a machine have offloaded to CPU, each its own shards."""
     sharding, (count, _) = workload.sharding, trained(shape, workload)
     parts: Components = {}
-    if sharding.offload_weights:
+    if sharding.offload_weights and not workload.quantized:
         parts["offloaded weights"] = locked_weights(shape, workload, held(shape, workload) / shape.parameters())
         if workload.reference:
             parts["offloaded reference"] = locked_weights(shape, workload, workload.weight_bytes)

@@ -171,7 +171,7 @@ def persistent(shape: Shape, workload: Workload) -> Components:
     sharding, (count, size) = workload.sharding, trained(shape, workload)
     shards = 1 if workload.quantized else sharding.weight_shards
     copied = sharding.library == "deepspeed" and sharding.float32 and workload.adapter is None
-    here = 0 if sharding.offload_weights else 1
+    here = 0 if sharding.offload_weights and not workload.quantized else 1
     parts = {
         "context": CONTEXT if workload.device == "cuda" else 0.0,
         "process": HOST["cpu"] if workload.device == "cpu" else 0.0,
@@ -246,8 +246,9 @@ def update(shape: Shape, workload: Workload) -> Components:
     experts = adapted_experts(shape, workload)
     activations = final + (float(inputs) if workload.checkpointing else kept * shape.num_hidden_layers)
     activations += experts * (1 if workload.checkpointing else shape.mixtures)
+    layer += unsharded_gradients(shape, workload)
     work = max(head, kept + layer if workload.checkpointing else layer)
-    stays = persistent(shape, workload) | gradients(shape, workload)
+    stays = persistent(shape, workload) | {"gradients": gradients(shape, workload)}
     if (
         workload.weight_bytes > workload.compute_bytes and not workload.quantized
     ):  # autocast keeps its copies to the end of the pass
@@ -263,20 +264,23 @@ def update(shape: Shape, workload: Workload) -> Components:
     return max(backward, stays | {"optimizer step": step}, key=lambda parts: sum(parts.values()))
 
 
-def gradients(shape: Shape, workload: Workload) -> Components:
-    """Bytes of the gradients of earlier micro-batches, and of those of two layers on their way to their shards.
+def gradients(shape: Shape, workload: Workload) -> float:
+    """Bytes of the gradients of earlier micro-batches.
 
-    FSDP2 keeps float32, DeepSpeed the type of the computation (`gradient_accumulation_dtype`).
+    FSDP2 keeps them in float32, DeepSpeed in the type of the computation (`gradient_accumulation_dtype`).
     """
     sharding, (count, size) = workload.sharding, trained(shape, workload)
-    found = count * (workload.compute_bytes if sharding.library == "deepspeed" else size) / sharding.gradient_shards
+    if sharding.offload_optimizer:
+        return 0.0
     if workload.gradients_on_host:  # of one matrix, and the copy it is added to
-        found = 0.0 if workload.adapter else 2.0 * size * shape.hidden_size * shape.intermediate_size
-    on_their_way = 0.0
-    if sharding.library == "fsdp":
-        layer = count / shape.num_hidden_layers if workload.adapter else layer_parameters(shape)
-        on_their_way = 2 * layer * workload.compute_bytes
-    return {"gradients": 0.0 if sharding.offload_optimizer else found, "unsharded gradients": on_their_way}
+        return 0.0 if workload.adapter else 2.0 * size * shape.hidden_size * shape.intermediate_size
+    return count * (workload.compute_bytes if sharding.library == "deepspeed" else size) / sharding.gradient_shards
+
+
+def unsharded_gradients(shape: Shape, workload: Workload) -> float:
+    """Bytes of the gradients of two layers that FSDP2 has whole on their way to the shards."""
+    layer = trained(shape, workload)[0] / shape.num_hidden_layers if workload.adapter else layer_parameters(shape)
+    return 2 * layer * workload.compute_bytes if workload.sharding.library == "fsdp" else 0.0
 
 
 def phases(shape: Shape, workload: Workload) -> dict[str, Components]:

@@ -396,13 +396,54 @@ def test_nothing_that_changes_the_algorithm_is_suggested(advice: Advice) -> None
         "generation",
         "model",
         "peft",
-        "launch.processes",
+        "launch.",
         "shard",
     )
     for line in (LARGE, ("+gpu=t4", "model=qwen2_5_14b"), ("+gpu=any", "peft=none", "model=llama3_2_3b")):
         for suggestion in advice(line):
             assert all(word.startswith(allowed) for word in suggestion["overrides"])
             assert suggestion["effect"]
+
+
+SEVERAL = ("+gpu=a100_80gb", "peft=none", "model=qwen2_5_7b", "train.optim=adamw_torch_fused")
+
+
+@pytest.mark.parametrize(
+    ("line", "suggested"),
+    [
+        (("launch.processes=4", "gpu.memory_gb=40"), "shard=fsdp2"),
+        (("launch.processes=4", "gpu.memory_gb=24"), "shard=fsdp2_offload"),
+        (("launch.processes=2", "gpu.memory_gb=40", "shard=fsdp2"), "launch.processes=4"),
+        (("plan.processes=2", "gpu.memory_gb=40", "shard=fsdp2"), "plan.processes=4"),
+        (("launch.processes=8", "gpu.memory_gb=18", "shard=fsdp2"), "launch.nodes=2"),
+        (("launch.processes=2", "shard=fsdp2_offload", "plan.host_gb=128"), "shard=fsdp2"),
+        (("launch.processes=8", "shard=fsdp2", "plan.host_gb=128"), "shard=zero3"),
+        (("launch.processes=4", "gpu.memory_gb=32", "shard=zero2"), "shard=zero3_offload"),
+    ],
+)
+def test_several_processes_divide_offload_and_become_more(
+    line: tuple[str, ...], suggested: str, advice: Advice
+) -> None:
+    assert [suggested] in [suggestion["overrides"] for suggestion in advice((*SEVERAL, *line))]
+
+
+def test_a_policy_that_nothing_else_makes_fit_one_gpu_is_divided_over_several(advice: Advice) -> None:
+    line = ("+gpu=rtx3080", "model.model_name_or_path=Qwen/Qwen2.5-14B-Instruct", "peft=lora", "peft.r=8")
+    overrides = [suggestion["overrides"] for suggestion in advice(line)]
+    assert overrides
+    assert all(words[0].startswith("launch.processes=") for words in overrides)
+    assert ["launch.processes=4", "shard=fsdp2"] in overrides
+
+
+def test_what_is_offloaded_without_need_is_put_back_onto_the_gpu(advice: Advice) -> None:
+    suggestion = advice((*SEVERAL, "launch.processes=8", "shard=fsdp2_offload"))[0]
+    assert suggestion["overrides"] == ["shard=fsdp2"]
+    assert advice((*SEVERAL, "launch.processes=8", "shard=zero3_offload"))[0]["overrides"] == ["shard=zero3"]
+
+
+def test_gathering_for_generation_is_given_up_before_weights_are_offloaded(advice: Advice) -> None:
+    line = ("+gpu=rtx3080", "model=qwen2_5_14b", "peft=lora", "launch.processes=8", "shard=zero3", "plan.host_gb=512")
+    assert advice(line)[0]["overrides"] == ["train.ds3_gather_for_generation=false"]
 
 
 def test_completions_are_made_as_short_as_they_have_to_be(advice: Advice) -> None:

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.simulation import simulate
 from grpo.limits import GB
 from grpo.planning.from_config import shipped_models
 from grpo.planning.host import host, locked
-from grpo.planning.memory import logprobs, peak, persistent, rollout, update
+from grpo.planning.memory import logprobs, peak, persistent, rollout, unsharded_gradients, update
+from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Sharding, Workload
 
 SHAPE = shipped_models()["llama3_1_8b"][1]
@@ -46,7 +48,7 @@ def test_fsdp2_divides_float32_weights_gradients_and_adamw() -> None:
     assert parts["optimizer"] == 8 * P / 8
     assert parts["master weights"] == parts["buckets"] == 0
     assert parts["unsharded weights"] == 2 * (EMBEDDING + max(EMBEDDING, 2 * LAYER))
-    assert parts["unsharded gradients"] == pytest.approx(2 * 2 * LAYER)
+    assert unsharded_gradients(SHAPE, FSDP2) == pytest.approx(2 * 2 * LAYER)
 
 
 def test_fsdp2_without_resharding_keeps_all_weights_unsharded_beside_the_shards() -> None:
@@ -99,6 +101,25 @@ def test_a_reference_is_divided_but_unsharded_as_a_whole_while_it_scores_under_f
     assert logprobs(SHAPE, replace(ZERO3, reference=True))["unsharded reference"] == 2 * 1e9
     assert persistent(SHAPE, replace(ZERO2, reference=True))["reference"] == 2 * P
     assert logprobs(SHAPE, FSDP2)["unsharded reference"] == 0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_update_under_fsdp2_takes_what_a_simulated_process_of_eight_takes(tied: bool) -> None:
+    numbers = {
+        "model_type": "llama",
+        "hidden_size": 512,
+        "intermediate_size": 1500,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 8000,
+        "tie_word_embeddings": tied,
+    }
+    workload = replace(FSDP2, prompt=0, completion=600, sequences=2, tokens=1200)
+    parts = update(shape_of(numbers), workload)
+    simulated = simulate(numbers, "full", checkpointing=True, rows=2, length=600, processes=8)
+    assert sum(parts.values()) - parts["context"] == pytest.approx(simulated, rel=0.05)
 
 
 # --- Offloading ---

@@ -1,0 +1,133 @@
+"""Published runs and hardware tables of other GRPO trainers, and what the plan says about them.
+
+All of them are of vision-language models; here they are planned with the text model of the same size, without images.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from grpo.planning import machine
+from grpo.planning.advice import advise
+from grpo.planning.fit import make_plan
+
+Compose = Callable[..., DictConfig]
+
+VLM_R1 = (  # github.com/om-ai-lab/VLM-R1/issues/81: OOM after 4 steps; other settings as in its README of that day
+    "+gpu=h20",
+    "model=qwen2_5_3b",
+    "peft=none",
+    "launch.processes=6",
+    "shard=zero3",
+    "train.per_device_train_batch_size=4",
+    "train.num_generations=4",
+    "train.gradient_accumulation_steps=1",
+    "train.gradient_checkpointing=false",
+    "train.beta=0.04",
+    "train.optim=adamw_torch_fused",
+    "task.max_prompt_length=1024",
+    "train.max_completion_length=256",
+)
+EASY_R1 = (  # github.com/hiyouga/EasyR1/issues/59: 726 of 760 GB of host memory; its example configuration offloads
+    "+gpu=a100_40gb",
+    "model=qwen2_5_7b",
+    "peft=none",
+    "launch.processes=8",
+    "plan.host_gb=760",
+    "generation=vllm_colocate",
+    "train.vllm_tensor_parallel_size=2",
+    "train.beta=0.001",
+    "train.optim=adamw_torch_fused",
+    "task.max_prompt_length=1024",
+    "train.max_completion_length=2048",
+)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda processes: None)
+
+
+def suggested(composed: Compose, line: tuple[str, ...]) -> list[Any]:
+    config = composed(*line)
+    return [suggestion["overrides"] for suggestion in advise(line, config, make_plan(config))]
+
+
+def test_vlm_r1s_six_h20_hold_a_text_model_of_3b_with_four_completions_at_once(composed: Compose) -> None:
+    plan = make_plan(composed(*VLM_R1))
+    assert plan.problem is None
+    assert plan.settings["rows_generated_at_once"] == 4
+    assert plan.settings["update.max_tokens_per_microbatch"] == 4 * (1024 + 256), "all of them in one micro-batch"
+    update = plan.phases["update"]
+    assert update["activations"] == max(update.values()), "which every image token adds to, without checkpointing"
+    assert plan.peak_gb == pytest.approx(38, abs=1)
+    checkpointed = make_plan(composed(*VLM_R1, "train.gradient_checkpointing=true"))
+    assert checkpointed.peak_gb < plan.peak_gb / 2, "the trainer's own advice, too"
+
+
+def test_vlm_r1s_run_fits_as_long_as_a_single_sequence_does(composed: Compose) -> None:
+    longer = [make_plan(composed(*VLM_R1, f"task.max_prompt_length={length}")) for length in (4096, 8192, 16384, 32768)]
+    assert [plan.problem is None for plan in longer] == [True, True, False, False]
+    four = make_plan(composed(*VLM_R1, "task.max_prompt_length=4096", "update.max_tokens_per_microbatch=17408"))
+    assert "in the update phase" in (four.problem or ""), "four such sequences at once, as stock TRL computes them"
+    line = (*VLM_R1, "task.max_prompt_length=16384")
+    assert ["train.gradient_checkpointing=true"] in suggested(composed, line)
+
+
+def test_easy_r1s_8_gpus_of_40_gb_need_no_offloading_for_7b(composed: Compose) -> None:
+    offloaded = make_plan(composed(*EASY_R1, "shard=fsdp2_offload"))
+    assert offloaded.problem is None
+    assert offloaded.host_gb < 760 / 2
+    assert suggested(composed, (*EASY_R1, "shard=fsdp2_offload")) == [["shard=fsdp2"]]
+    assert make_plan(composed(*EASY_R1, "shard=fsdp2")).problem is None
+
+
+def test_easy_r1s_host_is_exhausted_where_it_has_as_little_memory_as_offloading_takes(composed: Compose) -> None:
+    line = [word for word in EASY_R1 if not word.startswith("plan.host_gb")]
+    needed = make_plan(composed(*line, "shard=fsdp2_offload")).host_gb
+    plan = make_plan(composed(*line, "shard=fsdp2_offload", f"plan.host_gb={needed:.0f}"))
+    assert "of host memory" in (plan.problem or "")
+    assert ["shard=zero3"] in suggested(composed, (*line, "shard=fsdp2_offload", f"plan.host_gb={needed:.0f}"))
+
+
+def test_easy_r1s_7b_does_not_fit_undivided_and_dividing_it_is_the_first_advice(composed: Compose) -> None:
+    plan = make_plan(composed(*EASY_R1, "shard=none"))
+    assert "in the update phase" in (plan.problem or "")
+    assert suggested(composed, (*EASY_R1, "shard=none"))[0] == ["shard=fsdp2"]
+
+
+FULL = ("peft=none", "train.optim=adamw_torch_fused")
+GPUS = {12: "rtx3060", 24: "rtx3090", 32: "rtx5090", 40: "a100_40gb", 80: "a100_80gb"}
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "memory", "count", "parallel"),
+    [  # hardware requirements of EasyR1's README: where a larger number of GPUs is theirs, the comment has it
+        ("qwen2_5_1_5b", (*FULL, "shard=fsdp2"), 24, 2, 1),
+        ("qwen2_5_3b", (*FULL, "shard=fsdp2"), 40, 2, 1),  # 4
+        ("qwen2_5_7b", (*FULL, "shard=fsdp2"), 40, 4, 2),  # 8
+        ("qwen2_5_32b", (*FULL, "shard=fsdp2"), 80, 16, 2),
+        ("qwen2_5_1_5b", FULL, 24, 1, 1),
+        ("qwen2_5_3b", FULL, 40, 1, 1),
+        ("qwen2_5_7b", (*FULL, "shard=fsdp2", "train.bf16=false"), 40, 2, 2),  # 4
+        ("qwen2_5_32b", (*FULL, "shard=fsdp2", "train.bf16=false"), 80, 8, 2),
+        ("qwen2_5_1_5b", ("peft=lora",), 12, 1, 1),
+        ("qwen2_5_3b", ("peft=lora",), 24, 1, 1),
+        ("qwen2_5_7b", ("peft=lora", "shard=fsdp2"), 32, 2, 1),
+        ("qwen2_5_32b", ("peft=lora", "shard=fsdp2"), 80, 2, 2),
+    ],
+)
+def test_the_models_of_easy_r1s_hardware_table_fit_as_many_gpus_and_not_half_of_them(
+    composed: Compose, model: str, method: tuple[str, ...], memory: int, count: int, parallel: int
+) -> None:
+    def fits(count: int) -> bool:
+        nodes = -(-count // 8)
+        workers = (f"launch.processes={count // nodes}", f"launch.nodes={nodes}")
+        line = (f"+gpu={GPUS[memory]}", f"model={model}", *method, *workers, "generation=vllm_colocate")
+        lengths = ("task.max_prompt_length=1024", "train.max_completion_length=2048")
+        return make_plan(composed(*line, *lengths, f"train.vllm_tensor_parallel_size={parallel}")).problem is None
+
+    assert fits(count)
+    assert count == 1 or not fits(count // 2)
