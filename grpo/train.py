@@ -83,7 +83,7 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
     if is_main_process() and BY_US not in os.environ and (is_launched() or is_first(config)):  # else another has it
         take(run_dir)
     if config.launch.nodes > 1 or has_other_machines():
-        end_silent_connections(config.launch.timeout / 2)
+        end_silent_connections(config.launch.timeout / 3)
     if config.launch.processes * config.launch.nodes > 1 and not is_launched():
         plan_first(config, overrides)
         check_named(config.train.resume_from_checkpoint)

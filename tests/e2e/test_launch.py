@@ -1,62 +1,18 @@
 """One command line on two processes: the same run by our launcher and by torchrun, stopped, killed and resumed."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-from safetensors.torch import load_file
 
-from grpo.config.schema import ROOT
 from grpo.manifest import is_sealed
+from tests.e2e.launched import AUTO, ENVIRONMENT, TWO, ended, outcome, processes_of, start, wait_for
 
-RUN = [
-    "task.dataset.size=32",
-    "task.eval.size=7",
-    "train.max_steps=5",
-    "train.per_device_train_batch_size=8",
-    "train.num_generations=4",
-    "train.learning_rate=1e-3",
-    "train.save_steps=2",
-]
-TWO = "launch.processes=2"
-AUTO = "train.resume_from_checkpoint=auto"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 FAULTS = f"+reward.fault.fn={Path(__file__).with_name('faults.py')}:fault"
-
-
-def start(folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """Start a run in `folder`, by our launcher with a directory that is named, or by another with one that it finds."""
-    own = [] if launcher else [f"hydra.run.dir={folder / 'run'}"]
-    line = [sys.executable, *launcher, "-m", "grpo.train", *RUN, *arguments, *own]
-    folder.mkdir(exist_ok=True)
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(line, env=ENVIRONMENT, cwd=folder, text=True, **pipes)
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Return the exit status, the output and what was said on stderr."""
-    output, errors = process.communicate(timeout=240)
-    return process.returncode, output, errors
-
-
-def outcome(run_dir: Path) -> dict[str, Any]:
-    """What two runs have to agree in."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    changing = ("time/", "step_time", "memory/")
-    return {
-        "metrics": [{key: row[key] for key in row if not key.startswith(changing)} for row in rows],
-        "evaluation": json.loads((run_dir / "evaluation.json").read_text()),
-        "weights": {name: one.tolist() for name, one in load_file(run_dir / "model" / "model.safetensors").items()},
-    }
 
 
 @pytest.fixture(scope="module")
@@ -95,23 +51,6 @@ def test_torchrun_gives_the_same_run(untouched: Path, tmp_path: Path) -> None:
     assert (run_dir / ".hydra" / "overrides.yaml").is_file()
 
 
-def processes_of(run_dir: Path) -> dict[int, psutil.Process]:
-    """Return the processes that train in a directory, by their rank."""
-    found = {}
-    for one in psutil.process_iter(["cmdline"]):
-        if f"hydra.run.dir='{run_dir}'" in (one.info["cmdline"] or []):
-            found[int(one.environ()["RANK"])] = one
-    return found
-
-
-def wait_for(condition: Callable[[], bool], running: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert running.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_stopped_run_has_one_checkpoint_of_all_and_ends_as_one_that_was_not(untouched: Path, tmp_path: Path) -> None:
     running, run_dir = start(tmp_path, TWO), tmp_path / "run"
     wait_for(lambda: (run_dir / "metrics.jsonl").exists(), running)
@@ -119,7 +58,9 @@ def test_a_stopped_run_has_one_checkpoint_of_all_and_ends_as_one_that_was_not(un
     status, _, errors = ended(running)
     assert status == 130, errors
     assert errors.splitlines()[-1].startswith("grpo.train: stopped: SIGTERM after step ")
+    assert errors.count("stopped: SIGTERM") == 1
     assert "Traceback" not in errors
+    assert "torch/distributed" not in errors
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "stopped"
     assert len([folder for folder in run_dir.glob("checkpoint-*") if is_sealed(folder)]) >= 1
     # what the second process had answered when it was killed in an evaluation of other weights is not taken again

@@ -1,0 +1,143 @@
+"""The same command on two machines: two network namespaces of this one, joined by a virtual cable.
+
+Needs root and iproute2; the delay of 50 ms needs the kernel's netem.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.launched import TWO, ended, outcome, processes_of, start, wait_for
+
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+NODES = [f"grpo{os.getpid()}{letter}" for letter in "ab"]
+CABLE = [f"g{os.getpid()}{letter}" for letter in "ab"]
+RENDEZVOUS = f"{ADDRESSES[0]}:29500"
+BOTH = ("launch.nodes=2", f"launch.rendezvous={RENDEZVOUS}")
+
+
+def ip(*words: str) -> bool:
+    """Run a command of iproute2; return whether it did it."""
+    return subprocess.run(["ip", *words], capture_output=True, check=False).returncode == 0
+
+
+def on(node: int) -> tuple[str, ...]:
+    """The command that runs another one on a machine."""
+    return ("ip", "netns", "exec", NODES[node])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def machines() -> Iterator[None]:
+    """Two machines that cannot resolve names."""
+    if not (shutil.which("ip") and ip("netns", "add", NODES[0])):
+        pytest.skip("no rights to add network namespaces")
+    settings = [Path("/etc/netns") / name for name in NODES]
+    try:
+        ip("netns", "add", NODES[1])
+        made = ip("link", "add", CABLE[0], "netns", NODES[0], "type", "veth", "peer", CABLE[1], "netns", NODES[1])
+        if not made:
+            pytest.skip("no virtual cables")
+        for folder, name, end, address in zip(settings, NODES, CABLE, ADDRESSES, strict=True):
+            folder.mkdir(parents=True)
+            (folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # an answer at once: nobody is there
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", end, "up")
+        yield
+    finally:
+        for folder, name in zip(settings, NODES, strict=True):
+            ip("netns", "delete", name)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of two processes on one machine."""
+    folder = tmp_path_factory.mktemp("alone")
+    status, _, errors = ended(start(folder, TWO))
+    assert status == 0, errors
+    return folder / "run"
+
+
+def start_both(folder: Path, *arguments: str, named: bool = True) -> list[subprocess.Popen[str]]:
+    return [start(folder, *BOTH, *arguments, within=on(node), named=named) for node in (0, 1)]
+
+
+def test_two_machines_50_ms_apart_train_as_one_does(alone: Path, tmp_path: Path) -> None:
+    delay = ("tc", "qdisc", "add", "dev", CABLE[0], "root", "netem", "delay", "50ms")
+    subprocess.run([*on(0), *delay], capture_output=True, check=False)  # without netem, next to each other
+    said = [ended(process) for process in start_both(tmp_path, named=False)]
+    subprocess.run([*on(0), "tc", "qdisc", "del", "dev", CABLE[0], "root"], capture_output=True, check=False)
+    assert [status for status, _, _ in said] == [0, 0], said
+    assert "".join(output for _, output, _ in said).count("GRPO run completed") == 1
+    (run_dir,) = tmp_path.glob("outputs/*/*")  # of both
+    assert sorted(file.name for file in run_dir.glob("train*.log")) == ["train.1.log", "train.log"]
+    assert (run_dir / ".hydra" / "overrides.yaml").is_file()
+    assert outcome(run_dir) == outcome(alone)
+
+
+def test_a_killed_process_restarts_both_machines_from_the_newest_checkpoint(alone: Path, tmp_path: Path) -> None:
+    running, run_dir = start_both(tmp_path, "launch.max_restarts=1"), tmp_path / "run"
+    wait_for(lambda: (run_dir / "checkpoint-2" / "manifest.json").exists(), running[0])
+    processes_of(run_dir)[1].kill()
+    said = [ended(process) for process in running]
+    assert [status for status, _, _ in said] == [0, 0], said
+    assert "".join(errors for _, _, errors in said).count("resuming from") == 1
+    assert outcome(run_dir) == outcome(alone)
+
+
+def test_a_machine_that_falls_silent_ends_both_in_time_and_leaves_no_process(tmp_path: Path) -> None:
+    running, run_dir = start_both(tmp_path, "launch.timeout=30", "train.max_steps=1000"), tmp_path / "run"
+    wait_for(lambda: (run_dir / "metrics.jsonl").exists(), running[0])
+    others = processes_of(run_dir)
+    begun = time.monotonic()
+    try:
+        assert ip("-n", NODES[1], "link", "set", CABLE[1], "down")
+        said = [ended(process) for process in running]
+    finally:
+        ip("-n", NODES[1], "link", "set", CABLE[1], "up")
+    assert [status for status, _, _ in said] == [1, 1], said
+    assert time.monotonic() - begun < 30
+    for _, _, errors in said:
+        assert errors.splitlines()[-1].startswith("grpo.train: failed: "), errors
+        assert "Traceback" not in errors
+    assert not any(one.is_running() for one in others.values())
+
+
+def test_a_machine_that_never_comes_is_one_line_in_time(tmp_path: Path) -> None:
+    begun, limit = time.monotonic(), "launch.timeout=10"
+    first = start(tmp_path, *BOTH, limit, within=on(0))
+    second = start(tmp_path, "launch.nodes=2", f"launch.rendezvous={ADDRESSES[0]}:29501", limit, within=on(1))
+    says = [
+        f"grpo.train: failed: launch.nodes=2: not all machines came to {RENDEZVOUS} within launch.timeout=10 s; ",
+        f"grpo.train: launch.rendezvous={ADDRESSES[0]}:29501: nobody answers there within 10 s",
+    ]
+    for process, line in zip((first, second), says, strict=True):
+        status, _, errors = ended(process)
+        assert (status, errors.count("\n")) == (1, 1), errors
+        assert errors.startswith(line)
+    assert time.monotonic() - begun < 40  # with the time to start
+
+
+def test_an_address_that_is_taken_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        rendezvous = f"launch.rendezvous=127.0.0.1:{other.getsockname()[1]}"
+        status, _, errors = ended(start(tmp_path, "launch.nodes=2", rendezvous))
+    assert (status, errors.count("\n")) == (2, 1), errors
+    assert "in use by another program or run; choose another port" in errors
+
+
+def test_a_port_of_another_program_is_one_line(tmp_path: Path) -> None:
+    line = [*on(0), "python3", "-m", "http.server", "29502"]
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
+        rendezvous = f"launch.rendezvous={ADDRESSES[0]}:29502"
+        status, _, errors = ended(start(tmp_path, "launch.nodes=2", rendezvous, "launch.timeout=5", within=on(1)))
+        other.kill()
+    assert (status, errors.count("\n")) == (1, 1), errors
+    assert "the program that listens there is not this one" in errors
