@@ -64,7 +64,9 @@ def job(config: DictConfig) -> None:
 
 def show(plan: Plan, duration: Duration | None, console: Console) -> None:
     """Print a plan: a table of phases, the chosen settings, the verdict, the time, and suggestions."""
-    console.print(f"{plan.model} on {plan.device}", highlight=False, soft_wrap=True)
+    several = f"{plan.processes} x " if plan.processes > 1 else ""
+    each = ", memory of each" if several else ""
+    console.print(f"{plan.model} on {several}{plan.device}{each}", highlight=False, soft_wrap=True)
     table = Table("GiB")
     for phase in plan.phases:
         table.add_column(PHASES[phase], justify="right")
@@ -78,7 +80,8 @@ def show(plan: Plan, duration: Duration | None, console: Console) -> None:
     if not plan.unified:
         unknown = "; plan.host_gb=… gives the host memory of a machine that is not this one"
         known = f" of {plan.host_capacity_gb:.1f} GiB" if plan.host_capacity_gb else unknown
-        console.print(f"host memory {plan.host_gb:.1f} GiB{known}", highlight=False)
+        machine = " per machine" if several else ""
+        console.print(f"host memory{machine} {plan.host_gb:.1f} GiB{known}", highlight=False)
     chosen = "  ".join(f"{key}={str(value).lower()}" for key, value in plan.settings.items() if key != AT_ONCE)
     at_once = f"{plan.settings[AT_ONCE]} completions generated at once  " if AT_ONCE in plan.settings else ""
     console.print(f"with {at_once}{chosen}", highlight=False, soft_wrap=True)

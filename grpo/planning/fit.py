@@ -53,6 +53,8 @@ class Plan:
     """Whether the device's memory is the host's, as on a CPU."""
     here: bool = True
     """Whether the plan is for this machine."""
+    processes: int = 1
+    """Processes on all machines, each with such a device; host memory is that of one machine."""
     suggestions: list[dict[str, Any]] = field(default_factory=list)
     """Changes, each with `overrides`, `effect` and its verified `peak_gb` in GiB."""
 
@@ -95,6 +97,7 @@ class Plan:
             "problem": self.problem,
             "model": self.model,
             "device": self.device,
+            "processes": self.processes,
             "peak_gb": self.peak_gb,
             "capacity_gb": self.capacity_gb,
             "headroom": 1 - self.peak_gb / self.capacity_gb,
@@ -134,6 +137,7 @@ def make_plan(config: DictConfig, machine: Machine | None = None) -> Plan:
         settings=settings,
         unified=machine.device == "cpu",
         here=machine.here,
+        processes=workload.sharding.processes,
     )
 
 

@@ -36,6 +36,18 @@ def test_a_plan_that_fits_is_a_table_a_verdict_and_a_file(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["fits"] is True
 
 
+def test_a_plan_for_several_gpus_is_for_each_of_them_and_for_the_host_of_one_machine(tmp_path: Path) -> None:
+    line = ("+gpu=a100_40gb", "model=qwen2_5_7b", "peft=none", "launch.processes=8", "plan.host_gb=760")
+    done = command("grpo.plan", tmp_path, *line, "shard=none")
+    assert done.returncode == 1
+    assert done.stdout.startswith("Qwen/Qwen2.5-7B-Instruct on 8 x NVIDIA A100 40GB, memory of each")
+    assert "shard=fsdp2" in done.stdout.partition("changes that would fit:")[2].split("\n")[1]
+    done = command("grpo.plan", tmp_path, *line, "shard=fsdp2")
+    assert done.returncode == 0, done.stdout
+    assert "unsharded weights" in done.stdout
+    assert "host memory per machine 247.0 GiB of 760.0 GiB" in done.stdout
+
+
 def test_json_is_all_there_is_on_stdout_and_the_status_says_whether_it_fits(tmp_path: Path) -> None:
     done = command("grpo.plan", tmp_path, *LARGE, "plan.format=json")
     plan = json.loads(done.stdout)
