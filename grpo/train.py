@@ -4,6 +4,7 @@ Compose, check, plan, load, evaluate, train, evaluate, save. Libraries that take
 configuration is known to be well formed.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -157,6 +158,8 @@ def main() -> None:
     """Run the command line."""
     if is_launched():
         choose_interface()
+        if BY_US in os.environ:
+            ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: it does not outlive who has started it
         try:
             sys.argv[1:] = agreed("arguments", lambda: arguments(sys.argv[1:]))
         except ConfigError as error:

@@ -102,7 +102,9 @@ def begin(config: DictConfig) -> Path:
         ConfigError: there is a sweep in the directory, or none to continue.
     """
     if world_size() > 1:
-        raise ConfigError("-m: not under torchrun, as each job is one process; hydra/launcher=joblib uses several GPUs")
+        raise ConfigError("-m: not under torchrun; launch.processes=2 gives each job two processes")
+    if config.launch.nodes > 1:
+        raise ConfigError(f"launch.nodes={config.launch.nodes}: a job of a sweep runs on one machine")
     typed = [text for text in config.hydra.overrides.task if not text.startswith("sweep.")]
     folder = Path(os.path.abspath(config.hydra.sweep.dir))  # as Hydra has it
     named = any(text.startswith("hydra.sweep.dir=") for text in config.hydra.overrides.hydra)

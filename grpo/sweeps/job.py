@@ -56,7 +56,7 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
                 overrides.append(f"{RESUME}=true")
             ended = {"status": "stopped", "reason": "interrupted"}
             try:
-                with own_device(sweep_dir, hydra.launcher._target_) as environment:
+                with own_devices(sweep_dir, hydra.launcher._target_, config.launch.processes) as environment:
                     line = command(overrides, folder, hydra)
                     status, reason = train_in_process(line, folder, hydra.runtime.cwd, environment)
                     ended = {"status": "failed", "reason": reason}
@@ -187,23 +187,33 @@ def reason_of(status: int, last: str) -> str:
 
 
 @contextlib.contextmanager
-def own_device(sweep_dir: Path, launcher: str) -> Iterator[dict[str, str]]:
-    """Take a GPU, or without one the CPU, that no other job of the sweep has, and wait until there is one.
+def own_devices(sweep_dir: Path, launcher: str, processes: Any = 1) -> Iterator[dict[str, str]]:
+    """Take GPUs, or without any the CPU, that no other job of the sweep has, and wait until they are free.
 
-    The environment in which a process sees that device alone comes back. Slurm and Ray give jobs theirs; without a
+    The environment in which a process sees those devices alone comes back. Slurm and Ray give jobs theirs; without a
     GPU only jobs that submitit has all started at once wait for each other.
 
     Args:
         launcher: the class of Hydra's launcher.
+        processes: `launch.processes` of the job, a GPU for each; of more than there are, the job itself complains.
     """
     gpus = read_json(sweep_dir / SWEEP).get("cards", [])
     if launcher.endswith(("SlurmLauncher", "RayLauncher")) or not (gpus or launcher.endswith("LocalLauncher")):
         yield {}
         return
+    devices = gpus or ["cpu"]
+    wanted = min(processes, len(devices)) if isinstance(processes, int) else len(devices)
     while True:
-        for gpu in gpus or ["cpu"]:
-            with contextlib.suppress(BlockingIOError), locked(lock_of(gpu, sweep_dir), fcntl.LOCK_NB):
-                yield {"CUDA_VISIBLE_DEVICES": gpu} if gpus else {}
+        with contextlib.ExitStack() as held:
+            taken: list[str] = []
+            with locked(sweep_dir / ".devices.lock"):  # else two jobs could each take one of two, and both wait
+                for device in devices:
+                    with contextlib.suppress(BlockingIOError):
+                        if len(taken) < wanted:
+                            held.enter_context(locked(lock_of(device, sweep_dir), fcntl.LOCK_NB))
+                            taken.append(device)
+            if len(taken) == wanted:
+                yield {"CUDA_VISIBLE_DEVICES": ",".join(taken)} if gpus else {}
                 return
         time.sleep(1)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from grpo.manifest import is_sealed
@@ -97,6 +98,15 @@ def test_a_killed_process_without_restarts_ends_all_in_one_line(tmp_path: Path) 
     assert not any(one.is_running() for one in others.values())
 
 
+def test_no_process_outlives_the_one_that_has_started_it(tmp_path: Path) -> None:
+    running, run_dir = start(tmp_path, TWO, "train.max_steps=1000"), tmp_path / "run"
+    wait_for(lambda: (run_dir / "metrics.jsonl").exists(), running)
+    started = list(processes_of(run_dir).values())
+    running.kill()
+    assert len(started) == 2
+    assert not psutil.wait_procs(started, timeout=60)[1]
+
+
 def test_a_fault_on_one_process_ends_all_with_its_reason_once(tmp_path: Path) -> None:
     fault = [FAULTS, "+reward.fault.on_error=raise", f"+reward.fault.kwargs.marker={tmp_path / 'marker'}"]
     status, _, errors = ended(start(tmp_path, TWO, *fault, "+reward.fault.kwargs.do=raise"))
@@ -116,12 +126,25 @@ def test_the_plan_counts_the_processes_that_will_be_launched(tmp_path: Path) -> 
     assert steps == [160, 160, 80], "without a GPU auto is one process"
 
 
+def test_processes_that_contradict_torchrun_are_one_line(tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    contradiction = ("launch.nodes=2", "launch.processes=2", "launch.rendezvous=node0:29500")
+    _, _, errors = ended(start(tmp_path, *contradiction, launcher=launcher))
+    assert errors.count("grpo.train: ") == 1
+    says = "launch.nodes=2 launch.processes=2: 2 processes have been started already, as by torchrun; leave it out"
+    assert f"grpo.train: {says}" in errors
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["launch.processes=0"], "launch.processes=0: a positive number, or auto"),
         (["launch.processes=many"], "launch.processes=many: a positive number, or auto"),
         (["launch.processes=3", "train.num_generations=16"], "does not hold whole groups; nearest"),
+        (["launch.nodes=0"], "launch.nodes=0: a positive number of machines"),
+        (["launch.nodes=2"], "launch.nodes=2: needs launch.rendezvous=host:port, of the first machine"),
+        (["launch.nodes=2", "launch.rendezvous=node0"], "launch.rendezvous=node0: host:port of the first machine"),
+        (["launch.nodes=2", "launch.rendezvous=node0:70000"], "launch.rendezvous=node0:70000: host:port of the first"),
     ],
 )
 def test_what_cannot_be_launched_is_one_line(tmp_path: Path, arguments: list[str], says: str) -> None:

@@ -26,7 +26,7 @@ from grpo.sweeps.job import (
     lock_of,
     locked,
     overrides_of,
-    own_device,
+    own_devices,
     quoted,
     reason_of,
     train_in_process,
@@ -148,6 +148,11 @@ def test_a_sweep_of_which_one_job_has_begun_has_what_is_swept(composed, tmp_path
     job_in(tmp_path, "0", "train.seed=0", "train.max_steps=3")
     (tmp_path / "sweep.json").write_text(json.dumps({"comparison": None, "swept": ["train.seed"]}))
     assert read_sweep(tmp_path).varied == ["train.seed"]
+
+
+def test_a_job_of_a_sweep_runs_on_one_machine(master):
+    with pytest.raises(ConfigError, match=r"launch\.nodes=2: a job of a sweep runs on one machine"):
+        begin(master("train.seed=0,1", "launch.nodes=2"))
 
 
 def test_a_sweep_is_not_for_torchrun(master, monkeypatch):
@@ -283,28 +288,54 @@ def write_cards(sweep_dir: Path, *cards: str) -> Path:
 
 def test_jobs_that_run_at_once_have_different_gpus(tmp_path):
     write_cards(tmp_path, "2", "5")
-    with own_device(tmp_path, "JoblibLauncher") as first, own_device(tmp_path, "JoblibLauncher") as second:
+    with own_devices(tmp_path, "JoblibLauncher") as first, own_devices(tmp_path, "JoblibLauncher") as second:
         assert [first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]] == ["2", "5"]
         with pytest.raises(BlockingIOError), locked(tmp_path / ".2.lock", fcntl.LOCK_NB):
             pass
-    with own_device(tmp_path, "BasicLauncher") as again:
+    with own_devices(tmp_path, "BasicLauncher") as again:
         assert again["CUDA_VISIBLE_DEVICES"] == "2"
+
+
+@pytest.mark.parametrize(("processes", "gpus"), [(2, "2,5"), (4, "2,5,7"), ("auto", "2,5,7")])
+def test_a_job_of_several_processes_has_a_gpu_for_each(processes, gpus, tmp_path):
+    write_cards(tmp_path, "2", "5", "7")
+    with own_devices(tmp_path, "JoblibLauncher", processes) as environment:
+        assert environment["CUDA_VISIBLE_DEVICES"] == gpus
+
+
+def test_a_job_that_finds_too_few_gpus_keeps_none_and_waits(tmp_path):
+    write_cards(tmp_path, "2", "5", "7")
+    devices = []
+
+    def take_two():
+        with own_devices(tmp_path, "JoblibLauncher", 2) as environment:
+            devices.append(environment["CUDA_VISIBLE_DEVICES"])
+
+    with own_devices(tmp_path, "JoblibLauncher", 2):
+        waiting = threading.Thread(target=take_two)
+        waiting.start()
+        time.sleep(0.3)
+        with own_devices(tmp_path, "JoblibLauncher") as third:
+            assert third["CUDA_VISIBLE_DEVICES"] == "7"
+        assert not devices
+    waiting.join(10)
+    assert devices == ["2,5"]
 
 
 @pytest.mark.parametrize("launcher_class", ["SlurmLauncher", "RayLauncher"])
 def test_a_device_that_a_scheduler_has_given_is_left_alone(launcher_class, tmp_path):
     write_cards(tmp_path, "0")
-    with own_device(tmp_path, launcher_class) as one, own_device(tmp_path, launcher_class) as other:
+    with own_devices(tmp_path, launcher_class) as one, own_devices(tmp_path, launcher_class) as other:
         assert one == other == {}
 
 
 def test_jobs_that_were_all_started_at_once_take_turns_on_a_cpu(tmp_path):
     write_cards(tmp_path)
-    with own_device(tmp_path, "LocalLauncher") as environment:
+    with own_devices(tmp_path, "LocalLauncher") as environment:
         assert environment == {}
         with pytest.raises(BlockingIOError), locked(tmp_path / ".cpu.lock", fcntl.LOCK_NB):
             pass
-        with own_device(tmp_path, "JoblibLauncher"):  # whose jobs share the cores
+        with own_devices(tmp_path, "JoblibLauncher"):  # whose jobs share the cores
             pass
 
 
