@@ -5,6 +5,7 @@ Needs root and iproute2; the delay of 50 ms needs the kernel's netem.
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -13,13 +14,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.launched import TWO, ended, outcome, processes_of, start, wait_for
+from grpo.config.schema import ROOT
+from tests.e2e.launched import ENVIRONMENT, RUN, TWO, ended, outcome, processes_of, start, wait_for
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 NODES = [f"grpo{os.getpid()}{letter}" for letter in "ab"]
 CABLE = [f"g{os.getpid()}{letter}" for letter in "ab"]
 RENDEZVOUS = f"{ADDRESSES[0]}:29500"
 BOTH = ("launch.nodes=2", f"launch.rendezvous={RENDEZVOUS}")
+SRUN = f"""#!/usr/bin/env bash
+[[ "$*" == *--nodes=2\\ --ntasks=2* ]] || exit 9
+while [[ "$1" == -* ]]; do shift; done
+for node in {" ".join(NODES)}; do ip netns exec $node "$@" & echo $! >>"$TASKS"; done
+status=0
+for task in $(jobs -p); do wait "$task" || status=$?; done
+exit "$status"
+"""
+SCONTROL = f"""#!/usr/bin/env bash
+if [ "$1" = requeue ]; then echo "$2" >>"$REQUEUED"; else printf '%s\\n' {" ".join(ADDRESSES)}; fi
+"""
+SCANCEL = """#!/usr/bin/env bash
+[ "$*" = "--signal=TERM 7.0" ] && kill -TERM $(cat "$TASKS")
+"""
 
 
 def ip(*words: str) -> bool:
@@ -141,3 +157,39 @@ def test_a_port_of_another_program_is_one_line(tmp_path: Path) -> None:
         other.kill()
     assert (status, errors.count("\n")) == (1, 1), errors
     assert "the program that listens there is not this one" in errors
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> dict[str, str]:
+    """The environment of a job of two nodes, submitted from a folder in which the project is."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("scancel", SCANCEL)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    (tmp_path / ".venv").symlink_to(ROOT / ".venv")
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_SUBMIT_DIR": str(tmp_path), "PROCESSES": "1"}
+    files = {"TASKS": str(tmp_path / "tasks"), "REQUEUED": str(tmp_path / "requeued")}
+    return {**ENVIRONMENT, **job, **files, "PATH": f"{programs}:{os.environ['PATH']}"}
+
+
+def test_a_job_that_is_out_of_time_is_queued_again_and_resumes_in_its_directory(
+    slurm: dict[str, str],
+    tmp_path: Path,
+    alone: Path,
+) -> None:
+    """With a stand-in for the programs of Slurm, which run the command once on each machine."""
+    line = [str(ROOT / "launch" / "slurm.sbatch"), *RUN]
+    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    run_dir = tmp_path / "outputs" / "slurm-7"
+    job = subprocess.Popen(line, env=slurm, **said)  # type: ignore[call-overload]
+    wait_for((run_dir / "metrics.jsonl").exists, job)
+    job.send_signal(signal.SIGTERM)  # as --signal=B:TERM has it: to the script alone
+    output, _ = job.communicate(timeout=120)
+    assert job.returncode == 130, output
+    assert (tmp_path / "requeued").read_text() == "7\n"
+    (tmp_path / "tasks").unlink()
+    done = subprocess.run(line, env=slurm, timeout=240, **said)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stdout
+    assert "resuming from outputs/slurm-7/checkpoint-" in done.stdout
+    assert outcome(run_dir) == outcome(alone)
