@@ -51,6 +51,15 @@ def test_fsdp2_divides_float32_weights_gradients_and_adamw() -> None:
     assert unsharded_gradients(SHAPE, FSDP2) == pytest.approx(2 * 2 * LAYER)
 
 
+def test_fsdp2_unshards_two_layers_beside_a_tied_embedding_and_their_gradients_beside_a_layer_at_work() -> None:
+    shape = shipped_models()["llama3_2_1b"][1]
+    layer = (shape.parameters() - shape.embeddings) / 16
+    assert persistent(shape, FSDP2)["unsharded weights"] == 2 * (shape.embeddings + 2 * layer)
+    long = {"tokens": 32768, "checkpointing": True}  # the layers' work then exceeds the head's
+    work = [update(shape, replace(workload, **long))["backward"] for workload in (FSDP2, DDP)]
+    assert work[0] - work[1] == pytest.approx(2 * 2 * layer)
+
+
 def test_fsdp2_without_resharding_keeps_all_weights_unsharded_beside_the_shards() -> None:
     parts = update(SHAPE, with_sharding(FSDP2, stage=2))
     assert (parts["weights"], parts["unsharded weights"]) == (4 * P / 8, 2 * P)
