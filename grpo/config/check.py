@@ -2,8 +2,10 @@
 
 import math
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, ValidationError
 
@@ -12,6 +14,7 @@ from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimi
 from grpo.config.messages import meant
 from grpo.config.schema import LOSS_MEANS, NOT_SETTABLE, Reward, Update
 from grpo.diagnosis import sampling_filters
+from grpo.distributed import is_launched
 from grpo.errors import ConfigError
 
 LEVELS = ("token", "sequence")
@@ -38,6 +41,7 @@ def check(config: DictConfig) -> None:
     check_numbers(config)
     check_groups(config.train, processes(config))
     check_precision(config)
+    check_shard(config)
     optimizers = optimizer_names()
     if config.train.optim is not None and config.train.optim not in optimizers:
         raise ConfigError(f"train.optim={config.train.optim}: unknown{meant(config.train.optim, optimizers)}")
@@ -115,7 +119,27 @@ def check_precision(config: DictConfig) -> None:
     if update.gradients_on_host and (train.fp16 or processes(config) > 1 or "schedule_free" in str(train.optim)):
         raise ConfigError(
             "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
-            "optimizers; leave it out, or use train.fsdp with several processes"
+            "optimizers; leave it out, or use shard=fsdp2 with several processes"
+        )
+
+
+def check_shard(config: DictConfig) -> None:
+    """Check that there are processes to shard over, and what FSDP and DeepSpeed need."""
+    train, optimizer = config.train, str(config.train.optim)
+    if train.fsdp and train.deepspeed:
+        raise ConfigError("train.fsdp and train.deepspeed: one of them; shard=fsdp2 or shard=zero3 chooses it")
+    if not (train.fsdp or train.deepspeed):
+        return
+    name = HydraConfig.get().runtime.choices.get("shard") if HydraConfig.initialized() else None
+    where = f"shard={name}" if name not in (None, "none") else "train.fsdp" if train.fsdp else "train.deepspeed"
+    if processes(config) == 1 and not is_launched():
+        raise ConfigError(f"{where}: one process has nothing to shard; launch.processes=auto takes every GPU")
+    if train.deepspeed and find_spec("deepspeed") is None:
+        raise ConfigError(f"{where}: DeepSpeed is not installed; `make deepspeed` installs it")
+    if train.fsdp and any(word in optimizer for word in ("8bit", "paged", "bnb")) and "torch" not in optimizer:
+        raise ConfigError(
+            f"train.optim={optimizer}: bitsandbytes cannot step the weights that FSDP2 shards; use adamw_torch, whose "
+            "state is sharded too, or shard=zero2 or zero3"
         )
 
 

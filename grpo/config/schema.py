@@ -234,12 +234,14 @@ class Sweep:
 
 
 def register() -> None:
-    """Tell Hydra the schema, and OmegaConf what `${project:path}`, `${package:name}` and `${not:value}` are.
+    """Tell Hydra the schema, and OmegaConf what `${project:path}`, `${package:name}`, `${not:…}` and `${if:…}` are.
 
-    The first is a path in this project, the second the folder of an installed package.
+    The first is a path in this project, the second the folder of an installed package; `if` takes a value and what to
+    return where it is true and where it is not.
     """
     OmegaConf.register_new_resolver("project", lambda path: str(ROOT / path), replace=True)
     OmegaConf.register_new_resolver("not", lambda value: not value, replace=True)
+    OmegaConf.register_new_resolver("if", lambda value, then, otherwise: then if value else otherwise, replace=True)
     OmegaConf.register_new_resolver("package", package_folder, replace=True)
     train = [
         (name, kind | None if name in PLANNED else kind, field(default=default))

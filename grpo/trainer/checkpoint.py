@@ -94,6 +94,13 @@ class CheckpointTrainer(GRPOTrainer):
             except Exception:  # what broke the run may break this too, and is what has to be reported
                 log.exception("no checkpoint of step %d could be written", self.state.global_step)
 
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        """Save as TRL does, and a tied weight, of which gathering a sharded policy makes two, once."""
+        tied = getattr(self.accelerator.unwrap_model(self.model), "all_tied_weights_keys", None) or {}
+        if state_dict:
+            state_dict = {name: weight for name, weight in state_dict.items() if name not in tied}
+        super()._save(output_dir, state_dict)
+
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         torch.save(state_of(self), self._state_file(output_dir))

@@ -60,7 +60,7 @@ class ExactGRPOTrainer(RolloutTrainer):
         if self.update.gradients_on_host and unfit:
             raise ValueError(
                 "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
-                "optimizers: use FSDP or ZeRO with several processes"
+                "optimizers: shard the gradients of several processes with FSDP or ZeRO"
             )
 
     @property

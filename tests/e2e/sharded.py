@@ -65,6 +65,22 @@ def change(trainer: GRPOTrainer) -> tuple[dict[str, torch.Tensor], list[dict[str
     return {name: after[name] - weight for name, weight in weights.before.items()}, logs
 
 
+def shares_of_gradients(trainer: ExactGRPOTrainer) -> list[float]:
+    """Let the trainer note, after each micro-batch, which share of the gradients' numbers this process holds."""
+    shares: list[float] = []
+    backward = trainer._backward_one
+
+    def noting(*args: Any) -> torch.Tensor:
+        loss = backward(*args)
+        trained = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+        held = sum(weight.grad.to_local().numel() for weight in trained)
+        shares.append(held / sum(weight.numel() for weight in trained))
+        return loss
+
+    trainer._backward_one = noting
+    return shares
+
+
 def relative_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
     size = sum(float(one.pow(2).sum()) for one in theirs.values())
     assert size > 0
@@ -95,11 +111,10 @@ def main() -> None:
         theirs, trl_logs = change(stock)
         torch.manual_seed(0)
         trainer = make(ExactGRPOTrainer, folder, update=SMALL, **copy.deepcopy({**options, **case}))
+        shares = shares_of_gradients(trainer) if shard == "fsdp2" else []
         ours, logs = change(trainer)
-        found[name] = {"sharding": str(trainer.accelerator.distributed_type), "logs": logs, "trl": trl_logs}
-        if theirs:
-            found[name]["change"] = relative_difference(ours, theirs)
-            print(name, found[name]["change"], flush=True)
+        found[name] = {"sharding": trainer.accelerator.distributed_type.value, "logs": logs, "trl": trl_logs}
+        found[name] |= {"shares": shares, "change": relative_difference(ours, theirs) if theirs else None}
     if trainer.accelerator.process_index == 0:
         Path(file).write_text(json.dumps(found))
 

@@ -18,6 +18,8 @@ tiny_llama()  # before there are several: afterwards only the first would save i
 RANK = PartialState(cpu=True).process_index
 OPTIONS: dict[str, Any] = {"use_cpu": True, "ddp_find_unused_parameters": False, "max_steps": 2}
 SMALL = Update(max_tokens_per_microbatch=100)
+LARGE = Update(max_tokens_per_microbatch=400)
+"""Several completions per micro-batch, so that it can be halved twice."""
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -68,9 +70,9 @@ def main() -> None:
         ours = train(trainer, start_from=theirs.weights)
         found[name] = {"gradient": max(differences(ours, theirs)), "logs": ours.logs, "trl": theirs.logs}
 
-    reference = train(make(ExactGRPOTrainer, folder, update=SMALL, **OPTIONS))
+    reference = train(make(ExactGRPOTrainer, folder, update=LARGE, **OPTIONS))
     for where in ("forward", "backward"):
-        trainer = make(ExactGRPOTrainer, folder, update=SMALL, **OPTIONS)
+        trainer = make(ExactGRPOTrainer, folder, update=LARGE, **OPTIONS)
         out_of_memory(trainer, where, 1, 2)
         record = train(trainer)
         found[f"out of memory, {where}"] = {"gradient": max(differences(record, reference)), "logs": record.logs}

@@ -1,0 +1,97 @@
+"""FSDP2 and DeepSpeed's ZeRO on two processes over gloo: stock TRL's update, and runs that resume bit for bit."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from grpo.config.schema import ROOT
+from tests.e2e.sharded import CASES
+from tests.e2e.launched import RUN
+
+HERE = Path(__file__).parent
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs `make deepspeed`")
+ZERO = [pytest.param(name, marks=needs_deepspeed) for name in ("zero2", "zero3")]
+LORA = ("peft=lora", "peft.lora_dropout=0.0", "train.gradient_checkpointing=true")
+
+
+def on_two_processes(*line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}", *line]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module", params=["fsdp2", *ZERO])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp(request.param)
+    done = on_two_processes(str(HERE / "sharded.py"), request.param, "found.json", folder=folder)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return {"shard": request.param, **json.loads((folder / "found.json").read_text())}
+
+
+def test_a_sharded_update_is_that_of_stock_trl(found: dict[str, Any]) -> None:
+    for name in CASES:
+        assert found[name]["sharding"] == ("FSDP" if found["shard"] == "fsdp2" else "DEEPSPEED")
+        assert found[name]["change"] <= 1e-5, name
+        for mine, stock in zip(found[name]["logs"], found[name]["trl"], strict=True):
+            assert mine["grad_norm"] == pytest.approx(stock["grad_norm"], rel=1e-4), name
+
+
+def test_the_cases_have_several_microbatches_and_skip_completions(found: dict[str, Any]) -> None:
+    assert found["uneven lengths"]["logs"][0]["update/microbatches"] >= 2
+    assert found["zero variance on one process"]["logs"][0]["update/rows_skipped"] >= 16
+
+
+def test_no_process_holds_whole_gradients_under_fsdp2(found: dict[str, Any]) -> None:
+    if found["shard"] == "fsdp2":
+        for name in CASES:
+            assert len(found[name]["shares"]) > 2
+            assert all(0.3 < share < 0.7 for share in found[name]["shares"])
+
+
+@pytest.mark.parametrize(
+    ("shard", "options"),
+    [
+        ("fsdp2", ()),
+        pytest.param("zero3_offload", (*LORA, "train.optim=adamw_8bit"), marks=needs_deepspeed),
+    ],
+)
+def test_a_sharded_run_evaluates_resumes_and_saves_a_whole_model(
+    shard: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    line = (str(HERE / "train_on_cpus.py"), *RUN, f"shard={shard}", *options, f"hydra.run.dir={run_dir}")
+    done = on_two_processes(*line, folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.stdout.count("GRPO run completed") == 1
+    evaluation = json.loads((run_dir / "evaluation.json").read_text())
+    assert [evaluation[when]["samples"] for when in ("before", "after")] == [7, 7]
+    file = run_dir / "model" / ("adapter_model.safetensors" if options else "model.safetensors")
+    model = load_file(file)
+    if not options:
+        loaded = AutoModelForCausalLM.from_pretrained(run_dir / "model")
+        assert model.keys() == load_file(ROOT / "grpo" / "tiny" / "model.safetensors").keys()
+        assert all(torch.equal(loaded.state_dict()[name], weight) for name, weight in model.items())
+
+    shutil.rmtree(run_dir / "checkpoint-5")
+    shutil.rmtree(run_dir / "model")
+    (run_dir / "summary.json").write_text('{"status": "running", "reason": null}')
+    done = on_two_processes(*line, "train.resume_from_checkpoint=auto", folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert "resuming from run/checkpoint-4" in done.stderr
+    again = load_file(file)
+    assert all(torch.equal(weight, again[name]) for name, weight in model.items())
+    assert json.loads((run_dir / "evaluation.json").read_text()) == evaluation
