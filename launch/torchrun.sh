@@ -22,4 +22,5 @@ else
   options+=(--rdzv-conf="is_host=$first,join_timeout=${TIMEOUT:-600},read_timeout=${TIMEOUT:-600}")
 fi
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # processes that start again must not find the addresses of dead ones
+export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}" # else warnings of what is no fault here
 exec "$python" -m torch.distributed.run "${options[@]}" -m grpo.train "$@"

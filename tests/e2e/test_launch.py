@@ -9,9 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
+from grpo.config.schema import ROOT
 from grpo.manifest import is_sealed
-from tests.e2e.launched import AUTO, ENVIRONMENT, TWO, ended, outcome, processes_of, start, wait_for
+from tests.e2e.launched import AUTO, ENVIRONMENT, RUN, TWO, ended, outcome, processes_of, start, wait_for
 
 FAULTS = f"+reward.fault.fn={Path(__file__).with_name('faults.py')}:fault"
 
@@ -39,17 +41,44 @@ def test_one_run_has_one_of_each_file_and_a_log_of_each_process(untouched: Path)
     assert json.loads((untouched / "summary.json").read_text())["completions_a_step"] == 16
 
 
-def test_torchrun_gives_the_same_run(untouched: Path, tmp_path: Path) -> None:
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port")
+FILES = ROOT / "launch" / "accelerate"
+ACCELERATE = ("-m", "accelerate.commands.launch", "--config_file", str(FILES / "ddp.yaml"), "--num_processes", "2")
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, (*ACCELERATE, "--main_process_port")], ids=["torchrun", "accelerate"])
+def test_other_launchers_give_the_same_run(launcher: tuple[str, ...], untouched: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}")
-    status, output, errors = ended(start(tmp_path, launcher=launcher))
+        port = str(free.getsockname()[1])
+    status, output, errors = ended(start(tmp_path, launcher=(*launcher, port)))
     assert status == 0, errors
     assert output.count("GRPO run completed") == 1
     (run_dir,) = tmp_path.glob("outputs/*/*")  # of both processes
     assert outcome(run_dir) == outcome(untouched)
     assert (run_dir / ".hydra" / "overrides.yaml").is_file()
+
+
+def test_the_commands_for_skypilot_give_the_same_run(untouched: Path, tmp_path: Path) -> None:
+    task = yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())
+    sky = {"SKYPILOT_NODE_IPS": "127.0.0.1", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_NUM_GPUS_PER_NODE": "2"}
+    environment = {**ENVIRONMENT, **sky, "SKYPILOT_TASK_ID": "run", "RUNS": str(tmp_path), "ARGUMENTS": " ".join(RUN)}
+    done = subprocess.run(["bash", "-c", task["run"]], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert outcome(tmp_path / "run") == outcome(untouched)
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [("ddp", "MULTI_GPU"), ("fsdp2", "FSDP"), ("zero2", "DEEPSPEED"), ("zero3", "DEEPSPEED")],
+)
+def test_accelerate_reads_the_files_for_it(file: str, kind: str) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    settings = load_config_from_file(str(FILES / f"{file}.yaml"))
+    assert settings.distributed_type == kind
+    assert settings.fsdp_config.get("fsdp_version") == (2 if file == "fsdp2" else None)
+    assert settings.deepspeed_config.get("zero_stage") == (int(file[-1]) if file.startswith("zero") else None)
 
 
 def test_a_stopped_run_has_one_checkpoint_of_all_and_ends_as_one_that_was_not(untouched: Path, tmp_path: Path) -> None:
