@@ -221,8 +221,8 @@ class Launch:
     max_restarts: int = 0
     """How often all are started again, from the newest complete checkpoint, after one has died."""
     timeout: int = 600
-    """Limit on the wait for all processes to start, on the end of the others after one has failed, and on the silence of
-    another machine, seconds."""
+    """Limit on the wait for all processes to start, on the end of the others after one has failed, and on the end of
+    all after a machine has fallen silent, seconds."""
 
 
 @dataclass
