@@ -52,6 +52,15 @@ def with_processes(config: DictConfig, overrides: list[str]) -> tuple[DictConfig
     return config, overrides
 
 
+def without_shard(config: DictConfig) -> DictConfig:
+    """Return a configuration without `shard` where the file of `accelerate launch` says how to shard."""
+    if "true" not in (os.environ.get("ACCELERATE_USE_FSDP"), os.environ.get("ACCELERATE_USE_DEEPSPEED")):
+        return config
+    config = config.copy()
+    config.train.fsdp = config.train.fsdp_config = config.train.deepspeed = None
+    return config
+
+
 def check_processes(config: DictConfig) -> None:
     """Check that this machine can run as many processes, or that they are those that have been started.
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo.cli import WANTS_TRACEBACK, leave, start
-from grpo.config.check import check
+from grpo.config.check import check, check_shard
 from grpo.config.messages import meant
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError
@@ -38,6 +38,7 @@ def job(config: DictConfig) -> None:
             raise ConfigError(f"plan.format={config.plan.format}: unknown{meant(config.plan.format, FORMATS)}")
         config, overrides = with_processes(config, list(HydraConfig.get().overrides.task))
         check(config)
+        check_shard(config)
         run_dir = Path(HydraConfig.get().runtime.output_dir)
         if config.plan.table:
             from grpo.planning.table import models_by_methods

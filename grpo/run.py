@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,12 +97,7 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
                 try:
                     with Monitor(memory, utilization, run_dir, console) as monitor:
                         held_out = (config, run_dir, problems.held_out, rewards, console)
-                        before = partial(evaluated, "before", trainer, *held_out)
-                        if trainer.sharded:
-                            trainer.add_callback(WhenSharded(stop, lambda: summary.update(before())))
-                        else:
-                            stop.begin("evaluating before the training")
-                            summary |= before()
+                        evaluate_first(trainer, partial(evaluated, "before", trainer, *held_out), summary, stop)
                         summary |= train(trainer, config, run_dir, checkpoint, rewards, console, monitor, stop)
                         if summary["status"] == "completed":
                             stop.begin("saving the model")
@@ -161,7 +156,7 @@ def checkpoint_for(config: DictConfig, run_dir: Path, console: Console) -> Path 
     resume_from = config.train.resume_from_checkpoint
     found = agreed("checkpoint", lambda: str(resolve(resume_from, run_dir) or ""))  # read whole, by one process
     checkpoint = Path(found) if found else None
-    if checkpoint and (other := differences(config, checkpoint.parent)):
+    if checkpoint and (other := differences(config, checkpoint)):
         if resume_from in ("auto", True):
             raise ConfigError(
                 f"{os.path.relpath(checkpoint)} is of a run with {other}; "
@@ -222,9 +217,6 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset, rewards: 
     arguments = train_arguments(config.train)
     arguments.pop("resume_from_checkpoint", None)
     user_init_kwargs = arguments.pop("model_init_kwargs", {})
-    if "true" in (os.environ.get("ACCELERATE_USE_FSDP"), os.environ.get("ACCELERATE_USE_DEEPSPEED")):
-        for name in ("fsdp", "fsdp_config", "deepspeed"):  # the file of `accelerate launch` says how to shard
-            arguments.pop(name, None)
     if world_size() > 1 and not torch.accelerator.is_available() and not arguments.get("deepspeed"):
         arguments["use_cpu"] = True  # else accelerate takes each process for the only one
     try:
@@ -284,6 +276,17 @@ def evaluated(
         if is_main_process():
             write_json(file, known)
     return {f"accuracy_{when}": known[when]["accuracy"]}
+
+
+def evaluate_first(
+    trainer: ExactGRPOTrainer, before: Callable[[], dict[str, float]], summary: dict[str, Any], stop: StopOnSignal
+) -> None:
+    """Add the accuracy `before` to the summary: now, or once training has sharded the policy."""
+    if trainer.sharded:
+        trainer.add_callback(WhenSharded(stop, lambda: summary.update(before())))
+    else:
+        stop.begin("evaluating before the training")
+        summary |= before()
 
 
 def train(

@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from grpo.cli import WANTS_TRACEBACK, leave, start
-from grpo.config.check import check
+from grpo.config.check import check, check_shard
 from grpo.config.schema import ROOT
 from grpo.distributed import (
     agreed,
@@ -30,7 +30,16 @@ from grpo.distributed import (
 )
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
-from grpo.launching import BY_US, STOPPED, check_processes, choose_directory, is_first, launch, with_processes
+from grpo.launching import (
+    BY_US,
+    STOPPED,
+    check_processes,
+    choose_directory,
+    is_first,
+    launch,
+    with_processes,
+    without_shard,
+)
 from grpo.planning.advice import advise
 from grpo.planning.fit import Plan, make_plan, settled
 from grpo.runs.files import write_json
@@ -79,8 +88,10 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
             "sweep.resume=true: a sweep is run with -m; a run resumes with train.resume_from_checkpoint=auto"
         )
     config, overrides = with_processes(config, overrides)
+    config = without_shard(config)
     check_processes(config)
     check(config)
+    check_shard(config)
     if is_main_process() and BY_US not in os.environ and (is_launched() or is_first(config)):  # else another has it
         take(run_dir)
     if config.launch.nodes > 1 or has_other_machines():

@@ -1,6 +1,7 @@
 """One line for what is wrong with a configuration: where, what was meant, what is possible. No heavy import here."""
 
 import math
+import os
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,7 +42,6 @@ def check(config: DictConfig) -> None:
     check_numbers(config)
     check_groups(config.train, processes(config))
     check_precision(config)
-    check_shard(config)
     optimizers = optimizer_names()
     if config.train.optim is not None and config.train.optim not in optimizers:
         raise ConfigError(f"train.optim={config.train.optim}: unknown{meant(config.train.optim, optimizers)}")
@@ -124,10 +124,20 @@ def check_precision(config: DictConfig) -> None:
 
 
 def check_shard(config: DictConfig) -> None:
-    """Check that there are processes to shard over, and what FSDP and DeepSpeed need."""
+    """Check that there are processes to shard over, and what FSDP and DeepSpeed need.
+
+    Raises:
+        ConfigError: with the first thing that is wrong.
+    """
     train, optimizer = config.train, str(config.train.optim)
     if train.fsdp and train.deepspeed:
         raise ConfigError("train.fsdp and train.deepspeed: one of them; shard=fsdp2 or shard=zero3 chooses it")
+    fsdp = train.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"
+    if fsdp and any(word in optimizer for word in ("8bit", "paged", "bnb")) and "torch" not in optimizer:
+        raise ConfigError(
+            f"train.optim={optimizer}: bitsandbytes cannot step the weights that FSDP2 shards; use adamw_torch, whose "
+            "state is sharded too, or shard=zero2 or zero3"
+        )
     if not (train.fsdp or train.deepspeed):
         return
     name = HydraConfig.get().runtime.choices.get("shard") if HydraConfig.initialized() else None
@@ -136,11 +146,6 @@ def check_shard(config: DictConfig) -> None:
         raise ConfigError(f"{where}: one process has nothing to shard; launch.processes=auto takes every GPU")
     if train.deepspeed and find_spec("deepspeed") is None:
         raise ConfigError(f"{where}: DeepSpeed is not installed; `make deepspeed` installs it")
-    if train.fsdp and any(word in optimizer for word in ("8bit", "paged", "bnb")) and "torch" not in optimizer:
-        raise ConfigError(
-            f"train.optim={optimizer}: bitsandbytes cannot step the weights that FSDP2 shards; use adamw_torch, whose "
-            "state is sharded too, or shard=zero2 or zero3"
-        )
 
 
 def check_folder(name: str, gguf_file: str | None = None) -> None:

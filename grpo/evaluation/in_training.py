@@ -44,9 +44,7 @@ def evaluate_policy(
     whole: Any = nullcontext()
     if trainer.is_deepspeed_enabled and not trainer.use_vllm:  # as TRL generates rollouts
         gather = trainer.args.ds3_gather_for_generation
-        whole = unwrap_model_for_generation(
-            trainer.model_wrapped, trainer.accelerator, gather_deepspeed3_params=gather
-        )
+        whole = unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator, gather_deepspeed3_params=gather)
 
     def in_phase(prompts: list[Any], temperature: float, seeds: list[int]) -> list[str]:
         # autocast as training will wrap the model, so that both evaluations compute alike

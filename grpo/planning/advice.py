@@ -8,7 +8,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from grpo.config.check import check
+from grpo.config.check import check, check_shard
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.config.schema import ROOT
 from grpo.distributed import world_size
@@ -54,6 +54,7 @@ class Planner:
         try:
             config = self.config(change)
             check(config)
+            check_shard(config)
             self.machine = self.machine or machine_for(config)
             return make_plan(config, self.machine)
         except (ConfigError, HydraException, OmegaConfBaseException):

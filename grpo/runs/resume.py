@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from grpo.distributed import world_size
 from grpo.errors import ConfigError
 from grpo.manifest import difference, is_sealed
 from grpo.runs.files import RESOLVED_CONFIG
@@ -27,6 +28,8 @@ DECISIVE = (
     "train.num_iterations",
     "train.steps_per_generation",
     "train.optim",
+    "train.fsdp",
+    "train.deepspeed",
     "peft",
 )
 """Keys with other values of which a checkpoint is one of another run."""
@@ -97,13 +100,12 @@ def resolve(resume_from: str | bool | None, run_dir: Path) -> Path | None:
     return newest_checkpoint(named)
 
 
-def differences(config: DictConfig, run_dir: Path) -> str | None:
-    """Return in which of `DECISIVE` a run differs from the one that a checkpoint is of; None if in none.
+def differences(config: DictConfig, checkpoint: Path) -> str | None:
+    """Return how a run differs from that of a checkpoint: in `DECISIVE` or the number of processes; None if it doesn't.
 
-    Args:
-        run_dir: of the checkpoint.
+    Each process has its own state in a checkpoint.
     """
-    file = run_dir / RESOLVED_CONFIG
+    file = checkpoint.parent / RESOLVED_CONFIG
     if not file.is_file():
         return None
     before = OmegaConf.load(file)
@@ -112,6 +114,9 @@ def differences(config: DictConfig, run_dir: Path) -> str | None:
         old, new = (OmegaConf.select(each, key) for each in (before, config))
         if old != new:
             found.append(f"{key}={text(old)} instead of {text(new)}")
+    states = len(list(checkpoint.glob("rng_state*.pth")))
+    if states and states != world_size():
+        found.append(f"{states} processes instead of {world_size()}")
     return ", ".join(found) or None
 
 

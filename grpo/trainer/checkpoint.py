@@ -176,7 +176,12 @@ def save_model(trainer: Any, folder: Path) -> None:
     if is_main_process():
         shutil.rmtree(partial, ignore_errors=True)  # of a save that was interrupted
     trainer.accelerator.wait_for_everyone()
-    trainer.save_model(str(partial))
+    if trainer.is_fsdp_enabled:  # whole, also where a file of accelerate wants sharded checkpoints
+        weights = trainer.accelerator.get_state_dict(trainer.model)
+        if is_main_process():
+            trainer._save(str(partial), state_dict=weights)
+    else:
+        trainer.save_model(str(partial))
     trainer.accelerator.wait_for_everyone()
     if is_main_process():
         (partial / "training_args.bin").unlink(missing_ok=True)

@@ -20,6 +20,7 @@ from accelerate.utils import DistributedType, gather_object
 
 from grpo.config.schema import LOSS_MEANS, Update
 from grpo.errors import DoesNotFit
+from grpo.oom import is_out_of_memory
 from grpo.trainer.balance import can_move, deal, duration, everyones, limits
 from grpo.trainer.batch import Batch, lengths, loss_mask, take
 from grpo.trainer.extra_columns import keep_writable
@@ -180,7 +181,7 @@ class ExactGRPOTrainer(RolloutTrainer):
         processes = self.accelerator.num_processes
         movable = not self._by_slice and all(can_move(batch) for batch, _ in batches)
         if processes > 1:  # which then all divide alike
-            self.budget.tokens = self._least(self.budget.tokens)
+            self.budget.tokens = self._least(self.budget.allowed())
             movable = bool(self._least(int(movable)))
         if processes == 1 or not movable:
             return self._divided(batches, self.budget.tokens)
@@ -236,6 +237,8 @@ class ExactGRPOTrainer(RolloutTrainer):
                     with self._recorded(microbatch, step):
                         loss += self._backward_one(module, microbatch)
         except RuntimeError as error:
+            if self.sharded and microbatch and is_out_of_memory(error):
+                raise DoesNotFit(self.budget.forbid(microbatch.part.tokens)) from error
             if not self._survives(error):
                 raise
             return loss, microbatch

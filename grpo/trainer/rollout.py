@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,8 @@ class RolloutTrainer(CheckpointTrainer):
         if self.args.fp16:
             train_in_float32(self.model)
         self.update = update or Update()
-        self.budget = TokenBudget(self.update.max_tokens_per_microbatch, self.accelerator.device)
+        forbidden = Path(self.args.output_dir) / "out_of_memory.json"
+        self.budget = TokenBudget(self.update.max_tokens_per_microbatch, self.accelerator.device, forbidden)
         self._hidden_size = self.model.config.get_text_config().hidden_size
         self._can_share = self.update.share_prompts and can_share(self.model)
         self._part: Microbatch | None = None  # that goes through the policy right now

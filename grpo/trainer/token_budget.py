@@ -1,6 +1,8 @@
 """The number of tokens that a micro-batch may have: it grows with free memory and halves after an OOM."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from accelerate.utils.memory import clear_device_cache
@@ -11,14 +13,19 @@ from grpo.limits import UNMEASURED, USABLE
 class TokenBudget:
     """`max_tokens_per_microbatch` during a run: it grows while memory allows, and halves after an OOM."""
 
-    def __init__(self, setting: int | str, device: torch.device) -> None:
-        """Begin with a number of tokens, or with `auto`: the longest possible sequence first."""
+    def __init__(self, setting: int | str, device: torch.device, file: Path | None = None) -> None:
+        """Begin with a number of tokens, or with `auto`: the longest possible sequence first.
+
+        Args:
+            file: keeps what did not fit where the process cannot go on after an OOM, for the next one.
+        """
         self.measured = setting == "auto" and device.type == "cuda"  # of this process's GPU, the current device
         self.tokens = setting if isinstance(setting, int) else UNMEASURED
         self.ceiling: float = float("inf")
         self.begun = not self.measured
         self.asleep: Callable[[], int] = lambda: 0  # bytes that PyTorch counts and a sleeping engine has freed
         self.occupied = 0
+        self.file = file
 
     def begin(self, longest: int) -> None:
         """Start `auto` at the longest possible sequence, of so many tokens."""
@@ -29,6 +36,26 @@ class TokenBudget:
         self.tokens = max(1, min(self.tokens, tokens) // 2)
         self.ceiling = min(self.ceiling, tokens)
         self.release()
+
+    def forbid(self, tokens: int) -> str:
+        """Note, for the processes that continue the run, that so many tokens do not fit; return what to do.
+
+        With sharded weights all processes gather each layer together: when one fails within a micro-batch, the others
+        already wait for its part of the next layer, and nothing ends that wait but the end of the process.
+        """
+        if self.file:
+            self.file.write_text(json.dumps({"tokens": tokens}))
+        return (
+            f"out of memory in the update, at {tokens} tokens at once, with sharded weights, whose processes cannot "
+            f"repeat a step; continued, the run takes at most {tokens // 2}, and with launch.max_restarts it continues "
+            "by itself; or lower update.max_tokens_per_microbatch"
+        )
+
+    def allowed(self) -> int:
+        """Return the number of tokens that a micro-batch may have, after what an earlier process could not hold."""
+        if self.file and self.file.exists():
+            return max(1, min(self.tokens, json.loads(self.file.read_text())["tokens"] // 2))
+        return self.tokens
 
     def release(self) -> None:
         """Free cached memory."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -16,8 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from grpo.config.schema import ROOT
-from tests.e2e.sharded import CASES
 from tests.e2e.launched import RUN
+from tests.e2e.sharded import CASES
 
 HERE = Path(__file__).parent
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs `make deepspeed`")
@@ -25,12 +26,12 @@ ZERO = [pytest.param(name, marks=needs_deepspeed) for name in ("zero2", "zero3")
 LORA = ("peft=lora", "peft.lora_dropout=0.0", "train.gradient_checkpointing=true")
 
 
-def on_two_processes(*line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def on_two_processes(*line: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}", *line]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
@@ -95,3 +96,17 @@ def test_a_sharded_run_evaluates_resumes_and_saves_a_whole_model(
     again = load_file(file)
     assert all(torch.equal(weight, again[name]) for name, weight in model.items())
     assert json.loads((run_dir / "evaluation.json").read_text()) == evaluation
+
+
+def test_after_an_oom_with_sharded_weights_a_run_continues_with_half_the_tokens(tmp_path: Path) -> None:
+    line = (str(HERE / "train_on_cpus.py"), *RUN, "shard=fsdp2", "train.max_steps=2", "task.eval.size=0")
+    line = (*line, "update.max_tokens_per_microbatch=60", f"hydra.run.dir={tmp_path / 'run'}")
+    done = on_two_processes(*line, folder=tmp_path, OUT_OF_MEMORY=str(tmp_path / "marker"))
+    assert done.returncode == 1
+    (said,) = [text for text in done.stderr.splitlines() if text.startswith("grpo.train: ")]
+    found = re.search(r"out of memory in the update, at (\d+) tokens at once, with sharded weights", said)
+    assert found, said
+    done = on_two_processes(*line, "train.resume_from_checkpoint=auto", folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-5000:]
+    rows = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["update/max_tokens_per_microbatch"] for row in rows] == [int(found[1]) // 2] * 2

@@ -1,9 +1,38 @@
-"""`python -m grpo.train` where accelerate can shard over CPUs; started by torchrun."""
+"""`python -m grpo.train` where accelerate can shard over CPUs; started by torchrun.
+
+The environment variable OUT_OF_MEMORY names a file. While it is not there, the second process runs out of memory in its
+third micro-batch, and makes it.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from tests.sharding_on_cpus import enable
 
+
+def run_out_of_memory(marker: Path) -> None:
+    from grpo.trainer import ExactGRPOTrainer
+
+    backward, count = ExactGRPOTrainer._backward_one, 0
+
+    def fault(self: ExactGRPOTrainer, *args: Any) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        if count == 3 and os.environ["RANK"] == "1" and not marker.exists():
+            marker.touch()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return backward(self, *args)
+
+    ExactGRPOTrainer._backward_one = fault
+
+
 if __name__ == "__main__":
     enable()
+    if "OUT_OF_MEMORY" in os.environ:
+        run_out_of_memory(Path(os.environ["OUT_OF_MEMORY"]))
     from grpo.train import main
 
     main()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import check_groups
-from grpo.config.check import check
+from grpo.config.check import check, check_shard
 from grpo.config.messages import meant
 from grpo.config.schema import LOSS_MEANS
 from grpo.diagnosis import sampling_filters
@@ -217,3 +217,29 @@ def test_filters_are_those_that_vllm_is_given(
     composed: Callable[..., DictConfig], overrides: list[str], filters: list[str]
 ) -> None:
     assert sampling_filters(composed(*overrides).train) == filters
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (["shard=fsdp2"], "train.fsdp: one process has nothing to shard"),
+        (["shard=zero3", "launch.processes=2", "train.fsdp=true"], "one of them"),
+        (["shard=fsdp2", "launch.processes=2", "train.optim=paged_adamw_8bit"], "bitsandbytes cannot step"),
+    ],
+)
+def test_what_cannot_be_sharded_is_said(composed: Callable[..., DictConfig], line: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        check_shard(composed(*line))
+
+
+def test_deepspeed_has_to_be_installed(composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpo.config.check.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="DeepSpeed is not installed; `make deepspeed` installs it"):
+        check_shard(composed("shard=zero2", "launch.processes=2"))
+
+
+def test_a_gpu_profile_takes_an_optimizer_that_its_sharding_allows(composed: Callable[..., DictConfig]) -> None:
+    assert composed("+gpu=h100").train.optim == "adamw_8bit"
+    config = composed("+gpu=h100", "shard=fsdp2", "launch.processes=2")
+    assert config.train.optim == "adamw_torch"
+    check_shard(config)

