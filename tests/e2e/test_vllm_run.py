@@ -106,3 +106,14 @@ def test_an_adapter_is_evaluated_by_vllm_as_by_transformers(adapted: Path, tmp_p
         lines = (tmp_path / generation / "completions.jsonl").read_text().splitlines()
         said[generation] = {(row["problem"], row["completion"]) for row in map(json.loads, lines)}
     assert said["vllm_colocate"] == said["transformers"]
+
+
+def test_each_of_two_processes_has_an_engine_with_the_policy(tmp_path: Path) -> None:
+    overrides = ["launch.processes=2", "train.max_steps=2", "task.eval.size=7", f"hydra.run.dir={tmp_path}/run"]
+    done, left = module("grpo.train", *SMALL, *overrides)
+    assert done.returncode == 0, done.stderr
+    assert not left
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["engine/is_policy"] == 1
+    assert result(tmp_path / "run" / "summary.json")["completions_a_step"] == 32
+    assert result(tmp_path / "run" / "evaluation.json")["after"]["samples"] == 7
