@@ -70,6 +70,14 @@ def processes_of(run_dir: Path) -> dict[int, psutil.Process]:
     return found
 
 
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process has ended; one whose parent has ended too may stay as a zombie for ever."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def wait_for(condition: Callable[[], bool], running: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 120
     while not condition():

@@ -5,15 +5,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
 from grpo.config.schema import ROOT
 from grpo.manifest import is_sealed
-from tests.e2e.launched import AUTO, ENVIRONMENT, RUN, TWO, ended, outcome, processes_of, start, wait_for
+from tests.e2e.launched import AUTO, ENVIRONMENT, RUN, TWO, ended, has_ended, outcome, processes_of, start, wait_for
 
 FAULTS = f"+reward.fault.fn={Path(__file__).with_name('faults.py')}:fault"
 
@@ -124,7 +124,7 @@ def test_a_killed_process_without_restarts_ends_all_in_one_line(tmp_path: Path) 
     assert "process 1 was killed by SIGKILL" in errors.splitlines()[-1]
     assert "Traceback" not in errors
     assert "process 1" in json.loads((run_dir / "summary.json").read_text())["reason"]
-    assert not any(one.is_running() for one in others.values())
+    assert all(has_ended(one) for one in others.values())
 
 
 def test_no_process_outlives_the_one_that_has_started_it(tmp_path: Path) -> None:
@@ -133,7 +133,10 @@ def test_no_process_outlives_the_one_that_has_started_it(tmp_path: Path) -> None
     started = list(processes_of(run_dir).values())
     running.kill()
     assert len(started) == 2
-    assert not psutil.wait_procs(started, timeout=60)[1]
+    deadline = time.monotonic() + 120
+    while not all(has_ended(one) for one in started):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_a_fault_on_one_process_ends_all_with_its_reason_once(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from grpo.config.schema import ROOT
-from tests.e2e.launched import ENVIRONMENT, RUN, TWO, ended, outcome, processes_of, start, wait_for
+from tests.e2e.launched import ENVIRONMENT, RUN, TWO, ended, has_ended, outcome, processes_of, start, wait_for
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 NODES = [f"grpo{os.getpid()}{letter}" for letter in "ab"]
@@ -123,7 +123,7 @@ def test_a_machine_that_falls_silent_ends_both_in_time_and_leaves_no_process(tmp
     for _, _, errors in said:
         assert errors.splitlines()[-1].startswith("grpo.train: failed: "), errors
         assert "Traceback" not in errors
-    assert not any(one.is_running() for one in others.values())
+    assert all(has_ended(one) for one in others.values())
 
 
 def test_a_machine_that_never_comes_is_one_line_in_time(tmp_path: Path) -> None:
