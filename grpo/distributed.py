@@ -158,15 +158,20 @@ def agreed(name: str, choose: Callable[[], T]) -> T:
 
 
 def is_first_to_fail(reason: str) -> bool:
-    """Note that this process fails; return whether it is the first, whose reason is the one to print."""
+    """Note that this process fails; return whether it is the first, whose reason is the one to print.
+
+    The store may have gone with the process that kept it, the first one or its launcher, which has said why.
+    """
     if world_size() == 1:
         return True
-    with contextlib.suppress(Exception):  # the store has gone with the process that kept it
+    try:
         shared = store()
         shared.set_timeout(timedelta(seconds=5))
         if shared.add(FAILED, 1) > 1:
             return False
         shared.set(f"{FAILED}/reason", reason)
+    except Exception:
+        return is_main_process()
     return True
 
 
