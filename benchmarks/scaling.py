@@ -133,15 +133,13 @@ def simulated(processes: int, rows: int, in_rounds: bool) -> dict[str, float]:
         [price([part]) for part in pack(prompts, completions, BUDGET, range(first, first + rows))]
         for first in range(0, rows * processes, rows)
     ]
-    tokens, best = sum(prompts) + sum(completions), []
-    for limit in balance.limits(tokens, processes, BUDGET):
-        costs = [price([part]) for part in pack(prompts, completions, limit)]
-        dealt = balance.deal(costs, processes, in_rounds)
-        best.append((balance.duration(costs, dealt, in_rounds), sum(costs)))
+    limits = balance.limits(sum(prompts) + sum(completions), processes, BUDGET)
+    divisions = [[price([part]) for part in pack(prompts, completions, limit)] for limit in limits]
+    chosen, dealt = balance.earliest(divisions, processes, in_rounds)
+    after, total = balance.duration(divisions[chosen], dealt, in_rounds), sum(divisions[chosen])
     flat = [one for of in own for one in of]
     place = iter(range(len(flat)))
     before = balance.duration(flat, [[next(place) for _ in of] for of in own], in_rounds)
-    after, total = min(best)
     return {
         "wait_before": 1 - sum(flat) / processes / before,
         "wait_after": 1 - total / processes / after,

@@ -68,6 +68,17 @@ def reward(prompts: list[str], completion_ids: list[list[int]], **kwargs: Any) -
     return [0.5 if len(prompt) % 2 else (sum(ids) % 7) / 3 for prompt, ids in zip(prompts, completion_ids, strict=True)]
 
 
+KL_FOUR_SLICES: dict[str, Any] = {
+    "loss_type": "grpo",
+    "beta": 0.04,
+    "num_iterations": 2,
+    "max_steps": 4,
+    "gradient_accumulation_steps": 4,
+    "per_device_train_batch_size": 4,
+}
+"""A KL penalty, two iterations, and the completions of a process in four slices."""
+
+
 def idle_second(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     """All completions of the second process are equal."""
     return [1.0 if os.environ["RANK"] == "1" else (sum(ids) % 7) / 3 for ids in completion_ids]

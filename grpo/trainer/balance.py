@@ -69,6 +69,17 @@ def deal(costs: Sequence[float], processes: int, in_rounds: bool) -> list[list[i
     return dealt
 
 
+def earliest(divisions: Sequence[Sequence[float]], processes: int, in_rounds: bool) -> tuple[int, list[list[int]]]:
+    """Return which division of a step into micro-batches ends first, and how it is dealt out.
+
+    Args:
+        divisions: the costs of the micro-batches of each.
+    """
+    dealt = [deal(costs, processes, in_rounds) for costs in divisions]
+    chosen = min(range(len(divisions)), key=lambda place: duration(divisions[place], dealt[place], in_rounds))
+    return chosen, dealt[chosen]
+
+
 def duration(costs: Sequence[float], dealt: Sequence[Sequence[int]], in_rounds: bool) -> float:
     """Return the cost at which the last process ends: of the slowest, or of the slowest in each round."""
     if not in_rounds:

@@ -21,7 +21,7 @@ from accelerate.utils import DistributedType, gather_object
 from grpo.config.schema import LOSS_MEANS, Update
 from grpo.errors import DoesNotFit
 from grpo.oom import is_out_of_memory
-from grpo.trainer.balance import can_move, deal, duration, everyones, limits
+from grpo.trainer.balance import can_move, earliest, everyones, limits
 from grpo.trainer.batch import Batch, lengths, loss_mask, take
 from grpo.trainer.extra_columns import keep_writable
 from grpo.trainer.gradient_offload import OffloadedGradients
@@ -146,7 +146,7 @@ class ExactGRPOTrainer(RolloutTrainer):
             self._entropy_window_stats = entropy_stats
             microbatches = trial + self._microbatches(batches)
             if self.sharded:  # every micro-batch gathers weights from all processes
-                microbatches += [nothing(batches)] * (-self._least(-len(microbatches)) - len(microbatches))
+                microbatches += [nothing(batches)] * (max(self._of_all(len(microbatches))) - len(microbatches))
             step = count(batches, microbatches, by_sequence=self.importance_sampling_level == "sequence")
             self.memory.note()  # measuring forgets earlier peaks, also those of a pass that ran out of memory
             self.budget.watch()
@@ -179,22 +179,16 @@ class ExactGRPOTrainer(RolloutTrainer):
         Where the loss allows it, the sequences of all processes are divided, and each process gets as much work.
         """
         processes = self.accelerator.num_processes
-        movable = not self._by_slice and all(can_move(batch) for batch, _ in batches)
-        if processes > 1:  # which then all divide alike
-            self.budget.tokens = self._least(self.budget.allowed())
-            movable = bool(self._least(int(movable)))
-        if processes == 1 or not movable:
+        self.budget.tokens = min(self._of_all(self.budget.allowed()))  # all then divide alike
+        (own,) = self._any(self._by_slice or not all(can_move(batch) for batch, _ in batches))
+        if processes == 1 or own:
             return self._divided(batches, self.budget.tokens)
         everyone = [(everyones(self.accelerator, batch), slices * processes) for batch, slices in batches]
         tokens = sum(map(sum, (length for batch, _ in everyone for length in lengths(batch))))
-        found: list[tuple[float, list[StepMicrobatch]]] = []
-        for limit in limits(tokens, processes, self.budget.tokens):
-            microbatches = self._divided(everyone, limit)
-            costs = [cost([one.part], self.budget.tokens, self._hidden_size) for one in microbatches]
-            dealt = deal(costs, processes, in_rounds=self.sharded)
-            own = [microbatches[index] for index in dealt[self.accelerator.process_index]]
-            found.append((duration(costs, dealt, in_rounds=self.sharded), own))
-        return min(found, key=lambda choice: choice[0])[1]
+        divisions = [self._divided(everyone, limit) for limit in limits(tokens, processes, self.budget.tokens)]
+        costs = [[cost([one.part], self.budget.tokens, self._hidden_size) for one in parts] for parts in divisions]
+        chosen, dealt = earliest(costs, processes, in_rounds=self.sharded)
+        return [divisions[chosen][index] for index in dealt[self.accelerator.process_index]]
 
     def _divided(self, batches: Sequence[tuple[Batch, int]], limit: int) -> list[StepMicrobatch]:
         """Divide the sequences that can change the gradient into micro-batches of at most so many tokens."""
@@ -303,9 +297,9 @@ class ExactGRPOTrainer(RolloutTrainer):
         finally:
             self._metrics["train"], self.entropy_coef = metrics, coefficient
 
-    def _least(self, number: int) -> int:
-        """Return the smallest of these numbers over all processes."""
-        return int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).min())
+    def _of_all(self, number: int) -> list[int]:
+        """Return the number of each process."""
+        return self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).tolist()
 
     def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return TRL's loss; its batch is kept until the gradient is known to be finite."""

@@ -26,6 +26,9 @@ class TokenBudget:
         self.asleep: Callable[[], int] = lambda: 0  # bytes that PyTorch counts and a sleeping engine has freed
         self.occupied = 0
         self.file = file
+        self.most: float = float("inf")
+        if file and file.exists():
+            self.most = max(1, json.loads(file.read_text())["tokens"] // 2)
 
     def begin(self, longest: int) -> None:
         """Start `auto` at the longest possible sequence, of so many tokens."""
@@ -53,9 +56,7 @@ class TokenBudget:
 
     def allowed(self) -> int:
         """Return the number of tokens that a micro-batch may have, after what an earlier process could not hold."""
-        if self.file and self.file.exists():
-            return max(1, min(self.tokens, json.loads(self.file.read_text())["tokens"] // 2))
-        return self.tokens
+        return int(min(self.tokens, self.most))
 
     def release(self) -> None:
         """Free cached memory."""

@@ -52,6 +52,11 @@ def test_the_cases_are_what_they_say(found: dict[str, Any]) -> None:
     assert found["nothing to do at all"]["logs"][0]["update/microbatches"] == 0
 
 
+def test_a_process_with_short_completions_computes_some_of_the_others(found: dict[str, Any]) -> None:
+    most, before = (found[case]["logs"][0]["update/microbatches"] for case in ("unequal numbers", "not balanced"))
+    assert most < before
+
+
 def test_metrics_are_over_all_processes(found: dict[str, Any]) -> None:
     case = found["sequence level, KL, 4 slices, 2 iterations"]
     for mine, stock in zip(case["logs"], case["trl"], strict=True):

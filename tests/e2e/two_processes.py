@@ -11,8 +11,18 @@ import torch.distributed as dist
 from accelerate import PartialState
 from trl import GRPOTrainer
 
-from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
-from tests.stock_trl import Record, idle_second, long_first, make, relative_difference, tiny_llama, train
+from grpo.patching import replaced
+from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update, exact
+from tests.stock_trl import (
+    KL_FOUR_SLICES,
+    Record,
+    idle_second,
+    long_first,
+    make,
+    relative_difference,
+    tiny_llama,
+    train,
+)
 
 tiny_llama()  # before there are several: afterwards only the first would save its whole policy
 RANK = PartialState(cpu=True).process_index
@@ -28,12 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
     "nothing to do at all": {"reward_funcs": lambda prompts, **kwargs: [1.0] * len(prompts)},
     "sequence level, KL, 4 slices, 2 iterations": {
         "importance_sampling_level": "sequence",
-        "loss_type": "grpo",
-        "beta": 0.04,
-        "num_iterations": 2,
-        "max_steps": 4,
-        "gradient_accumulation_steps": 4,
-        "per_device_train_batch_size": 4,
+        **KL_FOUR_SLICES,
     },
     "adaptive entropy": {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 5.0, "max_steps": 3},
     "bnpo": {"loss_type": "bnpo"},
@@ -69,6 +74,10 @@ def main() -> None:
         trainer = make(ExactGRPOTrainer, folder, update=SMALL, **{**OPTIONS, **case})
         ours = train(trainer, start_from=theirs.weights)
         found[name] = {"gradient": max(differences(ours, theirs)), "logs": ours.logs, "trl": theirs.logs}
+
+    with replaced(exact, "can_move", lambda batch: False):
+        trainer = make(ExactGRPOTrainer, folder, update=SMALL, **{**OPTIONS, **CASES["unequal numbers"]})
+        found["not balanced"] = {"logs": train(trainer).logs}
 
     reference = train(make(ExactGRPOTrainer, folder, update=LARGE, **OPTIONS))
     for where in ("forward", "backward"):
