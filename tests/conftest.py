@@ -26,6 +26,13 @@ def composed() -> Iterator[Callable[..., DictConfig]]:
         yield lambda *overrides: compose_once(*overrides).copy()
 
 
+@pytest.fixture(autouse=True)
+def not_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL sets these for a vLLM in this process: the commands of later tests would take them for torchrun's."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def cuda_driver(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A CUDA driver with one GPU that nothing is on yet; see `tests.cuda_driver`."""
