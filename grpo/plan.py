@@ -19,7 +19,7 @@ from grpo.config.check import check, check_shard
 from grpo.config.messages import meant
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError
-from grpo.launching import with_processes
+from grpo.launching.processes import with_processes
 from grpo.planning.advice import advise
 from grpo.planning.duration import Duration, expected_duration
 from grpo.planning.fit import AT_ONCE, Plan, make_plan

@@ -30,16 +30,9 @@ from grpo.distributed import (
 )
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
-from grpo.launching import (
-    BY_US,
-    STOPPED,
-    check_processes,
-    choose_directory,
-    is_first,
-    launch,
-    with_processes,
-    without_shard,
-)
+from grpo.launching.elastic import BY_US, STOPPED, launch
+from grpo.launching.processes import check_processes, with_processes, without_shard
+from grpo.launching.rendezvous import choose_directory, is_first
 from grpo.planning.advice import advise
 from grpo.planning.fit import Plan, make_plan, settled
 from grpo.runs.files import write_json

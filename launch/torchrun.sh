@@ -13,7 +13,7 @@ if [ "${NODES:-1}" = 1 ]; then
 else
   host="${RENDEZVOUS:?host:port of the first machine}" host="${host%:*}"
   # torchrun goes by host names; an address that is this machine's own is certain
-  if "$python" -c "import sys; from grpo.launching import is_here; sys.exit(not is_here('$host'))"; then
+  if "$python" -c "import sys; from grpo.launching.rendezvous import is_here; sys.exit(not is_here('$host'))"; then
     first=1 address="$host"
   else
     first=0 address="$("$python" -c "from grpo.distributed import address_towards; print(address_towards('$host'))")"

@@ -16,8 +16,8 @@ from grpo.runs.files import RESOLVED_CONFIG
 from grpo.runs.lock import is_running
 
 KEY = "train.resume_from_checkpoint"
-NOT_ESSENTIAL = re.compile(rf"[+~]*(hydra[./]|{KEY}=)")
-"""Of a command line: Hydra's own options, and the checkpoint to resume from."""
+NOT_ESSENTIAL = re.compile(rf"[+~]*(hydra[./]|{KEY}=|launch\.rendezvous=)")
+"""Of a command line: Hydra's own options, the checkpoint to resume from, and where machines meet."""
 DECISIVE = (
     "train.seed",
     "task.dataset",
@@ -144,7 +144,7 @@ def interrupted_run(overrides: list[str], outputs: Path = Path("outputs")) -> Pa
 
 
 def essential(overrides: Sequence[str]) -> list[str]:
-    """Return what makes two command lines the same run: all but Hydra's own options and the checkpoint."""
+    """Return what makes two command lines the same run: all but what is `NOT_ESSENTIAL`."""
     return sorted(text for text in overrides if not NOT_ESSENTIAL.match(text))
 
 

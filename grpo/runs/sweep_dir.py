@@ -6,6 +6,7 @@ from pathlib import Path
 
 from grpo.errors import ConfigError
 from grpo.runs.files import read_json
+from grpo.runs.resume import NOT_ESSENTIAL
 from grpo.runs.run_dir import Run, read_run
 
 EPOCHS = "train.num_train_epochs"
@@ -60,8 +61,8 @@ class Sweep:
 
 
 def typed(run: Run) -> dict[str, str]:
-    """Return the overrides of a run by key."""
-    return dict(text.partition("=")[::2] for text in run.overrides)
+    """Return the overrides of a run by key, without what makes no other run of it."""
+    return dict(text.partition("=")[::2] for text in run.overrides if not NOT_ESSENTIAL.match(text))
 
 
 def show(value: float | None, form: str) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +103,6 @@ def begin(config: DictConfig) -> Path:
     """
     if world_size() > 1:
         raise ConfigError("-m: not under torchrun; launch.processes=2 gives each job two processes")
-    if config.launch.nodes > 1:
-        raise ConfigError(f"launch.nodes={config.launch.nodes}: a job of a sweep runs on one machine")
     typed = [text for text in config.hydra.overrides.task if not text.startswith("sweep.")]
     folder = Path(os.path.abspath(config.hydra.sweep.dir))  # as Hydra has it
     named = any(text.startswith("hydra.sweep.dir=") for text in config.hydra.overrides.hydra)
@@ -119,9 +117,10 @@ def begin(config: DictConfig) -> Path:
         )
     if "optuna" in config.hydra.sweeper._target_ and config.task.eval.size == 0:
         raise ConfigError("task.eval.size=0: hydra/sweeper=optuna looks for the highest accuracy; hold problems out")
+    swept, same = keys_of_sweep(config, typed), None
+    check_machines(config, swept)
     folder.mkdir(parents=True, exist_ok=True)
     options, comparison = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.output_subdir=null"], None
-    swept, same = keys_of_sweep(config, typed), None
     with read_write(config), open_dict(config):
         if OmegaConf.select(config, "hydra.sweeper.sampler.seed", default=0) is None:
             config.hydra.sweeper.sampler.seed = 0  # the same command makes the same jobs, which `sweep.resume` can find
@@ -153,6 +152,27 @@ def newest_sweep(typed: list[str], sweeps: Path) -> Path:
     raise ConfigError(
         f"sweep.resume=true: no sweep with these overrides in {os.path.relpath(sweeps)}; name it with hydra.sweep.dir=…"
     )
+
+
+def check_machines(config: DictConfig, swept: Sequence[str]) -> None:
+    """Check that each job gets as many machines as it wants.
+
+    Args:
+        swept: keys with several values.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    nodes, launcher = config.launch.nodes, config.hydra.launcher
+    if "launch.nodes" in swept:
+        raise ConfigError("launch.nodes: one number for all jobs of a sweep")
+    if not launcher._target_.endswith("SlurmLauncher"):
+        if nodes > 1:
+            raise ConfigError(
+                f"launch.nodes={nodes}: a job of a sweep has several machines with hydra/launcher=submitit_slurm only"
+            )
+    elif launcher.nodes != nodes:
+        raise ConfigError(f"hydra.launcher.nodes={launcher.nodes}: launch.nodes={nodes} is the number of machines")
 
 
 def keys_of_sweep(config: DictConfig, typed: list[str]) -> list[str]:

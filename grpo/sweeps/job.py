@@ -20,12 +20,14 @@ from hydra.conf import HydraConf
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
+from grpo.atomic import atomic
 from grpo.config.schema import register
 from grpo.runs.files import read_json, write_json
 from grpo.runs.resume import KEY as RESUME
 from grpo.runs.resume import essential
 from grpo.runs.run_dir import config_flags
 from grpo.runs.sweep_dir import EPOCHS, SWEEP
+from grpo.sweeps.machines import rendezvous
 
 PROGRAM = "grpo.train"
 HOW_JOBS_ARE_MADE = re.compile(r"hydra(/|\.)(launcher|sweeper)\b|hydra\.(mode|run|sweep|output_subdir|job\.(num|id))\b")
@@ -43,7 +45,11 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
     register()  # launchers bring the job into processes that have not seen the command line
     sweep_dir = Path(hydra.sweep.dir)
     overrides = overrides_of(read_json(sweep_dir / SWEEP), config, hydra)
-    folder = folder_of(overrides, sweep_dir, Path(hydra.runtime.output_dir))
+    meeting, first = rendezvous(config.launch.nodes)
+    if not first:
+        assist(config, hydra, overrides, meeting)
+        return None
+    folder = begun_before(overrides, sweep_dir, hydra) or free_folder(Path(hydra.runtime.output_dir))
     file = folder / "summary.json"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / ".lock"):
@@ -52,12 +58,10 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
         else:
             save(config, overrides, folder / ".hydra")  # the job does so too, if it comes that far
             file.unlink(missing_ok=True)
-            if list(folder.glob("checkpoint-*")) and not any(text.startswith(f"{RESUME}=") for text in overrides):
-                overrides.append(f"{RESUME}=true")
             ended = {"status": "stopped", "reason": "interrupted"}
             try:
                 with own_devices(sweep_dir, hydra.launcher._target_, config.launch.processes) as environment:
-                    line = command(overrides, folder, hydra)
+                    line = command([*overrides, *resuming(overrides, folder), *meeting], folder, hydra)
                     status, reason = train_in_process(line, folder, hydra.runtime.cwd, environment)
                     ended = {"status": "failed", "reason": reason}
             finally:
@@ -69,11 +73,36 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
     return summary["accuracy_after"] if summary.get("status") == "completed" else None
 
 
+def assist(config: DictConfig, hydra: HydraConf, overrides: Sequence[str], meeting: Sequence[str]) -> None:
+    """Train a job on another machine than its first one, which chooses the directory and says how the job ended.
+
+    Args:
+        overrides: of the job.
+        meeting: overrides with which the machines meet.
+    """
+    deadline = time.monotonic() + config.launch.timeout
+    while not (folder := begun_before(overrides, Path(hydra.sweep.dir), hydra)):
+        if time.monotonic() > deadline:
+            tell(Path(hydra.runtime.output_dir), f"not begun on {meeting[0]} within {config.launch.timeout} s")
+            return
+        time.sleep(1)
+    if read_json(folder / "summary.json").get("status") != "completed":
+        line = command([*overrides, *resuming(overrides, folder), *meeting], folder, hydra)
+        train_in_process(line, folder, hydra.runtime.cwd, {})
+
+
+def resuming(overrides: Sequence[str], folder: Path) -> list[str]:
+    """Return the override with which a job goes on from its checkpoints, if it has any."""
+    typed = any(text.startswith(f"{RESUME}=") for text in overrides)
+    return [f"{RESUME}=true"] if not typed and list(folder.glob("checkpoint-*")) else []
+
+
 def save(config: DictConfig, overrides: Sequence[str], folder: Path) -> None:
-    """Write down what a job is, as Hydra does."""
+    """Write down what a job is, as Hydra does; other jobs read its overrides at any time."""
     folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, folder / "config.yaml")
-    OmegaConf.save(OmegaConf.create(list(overrides)), folder / "overrides.yaml")
+    with atomic(folder / "overrides.yaml") as partial:
+        OmegaConf.save(OmegaConf.create(list(overrides)), partial)
 
 
 def tell(folder: Path, text: str) -> None:
@@ -95,16 +124,17 @@ def overrides_of(sweep: dict[str, Any], config: DictConfig, hydra: HydraConf) ->
     return overrides
 
 
-def folder_of(overrides: Sequence[str], sweep_dir: Path, numbered: Path) -> Path:
-    """Return the directory in a sweep that belongs to a job with these overrides: begun before, or a new one.
-
-    Args:
-        numbered: what Hydra calls the job's; another is taken if a job with other overrides has it.
-    """
-    depth = len(numbered.relative_to(sweep_dir).parts)
+def begun_before(overrides: Sequence[str], sweep_dir: Path, hydra: HydraConf) -> Path | None:
+    """Return the directory of the job with these overrides, if it has been begun."""
+    depth = len(Path(hydra.runtime.output_dir).relative_to(sweep_dir).parts)
     for file in sorted(sweep_dir.glob("*/" * depth + ".hydra/overrides.yaml")):
         if essential(yaml.safe_load(file.read_text())) == essential(overrides):
             return file.parents[1]
+    return None
+
+
+def free_folder(numbered: Path) -> Path:
+    """Return the directory of a new job: what Hydra calls it, or a like name if another job has that."""
     free, number = numbered, 0
     while (free / ".hydra").exists():
         free, number = numbered.with_name(f"{numbered.name}_{number + 2}"), number + 1

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +24,24 @@ CABLE = [f"g{os.getpid()}{letter}" for letter in "ab"]
 RENDEZVOUS = f"{ADDRESSES[0]}:29500"
 BOTH = ("launch.nodes=2", f"launch.rendezvous={RENDEZVOUS}")
 SRUN = f"""#!/usr/bin/env bash
-[[ "$*" == *--nodes=2\\ --ntasks=2* ]] || exit 9
-while [[ "$1" == -* ]]; do shift; done
-for node in {" ".join(NODES)}; do ip netns exec $node "$@" & echo $! >>"$TASKS"; done
+[[ "$*" == *--nodes=2\\ --ntasks=2* || "$*" == *submitit* ]] || exit 9
+while [[ "$1" == -* ]]; do [[ "$1" == --output || "$1" == --error ]] && shift; shift; done
+number=0
+for node in {" ".join(NODES)}; do
+  SLURM_NODEID=$number SLURM_PROCID=$number SLURM_LOCALID=0 ip netns exec $node "$@" & echo $! >>"$TASKS"
+  number=1
+done
 status=0
 for task in $(jobs -p); do wait "$task" || status=$?; done
 exit "$status"
+"""
+SACCT = """#!/usr/bin/env bash
+printf '%s\\n' 'JobID|State|NodeList' "7|$([ -e "$TASKS.done" ] && echo FAILED || echo RUNNING)|"
+"""
+SBATCH = """#!/usr/bin/env bash
+grep -q -- --nodes=2 "$1" && grep -q -- --ntasks-per-node=1 "$1" || exit 9
+{ bash "$1"; touch "$TASKS.done"; } >"$TASKS.log" 2>&1 &
+echo "Submitted batch job 7"
 """
 SCONTROL = f"""#!/usr/bin/env bash
 if [ "$1" = requeue ]; then echo "$2" >>"$REQUEUED"; else printf '%s\\n' {" ".join(ADDRESSES)}; fi
@@ -164,11 +177,13 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     """The environment of a job of two nodes, submitted from a folder in which the project is."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("scancel", SCANCEL)):
+    programs_of_slurm = {"srun": SRUN, "scontrol": SCONTROL, "scancel": SCANCEL, "sbatch": SBATCH, "sacct": SACCT}
+    for name, text in programs_of_slurm.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_SUBMIT_DIR": str(tmp_path), "PROCESSES": "1"}
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "2"}
+    job |= {"SLURM_JOB_NODELIST": ",".join(ADDRESSES), "SLURM_SUBMIT_DIR": str(tmp_path), "PROCESSES": "1"}
     files = {"TASKS": str(tmp_path / "tasks"), "REQUEUED": str(tmp_path / "requeued")}
     return {**ENVIRONMENT, **job, **files, "PATH": f"{programs}:{os.environ['PATH']}"}
 
@@ -193,3 +208,16 @@ def test_a_job_that_is_out_of_time_is_queued_again_and_resumes_in_its_directory(
     assert done.returncode == 0, done.stdout
     assert "resuming from outputs/slurm-7/checkpoint-" in done.stdout
     assert outcome(run_dir) == outcome(alone)
+
+
+def test_a_job_of_a_sweep_trains_on_two_machines_of_slurm(slurm: dict[str, str], tmp_path: Path, alone: Path) -> None:
+    """submitit submits it to stand-ins for the programs of Slurm."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    line = [sys.executable, "-m", "grpo.train", "-m", "hydra/launcher=submitit_slurm", "launch.nodes=2", *RUN]
+    line.append(f"hydra.sweep.dir={tmp_path}/sweep")
+    for more in ([], ["sweep.resume=true"]):  # what has been trained is not trained again
+        done = subprocess.run([*line, *more], env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "sweep" / "0" / "train.log").read_text().count("GRPO run completed") == 1
+        assert outcome(tmp_path / "sweep" / "0") == outcome(alone)
+    assert [folder.name for folder in (tmp_path / "sweep").glob("[!.]*/")] == ["0"]

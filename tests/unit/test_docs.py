@@ -13,7 +13,8 @@ def row(package: str) -> str:
 
 
 def test_every_module_is_on_the_map_and_every_name_on_the_map_is_a_module() -> None:
-    for package in ("config", "planning", "trainer", "generation", "evaluation", "runs", "reporting", "sweeps"):
+    packages = {file.parent.name for file in (ROOT / "grpo").glob("*/__init__.py")} - {"tasks", "tiny"}
+    for package in packages:
         there = {file.name for file in (ROOT / "grpo" / package).rglob("*.py")} - {"__init__.py"}
         assert set(re.findall(r"`(\w+\.py)`", row(package))) == there, package
     top = {file.name for file in (ROOT / "grpo").glob("*.py")} - {"__init__.py"}

@@ -21,8 +21,9 @@ from grpo.hardware import visible_gpus
 from grpo.runs.sweep_dir import read_sweep
 from grpo.sweeps.callback import begin, newest_sweep, note_if_killed
 from grpo.sweeps.job import (
+    begun_before,
     command,
-    folder_of,
+    free_folder,
     lock_of,
     locked,
     overrides_of,
@@ -150,9 +151,16 @@ def test_a_sweep_of_which_one_job_has_begun_has_what_is_swept(composed, tmp_path
     assert read_sweep(tmp_path).varied == ["train.seed"]
 
 
-def test_a_job_of_a_sweep_runs_on_one_machine(master):
-    with pytest.raises(ConfigError, match=r"launch\.nodes=2: a job of a sweep runs on one machine"):
+def test_a_job_of_a_sweep_gets_several_machines_from_slurm_alone(master):
+    with pytest.raises(ConfigError, match=r"launch\.nodes=2: .* with hydra/launcher=submitit_slurm only"):
         begin(master("train.seed=0,1", "launch.nodes=2"))
+    with pytest.raises(ConfigError, match=r"launch\.nodes: one number for all jobs of a sweep"):
+        begin(master("launch.nodes=1,2"))
+    config = master("train.seed=0,1", "launch.nodes=2")
+    with open_dict(config):
+        config.hydra.launcher = {"_target_": "submitit.SlurmLauncher", "nodes": 3}
+    with pytest.raises(ConfigError, match=r"hydra\.launcher\.nodes=3: launch\.nodes=2 is the number of machines"):
+        begin(config)
 
 
 def test_a_sweep_is_not_for_torchrun(master, monkeypatch):
@@ -222,13 +230,15 @@ def job_in(sweep_dir: Path, name: str, *overrides: str, **summary: object) -> Pa
 def test_a_job_goes_on_in_the_directory_that_it_began(composed, tmp_path):
     job_in(tmp_path, "0", "train.seed=0")
     begun = job_in(tmp_path, "1", "train.seed=1", "train.resume_from_checkpoint=true")
-    assert folder_of(["train.seed=1"], tmp_path, tmp_path / "0") == begun
+    hydra = OmegaConf.create({"runtime": {"output_dir": str(tmp_path / "0")}})
+    assert begun_before(["train.seed=1"], tmp_path, hydra) == begun
+    assert begun_before(["train.seed=7"], tmp_path, hydra) is None
 
 
 def test_a_new_job_does_not_write_into_the_directory_of_another(composed, tmp_path):
     job_in(tmp_path, "0", "train.seed=0")
-    assert folder_of(["train.seed=7"], tmp_path, tmp_path / "1") == tmp_path / "1"
-    assert folder_of(["train.seed=7"], tmp_path, tmp_path / "0") == tmp_path / "0_2"
+    assert free_folder(tmp_path / "1") == tmp_path / "1"
+    assert free_folder(tmp_path / "0") == tmp_path / "0_2"
 
 
 def test_the_command_of_a_job_trains_it_alone():

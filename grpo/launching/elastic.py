@@ -1,0 +1,103 @@
+"""Several processes from one command line: PyTorch's torchelastic starts, connects, watches and restarts them."""
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from grpo.distributed import address_towards
+from grpo.errors import RunError
+from grpo.launching.rendezvous import is_first, meeting_point
+from grpo.runs.files import read_json, write_json
+
+BY_US = "GRPO_LAUNCHED"
+"""Environment variable of the processes that this module has started: their run directory."""
+STOPPED = 130
+"""Exit status of a run that was told to stop."""
+
+
+def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
+    """Run this command line in several processes; return the content of `summary.json`.
+
+    Args:
+        run_dir: chosen and locked by this process, or by that of the first machine.
+        program: module of the command.
+
+    Raises:
+        RunError: a process failed and has said why, or died and cannot; the machines do not meet, or lose each other.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what is no fault here
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.launcher.api import elastic_launch
+
+    elastic = logging.getLogger("torch.distributed.elastic")  # it would repeat what a process said
+    elastic.propagate = False
+    elastic.addHandler(logging.NullHandler())
+    os.environ[BY_US] = str(run_dir)
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # gloo would find the dead processes' addresses in it
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // config.launch.processes)))
+    own, summary = [f"hydra.run.dir='{run_dir}'", "hydra.output_subdir=null"], run_dir / "summary.json"
+    if is_first(config):
+        write_json(summary, {"status": "running", "reason": None})
+    try:
+        elastic_launch(elastic_config(config, run_dir), sys.executable)("-m", program, *sys.argv[1:], *own)
+    except (ChildFailedError, SignalException, RendezvousError, DistError) as error:
+        raise reported(error, config, summary) from error
+    return read_json(summary)
+
+
+def elastic_config(config: DictConfig, run_dir: Path) -> Any:
+    """Return torchelastic's `LaunchConfig`."""
+    from torch.distributed.launcher.api import LaunchConfig
+
+    host, port = meeting_point(config)
+    first = is_first(config)
+    return LaunchConfig(
+        min_nodes=config.launch.nodes,
+        max_nodes=config.launch.nodes,
+        nproc_per_node=config.launch.processes,
+        run_id=run_dir.name,
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"{host}:{port}",
+        local_addr=host if first else address_towards(host),
+        rdzv_configs={"is_host": first, "join_timeout": config.launch.timeout, "read_timeout": config.launch.timeout},
+        max_restarts=config.launch.max_restarts,
+        monitor_interval=0.5,
+        shutdown_timeout=config.launch.timeout,
+    )
+
+
+def reported(error: Exception, config: DictConfig, summary: Path) -> BaseException:
+    """Return what ends this process after others have, and note in `summary.json` what they cannot.
+
+    Args:
+        error: of torchelastic.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+
+    written, again = read_json(summary), "train.resume_from_checkpoint=auto continues"
+    if isinstance(error, SignalException) or written.get("status") == "stopped":
+        reason = written.get("reason") or getattr(error, "sigval", signal.SIGTERM).name
+        return RunError(f"stopped: {reason}; {again} it", status=STOPPED)
+    knows = is_first(config) and written.get("status") == "running"
+    reason = "the other machines have ended or cannot be reached"
+    if isinstance(error, ChildFailedError):
+        rank, failure = error.get_first_failure()
+        if failure.exitcode >= 0:  # it has said why itself
+            return SystemExit(failure.exitcode)
+        knows, reason = True, f"process {rank} was killed by {signal.Signals(-failure.exitcode).name}"
+    elif isinstance(error, RendezvousTimeoutError):
+        where = f"{config.launch.rendezvous} within launch.timeout={config.launch.timeout} s"
+        reason = f"launch.nodes={config.launch.nodes}: not all machines came to {where}"
+    if knows:
+        write_json(summary, {**written, "status": "failed", "reason": reason})
+    return RunError(f"failed: {reason}; {again} from the last checkpoint")

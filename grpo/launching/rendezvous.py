@@ -1,0 +1,180 @@
+"""Where the machines of a run meet: a store that the first of them keeps, through which it tells the run directory.
+
+Each machine runs the same command; the first is the one whose address is `launch.rendezvous`.
+"""
+
+import contextlib
+import errno
+import functools
+import os
+import socket
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from grpo.distributed import is_launched
+from grpo.errors import ConfigError, RunError
+from grpo.runs.lock import check_directory
+from grpo.runs.resume import continue_interrupted
+
+DIRECTORY = "grpo/directory"
+"""Key of the store: the run directory."""
+
+
+def meeting_point(config: DictConfig) -> tuple[str, int]:
+    """Return host and port of the first machine: of this one alone, any free port.
+
+    Raises:
+        ConfigError: they are missing or malformed.
+    """
+    nodes, rendezvous = config.launch.nodes, config.launch.rendezvous
+    if nodes < 1:
+        raise ConfigError(f"launch.nodes={nodes}: a positive number of machines")
+    if nodes == 1:
+        return "127.0.0.1", 0
+    if not rendezvous:
+        raise ConfigError(f"launch.nodes={nodes}: needs launch.rendezvous=host:port, of the first machine")
+    host, _, port = rendezvous.rpartition(":")
+    if not host or not (port.isdecimal() and 0 < int(port) < 2**16):
+        raise ConfigError(f"launch.rendezvous={rendezvous}: host:port of the first machine, with a port up to 65535")
+    return host.strip("[]"), int(port)
+
+
+def is_first(config: DictConfig) -> bool:
+    """Return whether this machine is the first of the run, or the only one.
+
+    Raises:
+        ConfigError: as `meeting_point` and `is_here`.
+    """
+    host, _ = meeting_point(config)
+    return config.launch.nodes == 1 or is_here(host)
+
+
+def is_here(host: str) -> bool:
+    """Return whether an address is one of this machine's.
+
+    Raises:
+        ConfigError: there is no such host.
+    """
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"launch.rendezvous: {host} cannot be found: {error.strerror}") from error
+    for family, kind, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind(address)
+            return True
+    return False
+
+
+@functools.cache
+def meet(host: str, port: int, timeout: int) -> tuple[Any, bool]:
+    """Return the store of several machines, and whether this one is the first, which keeps it.
+
+    Args:
+        timeout: limit on the wait for the first one, seconds.
+
+    Raises:
+        ConfigError: the address is in use by another program.
+        RunError: nobody answers there.
+    """
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # it would repeat what is said here
+    first, deadline = is_here(host), time.monotonic() + timeout
+    if first:
+        try:
+            with socket.create_server(("", port)):
+                pass
+        except OSError as error:
+            what = "in use by another program or run" if error.errno == errno.EADDRINUSE else error.strerror
+            raise ConfigError(f"launch.rendezvous={host}:{port}: {what}; choose another port") from error
+    else:
+        wait_for_port(host, port, deadline)
+    from torch.distributed import TCPStore
+
+    left, made = max(1.0, deadline - time.monotonic()), []
+    limit = timedelta(seconds=left)
+
+    def connect() -> None:
+        with contextlib.suppress(RuntimeError):
+            made.append(TCPStore(host, port, is_master=first, wait_for_workers=False, timeout=limit, multi_tenant=True))
+
+    connecting = threading.Thread(target=connect, daemon=True)  # it may wait for ever for a program of another kind
+    connecting.start()
+    connecting.join(left)
+    if not made:
+        raise RunError(f"launch.rendezvous={host}:{port}: the program that listens there is not this one")
+    return made[0], first
+
+
+def wait_for_port(host: str, port: int, deadline: float) -> None:
+    """Wait until a program listens.
+
+    Args:
+        deadline: by the monotonic clock, seconds.
+
+    Raises:
+        RunError: none does.
+    """
+    begun = time.monotonic()
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic())).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline - 0.5:
+                raise RunError(
+                    f"launch.rendezvous={host}:{port}: nobody answers there within {deadline - begun:.0f} s "
+                    f"({error.strerror or error}); start the same command on that machine too"
+                ) from error
+            time.sleep(0.5)
+
+
+def choose_directory(config: DictConfig) -> None:
+    """Set the directory of a run before Hydra writes into it; with several machines, the one of the first of them.
+
+    Raises:
+        ConfigError: it belongs to another run, or is not on this machine.
+        RunError: the machines do not meet.
+    """
+    if is_launched():  # it is on the command line
+        return
+    host, port = meeting_point(config)
+    store, first = meet(host, port, config.launch.timeout) if config.launch.nodes > 1 else (None, True)
+    if not first:
+        config.hydra.run.dir, config.hydra.output_subdir = agreed_directory(store, f"{host}:{port}"), None
+        return
+    continued = continue_interrupted(sys.argv[1:])
+    check_directory(continued)
+    if continued != sys.argv[1:]:
+        config.hydra.run.dir = continued[-1].removeprefix("hydra.run.dir=")
+    if store:
+        chosen = Path(config.hydra.run.dir).absolute()
+        chosen.mkdir(parents=True, exist_ok=True)
+        store.set(DIRECTORY, str(chosen))
+
+
+def agreed_directory(store: Any, first: str) -> str:
+    """Return the run directory that the first machine has chosen.
+
+    Args:
+        first: its address, for messages.
+
+    Raises:
+        ConfigError: this machine does not have the directory.
+        RunError: the first machine has ended.
+    """
+    try:
+        run_dir = store.get(DIRECTORY).decode()
+    except RuntimeError as error:
+        raise RunError(f"launch.rendezvous={first}: that machine has chosen no run directory") from error
+    if not Path(run_dir).is_dir():
+        raise ConfigError(
+            f"hydra.run.dir={run_dir}: chosen by {first}, and not on this machine; a run directory has to be on a file "
+            "system that all machines share"
+        )
+    return run_dir
