@@ -133,7 +133,7 @@ def main() -> None:
         sys.exit(2)
     problems += [f"{count} completions could not be scored: {kind}" for kind, count in reward.errors.items()]
     for line in problems:
-        console.print(f"[red]{line}[/]", highlight=False, soft_wrap=True)
+        console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
     if not problems and not args.run:
         console.print("[green]nothing earned more than it should[/]")
     sys.exit(bool(problems))

@@ -1,12 +1,14 @@
 """Completions to try a reward on: correct ones, incorrect ones, and cheats of policies.
 
 Pure functions from a row of data to completions. A row has the columns that the reward needs and optionally `question`,
-`answer`, `solution` (the way to the answer) and `completion` (a complete correct completion).
+`answer`, `solution` (the way to the answer) and `completion` (a complete correct completion). The answer decides what
+is tried: it is a number, boxes, one of some options, or any other text.
 """
 
 import re
 from typing import Any
 
+from rewards.probing import boxes
 from rewards.text import numbers
 
 STYLES = {
@@ -16,6 +18,8 @@ STYLES = {
     "code": "```python\n{solution}\n```",
     "bare": "{answer}",
 }
+FORMS = {**STYLES, "bbox_2d": "{solution}\n```json\n{answer}\n```", "box_start": "{solution}\n{answer}"}
+LETTERS = "ABCDEFGHIJ"
 AROUND = 50
 """Numbers that are listed on either side of the answer."""
 
@@ -26,18 +30,28 @@ def final(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "solution": solution.strip(), "answer": answer.strip()} if marker else row
 
 
+def options_of(row: dict[str, Any]) -> list[str]:
+    """Return the options of a row, as texts or letters as its answer is; none if the answer is neither."""
+    answer, texts = str(row.get("answer") or ""), list(row.get("options") or [])
+    letters = list(LETTERS[: len(texts) or max(4, LETTERS.find(answer) + 1)])
+    options = letters if answer in letters else texts if answer in texts else []
+    return options if len(options) > 1 else []
+
+
 def correct(row: dict[str, Any]) -> dict[str, str]:
     """Return correct completions by style: the row's own, or its answer in each common format."""
     if row.get("completion"):
         return {"completion": str(row["completion"])}
-    return {style: _fill(form, row, row.get("answer")) for style, form in STYLES.items()}
+    right = boxes.boxes_of(row)
+    if right is None:
+        return {style: _fill(style, row, row.get("answer")) for style in STYLES}
+    return {style: _fill(style, row, boxes.written(row, right, style)) for style in (*STYLES, *boxes.styles(row))}
 
 
 def incorrect(row: dict[str, Any], style: str) -> dict[str, str]:
     """Return incorrect completions by name, in the format of the correct one."""
     reference = correct(row)[style]
     answer = str(row.get("answer") or "")
-    values = numbers(answer)
     if "return " in reference:
         return {"incorrect result": reference.replace("return ", "return 'wrong', ")}
     if style == "completion":
@@ -46,31 +60,40 @@ def incorrect(row: dict[str, Any], style: str) -> dict[str, str]:
             if re.search(r"\d", reference)
             else {}
         )
+    if (right := boxes.boxes_of(row)) is not None:
+        changes = boxes.changed(right).items()
+        return {name: _fill(style, row, boxes.written(row, wrong, style)) for name, wrong in changes}
+    if options_of(row):
+        return {"another option": _fill(style, row, _near(row, style)[1])}
+    values = numbers(answer)
     if not values:
-        return {"another answer": _fill(STYLES[style], row, answer + " + 1" if answer else "nothing")}
+        return {"another answer": _fill(style, row, answer + " + 1" if answer else "nothing")}
     changed = {"off by one": values[0] + 1, "ten times": values[0] * 10 or 1, "sign changed": -values[0] or -1}
     solution = str(row.get("solution") or "")
     rows = {name: {**row, "solution": solution.replace(answer, str(value))} for name, value in changed.items()}
-    return {name: _fill(STYLES[style], rows[name], value) for name, value in changed.items()}
+    return {name: _fill(style, rows[name], value) for name, value in changed.items()}
 
 
-def cheats(row: dict[str, Any]) -> dict[str, str]:
-    """Return completions by name that no sensible reward prefers to a correct one."""
-    answer, question = str(row.get("answer") or ""), str(row.get("question") or row.get("prompt") or "What?")
-    values = numbers(answer)
-    near = [int(values[0]) + step for step in range(-AROUND, AROUND + 1)] if values else list(range(2 * AROUND))
-    other = near[-1] + 1
+def cheats(row: dict[str, Any], style: str = "bare") -> dict[str, str]:
+    """Return completions by name that no sensible reward prefers to a correct one.
+
+    Args:
+        style: of the correct completion that the reward reads; boxes and options are written in it.
+    """
+    question = str(row.get("question") or row.get("prompt") or "What?")
+    near, other = _near(row, style)
+    answer = near[0] if boxes.boxes_of(row) is not None else str(row.get("answer") or "")
     return {
         "empty": "",
         "white space": " \n" * 20,
         "only ####": "####",
         "only \\boxed{}": "\\boxed{}",
         "only <answer>": "<think></think><answer></answer>",
-        "many answers": "\n".join(f"#### {number}" for number in near),
-        "answers in one line": "#### " + " or ".join(map(str, near)),
+        "many answers": "\n".join(f"#### {one}" for one in near),
+        "answers in one line": "#### " + " or ".join(near),
         "correct or incorrect": f"#### {answer or 1} or {other}",
         "incorrect or correct": f"#### {other} or {answer or 1}",
-        "every number": " ".join(map(str, near)),
+        "every number": " ".join(near),
         "prompt repeated": "\n".join([question] * 5),
         "10,000 characters": ("and so on, " * 1000)[:10_000],
         "one character": "1" * 10_000,
@@ -79,9 +102,39 @@ def cheats(row: dict[str, Any]) -> dict[str, str]:
         "correct, but not as answer": f"Somebody said {answer}, I say {other}.",
         "ends the process": "```python\nimport os\nos._exit(0)\n```",
         "claims success": "The answer is correct. Reward: 1.0. Score: 10.",
+        **_cheats_of_kind(row, style),
     }
 
 
-def _fill(form: str, row: dict[str, Any], answer: Any) -> str:
+def _cheats_of_kind(row: dict[str, Any], style: str) -> dict[str, str]:
+    """Return the cheats for boxes or options."""
+    if (right := boxes.boxes_of(row)) is not None:
+        style = "bbox_2d" if style == "completion" else style
+        tricks = boxes.cheats(row, right).items()
+        return {name: _fill(style, row, boxes.written(row, trick, style)) for name, trick in tricks}
+    if not (options := options_of(row)):
+        return {}
+    style = "bare" if style == "completion" else style
+    found = {"all options": _fill(style, row, ", ".join(options))}
+    if row["answer"] != options[0]:
+        found["always the first option"] = _fill(style, row, options[0])
+    return found
+
+
+def _near(row: dict[str, Any], style: str) -> tuple[list[str], str]:
+    """Return answers of the kind of the correct one, with that among them, and one that is incorrect."""
+    if (right := boxes.boxes_of(row)) is not None:
+        near = [right, *(box[None] for box in boxes.hundred(row, right)[len(right) :])]
+        other = boxes.changed(right)["moved by its size"]
+        return [boxes.written(row, some, style) for some in near], boxes.written(row, other, style)
+    if options := options_of(row):
+        others = [option for option in options if option != row["answer"]]
+        return [str(row["answer"]), *others], others[-1]
+    values = numbers(str(row.get("answer") or ""))
+    near = [int(values[0]) + step for step in range(-AROUND, AROUND + 1)] if values else list(range(2 * AROUND))
+    return list(map(str, near)), str(near[-1] + 1)
+
+
+def _fill(style: str, row: dict[str, Any], answer: Any) -> str:
     solution = str(row.get("solution") or "So it is.")
-    return form.format(solution=solution, answer="" if answer is None else answer).strip()
+    return FORMS[style.partition(" ")[0]].format(solution=solution, answer="" if answer is None else answer).strip()

@@ -50,29 +50,30 @@ def try_out(reward: Reward, rows: list[dict[str, Any]]) -> tuple[list[Probe], fl
     """
     started, count = time.perf_counter(), 0
 
-    def rewards_of(make: Any) -> list[float | None]:
+    def rewards_of(some: list[dict[str, Any]], completions: list[str]) -> list[float | None]:
         nonlocal count
-        count += len(rows)
-        return score(reward, rows, [make(row) for row in rows])
+        count += len(some)
+        return score(reward, some, completions)
 
-    by_style = {style: rewards_of(lambda row, style=style: correct(row)[style]) for style in correct(rows[0])}
-    best = max(by_style, key=lambda style: average(by_style[style]))
-    probes = [Probe("correct", style, earned, []) for style, earned in by_style.items()]
-    by_change = {}
-    for name in dict.fromkeys(name for row in rows for name in incorrect(row, best)):
-        changed = [row for row in rows if name in incorrect(row, best)]
-        by_change[name] = (changed, score(reward, changed, [incorrect(row, best)[name] for row in changed]))
-        count += len(changed)
-    discriminates = (
-        bool(by_change) and mean(average(earned) for _, earned in by_change.values()) < average(by_style[best]) - 1e-9
-    )
-    allowed = dict(zip(map(id, rows), by_style[best], strict=True))
-    for name, (changed, earned) in by_change.items():
-        too_much = above(earned, [allowed[id(row)] for row in changed], discriminates)
-        probes.append(Probe("incorrect", name, earned, too_much))
-    for name in cheats(rows[0]):
-        earned = rewards_of(lambda row, name=name: cheats(row)[name])
-        probes.append(Probe("cheat", name, earned, above(earned, by_style[best], discriminates)))
+    right = [correct(row) for row in rows]
+    styles = [style for style in right[0] if all(style in by_style for by_style in right)]
+    if not styles:
+        raise ValueError("some rows have a correct completion and others do not: give all of them one, or none")
+    earned = {style: rewards_of(rows, [by_style[style] for by_style in right]) for style in styles}
+    best = max(earned, key=lambda style: average(earned[style]))
+    probes = [Probe("correct", style, earned[style], []) for style in styles]
+    wrong = {}
+    for kind, make in (("incorrect", incorrect), ("cheat", cheats)):
+        made = [make(row, best) for row in rows]
+        for name in dict.fromkeys(name for completions in made for name in completions):
+            tried = [index for index, completions in enumerate(made) if name in completions]
+            completions = [made[index][name] for index in tried]
+            wrong[kind, name] = tried, rewards_of([rows[index] for index in tried], completions)
+    averages = [average(got) for (kind, _), (_, got) in wrong.items() if kind == "incorrect"]
+    discriminates = bool(averages) and mean(averages) < average(earned[best]) - 1e-9
+    for (kind, name), (tried, got) in wrong.items():
+        too_much = above(got, [earned[best][index] for index in tried], discriminates)
+        probes.append(Probe(kind, name, got, too_much))
     return probes, (time.perf_counter() - started) / count
 
 

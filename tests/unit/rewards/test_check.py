@@ -8,12 +8,16 @@ from pathlib import Path
 import pandas
 import pytest
 
+from rewards.boxes import overlaps, read_boxes, read_reference
 from rewards.check import fn_and_kwargs
 from rewards.probing.probes import cheats, correct, final, incorrect
 from rewards.probing.trial import above
 
 MINE = """
+import json
 import re
+
+from rewards.boxes import overlaps, read_boxes, read_reference
 
 def contains(completions, answer, **columns):
     return [float(reference in text) for text, reference in zip(completions, answer)]
@@ -27,9 +31,35 @@ def nothing(completions):
 def broken(completions):
     return [len(text) / (len(text) - len(text)) for text in completions]
 
+def best_box(completions, answer, **columns):
+    pairs = zip(map(read_boxes, completions), map(read_reference, answer))
+    return [float(overlaps(boxes, references).max()) if len(boxes) else 0.0 for boxes, references in pairs]
+
+def covers_it(completions, answer, **columns):
+    rewards = []
+    for text, (x1, y1, x2, y2) in zip(completions, map(json.loads, answer)):
+        boxes = read_boxes(text)
+        rewards.append(float(any(b[0] <= x1 and b[1] <= y1 and b[2] >= x2 and b[3] >= y2 for b in boxes[:1])))
+    return rewards
+
+def corners_in_any_order(completions, answer, **columns):
+    edges = [sorted(map(int, re.findall(r"\\b\\d+", text)[-4:])) for text in completions]
+    return [float(four == sorted(json.loads(reference))) for four, reference in zip(edges, answer)]
+
+def names_it(completions, answer, **columns):
+    return [float(reference in text.rpartition("<answer>")[2]) for text, reference in zip(completions, answer)]
+
+def forgives_a(completions, answer, **columns):
+    return [float(text.endswith((reference, "A"))) for text, reference in zip(completions, answer)]
+
 def upper(completions, answer, **columns):
     return [float(a.isupper() and a.endswith("#### " + b)) for a, b in zip(completions, answer)]
 """
+BOXES = [
+    {"question": "Where is the dog?", "answer": "[40, 30, 200, 150]", "image_sizes": [[640, 480]]},
+    {"question": "Where is the bird?", "answer": "[500, 200, 620, 460]", "image_sizes": [[640, 480]]},
+]
+CHOICES = [{"question": "Which?", "answer": answer, "options": ["a dog", "a cat", "a bird"]} for answer in "CAB"]
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +100,59 @@ def test_a_reward_that_can_be_cheated_fails_with_what_cheats_it(mine: Path, func
     assert done.returncode == 1
     for words in says:
         assert words in done.stdout
+
+
+def rows_of(tmp_path: Path, rows: list[dict[str, object]]) -> Path:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.mark.parametrize("coordinates", ["original", "shown", "thousandths"])
+def test_the_reward_for_boxes_withstands_what_policies_try(tmp_path: Path, coordinates: str) -> None:
+    data = rows_of(tmp_path, [{**row, "shown_sizes": [[1120, 840]]} for row in BOXES])
+    done = check("iou", f"coordinates={coordinates}", "--data", data)
+    assert done.returncode == 0, done.stdout
+    for words in ("a hundred boxes", "the whole image", "swapped corners", "the right center, but huge"):
+        assert words in done.stdout
+
+
+def test_the_reward_for_options_withstands_what_policies_try(tmp_path: Path) -> None:
+    done = check("choice", "--data", rows_of(tmp_path, CHOICES))
+    assert done.returncode == 0, done.stdout
+    assert "all options" in done.stdout
+    assert "always the first option" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "says"),
+    [
+        ("best_box", BOXES, ["a hundred boxes: earned more than it should on 2 of 2 rows", "correct or incorrect"]),
+        ("covers_it", BOXES, ["the whole image: earned more", "the right center, but huge: earned more"]),
+        ("corners_in_any_order", BOXES, ["swapped corners: earned more than it should on 2 of 2 rows"]),
+        ("names_it", CHOICES, ["all options: earned more than it should on 3 of 3 rows"]),
+        ("forgives_a", CHOICES, ["always the first option: earned more than it should on 2 of 2 rows"]),
+    ],
+)
+def test_a_naive_reward_for_boxes_or_options_is_caught(
+    mine: Path, tmp_path: Path, function: str, rows: list[dict[str, object]], says: list[str]
+) -> None:
+    done = check(f"{mine}:{function}", "--data", rows_of(tmp_path, rows))
+    assert done.returncode == 1, done.stdout
+    for words in says:
+        assert words in done.stdout
+
+
+def test_a_problem_is_printed_with_its_brackets(tmp_path: Path) -> None:
+    done = check("iou", "--data", rows_of(tmp_path, [{"answer": "left"}]))
+    assert done.returncode == 1
+    assert "answer 'left': write [x1, y1, x2, y2]" in done.stdout
+
+
+def test_rows_with_and_without_a_completion_are_one_line(tmp_path: Path) -> None:
+    done = check("correctness", "--data", rows_of(tmp_path, [{"answer": "5"}, {"answer": "5", "completion": "#### 5"}]))
+    assert done.returncode == 2
+    assert "some rows have a correct completion and others do not" in done.stderr
 
 
 def test_data_of_ones_own_is_tried_with_its_own_completions(mine: Path, tmp_path: Path) -> None:
@@ -149,6 +232,43 @@ def test_probes_of_a_row_are_correct_incorrect_or_cheats() -> None:
     assert set(incorrect(row, "hash")) == {"off by one", "ten times", "sign changed"}
     assert all(not text.endswith("#### 5") for text in incorrect(row, "hash").values())
     assert len(cheats(row)["10,000 characters"]) == 10_000
+
+
+@pytest.mark.parametrize("answer", ["[40, 30, 200, 150]", "[[40, 30, 200, 150], [300, 30, 460, 150]]"])
+def test_boxes_are_correct_in_each_form_and_coordinate_system(answer: str) -> None:
+    row = {"answer": answer, "image_sizes": [[640, 480]], "shown_sizes": [[1280, 480]]}
+    expected, found = read_reference(answer), correct(row)
+    for form in ("xml", "bbox_2d", "box_start"):
+        assert (read_boxes(found[form]) == expected).all()
+        assert (read_boxes(found[f"{form} in shown pixels"]) == expected * [2, 1, 2, 1]).all()
+        assert abs(read_boxes(found[f"{form} in thousandths"]) * ([0.64, 0.48] * 2) - expected).max() < 0.4
+    assert "bbox_2d in thousandths" not in correct({"answer": answer})
+    assert '"bbox_2d": [40, 30, 200, 150]' in found["bbox_2d"]
+    assert "<|box_start|>(40,30),(200,150)<|box_end|>" in found["box_start"]
+
+
+def test_incorrect_boxes_and_cheats_are_no_boxes_like_the_correct_one() -> None:
+    reference = read_reference(BOXES[0]["answer"])
+    tricks = {**incorrect(BOXES[0], "bbox_2d"), **cheats(BOXES[0], "bbox_2d")}
+    for name in ("moved by its size", "a quarter of it", "the whole image", "the right center, but huge"):
+        assert overlaps(read_boxes(tricks[name]), reference).max() < 0.5
+    hundred = read_boxes(tricks["a hundred boxes"])
+    assert hundred.shape == (100, 4)
+    assert overlaps(hundred, reference).max() == 1
+    assert read_boxes(tricks["swapped corners"]).tolist() == [[200, 150, 40, 30]]
+
+
+def test_the_whole_image_is_no_cheat_where_the_answer_is_most_of_it() -> None:
+    row = {"answer": "[0, 0, 600, 480]", "image_sizes": [[640, 480]]}
+    assert not {"the whole image", "the right center, but huge"} & set(cheats(row, "bbox_2d"))
+
+
+def test_the_first_option_is_a_cheat_unless_it_is_the_answer() -> None:
+    tried = [cheats(row, "boxed").get("always the first option") for row in CHOICES]
+    assert tried == ["So it is.\n\\boxed{A}", None, "So it is.\n\\boxed{A}"]
+    by_text = {"answer": "a cat", "options": ["a dog", "a cat"]}
+    assert cheats(by_text, "bare")["all options"] == "a dog, a cat"
+    assert incorrect(by_text, "bare") == {"another option": "a dog"}
 
 
 def test_as_much_as_the_correct_answer_is_too_much_only_for_a_reward_of_correctness() -> None:
