@@ -1,8 +1,9 @@
 """One process and two with a thread each, the same completions: throughput, waiting, bytes sent.
 
 `python -m benchmarks.scaling` prints a table and writes `benchmarks/scaling.json`: SmolLM2-135M's shape in float32,
-about ten minutes on two cores that do nothing else. Waiting on 4 and 8 processes is simulated, from the lengths of the
-same kind of completions and the cost of micro-batches that the trainer plans with.
+about twenty minutes on two cores that do nothing else. Waiting on 2, 4 and 8 processes is simulated from recorded
+lengths (`benchmarks/recorded_lengths.json`) and the cost of micro-batches that the trainer plans with.
+`--record FOLDER` reads the lengths from the folder of an evaluation, `python -m grpo.evaluate … evaluate.samples=8`.
 """
 
 import argparse
@@ -22,13 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from benchmarks.update import GROUP, LONGEST, build_policy, rollout
-from grpo.config.schema import ROOT, Update
+from grpo import policy
+from grpo.config.schema import ROOT, Update, register
+from grpo.data import prompt_lengths
 from grpo.trainer import ExactGRPOTrainer, balance, exact
 from grpo.trainer.microbatch import cost, pack
 from tests.stock_trl import make
@@ -36,6 +40,7 @@ from tests.stock_trl import make
 BUDGET = 1024
 """Tokens per micro-batch."""
 WORKLOAD = "b"
+RECORDED = ROOT / "benchmarks" / "recorded_lengths.json"
 CASES = {"one process": 1, "two processes": 2, "without balancing": 2, "stock TRL": 2}
 
 
@@ -124,10 +129,32 @@ def run(case: str, args: argparse.Namespace) -> dict[str, Any]:
         return json.loads(file.read_text())
 
 
-def simulated(processes: int, rows: int, in_rounds: bool) -> dict[str, float]:
-    """Return the share of a step's time that processes wait on average, each with its own completions or balanced."""
-    fixed, _ = rollout(WORKLOAD, rows * processes)
-    prompts, completions = (list(map(len, fixed[key])) for key in ("prompt_ids", "completion_ids"))
+def record(folder: Path) -> None:
+    """Write down how many tokens the prompts and the sampled completions of an evaluation have, by problem."""
+    register()
+    config: Any = OmegaConf.load(folder / ".hydra" / "config.yaml")
+    tokenizer = policy.load_tokenizer(policy.available(config.model))
+    lines = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
+    rows = sorted((line for line in lines if line["sample"]), key=lambda line: (line["problem"], line["sample"]))
+    texts = [row["completion"] + tokenizer.eos_token for row in rows]
+    found = {
+        "model": config.model.gguf_file or config.model.model_name_or_path,
+        "longest": (longest := config.train.max_completion_length),
+        "prompts": prompt_lengths([row["prompt"] for row in rows], tokenizer),
+        "completions": [min(longest, len(ids)) for ids in tokenizer(texts)["input_ids"]],
+    }
+    RECORDED.write_text(json.dumps(found) + "\n")
+
+
+def simulated(processes: int, in_rounds: bool) -> dict[str, float]:
+    """Return the share of a step's time that processes wait on average, each with its own completions or balanced.
+
+    Args:
+        in_rounds: whether they meet at each micro-batch, as with sharded weights.
+    """
+    recorded = json.loads(RECORDED.read_text())
+    prompts, completions = recorded["prompts"], recorded["completions"]
+    rows = len(prompts) // processes
     price = partial(cost, budget=BUDGET, hidden_size=576)
     own = [
         [price([part]) for part in pack(prompts, completions, BUDGET, range(first, first + rows))]
@@ -150,13 +177,17 @@ def simulated(processes: int, rows: int, in_rounds: bool) -> dict[str, float]:
 def main() -> None:
     """Measure, print and write; with --case, be one of the processes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=32, help="completions per step, in groups of 8")
+    parser.add_argument("--rows", type=int, default=64, help="completions per step, in groups of 8")
     parser.add_argument("--steps", type=int, default=3, help="the first one is not counted")
     parser.add_argument("--model", default="smollm2_135m", help="a name of conf/model, or toy")
     parser.add_argument("--no-write", action="store_true")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="read lengths, and measure nothing")
     parser.add_argument("--case", choices=list(CASES), help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.record:
+        record(args.record)
+        return
     if args.case:
         train(args.case, args.rows, args.steps, args.model, args.file)
         return
@@ -178,7 +209,7 @@ def main() -> None:
     result |= {"measured": measured, "speedup": ratio, "simulated": {}}
     for processes in (2, 4, 8):
         for in_rounds in (False, True):
-            found = simulated(processes, args.rows, in_rounds)
+            found = simulated(processes, in_rounds)
             name = "all meet at each" if in_rounds else "each on its own"
             result["simulated"][f"{processes} processes, {name}"] = found
             shares = [f"{100 * found[key]:.0f} %" for key in ("wait_before", "wait_after")]

@@ -19,6 +19,12 @@ import psutil
 from grpo.errors import ConfigError
 
 T = TypeVar("T")
+BY_US = "GRPO_LAUNCHED"
+"""Environment variable of the processes that `grpo.launching` has started: their run directory."""
+LOST = "lost the connection to another process"
+"""Reason of a failure that is none of this process's."""
+LOSSES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+"""Of gloo and NCCL: what an operation says when another process has died."""
 FAILED = "failed"
 """Key of the store: how many processes have failed; with `/reason`, why the first of them did."""
 
@@ -157,13 +163,21 @@ def agreed(name: str, choose: Callable[[], T]) -> T:
     return value
 
 
+def is_loss(error: BaseException) -> bool:
+    """Return whether an error says that another process has died."""
+    return world_size() > 1 and isinstance(error, RuntimeError) and any(text in str(error) for text in LOSSES)
+
+
 def is_first_to_fail(reason: str) -> bool:
     """Note that this process fails; return whether it is the first, whose reason is the one to print.
 
-    The store may have gone with the process that kept it, the first one or its launcher, which has said why.
+    The store may have gone with the process that kept it, the first one or its launcher, which has said why. Of a
+    process that has died our launcher says how.
     """
     if world_size() == 1:
         return True
+    if LOST in reason and BY_US in os.environ:
+        return False
     try:
         shared = store()
         shared.set_timeout(timedelta(seconds=5))

@@ -31,7 +31,7 @@ from grpo.config.batch import check_batch, completions
 from grpo.config.schema import Update, train_arguments
 from grpo.config.secrets import is_secret, without_secrets
 from grpo.data import Problems, load_task
-from grpo.distributed import agreed, first_failure, is_main_process, log_name, world_size
+from grpo.distributed import LOST, agreed, first_failure, is_loss, is_main_process, log_name, world_size
 from grpo.errors import ConfigError, DirectoryLost, DoesNotFit, GenerationError, RunError
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.generation.vllm_server import check_server, check_vllm, server_url
@@ -143,6 +143,8 @@ def reason_of(error: Exception, run_dir: Path) -> str:
     """Return why a run broke, in one line: for the process that has failed first."""
     if elsewhere := first_failure():
         return elsewhere.removeprefix("failed: ")
+    if is_loss(error):
+        return LOST
     kind = "" if isinstance(error, NAMED_FAILURES) else f"{type(error).__name__}: "
     return storage_fault(error, run_dir) or f"{kind}{error}".splitlines()[0]
 
@@ -162,7 +164,7 @@ def checkpoint_for(config: DictConfig, run_dir: Path, console: Console) -> Path 
                 f"{os.path.relpath(checkpoint)} is of a run with {other}; "
                 f"train.resume_from_checkpoint={os.path.relpath(checkpoint)} continues it all the same"
             )
-        console.print(f"the run began with {other}", highlight=False, soft_wrap=True)
+        console.print(f"continues a checkpoint of a run with {other}", highlight=False, soft_wrap=True)
     if resume_from:
         what = f"resuming from {os.path.relpath(checkpoint)}" if checkpoint else "nothing to resume: starting a new run"
         console.print(what, highlight=False, soft_wrap=True)

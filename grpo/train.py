@@ -20,6 +20,7 @@ from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.check import check, check_shard
 from grpo.config.schema import ROOT
 from grpo.distributed import (
+    BY_US,
     agreed,
     choose_interface,
     end_silent_connections,
@@ -30,14 +31,14 @@ from grpo.distributed import (
 )
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
-from grpo.launching.elastic import BY_US, STOPPED, launch
+from grpo.launching.elastic import STOPPED, launch
 from grpo.launching.processes import check_processes, with_processes, without_shard
 from grpo.launching.rendezvous import choose_directory, is_first
 from grpo.planning.advice import advise
 from grpo.planning.fit import Plan, make_plan, settled
 from grpo.runs.files import write_json
 from grpo.runs.lock import check_directory, take
-from grpo.runs.resume import KEY, check_named, checkpoints, continue_interrupted
+from grpo.runs.resume import KEY, check_named, checkpoints, continue_interrupted, how_to_continue
 from grpo.sweeps.callback import recorded
 from grpo.sweeps.job import PROGRAM, run_job
 
@@ -56,8 +57,7 @@ def job(config: DictConfig) -> float | None:
         if summary["status"] == "stopped":
             if BY_US in os.environ and is_launched():  # the process that has started this one says it
                 sys.exit(STOPPED)
-            again = "train.resume_from_checkpoint=auto continues it"
-            raise RunError(f"stopped: {summary['reason']}; {again}", status=STOPPED)
+            raise RunError(f"stopped: {summary['reason']}; {how_to_continue(run_dir)}", status=STOPPED)
         return summary["accuracy_after"]
     except KeyboardInterrupt:
         if not (run_dir / "summary.json").exists():  # else a run has written its own
@@ -150,6 +150,8 @@ def arguments(typed: list[str]) -> list[str]:
         ConfigError: the directory that it names is that of another run.
     """
     run_dir, resumes = os.environ.get(BY_US), any(text.lstrip("+").startswith(f"{KEY}=") for text in typed)
+    if restarts():
+        print(f"{PROGRAM}: a process has died; restart {restarts()} of all", file=sys.stderr)
     if restarts() or (run_dir and not resumes and checkpoints(Path(run_dir))):  # all processes again: one has died
         typed = [*typed, f"{KEY}=auto"]
     continued = continue_interrupted(typed)
@@ -161,6 +163,7 @@ def arguments(typed: list[str]) -> list[str]:
 def main() -> None:
     """Run the command line."""
     if is_launched():
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what is no fault here
         choose_interface()
         if BY_US in os.environ:
             ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: it does not outlive who has started it

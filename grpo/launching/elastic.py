@@ -9,13 +9,13 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from grpo.distributed import address_towards
+from grpo.distributed import BY_US, address_towards
 from grpo.errors import RunError
 from grpo.launching.rendezvous import is_first, meeting_point
 from grpo.runs.files import read_json, write_json
+from grpo.runs.resume import how_to_continue
 
-BY_US = "GRPO_LAUNCHED"
-"""Environment variable of the processes that this module has started: their run directory."""
+SAME_COMMAND = "start the same command on each of them, with an address that all can reach"
 STOPPED = 130
 """Exit status of a run that was told to stop."""
 
@@ -84,20 +84,21 @@ def reported(error: Exception, config: DictConfig, summary: Path) -> BaseExcepti
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
-    written, again = read_json(summary), "train.resume_from_checkpoint=auto continues"
+    written, again = read_json(summary), how_to_continue(summary.parent)
     if isinstance(error, SignalException) or written.get("status") == "stopped":
         reason = written.get("reason") or getattr(error, "sigval", signal.SIGTERM).name
-        return RunError(f"stopped: {reason}; {again} it", status=STOPPED)
+        return RunError(f"stopped: {reason}; {again}", status=STOPPED)
     knows = is_first(config) and written.get("status") == "running"
     reason = "the other machines have ended or cannot be reached"
     if isinstance(error, ChildFailedError):
-        rank, failure = error.get_first_failure()
-        if failure.exitcode >= 0:  # it has said why itself
-            return SystemExit(failure.exitcode)
+        killed = {rank: failure for rank, failure in error.failures.items() if failure.exitcode < 0}
+        if not killed:  # one has said why itself
+            return SystemExit(error.get_first_failure()[1].exitcode)
+        rank, failure = min(killed.items(), key=lambda one: one[1].timestamp)
         knows, reason = True, f"process {rank} was killed by {signal.Signals(-failure.exitcode).name}"
     elif isinstance(error, RendezvousTimeoutError):
         where = f"{config.launch.rendezvous} within launch.timeout={config.launch.timeout} s"
-        reason = f"launch.nodes={config.launch.nodes}: not all machines came to {where}"
+        reason, again = f"launch.nodes={config.launch.nodes}: not all machines came to {where}", SAME_COMMAND
     if knows:
         write_json(summary, {**written, "status": "failed", "reason": reason})
-    return RunError(f"failed: {reason}; {again} from the last checkpoint")
+    return RunError(f"failed: {reason}; {again}")

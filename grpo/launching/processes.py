@@ -10,13 +10,13 @@ from grpo.hardware import visible_gpus
 
 
 def with_processes(config: DictConfig, overrides: list[str]) -> tuple[DictConfig, list[str]]:
-    """Return a configuration and its overrides with a number in place of `launch.processes=auto`.
+    """Return a configuration and its overrides with the number of processes: for `auto`, or as torchrun started them.
 
     Raises:
         ConfigError: there is no such number.
     """
     count = config.launch.processes
-    if count == "auto":
+    if count == "auto" or (count == 1 and world_size() > config.launch.nodes):
         gpus = [] if config.train.use_cpu else visible_gpus()
         count = world_size() // max(1, config.launch.nodes) if is_launched() else max(1, len(gpus))
         config, overrides = config.copy(), [*overrides, f"launch.processes={count}"]
@@ -39,8 +39,11 @@ def check_processes(config: DictConfig) -> None:
     """Check that this machine can run as many processes, or that they are those that have been started.
 
     Raises:
-        ConfigError: it cannot, or they are not.
+        ConfigError: it cannot, or they are not; or a limit makes no sense.
     """
+    for key, least in (("max_restarts", 0), ("timeout", 1)):
+        if config.launch[key] < least:
+            raise ConfigError(f"launch.{key}={config.launch[key]}: a number from {least}")
     count, gpus = config.launch.processes, [] if config.train.use_cpu else visible_gpus()
     if is_launched():
         if count * config.launch.nodes not in (1, world_size()):

@@ -41,7 +41,7 @@ def meeting_point(config: DictConfig) -> tuple[str, int]:
         raise ConfigError(f"launch.nodes={nodes}: needs launch.rendezvous=host:port, of the first machine")
     host, _, port = rendezvous.rpartition(":")
     if not host or not (port.isdecimal() and 0 < int(port) < 2**16):
-        raise ConfigError(f"launch.rendezvous={rendezvous}: host:port of the first machine, with a port up to 65535")
+        raise ConfigError(f"launch.rendezvous={rendezvous}: write host:port of the first machine, a port up to 65535")
     return host.strip("[]"), int(port)
 
 

@@ -16,8 +16,8 @@ from grpo.runs.files import RESOLVED_CONFIG
 from grpo.runs.lock import is_running
 
 KEY = "train.resume_from_checkpoint"
-NOT_ESSENTIAL = re.compile(rf"[+~]*(hydra[./]|{KEY}=|launch\.rendezvous=)")
-"""Of a command line: Hydra's own options, the checkpoint to resume from, and where machines meet."""
+NOT_ESSENTIAL = re.compile(rf"[+~]*(hydra[./]|{KEY}=|launch\.(rendezvous|timeout|max_restarts)=)")
+"""Of a command line: Hydra's own options, the checkpoint to resume from, and how processes meet and end."""
 DECISIVE = (
     "train.seed",
     "task.dataset",
@@ -62,6 +62,13 @@ def newest_checkpoint(run_dir: Path) -> Path | None:
             f"{run_dir}: {'; '.join(torn)}; no checkpoint is left to continue from: move them away to begin anew"
         )
     return None
+
+
+def how_to_continue(run_dir: Path) -> str:
+    """Return what to do with a run that has ended too early."""
+    if checkpoints(run_dir):
+        return f"{KEY}=auto continues from its last checkpoint"
+    return "it has no checkpoint yet: start it again"
 
 
 def check_named(resume_from: str | bool | None) -> None:
@@ -116,7 +123,7 @@ def differences(config: DictConfig, checkpoint: Path) -> str | None:
             found.append(f"{key}={text(old)} instead of {text(new)}")
     states = len(list(checkpoint.glob("rng_state*.pth")))
     if states and states != world_size():
-        found.append(f"{states} processes instead of {world_size()}")
+        found.append(f"{states} process{'es' * (states > 1)} instead of {world_size()}")
     return ", ".join(found) or None
 
 

@@ -82,15 +82,14 @@ class CheckpointTrainer(GRPOTrainer):
                 raise
 
     def keep(self) -> None:
-        """After an exception, write a checkpoint of the completed steps, unless there is one."""
+        """After an exception, write a checkpoint of the completed steps, unless there is one.
+
+        Not where one of several processes failed: each has a part of a checkpoint.
+        """
         done = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        if self.state.global_step and not done.exists() and not self.sharded and self.args.should_save:
+        if self.state.global_step and not done.exists() and self.accelerator.num_processes == 1:
             try:
-                with (  # without waiting for the other processes
-                    replaced(self, "store_flos", lambda: None),
-                    replaced(self, "_all_have_saved", lambda: None),
-                ):
-                    self._save_checkpoint(self.model, None)
+                self._save_checkpoint(self.model, None)
             except Exception:  # what broke the run may break this too, and is what has to be reported
                 log.exception("no checkpoint of step %d could be written", self.state.global_step)
 
@@ -104,11 +103,7 @@ class CheckpointTrainer(GRPOTrainer):
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         torch.save(state_of(self), self._state_file(output_dir))
-        self._all_have_saved()
-
-    def _all_have_saved(self) -> None:
-        """Wait until every process has written its part."""
-        self.accelerator.wait_for_everyone()
+        self.accelerator.wait_for_everyone()  # until each has written its part
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         # several processes on CPUs have one numbered device each, which `torch.load` does not know

@@ -103,13 +103,22 @@ def test_a_stopped_run_has_one_checkpoint_of_all_and_ends_as_one_that_was_not(un
     assert outcome(run_dir) == outcome(untouched)
 
 
+def steps_done(run_dir: Path) -> int:
+    """Steps of which metrics have been written."""
+    file = run_dir / "metrics.jsonl"
+    return file.read_text().count("\n") if file.exists() else 0
+
+
 def test_a_killed_process_restarts_all_from_the_newest_checkpoint(untouched: Path, tmp_path: Path) -> None:
     running, run_dir = start(tmp_path, TWO, "launch.max_restarts=1"), tmp_path / "run"
-    wait_for(lambda: (run_dir / "checkpoint-2" / "manifest.json").exists(), running)
+    wait_for(lambda: steps_done(run_dir) == 3, running)  # one more than in the newest checkpoint
     processes_of(run_dir)[1].kill()
     status, output, errors = ended(running)
     assert status == 0, errors
-    assert "resuming from" in errors
+    said = errors.splitlines()
+    assert "grpo.train: a process has died; restart 1 of all" in said
+    assert any(line.startswith("resuming from") and line.endswith("checkpoint-2") for line in said)
+    assert not [line for line in said if "failed" in line], "the launcher says it, if it is the end"
     assert output.count("GRPO run completed") == 1
     assert outcome(run_dir) == outcome(untouched)
 
