@@ -240,7 +240,7 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset, rewards: 
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
     if trainer.accelerator.num_processes != world_size() or (arguments.get("fsdp") and not trainer.sharded):
-        raise ConfigError("shard: accelerate can shard over GPUs alone, and there are none; shard=none")
+        raise ConfigError("shard: accelerate shards on GPUs only, and there are none here; use shard=none")
     used = trainer.args.model_init_kwargs or {}  # TensorBoard and others write them
     trainer.args.model_init_kwargs = {key: value for key, value in used.items() if not is_secret(key, value)}
     trainer.keeps_columns = True
