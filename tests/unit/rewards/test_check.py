@@ -35,10 +35,10 @@ def best_box(completions, answer, **columns):
     pairs = zip(map(read_boxes, completions), map(read_reference, answer))
     return [float(overlaps(boxes, references).max()) if len(boxes) else 0.0 for boxes, references in pairs]
 
-def covers_it(completions, answer, **columns):
+def covers_it(completions, answer, image_sizes, **columns):
     rewards = []
-    for text, (x1, y1, x2, y2) in zip(completions, map(json.loads, answer)):
-        boxes = read_boxes(text)
+    for text, (x1, y1, x2, y2), ((width, height),) in zip(completions, map(json.loads, answer), image_sizes):
+        boxes = read_boxes(text) / 1000 * [width, height, width, height] + [-2, -2, 2, 2]
         rewards.append(float(any(b[0] <= x1 and b[1] <= y1 and b[2] >= x2 and b[3] >= y2 for b in boxes[:1])))
     return rewards
 
@@ -128,7 +128,7 @@ def test_the_reward_for_options_withstands_what_policies_try(tmp_path: Path) -> 
     ("function", "rows", "says"),
     [
         ("best_box", BOXES, ["a hundred boxes: earned more than it should on 2 of 2 rows", "correct or incorrect"]),
-        ("covers_it", BOXES, ["the whole image: earned more", "the right center, but huge: earned more"]),
+        ("covers_it", BOXES, ["the whole image: earned more than it should on 2 of 2 rows", "huge: earned more"]),
         ("corners_in_any_order", BOXES, ["swapped corners: earned more than it should on 2 of 2 rows"]),
         ("names_it", CHOICES, ["all options: earned more than it should on 3 of 3 rows"]),
         ("forgives_a", CHOICES, ["always the first option: earned more than it should on 2 of 2 rows"]),

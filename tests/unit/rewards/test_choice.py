@@ -60,7 +60,8 @@ def score(text: str, answer: str, options: list[str] | None = None) -> float:
         "I think the answer is B",
         "The answer is B, I think.",
         "I think it is (B).",
-        "So it must be B.",
+        "A and C are no cats.\nSo it must be B.",
+        "#### B\n\nAs A and C are no cats.",
     ],
 )
 def test_an_option_is_read_in_every_usual_form(text: str) -> None:
@@ -134,6 +135,13 @@ def test_a_letter_with_the_text_of_another_option_names_two() -> None:
 def test_a_letter_in_the_text_of_an_option_is_no_second_option() -> None:
     assert [score(text, "C", OPTIONS) for text in ("C) Vitamin C", "Vitamin C", "C")] == [1.0, 1.0, 1.0]
     assert score("B) Vitamin C", "C", OPTIONS) == score("B) Vitamin C", "B", OPTIONS) == 0.0
+
+
+def test_markup_does_not_change_the_text_of_an_option() -> None:
+    options = ["it's a *dog*", "$2x$"]
+    assert (
+        score("**It's a dog**", "A", options) == score("2x", "B", options) == score("B) $2x$", "$2x$", options) == 1.0
+    )
 
 
 def test_part_of_the_text_of_an_option_is_not_the_option() -> None:
