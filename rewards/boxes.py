@@ -30,7 +30,7 @@ def read_boxes(text: str) -> numpy.ndarray:
 
     Covers `{"bbox_2d": […], "label": …}`, Qwen2.5-VL's and Qwen3-VL's form, lists of these, lists of plain boxes, and
     `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`, Qwen2-VL's. The marks of the latter are special tokens, which decoding
-    leaves out, so they are not needed.
+    skips, so they are not needed.
     """
     found = [[float(number) for number in NUMBER.findall(box)] for box in BOX.findall(text)]
     return numpy.array(found, dtype=float).reshape(-1, 4)

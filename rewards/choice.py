@@ -19,7 +19,7 @@ def choice(
 ) -> list[float | Exception]:
     """Compare the options that each final answer names with `answer`, the letter of the row's correct option, A to J.
 
-    With `options`, the texts of the row's options, `answer` and completions can give the text instead.
+    With `options`, the texts of the row's options, texts count too. A row whose answer is no option gets a ValueError.
     """
     rewards: list[float | Exception] = []
     for completion, reference, texts in zip(completions, map(str, answer), options or [()] * len(answer), strict=True):
