@@ -11,7 +11,8 @@ import pytest
 from rewards.boxes import overlaps, read_boxes, read_reference
 from rewards.check import fn_and_kwargs
 from rewards.probing.probes import cheats, correct, final, incorrect
-from rewards.probing.trial import above
+from rewards.probing.trial import above, try_out
+from rewards.runtime.isolation import Reward
 
 MINE = """
 import json
@@ -43,7 +44,7 @@ def covers_it(completions, answer, image_sizes, **columns):
     return rewards
 
 def corners_in_any_order(completions, answer, **columns):
-    edges = [sorted(map(int, re.findall(r"\\b\\d+", text)[-4:])) for text in completions]
+    edges = [sorted(map(float, re.findall(r"\\b\\d+", text)[-4:])) for text in completions]
     return [float(four == sorted(json.loads(reference))) for four, reference in zip(edges, answer)]
 
 def names_it(completions, answer, **columns):
@@ -108,13 +109,21 @@ def rows_of(tmp_path: Path, rows: list[dict[str, object]]) -> Path:
     return file
 
 
+def too_much(fn: str, rows: list[dict[str, object]], kwargs: dict[str, object] | None = None) -> dict[str, int]:
+    """On how many rows each completion earns more than it should."""
+    reward = Reward(fn, "tried", kwargs)
+    probes, _ = try_out(reward, rows)
+    reward.close()
+    assert not reward.errors
+    return {probe.name: len(probe.too_much) for probe in probes}
+
+
 @pytest.mark.parametrize("coordinates", ["original", "shown", "thousandths"])
-def test_the_reward_for_boxes_withstands_what_policies_try(tmp_path: Path, coordinates: str) -> None:
-    data = rows_of(tmp_path, [{**row, "shown_sizes": [[1120, 840]]} for row in BOXES])
-    done = check("iou", f"coordinates={coordinates}", "--data", data)
-    assert done.returncode == 0, done.stdout
-    for words in ("a hundred boxes", "the whole image", "swapped corners", "the right center, but huge"):
-        assert words in done.stdout
+def test_the_reward_for_boxes_withstands_what_policies_try(coordinates: str) -> None:
+    rows = [{**row, "shown_sizes": [[1120, 840]]} for row in BOXES]
+    found = too_much("rewards.iou.iou", rows, {"coordinates": coordinates})
+    assert {"a hundred boxes", "the whole image", "swapped corners", "the right center, but huge"} <= set(found)
+    assert not any(found.values())
 
 
 def test_the_reward_for_options_withstands_what_policies_try(tmp_path: Path) -> None:
@@ -125,22 +134,20 @@ def test_the_reward_for_options_withstands_what_policies_try(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("function", "rows", "says"),
+    ("function", "rows", "caught"),
     [
-        ("best_box", BOXES, ["a hundred boxes: earned more than it should on 2 of 2 rows", "correct or incorrect"]),
-        ("covers_it", BOXES, ["the whole image: earned more than it should on 2 of 2 rows", "huge: earned more"]),
-        ("corners_in_any_order", BOXES, ["swapped corners: earned more than it should on 2 of 2 rows"]),
-        ("names_it", CHOICES, ["all options: earned more than it should on 3 of 3 rows"]),
-        ("forgives_a", CHOICES, ["always the first option: earned more than it should on 2 of 2 rows"]),
+        ("best_box", BOXES, {"a hundred boxes": 2, "correct or incorrect": 2, "the whole image": 0}),
+        ("covers_it", BOXES, {"the whole image": 2, "the right center, but huge": 2, "swapped corners": 0}),
+        ("corners_in_any_order", BOXES, {"swapped corners": 2, "the whole image": 0}),
+        ("names_it", CHOICES, {"all options": 3, "always the first option": 0}),
+        ("forgives_a", CHOICES, {"always the first option": 2}),
     ],
 )
 def test_a_naive_reward_for_boxes_or_options_is_caught(
-    mine: Path, tmp_path: Path, function: str, rows: list[dict[str, object]], says: list[str]
+    mine: Path, function: str, rows: list[dict[str, object]], caught: dict[str, int]
 ) -> None:
-    done = check(f"{mine}:{function}", "--data", rows_of(tmp_path, rows))
-    assert done.returncode == 1, done.stdout
-    for words in says:
-        assert words in done.stdout
+    found = too_much(f"{mine}:{function}", rows)
+    assert {name: found[name] for name in caught} == caught
 
 
 def test_a_problem_is_printed_with_its_brackets(tmp_path: Path) -> None:
