@@ -53,6 +53,9 @@ def names_it(completions, answer, **columns):
 def forgives_a(completions, answer, **columns):
     return [float(text.endswith((reference, "A"))) for text, reference in zip(completions, answer)]
 
+def pays_by_row(completions, answer, pays, **columns):
+    return [pay * text.endswith(b) or 0.5 * text.endswith("A") for text, b, pay in zip(completions, answer, pays)]
+
 def upper(completions, answer, **columns):
     return [float(a.isupper() and a.endswith("#### " + b)) for a, b in zip(completions, answer)]
 """
@@ -148,6 +151,11 @@ def test_a_naive_reward_for_boxes_or_options_is_caught(
 ) -> None:
     found = too_much(f"{mine}:{function}", rows)
     assert {name: found[name] for name in caught} == caught
+
+
+def test_a_cheat_is_compared_with_the_correct_completion_of_its_own_row(mine: Path) -> None:
+    rows = [{**row, "pays": pay} for row, pay in zip(CHOICES, (1.0, 0.2, 1.0), strict=True)]  # the second is answered A
+    assert too_much(f"{mine}:pays_by_row", rows)["always the first option"] == 0
 
 
 def test_a_problem_is_printed_with_its_brackets(tmp_path: Path) -> None:
