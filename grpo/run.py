@@ -112,6 +112,7 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
         summary |= {"status": "failed", "reason": str(error)}
         raise
     except KeyboardInterrupt as error:
+        give_way(summary)
         summary |= {"status": "stopped", "reason": str(error) or "interrupted"}
         if trainer and stop.activity:  # with all steps done, or none
             trainer.keep()
@@ -137,6 +138,17 @@ def write_decisions(config: DictConfig, plan: Plan | None, run_dir: Path) -> Non
     OmegaConf.save(without_secrets(config), run_dir / RESOLVED_CONFIG)
     if plan:
         write_json(run_dir / "plan.json", plan.as_dict())
+
+
+def give_way(summary: dict[str, Any]) -> None:
+    """Note why another process has failed, if one has: its launcher stops this one for it.
+
+    Raises:
+        RunError: one has.
+    """
+    if elsewhere := first_failure():
+        summary.update(status="failed", reason=elsewhere.removeprefix("failed: "))
+        raise RunError(elsewhere)
 
 
 def reason_of(error: Exception, run_dir: Path) -> str:

@@ -144,8 +144,12 @@ def check_shard(config: DictConfig) -> None:
     where = f"shard={name}" if name not in (None, "none") else "train.fsdp" if train.fsdp else "train.deepspeed"
     if processes(config) == 1 and not is_launched():
         raise ConfigError(f"{where}: one process has nothing to shard; launch.processes=auto takes every GPU")
+
+
+def check_deepspeed(train: DictConfig) -> None:
+    """Check that DeepSpeed is installed where it is to shard; a plan does without."""
     if train.deepspeed and find_spec("deepspeed") is None:
-        raise ConfigError(f"{where}: DeepSpeed is not installed; `make deepspeed` installs it")
+        raise ConfigError("train.deepspeed: DeepSpeed is not installed; `make deepspeed` installs it")
 
 
 def check_folder(name: str, gguf_file: str | None = None) -> None:

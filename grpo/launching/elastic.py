@@ -85,7 +85,8 @@ def reported(error: Exception, config: DictConfig, summary: Path) -> BaseExcepti
     from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
     written, again = read_json(summary), how_to_continue(summary.parent)
-    if isinstance(error, SignalException) or written.get("status") == "stopped":
+    codes = [failure.exitcode for failure in error.failures.values()] if isinstance(error, ChildFailedError) else []
+    if isinstance(error, SignalException) or (written.get("status") == "stopped" and set(codes) <= {STOPPED}):
         reason = written.get("reason") or getattr(error, "sigval", signal.SIGTERM).name
         return RunError(f"stopped: {reason}; {again}", status=STOPPED)
     knows = is_first(config) and written.get("status") == "running"

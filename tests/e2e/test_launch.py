@@ -184,8 +184,11 @@ def test_processes_that_contradict_torchrun_are_one_line(tmp_path: Path) -> None
         (["launch.processes=3", "train.num_generations=16"], "does not hold whole groups; nearest"),
         (["launch.nodes=0"], "launch.nodes=0: a positive number of machines"),
         (["launch.nodes=2"], "launch.nodes=2: needs launch.rendezvous=host:port, of the first machine"),
-        (["launch.nodes=2", "launch.rendezvous=node0"], "launch.rendezvous=node0: host:port of the first machine"),
-        (["launch.nodes=2", "launch.rendezvous=node0:70000"], "launch.rendezvous=node0:70000: host:port of the first"),
+        (
+            ["launch.nodes=2", "launch.rendezvous=node0"],
+            "launch.rendezvous=node0: write host:port of the first machine",
+        ),
+        (["launch.nodes=2", "launch.rendezvous=node0:70000"], "launch.rendezvous=node0:70000: write host:port of"),
     ],
 )
 def test_what_cannot_be_launched_is_one_line(tmp_path: Path, arguments: list[str], says: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import check_groups
-from grpo.config.check import check, check_shard
+from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.messages import meant
 from grpo.config.schema import LOSS_MEANS
 from grpo.diagnosis import sampling_filters
@@ -235,7 +235,7 @@ def test_what_cannot_be_sharded_is_said(composed: Callable[..., DictConfig], lin
 def test_deepspeed_has_to_be_installed(composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grpo.config.check.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="DeepSpeed is not installed; `make deepspeed` installs it"):
-        check_shard(composed("shard=zero2", "launch.processes=2"))
+        check_deepspeed(composed("shard=zero2", "launch.processes=2").train)
 
 
 def test_a_gpu_profile_takes_an_optimizer_that_its_sharding_allows(composed: Callable[..., DictConfig]) -> None:
