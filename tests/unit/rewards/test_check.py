@@ -78,7 +78,9 @@ def check(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("name", ["correctness", "format", "xml_format", "brevity", "repetition", "overlong", "code"])
+@pytest.mark.parametrize(
+    "name", ["correctness", "format", "xml_format", "brevity", "repetition", "overlong", "code", "iou", "choice"]
+)
 def test_the_built_in_rewards_withstand_what_policies_try(name: str) -> None:
     done = check(name, *(["sandbox=none"] if name == "code" else []))
     assert done.returncode == 0, done.stdout
