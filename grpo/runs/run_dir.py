@@ -103,7 +103,7 @@ class Run:
     @property
     def command(self) -> str:
         """Command line that reproduces the run, or a job of a sweep as a run of its own."""
-        count = self.config.launch.processes  # which torchrun may have decided
+        count = OmegaConf.select(self.config, "launch.processes", default=1)  # which torchrun may have decided
         named = count == 1 or any(text.startswith("launch.processes=") for text in self.overrides)
         processes = [] if named else [f"launch.processes={count}"]
         return shlex.join(["python", "-m", "grpo.train", *self.config_flags, *self.overrides, *processes])
