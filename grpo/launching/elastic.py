@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from grpo.distributed import BY_US, address_towards
+from grpo.distributed import BY_US, LOST, address_towards
 from grpo.errors import RunError
 from grpo.launching.rendezvous import is_first, meeting_point
 from grpo.runs.files import read_json, write_json
@@ -86,16 +86,20 @@ def reported(error: Exception, config: DictConfig, summary: Path) -> BaseExcepti
 
     written, again = read_json(summary), how_to_continue(summary.parent)
     codes = [failure.exitcode for failure in error.failures.values()] if isinstance(error, ChildFailedError) else []
-    if isinstance(error, SignalException) or (written.get("status") == "stopped" and set(codes) <= {STOPPED}):
+    if isinstance(error, SignalException) or (
+        written.get("status") == "stopped" and set(codes) <= {STOPPED, -signal.SIGTERM}
+    ):
         reason = written.get("reason") or getattr(error, "sigval", signal.SIGTERM).name
         return RunError(f"stopped: {reason}; {again}", status=STOPPED)
     knows = is_first(config) and written.get("status") == "running"
     reason = "the other machines have ended or cannot be reached"
     if isinstance(error, ChildFailedError):
-        killed = {rank: failure for rank, failure in error.failures.items() if failure.exitcode < 0}
-        if not killed:  # one has said why itself
-            return SystemExit(error.get_first_failure()[1].exitcode)
-        rank, failure = min(killed.items(), key=lambda one: one[1].timestamp)
+        rank, failure = first_cause(error)
+        if failure.exitcode >= 0:
+            said = written.get("status") == "failed" and written.get("reason") != LOST
+            if config.launch.nodes == 1 or said or failure.exitcode != 1:  # by the process itself
+                return SystemExit(failure.exitcode)
+            return RunError(f"failed: {LOST}, on another machine; {again}")
         knows, reason = True, f"process {rank} was killed by {signal.Signals(-failure.exitcode).name}"
     elif isinstance(error, RendezvousTimeoutError):
         where = f"{config.launch.rendezvous} within launch.timeout={config.launch.timeout} s"
@@ -103,3 +107,19 @@ def reported(error: Exception, config: DictConfig, summary: Path) -> BaseExcepti
     if knows:
         write_json(summary, {**written, "status": "failed", "reason": reason})
     return RunError(f"failed: {reason}; {again}")
+
+
+def first_cause(error: Any) -> tuple[int, Any]:
+    """Return rank and failure of the process that the others have followed.
+
+    One that was killed says nothing, and the others lose their connections to it; SIGTERM is what they get after that.
+
+    Args:
+        error: torchelastic's `ChildFailedError`.
+    """
+
+    def order(one: tuple[int, Any]) -> tuple[int, int]:
+        code = one[1].exitcode
+        return (1 if code >= 0 else 2 if code == -signal.SIGTERM else 0), one[1].timestamp
+
+    return min(error.failures.items(), key=order)

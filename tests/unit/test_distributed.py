@@ -1,8 +1,12 @@
-"""What processes agree on, where the store between them is gone."""
+"""What processes agree on, where the store between them is gone; and which of them failed first."""
+
+import signal
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from grpo import distributed
+from grpo.launching.elastic import first_cause
 
 
 @pytest.mark.parametrize(("rank", "speaks"), [("0", True), ("1", False)])
@@ -17,3 +21,15 @@ def test_where_nobody_can_say_who_failed_first_only_the_first_process_speaks(
     monkeypatch.setattr(distributed, "store", gone)
     assert distributed.is_first_to_fail("a reason") == speaks
     assert distributed.first_failure() is None
+
+
+@pytest.mark.parametrize(
+    ("codes", "rank"),
+    [([1, -signal.SIGKILL], 1), ([-signal.SIGTERM, 1], 1), ([1, -signal.SIGTERM], 0), ([-signal.SIGSEGV, 1], 0)],
+    ids=["killed", "stopped by the launcher", "the other way round", "crashed"],
+)
+def test_the_process_that_the_others_follow_is_named(codes: list[int], rank: int) -> None:
+    failures = {
+        rank: ProcessFailure(local_rank=rank, pid=rank, exitcode=code, error_file="") for rank, code in enumerate(codes)
+    }
+    assert first_cause(ChildFailedError("grpo.train", failures))[0] == rank
