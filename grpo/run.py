@@ -31,14 +31,14 @@ from grpo.config.batch import check_batch, completions
 from grpo.config.schema import Update, train_arguments
 from grpo.config.secrets import is_secret, without_secrets
 from grpo.data import Problems, load_task
-from grpo.distributed import LOST, agreed, first_failure, is_loss, is_main_process, log_name, world_size
-from grpo.errors import ConfigError, DirectoryLost, DoesNotFit, GenerationError, RunError
+from grpo.distributed import agreed, is_main_process, log_name, world_size
+from grpo.errors import ConfigError, DirectoryLost, RunError
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.generation.vllm_server import check_server, check_vllm, server_url
 from grpo.hardware import gpu_utilization
 from grpo.monitor import Monitor
+from grpo.outcome import give_way, reason_of, write_outcome
 from grpo.planning.fit import Plan, settled
-from grpo.reporting.page import write_report
 from grpo.reward import check_grader, errors_of, errors_of_all, grader_of, reward_options, running_rewards
 from grpo.runs.files import ERRORS_FILE, RESOLVED_CONFIG, read_json, write_json
 from grpo.runs.resume import differences, resolve
@@ -48,11 +48,9 @@ from grpo.runs.versions import git_commit, versions
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.checkpoint import save_model
 from grpo.trainer.memory_readings import MemoryReadings
-from rewards.runtime.isolation import Reward, RewardError
+from rewards.runtime.isolation import Reward
 
 log = logging.getLogger(__name__)
-NAMED_FAILURES = (DoesNotFit, GenerationError, RewardError)
-"""Failures whose message says everything without the name of the exception."""
 
 
 def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str, Any]:
@@ -138,27 +136,6 @@ def write_decisions(config: DictConfig, plan: Plan | None, run_dir: Path) -> Non
     OmegaConf.save(without_secrets(config), run_dir / RESOLVED_CONFIG)
     if plan:
         write_json(run_dir / "plan.json", plan.as_dict())
-
-
-def give_way(summary: dict[str, Any]) -> None:
-    """Note why another process has failed, if one has: its launcher stops this one for it.
-
-    Raises:
-        RunError: one has.
-    """
-    if elsewhere := first_failure():
-        summary.update(status="failed", reason=elsewhere.removeprefix("failed: "))
-        raise RunError(elsewhere)
-
-
-def reason_of(error: Exception, run_dir: Path) -> str:
-    """Return why a run broke, in one line: for the process that has failed first."""
-    if elsewhere := first_failure():
-        return elsewhere.removeprefix("failed: ")
-    if is_loss(error):
-        return LOST
-    kind = "" if isinstance(error, NAMED_FAILURES) else f"{type(error).__name__}: "
-    return storage_fault(error, run_dir) or f"{kind}{error}".splitlines()[0]
 
 
 def checkpoint_for(config: DictConfig, run_dir: Path, console: Console) -> Path | None:
@@ -333,25 +310,3 @@ def train(
     if stop.received and not reason:
         reason = f"{stop.received} after step {trainer.state.global_step}"
     return {"status": "stopped" if reason else "completed", "reason": reason}
-
-
-def write_outcome(summary: dict[str, Any], run_dir: Path) -> None:
-    """Write `summary.json` and the page.
-
-    Raises:
-        RunError: `summary.json` cannot be written, and it is not known yet that the run has failed.
-    """
-    if not is_main_process():
-        return
-    try:
-        write_json(run_dir / "summary.json", summary)
-        (run_dir / "README.md").unlink(missing_ok=True)  # TRL's empty model card; `grpo.export` writes one
-    except OSError as error:
-        if summary["status"] != "failed":
-            raise RunError(f"failed: {reason_of(error, run_dir)}") from error
-        log.exception("no summary could be written")
-        return
-    try:
-        write_report(run_dir)
-    except Exception:  # the run is what counts
-        log.exception("no page could be written")

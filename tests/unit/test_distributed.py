@@ -5,7 +5,8 @@ import signal
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from grpo import distributed
+from grpo import distributed, outcome
+from grpo.errors import RunError
 from grpo.launching.elastic import first_cause
 
 
@@ -33,3 +34,13 @@ def test_the_process_that_the_others_follow_is_named(codes: list[int], rank: int
         rank: ProcessFailure(local_rank=rank, pid=rank, exitcode=code, error_file="") for rank, code in enumerate(codes)
     }
     assert first_cause(ChildFailedError("grpo.train", failures))[0] == rank
+
+
+def test_a_process_that_is_stopped_for_another_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    summary: dict[str, str] = {"status": "running"}
+    outcome.give_way(summary)
+    assert summary == {"status": "running"}, "nobody has failed"
+    monkeypatch.setattr(outcome, "first_failure", lambda: "failed: the reward is asleep")
+    with pytest.raises(RunError, match="failed: the reward is asleep"):
+        outcome.give_way(summary)
+    assert summary == {"status": "failed", "reason": "the reward is asleep"}

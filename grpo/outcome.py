@@ -1,0 +1,59 @@
+"""How a run ended: the reason in one line, `summary.json` and the page."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from grpo.distributed import LOST, first_failure, is_loss, is_main_process
+from grpo.errors import DoesNotFit, GenerationError, RunError
+from grpo.reporting.page import write_report
+from grpo.runs.files import write_json
+from grpo.runs.storage import storage_fault
+from rewards.runtime.isolation import RewardError
+
+log = logging.getLogger(__name__)
+NAMED_FAILURES = (DoesNotFit, GenerationError, RewardError)
+"""Failures whose message says everything without the name of the exception."""
+
+
+def give_way(summary: dict[str, Any]) -> None:
+    """Note why another process has failed, if one has: its launcher stops this one for it.
+
+    Raises:
+        RunError: one has.
+    """
+    if elsewhere := first_failure():
+        summary.update(status="failed", reason=elsewhere.removeprefix("failed: "))
+        raise RunError(elsewhere)
+
+
+def reason_of(error: Exception, run_dir: Path) -> str:
+    """Return why a run broke, in one line: for the process that has failed first."""
+    if elsewhere := first_failure():
+        return elsewhere.removeprefix("failed: ")
+    if is_loss(error):
+        return LOST
+    kind = "" if isinstance(error, NAMED_FAILURES) else f"{type(error).__name__}: "
+    return storage_fault(error, run_dir) or f"{kind}{error}".splitlines()[0]
+
+
+def write_outcome(summary: dict[str, Any], run_dir: Path) -> None:
+    """Write `summary.json` and the page.
+
+    Raises:
+        RunError: `summary.json` cannot be written, and it is not known yet that the run has failed.
+    """
+    if not is_main_process():
+        return
+    try:
+        write_json(run_dir / "summary.json", summary)
+        (run_dir / "README.md").unlink(missing_ok=True)  # TRL's empty model card; `grpo.export` writes one
+    except OSError as error:
+        if summary["status"] != "failed":
+            raise RunError(f"failed: {reason_of(error, run_dir)}") from error
+        log.exception("no summary could be written")
+        return
+    try:
+        write_report(run_dir)
+    except Exception:  # the run is what counts
+        log.exception("no page could be written")
