@@ -11,6 +11,7 @@ from typing import Any
 from datasets import Dataset, load_dataset
 from omegaconf import DictConfig, OmegaConf
 
+from grpo import images
 from grpo.config.library import BUILDERS
 from grpo.config.secrets import is_secret
 from grpo.errors import ConfigError
@@ -49,19 +50,19 @@ class Problems:
         return "\n".join(lines)
 
 
-def load_task(task: DictConfig, tokenizer: Any = None) -> Problems:
+def load_task(task: DictConfig, processing_class: Any = None) -> Problems:
     """Load the problems to train on and the held-out ones, and filter rows that would spoil the training.
 
     Args:
-        tokenizer: measures the prompts; without one none is too long.
+        processing_class: tokenizer or processor; measures the prompts. Without one none is too long, or has images.
 
     Raises:
         ConfigError: a file, a split, a column or every row is missing.
     """
-    train, counts = _prepare(load_split(task, task.split), task, tokenizer)
+    train, counts = _prepare(load_split(task, task.split), task, processing_class)
     problems = Problems(train, None, {"train": counts})
     if task.eval.size:
-        problems.held_out, problems.counts["held_out"] = load_held_out(task, tokenizer)
+        problems.held_out, problems.counts["held_out"] = load_held_out(task, processing_class)
         known = {_question(prompt) for prompt in problems.held_out["prompt"]}
         new = [_question(prompt) not in known for prompt in train["prompt"]]
         problems.train = _keep(train, new, counts, "held_out")
@@ -83,22 +84,28 @@ def count_used(split: str, count: dict[str, int]) -> None:
     log.info("%s: %s", split, count)
 
 
-def load_held_out(task: DictConfig, tokenizer: Any = None) -> tuple[Dataset, dict[str, int]]:
+def load_held_out(task: DictConfig, processing_class: Any = None) -> tuple[Dataset, dict[str, int]]:
     """Load the problems to evaluate on, filtered as those to train on are, and the counts of them."""
     part = load_split(task, task.eval.split)
-    return _prepare(part.select(range(min(task.eval.size, len(part)))), task, tokenizer)
+    return _prepare(part.select(range(min(task.eval.size, len(part)))), task, processing_class)
 
 
-def prompt_lengths(prompts: list[Any], tokenizer: Any) -> list[int]:
+def prompt_lengths(prompts: list[Any], processing_class: Any) -> list[int]:
     """Return how many tokens each prompt has, with the chat template if it is conversational."""
     if not prompts:
         return []
     plain = isinstance(prompts[0], str)
-    if not plain and not tokenizer.chat_template:
+    if not plain and not processing_class.chat_template:
         raise ConfigError("task.conversational: the model has no chat template; use task.conversational=false")
-    options = {"add_generation_prompt": True, "tokenize": False}
-    texts = prompts if plain else tokenizer.apply_chat_template(prompts, **options)
-    return [len(ids) for ids in tokenizer(texts, add_special_tokens=plain)["input_ids"]]
+    if not plain:
+        prompts = processing_class.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False)
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    return [len(ids) for ids in tokenizer(prompts, add_special_tokens=plain)["input_ids"]]
+
+
+def reward_columns(problems: Dataset) -> list[str]:
+    """Return the columns that reward functions get: all but images, which stay in the trainer's process."""
+    return [name for name in problems.column_names if name != images.COLUMN]
 
 
 def _question(prompt: str | list[dict[str, str]]) -> str:
@@ -157,13 +164,19 @@ def _flat(arguments: dict[str, Any]) -> str:
     return "{" + ", ".join(f"{key}: {value}" for key, value in shown.items()) + "}"
 
 
-def _prepare(dataset: Dataset, task: DictConfig, tokenizer: Any) -> tuple[Dataset, dict[str, int]]:
-    """Add the prompts and the answers, filter rows that would spoil the training, and count."""
+def _prepare(dataset: Dataset, task: DictConfig, processing_class: Any) -> tuple[Dataset, dict[str, int]]:
+    """Add prompts, answers and images, filter rows that would spoil the training, and count."""
+    view = images.view_of(task, processing_class) if processing_class else None
+    if view:
+        dataset = images.with_sizes(dataset, task, view)
     dataset, counts = _with_prompts(dataset, task)
-    if tokenizer is not None:
-        lengths = prompt_lengths(list(dataset["prompt"]), tokenizer)
+    if processing_class is not None:
+        if view:
+            lengths = images.prompt_lengths(dataset, view, task.max_prompt_length)
+        else:
+            lengths = prompt_lengths(list(dataset["prompt"]), processing_class)
         dataset = _keep(dataset, [length <= task.max_prompt_length for length in lengths], counts, "too_long")
-    return dataset, counts
+    return dataset.with_transform(view) if view else dataset, counts
 
 
 def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str, int]]:
@@ -174,7 +187,7 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
     keep: list[bool] = []
     columns: dict[str, list[Any]] = {"prompt": [], "answer": []}
     try:
-        for row in dataset:
+        for row in dataset.remove_columns(images.COLUMN) if task.images else dataset:
             keep.append(all(row[name] is not None for name in named))
             if keep[-1]:
                 columns["prompt"].append(make_prompt(row, task))

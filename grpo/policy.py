@@ -14,12 +14,15 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from omegaconf import DictConfig, OmegaConf
 from peft import LoraConfig, PeftModel
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
     AutoTokenizer,
     BitsAndBytesConfig,
     GgufConfig,
+    PretrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from grpo.atomic import atomic
@@ -90,8 +93,8 @@ def model_init_kwargs(model: DictConfig) -> dict[str, Any]:
     }
 
 
-def load_tokenizer(model: DictConfig, name: str | None = None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of the configured model, or of another model or adapter.
+def load_processing_class(model: DictConfig, name: str | None = None) -> Any:
+    """Return the tokenizer of the configured model, or of another model or adapter; its processor if it takes images.
 
     Raises:
         ConfigError: there is none.
@@ -99,7 +102,7 @@ def load_tokenizer(model: DictConfig, name: str | None = None) -> PreTrainedToke
     name = name or model.model_name_or_path
     revision = model.model_revision if name == model.model_name_or_path else None
     try:
-        return AutoTokenizer.from_pretrained(name, revision=revision)
+        return AutoProcessor.from_pretrained(name, revision=revision, truncation_side="left", padding_side="left")
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{name}: {' '.join(str(error).split())}") from error
 
@@ -116,8 +119,10 @@ def load(
     dtype: str | None = None,
     device: str | None = None,
     quantization: BitsAndBytesConfig | None = None,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model, or an adapter and its base; an adapter is merged unless the base is quantized.
+) -> tuple[PreTrainedModel, Any]:
+    """Load a model, or an adapter and its base, with its tokenizer or processor.
+
+    An adapter is merged unless the base is quantized.
 
     Args:
         name: a folder, or a name on the hub.
@@ -135,12 +140,13 @@ def load(
     transformers.utils.logging.disable_progress_bar()
     how = {"revision": revision, "attn_implementation": config.attn_implementation, "use_safetensors": True}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            base, dtype=dtype or config.dtype, quantization_config=quantization, **how
-        )
+        architecture = AutoConfig.from_pretrained(base, revision=revision)
+        auto = AutoModelForImageTextToText if takes_images(architecture) else AutoModelForCausalLM
+        model = auto.from_pretrained(base, dtype=dtype or config.dtype, quantization_config=quantization, **how)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{base}: {' '.join(str(error).split())}") from error
-    tokenizer = load_tokenizer(config, str(name))
+    processing_class = load_processing_class(config, str(name))
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if tokenizer.pad_token is None:  # as TRL does
         tokenizer.pad_token = tokenizer.eos_token
     if adapter:
@@ -151,7 +157,12 @@ def load(
             model = model.merge_and_unload(safe_merge=True)
     if quantization is None:
         model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return model.eval(), tokenizer
+    return model.eval(), processing_class
+
+
+def takes_images(architecture: PretrainedConfig) -> bool:
+    """Whether models of an architecture take images beside text."""
+    return hasattr(architecture, "vision_config")
 
 
 def peft_config(peft: DictConfig | None) -> LoraConfig | None:

@@ -30,7 +30,7 @@ from grpo.cli import output_in
 from grpo.config.batch import check_batch, completions
 from grpo.config.schema import Update, train_arguments
 from grpo.config.secrets import is_secret, without_secrets
-from grpo.data import Problems, load_task
+from grpo.data import Problems, load_task, reward_columns
 from grpo.distributed import agreed, is_main_process, log_name, world_size
 from grpo.errors import ConfigError, DirectoryLost, RunError
 from grpo.evaluation.in_training import evaluate_policy
@@ -82,14 +82,16 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
         checkpoint = checkpoint_for(config, run_dir, console)
         config = with_model(settled(config, plan))
         with output_in(run_dir / log_name()):
-            problems = problems_of(config, console)
+            processing_class = policy.load_processing_class(config.model)
+            problems = problems_of(config, processing_class, console)
             if is_main_process():
                 write_decisions(config, plan, run_dir)
             summary |= {"data": problems.counts, "completions_a_step": completions(config.train, None)}
             summary |= {"accuracy_before": None, "accuracy_after": None}
-            columns, errors_file = problems.train.column_names, run_dir / ERRORS_FILE
+            columns, errors_file = reward_columns(problems.train), run_dir / ERRORS_FILE
             with running_rewards(options_of_rewards(config, problems), columns, run_dir, errors_file) as rewards:
-                trainer = make_trainer(config, run_dir, problems.train, [rewards[name] for name in config.reward])
+                by = [rewards[name] for name in config.reward]
+                trainer = make_trainer(config, run_dir, problems.train, processing_class, by)
                 memory.asleep, trainer.memory = trainer.memory.asleep, memory
                 utilization = gpu_utilization if memory.on_gpu else None
                 try:
@@ -178,13 +180,13 @@ def with_model(config: DictConfig) -> DictConfig:
     return config
 
 
-def problems_of(config: DictConfig, console: Console) -> Problems:
+def problems_of(config: DictConfig, processing_class: Any, console: Console) -> Problems:
     """Load the problems, and say what there is and who generates.
 
     Raises:
         ConfigError: the data cannot be loaded.
     """
-    problems, train = load_task(config.task, policy.load_tokenizer(config.model)), config.train
+    problems, train = load_task(config.task, processing_class), config.train
     console.print(str(problems), highlight=False, soft_wrap=True)
     if train.use_vllm:
         where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]
@@ -198,7 +200,9 @@ def options_of_rewards(config: DictConfig, problems: Problems) -> dict[str, dict
     return reward_options(config.reward) | grader
 
 
-def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset, rewards: Sequence[Reward]) -> ExactGRPOTrainer:
+def make_trainer(
+    config: DictConfig, run_dir: Path, problems: Dataset, processing_class: Any, rewards: Sequence[Reward]
+) -> ExactGRPOTrainer:
     """Return the trainer for a resolved configuration.
 
     Raises:
@@ -222,6 +226,7 @@ def make_trainer(config: DictConfig, run_dir: Path, problems: Dataset, rewards: 
                 **arguments,
             ),
             train_dataset=problems,
+            processing_class=processing_class,
             quantization_config=policy.quantization_config(config.peft),
             peft_config=policy.peft_config(config.peft),
             update=Update(**config["update"]),  # `.update` is a method

@@ -116,11 +116,19 @@ class Task:
     """The first message of a conversational prompt; a plain prompt begins with it."""
     conversational: bool = False
     """Whether prompts are lists of messages, to which the chat template is applied."""
+    images: str | None = None
+    """The column with the images of a prompt: a path, bytes, a picture, or a list of them; null or empty for none."""
+    image_folder: str | None = None
+    """Folder of the image files that the column names without one."""
+    min_pixels: int | None = None
+    """Width times height of the smallest image as the policy sees it; smaller ones are enlarged."""
+    max_pixels: int | None = None
+    """The same of the largest image; larger ones are scaled down. None leaves it to the model's processor."""
     few_shot: FewShot = field(default_factory=FewShot)
     answer: Answer = field(default_factory=Answer)
     eval: Evaluation = field(default_factory=Evaluation)
     max_prompt_length: int = 512
-    """Tokens of the longest prompt, chat template included; longer ones are filtered from the training data."""
+    """Tokens of the longest prompt, chat template and images included; longer ones are filtered from the data."""
 
 
 @dataclass

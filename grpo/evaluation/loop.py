@@ -13,9 +13,11 @@ from datasets import Dataset
 from rich.console import Console
 from rich.progress import track
 
+from grpo.data import reward_columns
 from grpo.distributed import gathered, is_main_process, rank, world_size
 from grpo.evaluation.estimators import majority_at_k, pass_at_k, wilson_interval
 from grpo.generation.local import Generate
+from grpo.images import COLUMN, digest_of, prompt_of
 from grpo.runs.files import write_lines
 from rewards.runtime.isolation import Reward
 from rewards.text import final_answer, numbers
@@ -105,7 +107,7 @@ def _answered_by_all(
     before, own = grader.errors.copy(), own_file(file)
     each = -(-len(problems) // world_size())
     mine = problems.select([min(each * rank() + row, len(problems) - 1) for row in range(each)])
-    answered = _answer_all(generate, list(mine["prompt"]), decoding, own, batch_size, console, policy)
+    answered = _answer_all(generate, mine, decoding, own, batch_size, console, policy)
     _grade_all(grader, mine, answered)
     answered = gathered(answered)[: len(problems)]
     if is_main_process():
@@ -161,18 +163,20 @@ def _vote(final: str) -> Any:
 
 def _answer_all(
     generate: Generate,
-    prompts: list[Any],
+    problems: Dataset,
     decoding: Decoding,
     file: Path,
     batch_size: int,
     console: Console,
     policy: str,
 ) -> list[list[dict[str, Any]]]:
-    """Return the greedy completion and then the samples of each prompt, generated now or found in `file`."""
+    """Return the greedy completion and then the samples of each problem, generated now or found in `file`."""
     origin = [policy, decoding.max_new_tokens, decoding.temperature, decoding.seed]
+    prompts = list(problems["prompt"])
+    shown = [[digest_of(image) for image in row] for row in problems[COLUMN]] if COLUMN in problems.features else []
     keys = [
-        [_digest([prompt, number, *(origin if number else origin[:2])]) for number in range(decoding.samples + 1)]
-        for prompt in prompts
+        [_digest([*asked, number, *(origin if number else origin[:2])]) for number in range(decoding.samples + 1)]
+        for asked in (zip(prompts, shown, strict=True) if shown else zip(prompts))
     ]
     known = _read(file)
     for temperature, samples in ((0.0, [0]), (decoding.temperature, range(1, decoding.samples + 1))):
@@ -184,7 +188,7 @@ def _answer_all(
             batch = missing[start : start + batch_size]
             batch_keys = [keys[row][number] for row, number in batch]
             seeds = [int(key[:7], 16) for key in batch_keys]  # of the key, so that no two batches share them
-            texts = generate([prompts[row] for row, _ in batch], temperature, seeds)
+            texts = generate([prompt_of(problems[row]) for row, _ in batch], temperature, seeds)
             generated = [
                 {"key": key, "problem": row, "sample": number, "prompt": prompts[row], "completion": text}
                 for key, (row, number), text in zip(batch_keys, batch, texts, strict=True)
@@ -200,7 +204,8 @@ def _grade_all(grader: Reward, problems: Dataset, answered: list[list[dict[str, 
 
     The grader gets them in the form in which rewards get them in training.
     """
-    columns = {name: list(problems[name]) for name in problems.column_names if name not in ("prompt", "completion")}
+    names = [name for name in reward_columns(problems) if name not in ("prompt", "completion")]
+    columns = {name: list(problems[name]) for name in names}
     completed = [(problem, row) for problem, rows in enumerate(answered) for row in rows]
     for start in range(0, len(completed), GRADED_AT_ONCE):
         batch = completed[start : start + GRADED_AT_ONCE]

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from grpo import policy
-from grpo.data import count_used, load_held_out
+from grpo.data import count_used, load_held_out, reward_columns
 from grpo.errors import RunError
 from grpo.evaluation.loop import Decoding, evaluate
 from grpo.generation.offline import with_transformers, with_vllm
@@ -32,12 +32,12 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
     options, length = config.evaluate, config.train.max_completion_length
     model = config.model if options.model else policy.available(config.model)
     name = options.model or model.model_name_or_path
-    problems, counts = load_held_out(config.task, policy.load_tokenizer(model, name))
+    problems, counts = load_held_out(config.task, policy.load_processing_class(model, name))
     count_used("held_out", counts)
     on_gpu = torch.cuda.is_available() and not config.train.use_cpu
     vllm = find_spec("vllm") is not None and (on_gpu or config.train.use_vllm)
     grader = grader_of(config.task.eval.reward, config.reward, config.train)
-    with running_rewards(grader, problems.column_names, output, output / ERRORS_FILE) as rewards:
+    with running_rewards(grader, reward_columns(problems), output, output / ERRORS_FILE) as rewards:
         check_grader(rewards[config.task.eval.reward])
         try:
             result = evaluate(

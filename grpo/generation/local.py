@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, ProcessorMixin
 from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
+from trl import prepare_multimodal_messages
 
 from grpo.oom import is_out_of_memory
 
@@ -16,7 +17,7 @@ Generate = Callable[[list[Any], float, list[int]], list[str]]
 
 def complete(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    processing_class: Any,
     length: int,
     prompts: list[Any],
     temperature: float = 0.0,
@@ -28,7 +29,7 @@ def complete(
     other processes already wait for this one.
     """
     try:
-        return _complete(model, tokenizer, length, prompts, temperature, seeds[0])
+        return _complete(model, processing_class, length, prompts, temperature, seeds[0])
     except RuntimeError as error:
         sharded = is_fsdp_managed_module(model) or is_deepspeed_zero3_enabled()
         if len(prompts) == 1 or sharded or not is_out_of_memory(error):
@@ -37,28 +38,32 @@ def complete(
     torch.cuda.empty_cache()
     half = len(prompts) // 2
     halves = ((prompts[:half], seeds), (prompts[half:], seeds[half:] or [seeds[0] + 1]))
-    return [text for part, own in halves for text in complete(model, tokenizer, length, part, temperature, own)]
+    return [text for part, own in halves for text in complete(model, processing_class, length, part, temperature, own)]
 
 
 @torch.no_grad()
 def _complete(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    processing_class: Any,
     length: int,
     prompts: list[Any],
     temperature: float,
     seed: int,
 ) -> list[str]:
     if isinstance(prompts[0], str):
-        inputs = tokenizer(text=prompts, padding=True, padding_side="left", return_tensors="pt")
+        inputs = processing_class(text=prompts, padding=True, padding_side="left", return_tensors="pt")
     else:
-        inputs = tokenizer.apply_chat_template(
+        padding = {"padding": True, "padding_side": "left"}
+        takes_images = isinstance(processing_class, ProcessorMixin)
+        if takes_images:  # all with contents of the same kind
+            prompts = [prepare_multimodal_messages(prompt) for prompt in prompts]
+        inputs = processing_class.apply_chat_template(
             prompts,
             add_generation_prompt=True,
-            padding=True,
-            tokenizer_kwargs={"padding_side": "left"},
+            tokenize=True,
             return_tensors="pt",
             return_dict=True,
+            **({"processor_kwargs": padding} if takes_images else {"padding": True, "tokenizer_kwargs": padding}),
         )
     inputs = inputs.to(model.device)
     # whatever the model's generation_config.json says: rollouts are made without penalties and filters too
@@ -68,4 +73,4 @@ def _complete(
         how = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
     how["repetition_penalty"] = 1.0
     tokens = model.generate(**inputs, max_new_tokens=length, **how)
-    return tokenizer.batch_decode(tokens[:, inputs["input_ids"].size(1) :], skip_special_tokens=True)
+    return processing_class.batch_decode(tokens[:, inputs["input_ids"].size(1) :], skip_special_tokens=True)

@@ -22,17 +22,17 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @functools.cache
 def shipped_models() -> dict[str, tuple[str, Shape]]:
-    """Return name on the hub and shape of each choice of `conf/model` but the built-in one."""
+    """Return name on the hub and shape of each choice of `conf/model` but the built-in ones."""
     files = sorted((ROOT / "conf" / "model").glob("*.yaml"))
-    choices = {file.stem: OmegaConf.load(file) for file in files if file.stem != "tiny"}
+    choices = {file.stem: OmegaConf.load(file) for file in files if not file.stem.startswith("tiny")}
     return {stem: (choice.model_name_or_path, shape_of(choice.shape)) for stem, choice in choices.items()}
 
 
 @functools.cache
 def shapes_of_choices() -> tuple[Shape, ...]:
     """Return the shape of each choice of `conf/model`."""
-    built_in = OmegaConf.load(ROOT / "conf" / "model" / "tiny.yaml").model.shape
-    return (shape_of(built_in), *(shape for _, shape in shipped_models().values()))
+    built_in = (OmegaConf.load(file).model.shape for file in (ROOT / "conf" / "model").glob("tiny*.yaml"))
+    return (*map(shape_of, built_in), *(shape for _, shape in shipped_models().values()))
 
 
 def find_shape(model: DictConfig) -> Shape:

@@ -14,7 +14,13 @@ from pathlib import Path
 import torch
 from rich.progress import track
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, get_cosine_schedule_with_warmup
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    get_cosine_schedule_with_warmup,
+)
 
 from grpo.tasks.arithmetic import Problem, calculate, draw_problem, problems
 
@@ -102,11 +108,11 @@ def batches(tokenizer: PreTrainedTokenizerFast, size: int, seed: int) -> Iterato
         }
 
 
-def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, batch_size: int, seed: int) -> None:
-    """Train on the teacher's solutions, with a warm-up and a cosine schedule to zero."""
+def train(model: PreTrainedModel, batches: Iterator[dict[str, torch.Tensor]], steps: int) -> None:
+    """Train on batches of a teacher's solutions, with a warm-up and a cosine schedule to zero."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=100, num_training_steps=steps)
-    for batch in track(islice(batches(tokenizer, batch_size, seed), steps), "training", total=steps):
+    for batch in track(islice(batches, steps), "training", total=steps):
         loss = model(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -126,7 +132,7 @@ def main() -> None:
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, args.seed)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
-    train(model, tokenizer, args.steps, args.batch_size, args.seed)
+    train(model, batches(tokenizer, args.batch_size, args.seed), args.steps)
     model.half().save_pretrained(args.output)
     tokenizer.save_pretrained(args.output)
 

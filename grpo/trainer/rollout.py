@@ -187,7 +187,7 @@ class RolloutTrainer(CheckpointTrainer):
 
     def _keep_columns(self, inputs: list) -> None:
         """Log the columns of the data with the completions, so that these can be scored again later."""
-        taken = {"prompt", "step", "completion", "completion_ids", "advantage", *self.reward_func_names}
+        taken = {"prompt", "images", "step", "completion", "completion_ids", "advantage", *self.reward_func_names}
         for column in (name for name in inputs[0] if name not in taken):
             values = [row[column] for row in inputs]
             if all(isinstance(value, str | int | float | list | None) for value in values):

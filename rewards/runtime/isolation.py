@@ -27,7 +27,8 @@ HOPELESS = 5
 """Consecutive batches without a reward after which the run is stopped."""
 MAX_HUNG = 3
 """Consecutive completions on which the function hangs before the rest of the batch is skipped."""
-NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments")
+NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments", "images")
+"""Arguments from TRL that do not travel to the process of a function."""
 SIMPLE = bool | int | float | str | None
 """Types of the fields of the trainer's state that a reward in another process gets."""
 
@@ -101,7 +102,7 @@ class Reward:
         Raises:
             RewardError: a completion failed and `on_error` is `raise`, or all completions of `HOPELESS` batches failed.
         """
-        state, log_extra, log_metric, _ = (columns.pop(key, None) for key in NOT_COLUMNS)
+        state, log_extra, log_metric, *_ = (columns.pop(key, None) for key in NOT_COLUMNS)
         simple = {key: value for key, value in vars(state).items() if isinstance(value, SIMPLE)} if state else {}
         parts = split_by_prompt(columns.get("prompts") or columns["completions"], len(self._workers))
         futures = [
