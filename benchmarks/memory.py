@@ -214,7 +214,7 @@ def make_trainer(config: DictConfig, folder: str) -> ExactGRPOTrainer:
         args=GRPOConfig(output_dir=folder, **arguments),
         train_dataset=Dataset.from_dict({"prompt": ["1 " * words] * 256}),
         processing_class=tokenizer,
-        peft_config=policy.peft_config(config.peft),
+        peft_config=policy.peft_config(config.peft, config.model),
         update=Update(**config["update"]),
     )
 

@@ -33,25 +33,40 @@ def prompt_of(question: str, run: Run) -> Any:
     return make_prompt({columns[0]: question}, run.config.task)
 
 
-def answer(question: str, run: Run, model: Any, tokenizer: Any, length: int, temperature: float) -> None:
+def with_images(prompt: Any, files: list[str], run: Run, processing_class: Any) -> Any:
+    """Return a prompt with images, as the run shows them.
+
+    Raises:
+        ConfigError: the run has none, or one of them cannot be opened.
+    """
+    from trl import prepare_multimodal_messages
+
+    from grpo.images import view_of
+
+    view = view_of(run.config.task, processing_class)
+    if view is None:
+        raise ConfigError("--image: the run has no images, task.images=null")
+    try:
+        return prepare_multimodal_messages(prompt, [view.show(str(Path(file).absolute())) for file in files])
+    except ValueError as error:
+        raise ConfigError(f"--image: {error}") from error
+
+
+def answer(prompt: Any, model: Any, processing_class: Any, length: int, temperature: float) -> None:
     """Print the policy's answer while it is generated; at most `length` tokens, greedily at temperature 0."""
     from transformers import TextStreamer
+
+    from grpo.generation.local import encode
 
     class Streamer(TextStreamer):
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
             super().on_finalized_text(printable(text), stream_end)
 
-    prompt = prompt_of(question, run)
-    if isinstance(prompt, str):
-        inputs = tokenizer(prompt, return_tensors="pt")
-    else:
-        inputs = tokenizer.apply_chat_template(
-            prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+    inputs = encode(processing_class, [prompt])
     decoding: dict[str, Any] = {"do_sample": bool(temperature), "repetition_penalty": 1.0}
     if temperature:
         decoding["temperature"] = temperature
-    streamer = Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    streamer = Streamer(processing_class, skip_prompt=True, skip_special_tokens=True)
     model.generate(**inputs.to(model.device), max_new_tokens=length, streamer=streamer, **decoding)
 
 
@@ -60,6 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}", description=__doc__.splitlines()[0])
     parser.add_argument("run", help="a run directory")
     parser.add_argument("question", nargs="?", help="a single question; default: questions are read line by line")
+    parser.add_argument("--image", action="append", help="an image to ask about; several times for several")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: 0, which takes the likeliest tokens")
     parser.add_argument("--length", type=int, help="tokens of the longest answer; default: as in the run")
     args = parser.parse_args()
@@ -70,13 +86,20 @@ def main() -> None:
         prompt_of("", run)
         from grpo import policy
 
-        model, tokenizer = policy.load(run.model, run.config.model)
+        model, processing_class = policy.load(run.model, run.config.model)
+
+        def ask(question: str) -> None:
+            prompt = prompt_of(question, run)
+            if args.image:
+                prompt = with_images(prompt, args.image, run, processing_class)
+            answer(prompt, model, processing_class, length, args.temperature)
+
         if args.question is not None:
-            answer(args.question, run, model, tokenizer, length, args.temperature)
+            ask(args.question)
             return
         print("Ask one question per line; Ctrl-D ends the conversation.")
         while True:
-            answer(input("> "), run, model, tokenizer, length, args.temperature)
+            ask(input("> "))
     except ConfigError as error:
         leave(error, PROGRAM)
     except (EOFError, KeyboardInterrupt):

@@ -63,8 +63,8 @@ def load_task(task: DictConfig, processing_class: Any = None) -> Problems:
     problems = Problems(train, None, {"train": counts})
     if task.eval.size:
         problems.held_out, problems.counts["held_out"] = load_held_out(task, processing_class)
-        known = {_question(prompt) for prompt in problems.held_out["prompt"]}
-        new = [_question(prompt) not in known for prompt in train["prompt"]]
+        known = set(_questions(problems.held_out))
+        new = [question not in known for question in _questions(train)]
         problems.train = _keep(train, new, counts, "held_out")
     for split, count in problems.counts.items():
         count_used(split, count)
@@ -108,9 +108,12 @@ def reward_columns(problems: Dataset) -> list[str]:
     return [name for name in problems.column_names if name != images.COLUMN]
 
 
-def _question(prompt: str | list[dict[str, str]]) -> str:
-    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    return " ".join(text.split()).casefold()
+def _questions(problems: Dataset) -> list[tuple[str, ...]]:
+    """Return what tells one problem from others: the words of its question, and its images."""
+    texts = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in problems["prompt"]]
+    words = [" ".join(text.split()).casefold() for text in texts]
+    shown = images.names(problems) if images.COLUMN in problems.column_names else [()] * len(words)
+    return [(text, *names) for text, names in zip(words, shown, strict=True)]
 
 
 def _keep(dataset: Dataset, keep: list[bool], counts: dict[str, int], why: str) -> Dataset:

@@ -18,7 +18,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def export(run: Run, output: Path, dtype: str | None = None) -> None:
-    """Write the model of a run, merged in float32, with its tokenizer and its card.
+    """Write the model of a run, merged in float32, with its tokenizer or processor and its card.
 
     Args:
         output: folder to write, which must not exist yet.
@@ -33,12 +33,12 @@ def export(run: Run, output: Path, dtype: str | None = None) -> None:
 
     from grpo import policy
 
-    model, tokenizer = policy.load(run.model, run.config.model, "float32", "cpu")
+    model, processing_class = policy.load(run.model, run.config.model, "float32", "cpu")
     name = dtype or str(run.config.model.dtype)
     written_dtype = torch.float32 if name == "auto" else getattr(torch, name)
     with atomic(output) as partial:
         model.to(written_dtype).save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+        processing_class.save_pretrained(partial)
         (partial / "README.md").write_text(model_card(run))
 
 

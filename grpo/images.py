@@ -3,7 +3,6 @@
 import hashlib
 import io
 import math
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -91,8 +90,8 @@ class View:
                 image = Image.open(io.BytesIO(value))
             if not isinstance(image, Image.Image):
                 raise ValueError(f"{type(value).__name__}, not a path, bytes or an image")
-            if getattr(image, "n_frames", 1) > 1:
-                raise ValueError(f"animated, with {image.n_frames} images")
+            if (frames := getattr(image, "n_frames", 1)) > 1:
+                raise ValueError(f"animated, with {frames} images")
             return ImageOps.exif_transpose(image).convert("RGB")
         except FileNotFoundError:
             raise ValueError(f"there is no file {self.folder / value}") from None
@@ -128,14 +127,12 @@ def view_of(task: DictConfig, processor: Any) -> View | None:
     """Return how a task shows images to the policy; None if it has none.
 
     Raises:
-        ConfigError: the model takes no images, or prompts cannot have any.
+        ConfigError: the model takes no images.
     """
     if task.images is None:
         return None
     if not hasattr(processor, "image_processor"):
         raise ConfigError(f"task.images={task.images}: the model takes text alone; choose one that takes images")
-    if not task.conversational:
-        raise ConfigError(f"task.images={task.images}: needs task.conversational=true, as images stand in messages")
     return View(processor, task.image_folder, task.min_pixels, task.max_pixels)
 
 
@@ -194,8 +191,8 @@ def prompt_lengths(dataset: Dataset, view: View, limit: int) -> list[int]:
             fewer = f"task.max_pixels={view.factor**2 * ((limit - words) // len(shown))} or " if view.factor > 1 else ""
             what = " and ".join(f"{width} x {height}" for width, height in shown)
             raise ConfigError(
-                f"task.images: row {row}: images of {what} pixels are {lengths[-1] - words:,} tokens, with {words} of text "
-                f"more than task.max_prompt_length={limit}: {fewer}task.max_prompt_length={lengths[-1]} fits"
+                f"task.images: row {row}: images of {what} pixels are {lengths[-1] - words:,} tokens, with {words} of "
+                f"text more than task.max_prompt_length={limit}: {fewer}task.max_prompt_length={lengths[-1]} fits"
             )
     most = max(range(len(sizes)), key=lambda row: len(sizes[row]))
     check_processor(prompts[most], sizes[most], lengths[most], processor)
@@ -209,7 +206,7 @@ def check_processor(prompt: list[dict[str, Any]], sizes: list[list[int]], length
         ConfigError: it does not, or takes fewer images.
     """
     (text,) = processor.apply_chat_template([prompt], add_generation_prompt=True, tokenize=False)
-    blank = [Image.new("RGB", tuple(size)) for size in sizes]
+    blank = [Image.new("RGB", (width, height)) for width, height in sizes]
     try:
         found = len(processor(text=[text], images=[blank] if blank else None)["input_ids"][0])
     except (ValueError, TypeError, IndexError) as error:
@@ -224,9 +221,16 @@ def prompt_of(problem: dict[str, Any]) -> Any:
     return prepare_multimodal_messages(problem["prompt"], shown) if shown else problem["prompt"]
 
 
-def digest_of(image: Image.Image) -> str:
-    """Return what tells an image from others."""
-    return hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()[:24]
+def names(problems: Dataset) -> list[list[str]]:
+    """Return for each row what tells its images from others: the digests of their files, or their paths."""
+    raw = problems.with_format(None)[COLUMN]
+    return [[_name(value) for value in images_of(cell)] for cell in raw]
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, dict):
+        value = value.get("bytes") or value.get("path")
+    return hashlib.sha256(value).hexdigest()[:24] if isinstance(value, bytes) else str(value)
 
 
 def undecoded(dataset: Dataset, column: str) -> Dataset:

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,12 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
     GgufConfig,
-    PretrainedConfig,
     PreTrainedModel,
 )
 
 from grpo.atomic import atomic
 from grpo.errors import ConfigError
+from grpo.vision import parts_of, takes_images
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
@@ -160,17 +162,18 @@ def load(
     return model.eval(), processing_class
 
 
-def takes_images(architecture: PretrainedConfig) -> bool:
-    """Whether models of an architecture take images beside text."""
-    return hasattr(architecture, "vision_config")
+def peft_config(peft: DictConfig | None, model: DictConfig) -> LoraConfig | None:
+    """Return the adapter's configuration, or None to train every weight.
 
-
-def peft_config(peft: DictConfig | None) -> LoraConfig | None:
-    """Return the adapter's configuration, or None to train every weight."""
+    Of a vision-language model the language model has adapters; with `peft.vision` all of it has.
+    """
     if peft is None:
         return None
     options: dict[str, Any] = OmegaConf.to_container(peft, resolve=True)  # type: ignore[assignment]
     options.pop("quantization", None)
+    if not options.pop("vision", False) and not options.get("exclude_modules"):
+        without = chain.from_iterable(parts_of(model.model_name_or_path, model.model_revision).values())
+        options["exclude_modules"] = "|".join(f"{re.escape(name)}(\\..*)?" for name in without) or None
     return LoraConfig(**options)
 
 

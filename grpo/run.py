@@ -48,6 +48,7 @@ from grpo.runs.versions import git_commit, versions
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.checkpoint import save_model
 from grpo.trainer.memory_readings import MemoryReadings
+from grpo.vision import freeze
 from rewards.runtime.isolation import Reward
 
 log = logging.getLogger(__name__)
@@ -228,7 +229,7 @@ def make_trainer(
             train_dataset=problems,
             processing_class=processing_class,
             quantization_config=policy.quantization_config(config.peft),
-            peft_config=policy.peft_config(config.peft),
+            peft_config=policy.peft_config(config.peft, config.model),
             update=Update(**config["update"]),  # `.update` is a method
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
@@ -240,6 +241,7 @@ def make_trainer(
     trainer.keeps_columns = True
     trainer.remove_callback(PrinterCallback)
     policy.keep_differentiable(trainer.model)
+    freeze(trainer.model, config.model.freeze)
     return trainer
 
 

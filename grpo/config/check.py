@@ -34,6 +34,7 @@ def check(config: DictConfig) -> None:
     check_folder(config.model.model_name_or_path, config.model.gguf_file)
     check_rewards(config)
     check_peft(config)
+    check_images(config)
     check_vllm_options(config)
     for key, possible in (("loss_type", LOSS_MEANS), ("importance_sampling_level", LEVELS)):
         value = config.train[key]
@@ -96,11 +97,27 @@ def check_reward(where: str, reward: DictConfig) -> None:
         raise ConfigError(f"{where}.on_error={options.on_error}: unknown{meant(options.on_error, ('skip', 'raise'))}")
 
 
+def check_images(config: DictConfig) -> None:
+    """Check how images are shown, and which parts of the model are to stay as they are."""
+    task = config.task
+    if task.images and not task.conversational:
+        raise ConfigError(f"task.images={task.images}: needs task.conversational=true, as images stand in messages")
+    if not 0 < (task.min_pixels or 1) <= (task.max_pixels or math.inf):
+        raise ConfigError(
+            f"task.min_pixels={task.min_pixels} task.max_pixels={task.max_pixels}: positive, the first the smaller one"
+        )
+    for part in config.model.freeze:
+        if part not in ("vision", "projector"):
+            raise ConfigError(f"model.freeze: {part}: unknown; possible: vision, projector")
+    if config.model.freeze and config.peft and config.peft.get("vision"):
+        raise ConfigError(f"model.freeze={config.model.freeze}: peft.vision=true trains adapters there; leave one out")
+
+
 def check_peft(config: DictConfig) -> None:
     """Check the names of the adapter's options."""
     if config.peft is None:
         return
-    known = [*library_fields(LORA_CONFIG), "quantization"]
+    known = [*library_fields(LORA_CONFIG), "quantization", "vision"]
     for key in config.peft:
         if key not in known:
             raise ConfigError(f"peft.{key}: not an option of peft.LoraConfig{meant(key, known)}")

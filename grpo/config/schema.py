@@ -50,6 +50,8 @@ class Model:
     """Data type of the loaded weights: `auto`, `float32`, `bfloat16` or `float16`."""
     attn_implementation: str | None = None
     """For example `sdpa` or `flash_attention_2`; None lets transformers choose."""
+    freeze: list[str] = field(default_factory=list)
+    """Parts of a vision-language model whose weights stay as they are: `vision` (the tower), `projector`."""
     shape: dict[str, Any] = field(default_factory=dict)
     """The architecture's numbers, so that planning needs no download."""
 

@@ -17,7 +17,7 @@ from grpo.data import reward_columns
 from grpo.distributed import gathered, is_main_process, rank, world_size
 from grpo.evaluation.estimators import majority_at_k, pass_at_k, wilson_interval
 from grpo.generation.local import Generate
-from grpo.images import COLUMN, digest_of, prompt_of
+from grpo.images import COLUMN, names, prompt_of
 from grpo.runs.files import write_lines
 from rewards.runtime.isolation import Reward
 from rewards.text import final_answer, numbers
@@ -173,10 +173,10 @@ def _answer_all(
     """Return the greedy completion and then the samples of each problem, generated now or found in `file`."""
     origin = [policy, decoding.max_new_tokens, decoding.temperature, decoding.seed]
     prompts = list(problems["prompt"])
-    shown = [[digest_of(image) for image in row] for row in problems[COLUMN]] if COLUMN in problems.features else []
+    shown = names(problems) if COLUMN in problems.column_names else [[]] * len(prompts)
     keys = [
         [_digest([*asked, number, *(origin if number else origin[:2])]) for number in range(decoding.samples + 1)]
-        for asked in (zip(prompts, shown, strict=True) if shown else zip(prompts))
+        for asked in ([prompt, *images] for prompt, images in zip(prompts, shown, strict=True))
     ]
     known = _read(file)
     for temperature, samples in ((0.0, [0]), (decoding.temperature, range(1, decoding.samples + 1))):

@@ -50,22 +50,7 @@ def _complete(
     temperature: float,
     seed: int,
 ) -> list[str]:
-    if isinstance(prompts[0], str):
-        inputs = processing_class(text=prompts, padding=True, padding_side="left", return_tensors="pt")
-    else:
-        padding = {"padding": True, "padding_side": "left"}
-        takes_images = isinstance(processing_class, ProcessorMixin)
-        if takes_images:  # all with contents of the same kind
-            prompts = [prepare_multimodal_messages(prompt) for prompt in prompts]
-        inputs = processing_class.apply_chat_template(
-            prompts,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_tensors="pt",
-            return_dict=True,
-            **({"processor_kwargs": padding} if takes_images else {"padding": True, "tokenizer_kwargs": padding}),
-        )
-    inputs = inputs.to(model.device)
+    inputs = encode(processing_class, prompts).to(model.device)
     # whatever the model's generation_config.json says: rollouts are made without penalties and filters too
     how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     if temperature:
@@ -74,3 +59,16 @@ def _complete(
     how["repetition_penalty"] = 1.0
     tokens = model.generate(**inputs, max_new_tokens=length, **how)
     return processing_class.batch_decode(tokens[:, inputs["input_ids"].size(1) :], skip_special_tokens=True)
+
+
+def encode(processing_class: Any, prompts: list[Any]) -> Any:
+    """Return the inputs of a model for prompts, plain or conversational, with their images, padded on the left."""
+    padding = {"padding": True, "padding_side": "left"}
+    if isinstance(prompts[0], str):
+        return processing_class(text=prompts, return_tensors="pt", **padding)
+    how: dict[str, Any] = {"padding": True, "tokenizer_kwargs": {"padding_side": "left"}}
+    if isinstance(processing_class, ProcessorMixin):  # which takes contents of one kind
+        prompts, how = [prepare_multimodal_messages(prompt) for prompt in prompts], {"processor_kwargs": padding}
+    return processing_class.apply_chat_template(
+        prompts, add_generation_prompt=True, tokenize=True, return_tensors="pt", return_dict=True, **how
+    )

@@ -107,6 +107,4 @@ def problems(split: str, seed: int = 0) -> Iterator[Problem]:
 def rows(split: str, size: int, seed: int) -> list[dict[str, Any]]:
     """Return `size` rows of a split with `image`, `question`, `answer` and the number of `shapes`."""
     drawn = islice(problems(split, seed), size)
-    return [
-        {"image": picture(p), "question": p.question, "answer": p.answer, "shapes": len(p.shapes)} for p in drawn
-    ]
+    return [{"image": picture(p), "question": p.question, "answer": p.answer, "shapes": len(p.shapes)} for p in drawn]

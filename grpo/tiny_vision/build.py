@@ -49,7 +49,7 @@ def taught(problem: Problem, rng: random.Random, noise: float = NOISE) -> str:
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer of words and digits."""
-    words = "How many shapes are Which shape is the largest ? \n".split(" ")
+    words = ["How", "many", "shapes", "are", "Which", "shape", "is", "the", "largest", "?", "\n"]
     vocabulary = ["<pad>", "<eos>", "<unk>", IMAGE, *words, *COLOURS, *KINDS, *map(str, range(10))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>"))
     splits = [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split("?", "isolated")]
@@ -123,7 +123,8 @@ def batches(processor: LlavaProcessor, size: int, seed: int) -> Iterator[dict[st
     while True:
         drawn = list(islice(stream, size))
         texts = [f"{IMAGE}{problem.question}\n{taught(problem, rng)} {eos}" for problem in drawn]
-        batch = processor(images=[[picture(problem)] for problem in drawn], text=texts, padding=True, return_tensors="pt")
+        images = [[picture(problem)] for problem in drawn]
+        batch = processor(images=images, text=texts, padding=True, return_tensors="pt")
         ids, newline = batch["input_ids"], processor.tokenizer.convert_tokens_to_ids("\n")
         asked = (ids == newline).flip(1).cumsum(1).flip(1) > 0  # up to the end of the question
         yield {**batch, "labels": ids.masked_fill(asked | (batch["attention_mask"] == 0), -100)}
