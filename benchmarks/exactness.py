@@ -4,6 +4,7 @@
 """
 
 import copy
+import functools
 import json
 import tempfile
 from datetime import date
@@ -20,9 +21,17 @@ from transformers.utils import logging
 
 from grpo.config.schema import LOSS_MEANS, Update
 from grpo.trainer import ExactGRPOTrainer
+from tests import vision_policies
 from tests.stock_trl import LONGEST, Record, make, relative_difference, rollouts, train
 
 HERE = Path(__file__).parent
+
+
+def image_options(family: str, method: str) -> dict[str, Any]:
+    """Return the options of a case with images; with full fine-tuning in four slices."""
+    return {**vision_policies.options(family, method), "update": Update(200), **(FOUR if method == "full" else {})}
+
+
 FOUR = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4}
 CASES: dict[str, dict[str, Any]] = {}
 for loss_type in LOSS_MEANS:
@@ -86,6 +95,12 @@ CASES |= {
     "one micro-batch": {"update": Update(max_tokens_per_microbatch=10_000)},
     "nothing skipped": {"update": Update(max_tokens_per_microbatch=120, skip_zero_advantage=False)},
 }
+IMAGES = {
+    f"images, {family}, {method}": functools.partial(image_options, family, method)
+    for family in vision_policies.FAMILIES
+    for method in vision_policies.METHODS
+}
+"""Functions that return the options of a case with images, which hold a policy."""
 
 
 def with_environment(rollout: dict[str, Any]) -> dict[str, Any]:
@@ -140,8 +155,8 @@ def main() -> None:
     logging.set_verbosity_error()
     table = Table("case", "gradient", "weights after the last step")
     results = {}
-    for name, options in CASES.items():
-        compared = compare(options)
+    for name, options in (CASES | IMAGES).items():
+        compared = compare(options if isinstance(options, dict) else options())
         results[name] = {"gradient": max(compared.gradients), "weights": compared.weights}
         table.add_row(name, f"{max(compared.gradients):.1e}", f"{compared.weights:.1e}")
     Console().print(table)

@@ -1,0 +1,154 @@
+"""Small random policies that see images, of three families that hand their images over in different ways.
+
+LLaVA-Next cuts an image into tiles, and TRL pads them; the Qwens' images are rows of patches of any number. A Qwen's
+processor without torchvision, whose videos it would need: this one takes images alone.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset, Features, Image, List, Value
+from peft import LoraConfig
+from PIL import Image as Picture
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaNextConfig,
+    LlavaNextImageProcessor,
+    LlavaNextProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2_5_VLProcessor,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from grpo.config.schema import ROOT
+from grpo.vision import freeze, parts
+from tests.stock_trl import rollouts
+
+FAMILIES = ("llava_next", "qwen2_vl", "qwen2_5_vl")
+METHODS = ("full", "frozen tower", "LoRA", "LoRA of the tower too")
+TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+TILES = [[16, 32], [32, 16], [32, 32]]
+TEMPLATE = (
+    "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}IMAGE{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+class ImagesOnly(Qwen2_5_VLProcessor):
+    """A Qwen's processor that needs no torchvision, and takes no videos."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+        """Accept that there is no processor of videos."""
+        return None if argument is None else super().check_argument_for_proper_class(argument_name, argument)
+
+
+def tokenizer_with(*tokens: str) -> PreTrainedTokenizerBase:
+    """The built-in policy's tokenizer and some more tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny")
+    tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
+    return tokenizer
+
+
+def make_processor(family: str) -> Any:
+    """The processor of a family."""
+    if family == "llava_next":
+        side = {"height": 16, "width": 16}
+        images = LlavaNextImageProcessor(size={"shortest_edge": 16}, crop_size=side, image_grid_pinpoints=TILES)
+        template, tokenizer = TEMPLATE.replace("IMAGE", "<image>"), tokenizer_with("<image>")
+        return LlavaNextProcessor(images, tokenizer, 8, "default", template, "<image>", num_additional_image_tokens=1)
+    pixels = {"shortest_edge": 64, "longest_edge": 1024}
+    images = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, temporal_patch_size=2, size=pixels)
+    tokenizer = tokenizer_with("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+    template = TEMPLATE.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
+    return ImagesOnly(images, tokenizer, None, chat_template=template)
+
+
+def make_policy(family: str, processor: Any) -> PreTrainedModel:
+    """A random policy of a family, of about 60,000 parameters, whose gradients are neither tiny nor all alike."""
+    torch.manual_seed(0)
+    text = {**TEXT, "vocab_size": len(processor.tokenizer), "initializer_range": 0.3}
+    if family == "llava_next":
+        config: Any = LlavaNextConfig(
+            vision_config=CLIPVisionConfig(**TEXT, image_size=16, patch_size=8, projection_dim=32),
+            text_config=LlamaConfig(**text),
+            image_token_index=processor.image_token_id,
+            image_grid_pinpoints=TILES,
+            vision_feature_layer=-2,
+        )
+        return AutoModelForImageTextToText.from_config(config)
+    tower: dict[str, Any] = {
+        "depth": 2,
+        "num_heads": 2,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "initializer_range": 0.3,
+    }
+    if family == "qwen2_vl":
+        tower |= {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2}
+    else:
+        tower |= {"hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 32, "window_size": 16}
+        tower |= {"fullatt_block_indexes": [1]}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    ids = {name: processor.tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("image_pad", "video_pad")}
+    sides = {name: processor.tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("vision_start", "vision_end")}
+    return AutoModelForImageTextToText.from_config(
+        AutoConfig.for_model(
+            family,
+            vision_config=tower,
+            text_config={**text, "num_key_value_heads": 2, "rope_parameters": rope},
+            image_token_id=ids["image_pad"],
+            video_token_id=ids["video_pad"],
+            **{f"{name}_token_id": token for name, token in sides.items()},
+        )
+    )
+
+
+def problems() -> Dataset:
+    """Sixteen prompts with images of three sizes, two of them in every fourth."""
+    random = np.random.default_rng(0)
+    rows = []
+    for row in range(16):
+        shape = ((20, 40, 3), (40, 20, 3), (30, 30, 3))[row % 3]
+        question = [{"role": "user", "content": "How many ?" if row % 2 else "Tom had 3 red pens and 1 ."}]
+        shown = [random.integers(0, 255, shape, dtype=np.uint8) for _ in range(2 if row % 4 == 3 else 1)]
+        rows.append({"prompt": question, "images": [Picture.fromarray(pixels) for pixels in shown]})
+    prompt = List({"role": Value("string"), "content": Value("string")})
+    return Dataset.from_list(rows, features=Features({"prompt": prompt, "images": List(Image())}))
+
+
+def reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    """Anything, but equal within the first group."""
+    return [(sum(ids) % 7) / 3 if row >= 4 else 1.0 for row, ids in enumerate(completion_ids)]
+
+
+def fixed(prompts: list, trainer: Any) -> dict[str, Any]:
+    """The completions of `rollouts`, to prompts with images."""
+    return rollouts([""] * len(prompts), trainer) | {"prompt_ids": trainer._tokenize_prompts(prompts)[0]}
+
+
+def options(family: str, method: str) -> dict[str, Any]:
+    """Arguments of `tests.stock_trl.make` for a policy of a family; LoRA's adapters are random, and not zero."""
+    processor = make_processor(family)
+    model = make_policy(family, processor)
+    freeze(model, ["vision"] if method == "frozen tower" else [])
+    found = {
+        "model": model,
+        "processing_class": processor,
+        "train_dataset": problems(),
+        "rollout_func": fixed,
+        "reward_funcs": reward,
+        "num_iterations": 2,
+        "max_steps": 3,
+    }
+    if method.startswith("LoRA"):
+        without = None if method != "LoRA" else "|".join(f"{name}.*" for part in parts(model).values() for name in part)
+        linear = {"target_modules": "all-linear", "exclude_modules": without}
+        found["peft_config"] = LoraConfig(r=4, init_lora_weights=False, **linear)
+    return found
