@@ -11,6 +11,9 @@ import pyarrow
 from markupsafe import Markup
 from pyarrow import parquet
 
+from grpo.reporting.boxes import named_boxes, reference_boxes
+from grpo.reporting.images import embed
+
 MAX_STEPS = 60
 """Steps on a page."""
 MAX_LENGTH = 6000
@@ -19,15 +22,17 @@ MAX_SIZE = 2_500_000
 """Bytes of text on a page."""
 
 
-def sample(run_dir: Path, weights: dict[str, float]) -> dict[str, Any]:
+def sample(run_dir: Path, weights: dict[str, float], coordinates: str = "original") -> dict[str, Any]:
     """Return `steps`, each with the groups of its completions, and the numbers of `shown` and `logged` steps.
 
     A group has its prompt and its completions, the highest reward first, each with text, reward, advantage and the
     value of each reward function. A step that is too large is reduced to its first groups, or to the best and the worst
-    completion of the first one.
+    completion of the first one. With images there are also `images`, the number of `missing` ones, and `boxes`: whether
+    any are drawn.
 
     Args:
         weights: weights of the reward functions by name.
+        coordinates: of boxes in completions, a key of `rewards.boxes.COORDINATES`.
     """
     files = sorted(
         (run_dir / "completions").glob("completions_*.parquet"), key=lambda file: (len(file.name), file.name)
@@ -37,18 +42,26 @@ def sample(run_dir: Path, weights: dict[str, float]) -> dict[str, Any]:
     steps = []
     for file in chosen:
         try:
-            rows = read_rows(file, [*KEPT, *weights])
+            rows = read_rows(file, [*KEPT, *OF_IMAGES, *weights])
         except (pyarrow.ArrowInvalid, OSError):  # the run was killed while it wrote the file
             continue
-        groups = [group(list(of_prompt), weights) for _, of_prompt in groupby(rows, key=lambda row: row["prompt"])]
+        groups = [group(list(of_problem), weights, coordinates) for _, of_problem in groupby(rows, key=problem)]
         if rows:
             steps.append(
                 {"step": rows[0]["step"], "rows": len(rows), "groups": fitting(groups, MAX_SIZE // len(chosen))}
             )
-    return {"steps": steps, "shown": len(steps), "logged": len(files)}
+    boxes = any("boxes" in candidate for step in steps for candidate in step["groups"])
+    embedded = embed(steps, run_dir / "completions" / "images")
+    return {"steps": steps, "shown": len(steps), "logged": len(files), "boxes": boxes, **embedded}
 
 
 KEPT = ("step", "prompt", "completion", "advantage")
+OF_IMAGES = ("thumbnails", "image_sizes", "shown_sizes", "answer")
+
+
+def problem(row: dict[str, Any]) -> tuple[Any, Any]:
+    """Return what tells the problem of a row from others: its prompt and its images."""
+    return row["prompt"], row.get("thumbnails")
 
 
 def read_rows(file: Path, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -66,8 +79,13 @@ def read_rows(file: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def group(rows: Sequence[dict[str, Any]], weights: dict[str, float]) -> dict[str, Any]:
-    """Return a prompt and its completions, the highest reward first; one without a reward comes last."""
+def group(rows: Sequence[dict[str, Any]], weights: dict[str, float], coordinates: str) -> dict[str, Any]:
+    """Return a prompt and its completions, the highest reward first; one without a reward comes last.
+
+    A prompt with images has their files; one that asks for boxes has the correct ones, and its completions theirs.
+    """
+    files = rows[0].get("thumbnails")
+    boxes = reference_boxes(rows[0]) if files else []
     completions: list[dict[str, Any]] = []
     for row in rows:
         rewards = {name: number(row.get(name)) for name in weights}
@@ -80,8 +98,11 @@ def group(rows: Sequence[dict[str, Any]], weights: dict[str, float]) -> dict[str
                 "advantage": number(row.get("advantage")),
             }
         )
+        if boxes:
+            completions[-1] |= dict(zip(("boxes", "named"), named_boxes(row, coordinates), strict=True))
     completions.sort(key=lambda row: -math.inf if row["reward"] is None else row["reward"], reverse=True)
-    return {"prompt": shortened(rows[0]["prompt"]), "size": len(completions), "completions": completions}
+    found = {"prompt": shortened(rows[0]["prompt"]), "size": len(completions), "completions": completions}
+    return found | ({"images": files} if files else {}) | ({"boxes": boxes} if boxes else {})
 
 
 def number(value: float | None) -> float | None:
@@ -112,10 +133,18 @@ def as_data(content: Any) -> Markup:
 def shortened(content: Any) -> str:
     """Return a text, or the messages of a conversation, as valid UTF-8; the middle of a long text is omitted."""
     if isinstance(content, list):
-        messages = [f"{message['role']}: {message['content']}" for message in content]
-        content = content[0]["content"] if len(content) == 1 else "\n".join(messages)
+        texts = [text_of_parts(message["content"]) for message in content]
+        messages = [f"{message['role']}: {text}" for message, text in zip(content, texts, strict=True)]
+        content = texts[0] if len(content) == 1 else "\n".join(messages)
     text = str(content)
     if len(text) > MAX_LENGTH:
         omitted = len(text) - MAX_LENGTH
         text = f"{text[: MAX_LENGTH * 2 // 3]}\n[… {omitted} characters omitted …]\n{text[-MAX_LENGTH // 3 :]}"
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def text_of_parts(content: Any) -> Any:
+    """Return the content of a message: of a list of parts their texts, and a mark for each image."""
+    if not isinstance(content, list):
+        return content
+    return " ".join("[image]" if part["type"] == "image" else str(part.get("text")) for part in content)

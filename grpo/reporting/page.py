@@ -12,10 +12,12 @@ from grpo.atomic import atomic
 from grpo.config.batch import completions
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.diagnosis import sampling_filters
+from grpo.reporting.boxes import coordinates
 from grpo.reporting.charts import Chart, Points, accuracy_by_value, accuracy_curve, bars, curves
 from grpo.reporting.completions import as_data, sample
 from grpo.reporting.findings import findings
 from grpo.reporting.findings.base import values
+from grpo.reporting.images import MAX_BYTES, MAX_IMAGES
 from grpo.runs.run_dir import Run, read_run
 from grpo.runs.sweep_dir import COLUMNS, Sweep, is_sweep, read_sweep, show
 
@@ -49,7 +51,8 @@ def run_page(run: Run) -> str:
         facts=facts(run),
         memory=memory(run),
         charts=charts(run),
-        browse=sample(run.folder, weights),
+        browse=sample(run.folder, weights, coordinates(run.config.reward)),
+        limits={"images": MAX_IMAGES, "bytes": MAX_BYTES},
     )
 
 

@@ -19,7 +19,7 @@ from grpo.errors import DoesNotFit, GenerationError
 from grpo.generation.vllm_engine import PolicyEngine, compute_type
 from grpo.oom import is_out_of_memory
 from grpo.patching import replaced
-from grpo.trainer import engine_check
+from grpo.trainer import engine_check, thumbnails
 from grpo.trainer.batch import BOTH, IMAGES, Batch, can_split, lengths, loss_mask, pick, take
 from grpo.trainer.checkpoint import CheckpointTrainer
 from grpo.trainer.memory_readings import MemoryReadings
@@ -62,7 +62,9 @@ class RolloutTrainer(CheckpointTrainer):
         if self.use_vllm:
             self.memory.asleep = self.budget.asleep = self.vllm_generation.asleep
         self.keeps_columns = False
-        """Whether `completions/` gets the columns of the data as well."""
+        """Whether `completions/` gets the columns of the data, and small images, as well."""
+        images = Path(self.args.output_dir) / "completions" / "images"
+        self._thumbnails = thumbnails.Thumbnails(images, self.accelerator.num_processes)
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._logps: torch.Tensor | None = None  # of the last micro-batch, (rows, completion length)
         self._rewards = torch.empty(0)  # of the rollouts at hand, (completions of all processes, rewards)
@@ -183,15 +185,22 @@ class RolloutTrainer(CheckpointTrainer):
             failed[reward.faulted if reward else []] = True
         rewards[self.accelerator.gather(failed)] = torch.nan
         self._rewards = rewards
+        if {"image", "images"} & inputs[0].keys():
+            prompts[:] = map(thumbnails.without_images, prompts)  # TRL gathers and logs this list
         return rewards
 
     def _keep_columns(self, inputs: list) -> None:
         """Log the columns of the data with the completions, so that these can be scored again later."""
         taken = {"prompt", "images", "step", "completion", "completion_ids", "advantage", *self.reward_func_names}
+        taken.add(thumbnails.COLUMN)
         for column in (name for name in inputs[0] if name not in taken):
             values = [row[column] for row in inputs]
             if all(isinstance(value, str | int | float | list | None) for value in values):
                 self._log_completion_extra(column, values)
+        if self.log_completions and "images" in inputs[0]:
+            progress = min(1.0, (self.state.global_step + 1) / max(1, self.state.max_steps))
+            files = [self._thumbnails.keep(row["images"], progress) for row in inputs]
+            self._log_completion_extra(thumbnails.COLUMN, files)
 
     def _generate_single_turn(
         self, prompt_ids: list, images: list | None, multimodal_fields: Batch, num_generations: int, **options: Any

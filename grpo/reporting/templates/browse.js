@@ -2,10 +2,10 @@
 (() => {
   const source = document.getElementById("data");
   if (!source || !document.getElementById("step")) return;
-  const { steps } = JSON.parse(source.textContent);
+  const { steps, images } = JSON.parse(source.textContent);
   const at = (id) => document.getElementById(id);
   const [slider, order, all, list, more] = ["step", "order", "all", "completions", "more"].map(at);
-  const PAGE = 20;
+  const PAGE = 20, SVG = "http://www.w3.org/2000/svg";
   let shown = PAGE;
 
   const node = (tag, text, name) => {
@@ -18,13 +18,43 @@
 
   const known = (row) => row.reward !== null;
 
-  const completion = (row, label) => {
+  const picture = (place, label) => {
+    if (place === null) return node("p", `${label}: not on this page`, "soft");
+    const made = node("img"), { data, width, height } = images[place];
+    Object.assign(made, { src: `data:image/jpeg;base64,${data}`, alt: label, width, height });
+    return made;
+  };
+  const pictures = (group) => {
+    const made = node("div", undefined, "pictures");
+    made.append(...group.images.map((place, one) => picture(place, `image ${one + 1} of ${group.images.length}`)));
+    return made;
+  };
+  const outline = ([x, y, width, height], name) => {
+    const made = document.createElementNS(SVG, "rect");
+    for (const [key, value] of Object.entries({ class: name, x, y, width, height })) made.setAttribute(key, value);
+    return made;
+  };
+  const boxed = (group, row) => {
+    const made = node("div"), drawn = node("div", undefined, "boxed"), layer = document.createElementNS(SVG, "svg");
+    const named = row.named === 1 ? "1 box" : `${row.named} boxes`;
+    const text = row.boxes.length < row.named ? `${named}, ${row.boxes.length} drawn` : named;
+    layer.setAttribute("viewBox", "0 0 1 1");
+    layer.setAttribute("preserveAspectRatio", "none");
+    layer.append(...group.boxes.map((box) => outline(box, "correct")), ...row.boxes.map((box) => outline(box, "named")));
+    drawn.append(picture(group.images[0], `image 1 with ${text} of the completion and ${group.boxes.length} correct`));
+    if (group.images[0] !== null) drawn.append(layer);
+    made.append(drawn, node("p", text, "soft"));
+    return made;
+  };
+
+  const completion = (group, row, label) => {
     const made = node("div", undefined, "completion");
     const given = Object.entries(row.rewards).map(([name, value]) => `${name} ${figure(value)}`).join(", ");
     made.append(node("h4", `${label}reward ${figure(row.reward)} (${given}), advantage ${figure(row.advantage)}`));
     const text = node("pre", row.text);
     text.dir = "auto";
     made.append(text);
+    if (row.boxes) made.append(boxed(group, row));
     return made;
   };
   const prompt = (step, group) => {
@@ -35,29 +65,28 @@
     made.append(text);
     return made;
   };
+  const card = (group, ...parts) => {
+    const made = node("div", undefined, group.images ? "group seen" : "group"), text = node("div");
+    text.append(...parts);
+    if (group.images) made.append(pictures(group));
+    made.append(text);
+    return made;
+  };
   const groupCard = ({ step, group }) => {
-    const card = node("div", undefined, "group");
     const rows = group.completions, pair = node("div", undefined, "pair");
     const worst = rows.filter(known).length - 1;
     const rest = rows.filter((row, place) => place !== 0 && place !== worst);
-    pair.append(completion(rows[0], "best: "));
-    if (worst > 0) pair.append(completion(rows[worst], "worst: "));
-    card.append(prompt(step, group), pair);
-    if (rest.length) {
-      const others = node("details");
-      others.append(node("summary", `${rest.length} more`));
-      others.addEventListener("toggle", () => {
-        if (others.open && others.children.length === 1) others.append(...rest.map((row) => completion(row, "")));
-      });
-      card.append(others);
-    }
-    return card;
+    pair.append(completion(group, rows[0], "best: "));
+    if (worst > 0) pair.append(completion(group, rows[worst], "worst: "));
+    if (!rest.length) return card(group, prompt(step, group), pair);
+    const others = node("details");
+    others.append(node("summary", `${rest.length} more`));
+    others.addEventListener("toggle", () => {
+      if (others.open && others.children.length === 1) others.append(...rest.map((row) => completion(group, row, "")));
+    });
+    return card(group, prompt(step, group), pair, others);
   };
-  const completionCard = ({ step, group, row }) => {
-    const card = node("div", undefined, "group");
-    card.append(prompt(step, group), completion(row, ""));
-    return card;
-  };
+  const completionCard = ({ step, group, row }) => card(group, prompt(step, group), completion(group, row, ""));
 
   const spread = ({ group }) => {
     const rewards = group.completions.filter(known).map((row) => row.reward);
