@@ -35,6 +35,7 @@ class CheckpointTrainer(GRPOTrainer):
 
     sharded: bool
     _epoch_sampler: EpochSampler | None = None
+    _has_other_names = False
     _unlogged: tuple[float, int] | None = None
     """Of a checkpoint between two logs: the sum of the losses since the last log, and its step."""
 
@@ -104,6 +105,24 @@ class CheckpointTrainer(GRPOTrainer):
         super()._save_rng_state(output_dir)
         torch.save(state_of(self), self._state_file(output_dir))
         self.accelerator.wait_for_everyone()  # until each has written its part
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load the weights of a checkpoint, also of a policy that is saved under other names than its weights have.
+
+        Many policies that see images are; transformers' trainer skips such weights with a warning, and would continue
+        from those that the run began with.
+        """
+        self._has_other_names = False
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self._has_other_names:
+            dtype = max((weight.dtype for weight in self.model.parameters()), key=lambda kind: kind.itemsize)
+            saved = type(self.model).from_pretrained(resume_from_checkpoint, dtype=dtype)
+            self.model.load_state_dict(saved.state_dict())
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        self._has_other_names = bool(load_result.unexpected_keys)
+        if not self._has_other_names:
+            super()._issue_warnings_after_load(load_result)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         # several processes on CPUs have one numbered device each, which `torch.load` does not know
