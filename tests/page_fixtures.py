@@ -1,11 +1,13 @@
 """Run directories for tests of the page, as a run leaves them, with any text in place of a model's."""
 
+import itertools
 import json
 from pathlib import Path
 
 import pyarrow
 from hydra import compose
 from omegaconf import OmegaConf
+from PIL import Image
 from pyarrow import parquet
 
 HOSTILE = [
@@ -66,3 +68,28 @@ def texts(cells: list[str]) -> pyarrow.Array:
     return pyarrow.array([cell.encode(errors="surrogatepass") for cell in cells], pyarrow.binary()).view(
         pyarrow.string()
     )
+
+
+def show_images(folder: Path, images: int, per_prompt: int = 1, **columns: list) -> list[str]:
+    """Give the completions of a run images, of which there are so many, and columns; return the names of the files.
+
+    Each prompt has the next images, and after the last one the first again.
+    """
+    (folder / "completions" / "images").mkdir()
+    names = []
+    for number in range(images):
+        names.append(f"{number:032x}.jpg")
+        colour = (number * 37 % 256, number * 91 % 256, 128)
+        Image.new("RGB", (160, 120), colour).save(folder / "completions" / "images" / names[-1])
+    unused = itertools.cycle(names)
+    for file in sorted((folder / "completions").glob("*.parquet")):
+        table = parquet.read_table(file)
+        prompts = table["prompt"].cast(pyarrow.binary()).to_pylist()
+        of_prompt = {prompt: list(itertools.islice(unused, per_prompt)) for prompt in dict.fromkeys(prompts)}
+        columns["thumbnails"] = [of_prompt[prompt] for prompt in prompts]
+        for name, cells in columns.items():
+            values = list(itertools.islice(itertools.cycle(cells), len(table)))
+            table = table.drop_columns([name]) if name in table.column_names else table
+            table = table.append_column(name, [values])
+        parquet.write_table(table, file)
+    return names

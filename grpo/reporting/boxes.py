@@ -23,7 +23,7 @@ def coordinates(rewards: Mapping[Any, Any]) -> str:
         rewards: configuration of the reward functions by name.
     """
     named = [(reward.get("kwargs") or {}).get("coordinates") for reward in rewards.values()]
-    return next((str(name) for name in named if name in COORDINATES), "original")
+    return next((str(name) for name in named if name in [*COORDINATES]), "original")
 
 
 def reference_boxes(row: dict[str, Any]) -> Drawn:

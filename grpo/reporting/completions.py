@@ -12,7 +12,7 @@ from markupsafe import Markup
 from pyarrow import parquet
 
 from grpo.reporting.boxes import named_boxes, reference_boxes
-from grpo.reporting.images import embed
+from grpo.reporting.images import embed, names_of
 
 MAX_STEPS = 60
 """Steps on a page."""
@@ -84,7 +84,7 @@ def group(rows: Sequence[dict[str, Any]], weights: dict[str, float], coordinates
 
     A prompt with images has their files; one that asks for boxes has the correct ones, and its completions theirs.
     """
-    files = rows[0].get("thumbnails")
+    files = names_of(rows[0].get("thumbnails"))
     boxes = reference_boxes(rows[0]) if files else []
     completions: list[dict[str, Any]] = []
     for row in rows:

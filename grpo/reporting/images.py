@@ -51,6 +51,11 @@ def embed(steps: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     return {"images": embedded, "missing": sum(place is None for place in places.values())}
 
 
+def names_of(cell: Any) -> list[str]:
+    """Return the names of files in a row's cell; a column of the data may have the same name."""
+    return [name for name in cell if isinstance(name, str) and NAME.fullmatch(name)] if isinstance(cell, list) else []
+
+
 def in_turn(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the groups that have images: the first of each step, then the second of each, and so on."""
     for groups in zip_longest(*(step["groups"] for step in steps)):
@@ -61,7 +66,7 @@ def read(folder: Path, name: str) -> dict[str, Any] | None:
     """Return a file of a small JPEG image for the page; None if it is missing, broken or something else."""
     file = folder / name
     try:
-        if not NAME.fullmatch(name) or file.stat().st_size > MAX_FILE:
+        if file.stat().st_size > MAX_FILE:
             return None
         with Image.open(file, formats=["JPEG"]) as image:
             if max(image.size) > MAX_SIDE:
