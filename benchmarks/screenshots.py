@@ -1,11 +1,11 @@
-"""Pictures of the pages for the docs: `python -m benchmarks.screenshots RUN_DIR SWEEP_DIR`, in Debian's Chromium."""
+"""Pictures of the pages for the docs, in Debian's Chromium: `python -m benchmarks.screenshots --run RUN_DIR`."""
 
 import argparse
 import shutil
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 from grpo.reporting.page import write_report
 
@@ -15,25 +15,52 @@ SIZES: dict[str, dict[str, Any]] = {
     "desktop": {"viewport": {"width": 1280, "height": 1280}, "color_scheme": "light"},
     "phone": {"viewport": {"width": 390, "height": 1100}, "color_scheme": "dark", "device_scale_factor": 1.5},
 }
+KINDS = {
+    "run": "directory of a run",
+    "sweep": "directory of a sweep",
+    "images": "directory of a run with images",
+    "boxes": "directory of a run with boxes in images",
+}
+GROUPS = 2
+"""Groups of completions on a picture of images."""
 
 
 def main() -> None:
-    """Write the pages and take the pictures."""
+    """Write the pages that were asked for and take their pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("sweep", type=Path)
-    asked = parser.parse_args()
+    for kind, words in KINDS.items():
+        parser.add_argument(f"--{kind}", type=Path, help=words)
+    asked = {kind: folder for kind, folder in vars(parser.parse_args()).items() if folder}
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        for name in ("run", "sweep"):
-            file = write_report(getattr(asked, name)).resolve()
-            for size, options in SIZES.items():
-                page = browser.new_page(**options)
-                page.goto(file.as_uri())
-                height = page.evaluate("document.documentElement.getBoundingClientRect().height")
-                clip = {"x": 0, "y": 0, **options["viewport"], "height": min(height, options["viewport"]["height"])}
-                page.screenshot(path=DOCS / f"{name}_{size}.png", clip=clip)
+        for kind, folder in asked.items():
+            address = write_report(folder).resolve().as_uri()
+            (take_completions if kind in ("images", "boxes") else take_tops)(browser, address, kind)
         browser.close()
+
+
+def take_tops(browser: Browser, address: str, kind: str) -> None:
+    """Take pictures of the top of a page, on a desktop and a phone."""
+    for size, options in SIZES.items():
+        page = browser.new_page(**options)
+        page.goto(address)
+        height = page.evaluate("document.documentElement.getBoundingClientRect().height")
+        clip = {"x": 0, "y": 0, **options["viewport"], "height": min(height, options["viewport"]["height"])}
+        page.screenshot(path=DOCS / f"{kind}_{size}.png", clip=clip)
+
+
+def take_completions(browser: Browser, address: str, kind: str) -> None:
+    """Take a picture of the groups of completions whose rewards differ most, with what is above them."""
+    page = browser.new_page(viewport={"width": 1000, "height": 4000}, color_scheme="light")
+    page.goto(address)
+    page.locator("#order").select_option("difference")
+    top, bottom = page.evaluate(
+        """last => [[...document.querySelectorAll("h2")].at(-1).getBoundingClientRect().top,
+                    document.querySelectorAll(".group")[last].getBoundingClientRect().bottom]""",
+        GROUPS - 1,
+    )
+    clip = {"x": 0, "y": top, "width": 1000, "height": bottom + 10 - top}
+    page.screenshot(path=DOCS / f"page_{kind}.png", clip=clip)
 
 
 if __name__ == "__main__":
