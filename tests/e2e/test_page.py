@@ -10,7 +10,7 @@ import pytest
 
 from grpo.reporting.page import write_report
 from grpo.runs.sweep_dir import SWEEP
-from tests.page_fixtures import HOSTILE, write_run
+from tests.page_fixtures import HOSTILE, show_images, write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="make extras installs it")
 CHROMIUM = shutil.which("chromium")
@@ -149,3 +149,74 @@ def test_a_page_prints_completely(composed, tmp_path, opened):
     assert not page.locator(".controls").is_visible()
     assert page.locator(".group").first.is_visible()
     assert page.pdf()[:5] == b"%PDF-"
+
+
+SIZES = {"image_sizes": [[[200, 100]]], "shown_sizes": [[[100, 50]]], "answer": ["[20, 10, 120, 60]"]}
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_each_prompt_has_its_images_beside_the_completions_and_loads_nothing(size, composed, tmp_path, opened):
+    folder = write_run(tmp_path / "run", steps=2, groups=2, generations=4)
+    names = show_images(folder, 3, per_prompt=2)
+    (folder / "completions" / "images" / names[2]).unlink()
+    file = write_report(folder)
+    page = opened(file, size)
+    assert fits(page)
+    assert [url for url in page.noted if not url.startswith("data:image/jpeg;base64,")] == [file.resolve().as_uri()]
+    page.locator("#step").fill("0")
+    first, second = page.locator(".group").all()
+    assert [each.get_attribute("alt") for each in first.locator("img").all()] == ["image 1 of 2", "image 2 of 2"]
+    assert second.locator("img").count() == 1
+    assert second.locator(".pictures p").text_content() == "image 1 of 2: not on this page"
+    assert page.evaluate("[...document.images].every((one) => one.naturalWidth === 160)")
+    picture, answer = first.locator(".pictures").bounding_box(), first.locator(".completion").first.bounding_box()
+    if size is DESKTOP:
+        assert picture["x"] + picture["width"] < answer["x"]
+    else:
+        assert picture["y"] + picture["height"] < answer["y"]
+    page.locator("#order").select_option("lowest")
+    assert page.locator(".group").first.locator("img").count() == 2
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_boxes_are_drawn_where_they_are_in_the_image(size, composed, tmp_path, opened):
+    folder = write_run(tmp_path / "run", steps=1, groups=1, generations=4, typed=("+reward=iou",))
+    written = ["[100, 50, 200, 100]", "[0, 0, 1e308, 1e308] [NaN, 0, 1, 1]", "</script><rect x='1'>", "[1,2,3,4]" * 100]
+    show_images(folder, 1, completion=written, **SIZES)
+    page = opened(write_report(folder), size)
+    page.locator("summary").click()
+    page.locator(".completion").nth(3).wait_for()
+    assert fits(page)
+    for text, drawn, caption in (
+        (written[0], [(0.5, 0.5, 1, 1)], "1 box"),
+        (written[1], [(0, 0, 1, 1)], "1 box"),
+        (written[2], [], "0 boxes"),
+        (written[3], None, "100 boxes, 50 drawn"),
+    ):
+        card = page.locator(".completion", has=page.get_by_text(text, exact=True))
+        assert card.locator("p").text_content() == caption
+        assert card.locator("img").get_attribute("alt") == f"image 1 with {caption} of the completion and 1 correct"
+        image = card.locator("img").bounding_box()
+        parts = [in_parts(rect.bounding_box(), image) for rect in card.locator("rect.named").all()]
+        assert len(parts) == 50 if drawn is None else parts == [pytest.approx(box, abs=0.03) for box in drawn]
+        (correct,) = card.locator("rect.correct").all()
+        assert in_parts(correct.bounding_box(), image) == pytest.approx((0.1, 0.1, 0.6, 0.6), abs=0.03)
+    assert "correct boxes, dashed" in page.locator(".legend").last.text_content()
+
+
+def in_parts(box: dict, image: dict) -> tuple:
+    """Left, upper, right and lower edge of what is drawn, as parts of the image."""
+    left, upper = (box["x"] - image["x"]) / image["width"], (box["y"] - image["y"]) / image["height"]
+    return left, upper, left + box["width"] / image["width"], upper + box["height"] / image["height"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_a_model_wrote_beside_an_image_neither_runs_nor_breaks_the_page(text, composed, tmp_path, opened):
+    folder = write_run(tmp_path / "run", steps=1, groups=1, generations=2, text=text)
+    show_images(folder, 1, **SIZES)
+    page = opened(write_report(folder), PHONE)
+    assert page.title().startswith("GRPO run")
+    assert page.locator(".group script, .group style, .group h1").count() == 0
+    assert page.locator(".group img").count() == 3
+    assert page.evaluate("[...document.images].every((one) => one.src.startsWith('data:image/jpeg;base64,'))")
+    assert fits(page)
