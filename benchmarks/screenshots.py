@@ -1,10 +1,12 @@
 """Pictures of the pages for the docs, in Debian's Chromium: `python -m benchmarks.screenshots --run RUN_DIR`."""
 
 import argparse
+import io
 import shutil
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 from grpo.reporting.page import write_report
@@ -53,6 +55,7 @@ def take_completions(browser: Browser, address: str, kind: str) -> None:
     """Take a picture of the groups of completions whose rewards differ most, with what is above them."""
     page = browser.new_page(viewport={"width": 1000, "height": 4000}, color_scheme="light")
     page.goto(address)
+    page.locator("#all").check()
     page.locator("#order").select_option("difference")
     top, bottom = page.evaluate(
         """last => [[...document.querySelectorAll("h2")].at(-1).getBoundingClientRect().top,
@@ -60,7 +63,8 @@ def take_completions(browser: Browser, address: str, kind: str) -> None:
         GROUPS - 1,
     )
     clip = {"x": 0, "y": top, "width": 1000, "height": bottom + 10 - top}
-    page.screenshot(path=DOCS / f"page_{kind}.png", clip=clip)
+    taken = Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("RGB")
+    taken.quantize(256).save(DOCS / f"page_{kind}.png", optimize=True)
 
 
 if __name__ == "__main__":
