@@ -201,6 +201,10 @@ def test_boxes_are_drawn_where_they_are_in_the_image(size, composed, tmp_path, o
         assert len(parts) == 50 if drawn is None else parts == [pytest.approx(box, abs=0.03) for box in drawn]
         (correct,) = card.locator("rect.correct").all()
         assert in_parts(correct.bounding_box(), image) == pytest.approx((0.1, 0.1, 0.6, 0.6), abs=0.03)
+    page.set_viewport_size({"width": 220, "height": 800})
+    image, card = (page.locator(name).first.bounding_box() for name in (".completion img", ".completion"))
+    assert image["x"] + image["width"] <= card["x"] + card["width"]
+    assert image["width"] / image["height"] == pytest.approx(160 / 120, rel=0.02)
     assert "correct boxes, dashed" in page.locator(".legend").last.text_content()
 
 

@@ -197,7 +197,7 @@ def test_of_very_many_boxes_the_first_are_drawn() -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes", [None, [], [[]], [[0, 5]], [[float("nan"), 5]], [["200", "100"]], [[1, 2, 3]], 7, "x"]
+    "sizes", [None, [], [[]], [[0, 5]], [[float("nan"), 5]], [[float("inf"), 5]], [["200", "100"]], [[1, 2, 3]], 7, "x"]
 )
 def test_boxes_of_rows_without_sizes_are_not_drawn(sizes: Any) -> None:
     assert reference_boxes(row("", image_sizes=sizes)) == []
