@@ -13,8 +13,9 @@ from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.config.schema import ROOT
 from grpo.distributed import world_size
 from grpo.errors import ConfigError
+from grpo.planning import vision
 from grpo.planning.fit import Plan, make_plan
-from grpo.planning.from_config import find_shape, shipped_models
+from grpo.planning.from_config import find_shape, shipped_models, workload_of
 from grpo.planning.machine import Machine, machine_for
 from grpo.planning.sharding import sharding_of
 from grpo.planning.workload import Sharding
@@ -235,6 +236,7 @@ def harmless_first(config: DictConfig) -> Iterator[Change]:
             f"{paged} offloaded to CPU where the GPU is full",
         ),
         (config.model.dtype == "float32", "model.dtype", half, "weights in half precision"),
+        *((True, key, value, effect) for key, value, effect in less_vision(config)),
         (full, "peft", "lora", "trains adapters instead of all weights"),
         (full or not peft.get("quantization"), "peft", "qlora", "trains adapters on a base in 4 bits"),
         *(
@@ -245,6 +247,21 @@ def harmless_first(config: DictConfig) -> Iterator[Change]:
     ):
         if applies:
             yield {key: value}, effect
+
+
+def less_vision(config: DictConfig) -> Iterator[tuple[str, str, str]]:
+    """Yield keys and values, with their effect, that make the images of a run cost less, if it has any."""
+    tower = find_shape(config.model).vision
+    if not (tower and config.task.images):
+        return
+    if config.peft is not None and config.peft.get("vision"):
+        yield "peft.vision", "false", "trains adapters on the language model alone"
+    if config.peft is None and "vision" not in config.model.freeze:
+        yield "model.freeze", f"[{','.join(['vision', *config.model.freeze])}]", "the vision tower stays as it is"
+    if not tower.image_size:
+        largest = vision.patches(tower, workload_of(config, "cuda")) * tower.patch_size**2
+        for halvings in range(1, 4):
+            yield "task.max_pixels", str(largest >> halvings), "the policy sees images in less detail"
 
 
 def better_uses(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
@@ -262,11 +279,16 @@ def better_uses(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None
 
 
 def other_models(config: DictConfig, larger: bool) -> list[str]:
-    """Return the shipped models that are larger or smaller than the chosen one, its family first, then by size."""
+    """Return the shipped models that are larger or smaller than the chosen one, its family first, then by size.
+
+    Those that take images where the chosen one does, and else those of text.
+    """
     chosen = find_shape(config.model)
     models = [
         (shape.model_type != chosen.model_type, -shape.parameters(), choice)
         for choice, (_, shape) in shipped_models().items()
-        if shape.parameters() != chosen.parameters() and (shape.parameters() > chosen.parameters()) == larger
+        if shape.parameters() != chosen.parameters()
+        and (shape.parameters() > chosen.parameters()) == larger
+        and bool(shape.vision) == bool(chosen.vision)
     ]
     return [choice for _, _, choice in sorted(models)]

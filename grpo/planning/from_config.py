@@ -15,7 +15,7 @@ from grpo.errors import ConfigError
 from grpo.limits import UNMEASURED
 from grpo.planning.shape import Shape, shape_of
 from grpo.planning.sharding import sharding_of
-from grpo.planning.workload import Adapter, Workload
+from grpo.planning.workload import Adapter, Images, Workload
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -114,12 +114,18 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         optimizer = optimizer.removeprefix("paged_")
     tokens = config["update"].max_tokens_per_microbatch
     colocated = train.use_vllm and train.vllm_mode == "colocate"
+    images = bool(config.task.images)
+    share = config["update"].share_prompts and not images  # the trainer computes prompts with images one by one
+    per_generation = -(-completions(train, processes(config)) // processes(config))
+    per_step = min(per_generation, train.per_device_train_batch_size * train.gradient_accumulation_steps)
     return Workload(
         prompt=config.task.max_prompt_length,
         completion=train.max_completion_length,
-        sequences=-(-completions(train, processes(config)) // processes(config)),
+        sequences=per_generation,
         tokens=UNMEASURED if tokens == "auto" else tokens,
-        completions_per_sequence=train.num_generations if config["update"].share_prompts else 1,
+        completions_per_sequence=train.num_generations if share else 1,
+        images=Images(per_generation, per_step, config.task.max_pixels) if images else None,
+        freeze=tuple(config.model.freeze),
         weight_bytes=size,
         compute_bytes=2 if half else size,
         quantized=quantized,
@@ -154,4 +160,4 @@ def adapter_of(peft: DictConfig, in_half: bool) -> Adapter:
     rank = peft.get("r", 8)
     if not isinstance(rank, int) or rank < 1:
         raise ConfigError(f"peft.r={rank}: a positive number is needed")
-    return Adapter(rank, names, 2 if in_half else 4)
+    return Adapter(rank, names, 2 if in_half else 4, bool(peft.get("vision")))

@@ -4,6 +4,7 @@ from math import ceil, log2
 
 from grpo.planning.memory import HOST, Components, held, optimizer_state, trained, weights
 from grpo.planning.shape import Shape
+from grpo.planning.vision import decoded
 from grpo.planning.workload import Workload
 
 
@@ -14,7 +15,8 @@ def host(shape: Shape, workload: Workload) -> Components:
     """
     processes = {"processes": HOST[workload.device] * workload.processes}
     loading = processes | {"loading": loaded(shape, workload)}
-    training = processes | offloaded(shape, workload)
+    images = workload.processes * decoded(shape.vision, workload)
+    training = processes | offloaded(shape, workload) | {"images": images}
     larger = max(loading, training, key=lambda parts: sum(parts.values()))
     return {name: size for name, size in larger.items() if size}
 
@@ -29,7 +31,7 @@ def loaded(shape: Shape, workload: Workload) -> float:
     if workload.device == "cpu" or workload.sharding.processes == 1:
         return 0.0
     if workload.sharding.library == "fsdp" and workload.sharding.float32 and workload.adapter is None:
-        return 4.0 * shape.parameters() * workload.processes
+        return held(shape, workload) * workload.processes
     return weights(shape, workload)
 
 
@@ -65,7 +67,7 @@ def locked_weights(shape: Shape, workload: Workload, number_bytes: float) -> flo
     shards = workload.sharding.weight_shards
     if workload.sharding.library == "deepspeed":
         return locked(number_bytes * shape.parameters() / shards)
-    tensors: list[tuple[float, int]] = [(inputs * outputs, many) for inputs, outputs, many in shape.linears().values()]
+    tensors: list[tuple[float, int]] = [(inputs * outputs, many) for inputs, outputs, many in shape.all_linears()]
     tensors += [(shape.embeddings, 1 if shape.tie_word_embeddings else 2), (shape.experts / 2, 2 * shape.mixtures)]
     return sum(many * locked(number_bytes * numbers / shards) for numbers, many in tensors)
 

@@ -7,6 +7,7 @@ what autograd saves; `benchmarks/simulation.py` compares the sum with PyTorch's 
 from dataclasses import replace
 
 from grpo.limits import CONTEXT, GB
+from grpo.planning import vision
 from grpo.planning.activations import (
     head_backward,
     head_forward,
@@ -52,7 +53,7 @@ def weights(shape: Shape, workload: Workload) -> float:
     """
     if not workload.quantized:
         return shape.parameters() * workload.weight_bytes
-    packed = sum(inputs * outputs * count for inputs, outputs, count in shape.linears().values())
+    packed = sum(inputs * outputs * count for inputs, outputs, count in shape.all_linears())
     scale = (1 + 4 / 256) / 64 if workload.double_quantized else 4 / 64
     packed_bytes = 0.5 + scale if workload.quantized == 4 else 1.0
     return packed * packed_bytes + (shape.parameters() - packed) * workload.weight_bytes
@@ -64,10 +65,11 @@ def adapter_parameters(shape: Shape, adapter: Adapter) -> int:
     With `all-linear` PEFT also adapts the router of a mixture and each expert, whose fused gate and up projection get
     twice the rank (peft/utils/transformers_weight_conversion.py).
     """
+    modules = [*shape.linears().items()]
+    if adapter.vision and shape.vision:
+        modules += [*shape.vision.linears().items(), *shape.vision.projector_linears().items()]
     dense = sum(
-        adapter.rank * (inputs + outputs) * count
-        for name, (inputs, outputs, count) in shape.linears().items()
-        if adapter.modules is None or name in adapter.modules
+        adapter.rank * (inputs + outputs) * count for name, (inputs, outputs, count) in modules if adapter.adapts(name)
     )
     hidden, width, experts = shape.hidden_size, shape.moe_intermediate_size, shape.num_experts
     mixture = hidden + experts + experts * (2 * (hidden + 2 * width) + width + hidden)
@@ -86,7 +88,7 @@ def adapted_experts(shape: Shape, workload: Workload) -> float:
 
 def dequantized(shape: Shape, workload: Workload) -> float:
     """Bytes of the largest linear weight, dequantized while it is multiplied with; 0 without quantization."""
-    largest = max(inputs * outputs for inputs, outputs, _ in shape.linears().values())
+    largest = max(inputs * outputs for inputs, outputs, _ in shape.all_linears())
     return workload.compute_bytes * largest if workload.quantized else 0.0
 
 
@@ -94,7 +96,8 @@ def trained(shape: Shape, workload: Workload) -> tuple[float, float]:
     """Number of trained parameters, and bytes per number in them and in their gradients."""
     if workload.adapter:
         return adapter_parameters(shape, workload.adapter), workload.adapter.number_bytes
-    return shape.parameters(), 4 if workload.sharding.float32 else workload.weight_bytes
+    frozen = shape.vision.parameters_of(*workload.freeze) if shape.vision else 0
+    return shape.parameters() - frozen, 4 if workload.sharding.float32 else workload.weight_bytes
 
 
 def optimizer_state(shape: Shape, workload: Workload) -> float:
@@ -129,7 +132,8 @@ def held(shape: Shape, workload: Workload) -> float:
     their own type.
     """
     if workload.sharding.library == "fsdp" and workload.sharding.float32 and workload.adapter is None:
-        return 4.0 * shape.parameters()
+        count, size = trained(shape, workload)
+        return size * count + workload.weight_bytes * (shape.parameters() - count)
     return weights(shape, workload)
 
 
@@ -147,14 +151,20 @@ def unsharded(shape: Shape, workload: Workload) -> float:
     if sharding.library == "fsdp":
         embedding = 0 if shape.tie_word_embeddings else shape.embeddings
         layer = layer_parameters(shape)
-        count = parameters if sharding.stage == 2 else min(parameters, shape.embeddings + max(embedding, 2 * layer))
+        root = shape.embeddings + (shape.vision.projector_parameters() if shape.vision else 0)
+        count = parameters if sharding.stage == 2 else min(parameters, root + max(embedding, 2 * layer))
     return workload.compute_bytes * count
 
 
 def layer_parameters(shape: Shape) -> float:
-    """Return the mean number of parameters per layer."""
+    """Return the mean number of parameters per layer of the language model."""
     embeddings = shape.embeddings * (1 if shape.tie_word_embeddings else 2)
-    return (shape.parameters() - embeddings) / shape.num_hidden_layers
+    return (shape.parameters() - shape.vision_parameters - embeddings) / shape.num_hidden_layers
+
+
+def language_part(shape: Shape) -> Shape:
+    """Return the shape without its vision tower and projector."""
+    return replace(shape, vision=None, given_parameters=shape.parameters() - shape.vision_parameters)
 
 
 def buckets(shape: Shape, workload: Workload) -> float:
@@ -172,10 +182,12 @@ def persistent(shape: Shape, workload: Workload) -> Components:
     shards = 1 if workload.quantized else sharding.weight_shards
     copied = sharding.library == "deepspeed" and sharding.float32 and workload.adapter is None
     here = 0 if sharding.offload_weights and not workload.quantized else 1
+    language = here * held(language_part(shape), workload) / shards
     parts = {
         "context": CONTEXT if workload.device == "cuda" else 0.0,
         "process": HOST["cpu"] if workload.device == "cpu" else 0.0,
-        "weights": here * held(shape, workload) / shards,
+        "weights": language,
+        "vision weights": here * held(shape, workload) / shards - language,
         "master weights": count * 4 / sharding.optimizer_shards if copied and not sharding.offload_optimizer else 0.0,
         "adapter": here * count * size / sharding.weight_shards if workload.adapter else 0.0,
         "reference": here * weights(shape, workload) / shards if workload.reference else 0.0,
@@ -195,7 +207,7 @@ def rollout(shape: Shape, workload: Workload) -> Components:
     The first is the prompts' pass through a layer. The second is the last token: the logits are copied in float32 for
     temperature, softmax and sampling, and a layer's keys and values are repeated per query head, as a mask needs.
     """
-    parts = persistent(shape, workload)
+    parts = persistent(shape, workload) | vision.held_images(shape.vision, workload, "rollout")
     if workload.sharding.gathers_to_generate:
         parts["unsharded weights"] = workload.compute_bytes * shape.parameters()
     if workload.vllm_share:
@@ -208,7 +220,7 @@ def rollout(shape: Shape, workload: Workload) -> Components:
     prefill = workload.sequences * workload.prompt * (layer_forward(shape, workload) + mask)
     return parts | {
         "kv cache": kv_cache(shape, workload),
-        "activations": max(prefill, repeated),
+        "activations": max(prefill, repeated, vision.in_rollout(shape.vision, workload)),
         "logits": logits,
         "dequantized": dequantized(shape, workload),
     }
@@ -221,12 +233,18 @@ def logprobs(shape: Shape, workload: Workload) -> Components:
     """
     whole = replace(workload.sharding, stage=2) if workload.sharding.library == "fsdp" else workload.sharding
     layer = layer_forward(shape, workload) + workload.shared_sequence * workload.compute_bytes
-    return persistent(shape, workload) | {
-        "activations": workload.microbatch * max(layer, workload.compute_bytes * 2 * shape.hidden_size),
-        "head": head_forward(shape, workload, workload.scored),
-        "unsharded reference": unsharded(shape, replace(workload, sharding=whole)) if workload.reference else 0.0,
-        "dequantized": dequantized(shape, workload),
-    }
+    text = workload.microbatch * max(layer, workload.compute_bytes * 2 * shape.hidden_size)
+    images = vision.held_images(shape.vision, workload, "logprobs")
+    return (
+        persistent(shape, workload)
+        | images
+        | {
+            "activations": max(text, vision.in_logprobs(shape.vision, workload)),
+            "head": head_forward(shape, workload, workload.scored),
+            "unsharded reference": unsharded(shape, replace(workload, sharding=whole)) if workload.reference else 0.0,
+            "dequantized": dequantized(shape, workload),
+        }
+    )
 
 
 def update(shape: Shape, workload: Workload) -> Components:
@@ -234,7 +252,7 @@ def update(shape: Shape, workload: Workload) -> Components:
 
     The backward pass holds the gradients of earlier micro-batches. It peaks in the head, when the activations of all
     layers are kept, or in the last layer. With checkpointing (1604.06174) a layer keeps only its input, and one layer
-    at a time is recomputed; none is yet while the head is at work.
+    at a time is recomputed; none is yet while the head is at work. The vision tower goes first and comes back last.
     """
     tokens, sharding = workload.microbatch, workload.sharding
     count, size = trained(shape, workload)
@@ -248,19 +266,25 @@ def update(shape: Shape, workload: Workload) -> Components:
     activations += experts * (1 if workload.checkpointing else shape.mixtures)
     layer += unsharded_gradients(shape, workload)
     work = max(head, kept + layer if workload.checkpointing else layer)
-    stays = persistent(shape, workload) | {"gradients": gradients(shape, workload)}
+    images = vision.held_images(shape.vision, workload, "update")
+    stays = persistent(shape, workload) | images | {"gradients": gradients(shape, workload)}
     if (
         workload.weight_bytes > workload.compute_bytes and not workload.quantized
     ):  # autocast keeps its copies to the end of the pass
-        activations += workload.compute_bytes * sum(i * o * n for i, o, n in shape.linears().values())
+        activations += workload.compute_bytes * sum(i * o * n for i, o, n in shape.all_linears())
+    tower, tower_work = vision.in_update(shape.vision, workload)
+    if tower_work > activations + work:
+        activations, work = 0.0, tower_work
+    stays["vision activations"] = tower
     backward = stays | {"activations": activations, "backward": work, "dequantized": dequantized(shape, workload)}
     if workload.device == "cpu":
-        backward["fragments"] = CPU_FRAGMENTS * (activations + work)
+        backward["fragments"] = CPU_FRAGMENTS * (activations + tower + work)
     # `foreach` of PyTorch holds the square roots of all second moments at once
     at_once = workload.optimizer == "adamw_torch" and workload.device == "cuda" and not workload.gradients_on_host
     step = count * size / sharding.optimizer_shards if at_once else 0.0
     if sharding.library == "deepspeed" and sharding.float32 and not sharding.offload_optimizer:
         step += count * 4 / sharding.optimizer_shards  # the gradients in float32
+    stays["vision activations"] = 0.0
     return max(backward, stays | {"optimizer step": step}, key=lambda parts: sum(parts.values()))
 
 

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-QK_NORM = ("qwen3", "qwen3_moe", "olmo2", "gemma3", "gemma3_text")
+from grpo.planning.vision import Vision, vision_of
+
+QK_NORM = ("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text", "olmo2", "gemma3", "gemma3_text")
 SANDWICH = ("gemma2", "gemma3", "gemma3_text")
-QKV_BIAS = ("qwen2", "qwen2_moe")
+QKV_BIAS = ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")
 # Families that tie input and output embedding without a word of it in `config.json`.
 TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "opt")
 # Names of the same numbers in other families' configurations.
@@ -22,7 +24,7 @@ OTHER_NAMES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder of transformer layers. Names are those of Hugging Face configurations."""
+    """A decoder of transformer layers, and what it sees images with. Names are those of Hugging Face configurations."""
 
     model_type: str
     """Family, such as `llama`."""
@@ -53,6 +55,8 @@ class Shape:
     """Layers with a sliding window."""
     given_parameters: int = 0
     """Number of parameters if it is known; 0 to compute it from the shape."""
+    vision: Vision | None = None
+    """Vision tower and projector of a model that takes images."""
 
     @property
     def query_width(self) -> int:
@@ -87,8 +91,13 @@ class Shape:
         """Parameters of the experts of one mixture, which transformers holds as two tensors."""
         return 3 * self.num_experts * self.moe_intermediate_size * self.hidden_size
 
+    @property
+    def vision_parameters(self) -> int:
+        """Parameters of the vision tower and the projector."""
+        return self.vision.parameters_of("vision", "projector") if self.vision else 0
+
     def linears(self) -> dict[str, tuple[int, int, int]]:
-        """Return the linear modules of all layers without experts: inputs, outputs and count of each name."""
+        """Return the linear modules of the language model without experts: inputs, outputs and count of each name."""
         hidden, layers = self.hidden_size, self.num_hidden_layers
         modules = {
             "q_proj": (hidden, self.query_width, layers),
@@ -105,6 +114,11 @@ class Shape:
             }
         return modules
 
+    def all_linears(self) -> list[tuple[int, int, int]]:
+        """Return inputs, outputs and count of the linear modules of all parts of the model, without experts."""
+        vision = [*self.vision.linears().values(), *self.vision.projector_linears().values()] if self.vision else []
+        return [*self.linears().values(), *vision]
+
     def parameters(self) -> int:
         """Return the number of parameters, tied ones once."""
         if self.given_parameters:
@@ -117,7 +131,8 @@ class Shape:
         if self.model_type in QK_NORM:
             norms += 2 * layers * self.head_dim
         biases = layers * (self.query_width + 2 * self.kv_width) if self.model_type in QKV_BIAS else 0
-        return self.embeddings * (1 if self.tie_word_embeddings else 2) + linear + experts + dense + norms + biases
+        embeddings = self.embeddings * (1 if self.tie_word_embeddings else 2)
+        return embeddings + linear + experts + dense + norms + biases + self.vision_parameters
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
@@ -165,4 +180,5 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         sliding_window=window,
         num_sliding_layers=sum(kind == "sliding_attention" for kind in kinds) if kinds else sliding * bool(window),
         given_parameters=number("parameters", 0),
+        vision=vision_of(config),
     )

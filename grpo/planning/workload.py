@@ -13,6 +13,24 @@ class Adapter:
     """Names of the adapted modules, such as `q_proj`; None for all linear modules but the output embedding."""
     number_bytes: int = 4
     """Bytes per parameter of the adapter: PEFT holds float32, TRL bfloat16 on a quantized base but with `fp16`."""
+    vision: bool = False
+    """Whether the vision tower and the projector have adapters too (`peft.vision`)."""
+
+    def adapts(self, module: str) -> bool:
+        """Whether linear modules of a name get an adapter."""
+        return self.modules is None or module in self.modules
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of prompts, one each."""
+
+    per_generation: int
+    """Completions whose images are on the device at once: those of a generation."""
+    per_step: int
+    """Completions of an optimizer step on one device."""
+    max_pixels: int | None = None
+    """`task.max_pixels`: width times height of the largest image; None for as large as the prompt's tokens allow."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,10 @@ class Workload:
     """Completions that are generated at once."""
     tokens: int
     """`update.max_tokens_per_microbatch`: tokens per micro-batch; a longer sequence is a micro-batch of its own."""
+    images: Images | None = None
+    """Images of the prompts; None for text alone."""
+    freeze: tuple[str, ...] = ()
+    """Parts of a vision-language model that are not trained: `vision`, `projector`."""
     completions_per_sequence: int = 1
     """Completions that can follow one copy of their prompt: the group's with `update.share_prompts`, else 1."""
     weight_bytes: float = 2

@@ -32,7 +32,7 @@ from grpo.planning.memory import (
     weights,
 )
 from grpo.planning.shape import Shape, shape_of
-from grpo.planning.workload import Adapter, Workload
+from grpo.planning.workload import Adapter, Images, Workload
 
 NUMBERS: dict[str, Any] = {
     "model_type": "llama",
@@ -250,6 +250,8 @@ workloads = st.builds(
     reference=st.booleans(),
     gradients_on_host=st.booleans(),
     device=st.sampled_from(["cuda", "cpu"]),
+    images=st.none() | st.builds(Images, st.integers(1, 256), st.integers(1, 64), st.none() | st.integers(1, 10**7)),
+    freeze=st.sampled_from([(), ("vision",), ("vision", "projector")]),
 )
 shapes = st.sampled_from([shape for _, shape in shipped_models().values()])
 
@@ -262,7 +264,7 @@ def peak(shape: Shape, workload: Workload) -> float:
 def test_every_component_is_positive_and_the_weights_are_in_every_phase(shape: Shape, workload: Workload) -> None:
     for parts in phases(shape, workload).values():
         assert all(size > 0 for size in parts.values())
-        assert parts["weights"] == weights(shape, workload)
+        assert parts["weights"] + parts.get("vision weights", 0) == pytest.approx(weights(shape, workload))
 
 
 @given(shapes, workloads, st.sampled_from(["prompt", "completion", "sequences", "tokens", "completions_per_sequence"]))

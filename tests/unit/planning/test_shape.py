@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from grpo.config.schema import ROOT
 
@@ -18,5 +18,6 @@ def test_the_shape_builds_a_model_of_that_many_parameters(file: Path) -> None:
     parameters = shape.pop("parameters")
     # Qwen2 puts biases on its projections and Qwen3 norms on its heads: `model_type` brings both.
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape))
+        auto = AutoModelForImageTextToText if "vision_config" in shape else AutoModelForCausalLM
+        model = auto.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape))
     assert model.num_parameters() == parameters
