@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from rewards.text import FINDERS, LONGEST, final_answer, numbers, text_of
+from rewards.text import LONGEST, MARKED, final_answer, numbers, text_of
 
 WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
 SECONDS = 5
@@ -13,7 +13,7 @@ SECONDS = 5
 
 
 def correctness(
-    completions: Sequence[Any], answer: Sequence[str], find: Sequence[str] = tuple(FINDERS), **columns: Any
+    completions: Sequence[Any], answer: Sequence[str], find: Sequence[str] = (*MARKED, "text"), **columns: Any
 ) -> list[float]:
     """Compare each completion's final answer with the reference.
 

@@ -21,7 +21,10 @@ FINDERS = {
     "boxed": re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"),
     "answer": re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
     "last_number": NUMBER,
+    "text": re.compile(rf"\A\s*(\S.{{0,{LONGEST}}}?)\s*\Z"),
 }
+MARKED = ("hash", "boxed", "answer", "last_number")
+"""Kinds of final answers that stand out from the rest of a text."""
 
 
 def text_of(completion: str | list[dict[str, Any]]) -> str:
@@ -34,12 +37,13 @@ def printable(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", " ", text)
 
 
-def final_answer(text: str, find: Sequence[str] = tuple(FINDERS)) -> str:
+def final_answer(text: str, find: Sequence[str] = MARKED) -> str:
     r"""Return the final answer of a text: the last one of the first kind that occurs; empty if none does.
 
     Args:
         find: kinds in the order of the search: `hash` is the text after `####` on its line, `boxed` the content of
-            `\boxed{}`, `answer` the content of `<answer></answer>`, `last_number` the last number.
+            `\boxed{}`, `answer` the content of `<answer></answer>`, `last_number` the last number, `text` all of a
+            text of one short line.
     """
     for kind in find:
         answers = FINDERS[kind].findall(plain(text) if kind == "last_number" else text)

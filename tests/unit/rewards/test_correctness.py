@@ -78,3 +78,8 @@ def test_the_last_number_counts_only_if_it_is_asked_for() -> None:
 
 def test_conversational_completions_are_read() -> None:
     assert correctness([[{"role": "assistant", "content": "#### 5"}]], ["5"]) == [1]
+
+
+def test_without_a_mark_or_a_number_a_short_line_is_the_answer() -> None:
+    completions = ["Red  circle\n", "a red circle", "red circle\nred square", "", "It is red.\n#### red circle"]
+    assert correctness(completions, ["red circle"] * 5) == [1, 0, 0, 0, 1]
