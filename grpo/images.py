@@ -136,6 +136,20 @@ def view_of(task: DictConfig, processor: Any) -> View | None:
     return View(processor, task.image_folder, task.min_pixels, task.max_pixels)
 
 
+def check_used(config: DictConfig, processor: Any) -> None:
+    """Check that a model that takes images gets some, unless what sees them stays as it is.
+
+    Raises:
+        ConfigError: weights would be trained that nothing reaches.
+    """
+    sees = hasattr(processor, "image_processor") and not config.task.images
+    if sees and "vision" not in config.model.freeze and (config.peft is None or config.peft.get("vision")):
+        raise ConfigError(
+            f"{config.model.model_name_or_path} takes images, and task.images is not set: name their column, or train "
+            "the language model alone with model.freeze=[vision,projector] or peft=lora"
+        )
+
+
 def with_sizes(dataset: Dataset, task: DictConfig, view: View) -> Dataset:
     """Return a data set whose images are in the column `images`, all of which can be opened and shown.
 
@@ -180,9 +194,8 @@ def prompt_lengths(dataset: Dataset, view: View, limit: int) -> list[int]:
         prepare_multimodal_messages(prompt, [None] * len(shown))
         for prompt, shown in zip(dataset["prompt"], sizes, strict=True)
     ]
-    texts = processor.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False)
     lengths = []
-    for row, (ids, shown) in enumerate(zip(processor.tokenizer(texts)["input_ids"], sizes, strict=True)):
+    for row, (ids, shown) in enumerate(zip(unexpanded(processor, prompts), sizes, strict=True)):
         if ids.count(processor.image_token_id) != len(shown):
             raise ConfigError(f"task.images: row {row}: the model's chat template does not show its images")
         words = len(ids) - len(shown)
@@ -197,6 +210,25 @@ def prompt_lengths(dataset: Dataset, view: View, limit: int) -> list[int]:
     most = max(range(len(sizes)), key=lambda row: len(sizes[row]))
     check_processor(prompts[most], sizes[most], lengths[most], processor)
     return lengths
+
+
+def unexpanded(processor: Any, prompts: list[Any], **options: Any) -> list[list[int]]:
+    """Return the tokens of conversations in which an image is one token, as an engine takes them beside the images.
+
+    Args:
+        prompts: messages with parts of text and images.
+        options: of the chat template.
+    """
+    messages, tokenizer = [prepare_multimodal_messages(prompt) for prompt in prompts], processor.tokenizer
+    texts = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options)
+    begun = tokenizer.bos_token is not None and texts[0].startswith(tokenizer.bos_token)  # as transformers decides
+    return tokenizer(texts, add_special_tokens=not begun)["input_ids"]
+
+
+def images_in(prompt: list[dict[str, Any]]) -> list[Any]:
+    """Return the images of a conversation, in the order in which they are shown."""
+    parts = [part for message in prepare_multimodal_messages(prompt) for part in message["content"]]
+    return [part["image"] for part in parts if part["type"] == "image"]
 
 
 def check_processor(prompt: list[dict[str, Any]], sizes: list[list[int]], length: int, processor: Any) -> None:

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from grpo import policy
-from grpo.data import count_used, load_held_out, reward_columns
+from grpo.data import count_used, load_held_out, prompt_lengths, reward_columns
 from grpo.errors import RunError
 from grpo.evaluation.loop import Decoding, evaluate
 from grpo.generation.offline import with_transformers, with_vllm
@@ -32,8 +32,12 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
     options, length = config.evaluate, config.train.max_completion_length
     model = config.model if options.model else policy.available(config.model)
     name = options.model or model.model_name_or_path
-    problems, counts = load_held_out(config.task, policy.load_processing_class(model, name))
+    processing_class = policy.load_processing_class(model, name)
+    problems, counts = load_held_out(config.task, processing_class)
     count_used("held_out", counts)
+    longest = config.task.max_prompt_length  # images count
+    if not config.task.images:
+        longest = max(prompt_lengths(list(problems["prompt"]), processing_class))
     on_gpu = torch.cuda.is_available() and not config.train.use_cpu
     vllm = find_spec("vllm") is not None and (on_gpu or config.train.use_vllm)
     grader = grader_of(config.task.eval.reward, config.reward, config.train)
@@ -41,7 +45,7 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
         check_grader(rewards[config.task.eval.reward])
         try:
             result = evaluate(
-                generate=with_vllm(name, model.dtype, length, list(problems["prompt"]))
+                generate=with_vllm(name, model.dtype, longest, length, processing_class)
                 if vllm
                 else with_transformers(name, model, config.peft, length, "cuda" if on_gpu else "cpu"),
                 problems=problems,

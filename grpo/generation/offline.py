@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from transformers import AutoTokenizer
 
 from grpo import policy
-from grpo.data import prompt_lengths
 from grpo.generation.local import Generate, complete
 from grpo.generation.vllm_engine import cpu_options
+from grpo.images import images_in, unexpanded
 
 VLLM_SHARE = {"cuda": 0.9, "cpu": 0.15}  # of the memory
 
@@ -28,8 +27,15 @@ def with_transformers(
     return partial(complete, model, tokenizer, length)
 
 
-def with_vllm(name: str, dtype: str, length: int, prompts: list[Any]) -> Generate:
-    """Return a generator of completions of at most `length` tokens by vLLM, with room for these prompts."""
+def with_vllm(name: str, dtype: str, longest: int, length: int, processing_class: Any) -> Generate:
+    """Return a generator of completions by vLLM.
+
+    Args:
+        name: of the model, or a folder with an adapter.
+        longest: tokens of the longest prompt, with its images.
+        length: tokens of the longest completion.
+        processing_class: the tokenizer or processor.
+    """
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # it logs where everything else does
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process, which nothing can outlive
     from vllm import LLM, SamplingParams
@@ -45,12 +51,24 @@ def with_vllm(name: str, dtype: str, length: int, prompts: list[Any]) -> Generat
         enable_lora=bool(adapter),
         max_lora_rank=next(rank for rank in VLLM_RANKS if rank >= (adapter["r"] if adapter else 1)),
         **({"gpu_memory_utilization": VLLM_SHARE["cuda"]} if on_gpu else cpu_options(VLLM_SHARE["cpu"], weights=0)),
-        max_model_len=max(prompt_lengths(prompts, AutoTokenizer.from_pretrained(name))) + length,
+        max_model_len=longest + length,
     )
+
+    def with_images(prompts: list[Any]) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = [{"prompt_token_ids": ids} for ids in unexpanded(processing_class, prompts)]
+        for row, shown in zip(rows, map(images_in, prompts), strict=True):
+            if shown:
+                row["multi_modal_data"] = {"image": shown}
+        return rows
 
     def generate(prompts: list[Any], temperature: float, seeds: list[int]) -> list[str]:
         how = [SamplingParams(temperature=temperature, max_tokens=length, seed=seed) for seed in seeds]
-        ask = engine.generate if isinstance(prompts[0], str) else engine.chat
-        return [answer.outputs[0].text for answer in ask(prompts, how, lora_request=request)]
+        if isinstance(prompts[0], str):
+            answers = engine.generate(prompts, how, lora_request=request)
+        elif hasattr(processing_class, "image_processor"):
+            answers = engine.generate(with_images(prompts), how, lora_request=request)
+        else:
+            answers = engine.chat(prompts, how, lora_request=request)
+        return [answer.outputs[0].text for answer in answers]
 
     return generate

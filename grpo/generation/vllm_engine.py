@@ -4,9 +4,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import requests
@@ -42,6 +43,9 @@ class PolicyEngine(VLLMGeneration):
     unless FSDP or ZeRO-3 shard the weights; and what goes wrong ends in a `GenerationError`, before a completion that
     the policy has not made is taken for one.
     """
+
+    unexpanded: Mapping[tuple[int, ...], list[int]] = MappingProxyType({})
+    """Prompts with images as `give_images` keeps them, by all of their tokens."""
 
     def _init_vllm(self) -> None:
         if getattr(self.model, "is_quantized", False):  # a model that comes quantized; peft=qlora is refused earlier
@@ -107,19 +111,27 @@ class PolicyEngine(VLLMGeneration):
                 super().sync_weights()
 
     def generate(self, prompts: list[list[int]], *args: Any, **options: Any) -> tuple:
-        """Complete prompts as TRL does.
+        """Complete prompts as TRL does, but for images, whose tokens TRL 1.16 has vLLM expand twice (trl#6294).
 
         Raises:
-            GenerationError: vLLM failed, or left a completion empty, as it does with requests that it gives up.
+            GenerationError: vLLM failed, saw other prompts, or left a completion empty, as it does with requests that
+                it gives up.
         """
+        given = [self.unexpanded.get(tuple(ids), ids) for ids in prompts]
         with self._explained("generated"):
-            result = super().generate(prompts, *args, **options)
+            result = super().generate(given, *args, **options)
             self._check_server()
-        completions = result[1]
+        seen, completions = result[:2]
+        if given != prompts and list(map(list, seen)) != prompts:
+            raise GenerationError("vLLM shows this model's images with other tokens: use generation=transformers")
         if len(completions) != len(prompts) or not all(completions):
             given_up = len(prompts) - sum(map(bool, completions))
             raise GenerationError(f"vLLM gave up {given_up} of {len(prompts)} completions; its log says why")
         return result
+
+    def give_images(self, prompts: list[list[int]], unexpanded: list[list[int]]) -> None:
+        """Keep prompts as vLLM takes them beside images: one token per image, which it expands itself."""
+        self.unexpanded = dict(zip(map(tuple, prompts), unexpanded, strict=True))
 
     def complete(self, prompts: list[list[int]], images: list | None = None) -> list[list[int]]:
         """Return the likeliest completion of each prompt, without the filters and penalties of the rollouts."""

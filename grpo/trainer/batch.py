@@ -67,17 +67,6 @@ def pick(batch: Batch, rows: Sequence[int]) -> Batch:
     return picked
 
 
-def can_split(fields: Batch, images: list | None) -> bool:
-    """Tell whether it is known which part of the images' tensors, as generation has them, belongs to which prompt."""
-    if not images or "pixel_values" not in fields:
-        return True
-    return "spatial_shapes" not in fields and len(fields["pixel_values"]) in (
-        len(images),
-        sum(len(row or []) for row in images),
-        sum(int(grid[0]) * int(grid[1]) * int(grid[2]) for grid in fields.get("image_grid_thw", [])),
-    )
-
-
 def trim(batch: Batch, prompt_length: int, completion_length: int) -> Batch:
     """Return the batch with prompts cut on the left and completions on the right to these lengths in tokens."""
     padded_prompt = batch["prompt_ids"].size(1)

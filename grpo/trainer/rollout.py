@@ -17,11 +17,13 @@ from grpo.config.schema import Update
 from grpo.diagnosis import sampling_filters
 from grpo.errors import DoesNotFit, GenerationError
 from grpo.generation.vllm_engine import PolicyEngine, compute_type
+from grpo.images import unexpanded
 from grpo.oom import is_out_of_memory
 from grpo.patching import replaced
 from grpo.trainer import engine_check, thumbnails
-from grpo.trainer.batch import BOTH, IMAGES, Batch, can_split, lengths, loss_mask, pick, take
+from grpo.trainer.batch import BOTH, IMAGES, Batch, lengths, loss_mask, pick, take
 from grpo.trainer.checkpoint import CheckpointTrainer
+from grpo.trainer.image_tokens import can_split, end_before, tiles
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch, half, pack
 from grpo.trainer.placement import check_one_device, train_in_float32
@@ -202,19 +204,32 @@ class RolloutTrainer(CheckpointTrainer):
             files = [self._thumbnails.keep(row["images"], progress) for row in inputs]
             self._log_completion_extra(thumbnails.COLUMN, files)
 
+    def _tokenize_prompts(self, prompts: list) -> tuple[list, list | None, Batch]:
+        """Tokenize prompts; a colocated vLLM gets those with images as text, and expands the images itself."""
+        prompt_ids, images, fields = super()._tokenize_prompts(prompts)
+        if images and self.use_vllm and self.vllm_mode == "colocate":
+            options = {"chat_template": self.chat_template, **self.chat_template_kwargs}
+            self.vllm_generation.give_images(prompt_ids, unexpanded(self.processing_class, prompts, **options))
+        return prompt_ids, images, fields
+
     def _generate_single_turn(
         self, prompt_ids: list, images: list | None, multimodal_fields: Batch, num_generations: int, **options: Any
     ) -> tuple[list, list | None]:
         """Complete prompts; after an OOM in two halves, and from then on no more of them at once."""
-        count = len(prompt_ids)
+        count, fields = len(prompt_ids), dict(multimodal_fields)
+        if images:
+            fields |= {"num_images": [len(row or []) for row in images]}
+            fields |= {"num_tiles": tiles(prompt_ids, self.processing_class)}
         if self.use_vllm or count <= (self._prompts_at_once or count):
             checkpointing = self.model.is_gradient_checkpointing
             try:
-                return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **options)
+                found = super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **options)
+                token = getattr(self.processing_class, "image_token_id", None)
+                return found if token is None else end_before(token, self._tokenizer.eos_token_id, *found)
             except RuntimeError as error:
                 if self.use_vllm or not self._survives(error):
                     raise
-                if count == 1 or options.get("has_tool_images") or not can_split(multimodal_fields, images):
+                if count == 1 or options.get("has_tool_images") or not can_split(fields, images):
                     raise DoesNotFit(
                         f"{count} completions do not fit into memory while they are generated: lower "
                         "max_completion_length or per_device_train_batch_size, or use a smaller or quantized model"
@@ -226,14 +241,14 @@ class RolloutTrainer(CheckpointTrainer):
             self.budget.release()
             log.warning("out of memory in generation: %d prompts at once from now on", self._prompts_at_once)
         middle = half(count, num_generations)
-        fields = dict(multimodal_fields)
         if images:
-            fields["num_images"] = [len(row or []) for row in images]
             fields |= {key: torch.as_tensor(np.array(fields[key])) for key in IMAGES if key in fields}
+            if sum(fields["num_tiles"]) != len(fields.get("pixel_values", ())):
+                del fields["num_tiles"]
         completions = []
         for rows in (range(middle), range(middle, count)):
             part = pick(fields, rows)
-            part.pop("num_images", None)
+            part = {key: value for key, value in part.items() if key not in ("num_images", "num_tiles")}
             part_images = [images[row] for row in rows] if images else None
             part_ids = [prompt_ids[row] for row in rows]
             completions += self._generate_single_turn(part_ids, part_images, part, num_generations, **options)[0]

@@ -1,0 +1,33 @@
+"""Which part of images' tensors belongs to which prompt, and completions that write the token of an image."""
+
+from types import SimpleNamespace
+
+import torch
+
+from grpo.trainer.batch import pick
+from grpo.trainer.image_tokens import can_split, end_before, tiles
+
+IMAGE, EOS = 9, 1
+
+
+def test_tiles_of_images_follow_their_prompts_as_in_internvl() -> None:
+    """Two tokens per tile: one image of one tile, then two images of three and one tiles."""
+    prompt_ids = [[4, IMAGE, IMAGE, 5], [IMAGE] * 6 + [4] + [IMAGE] * 2]
+    found = tiles(prompt_ids, SimpleNamespace(image_seq_length=2, image_token_id=IMAGE))
+    fields = {"pixel_values": torch.arange(5), "num_images": [1, 2], "num_tiles": found}
+    assert can_split(fields, [["a"], ["b", "c"]])
+    assert [pick(fields, [row])["pixel_values"].tolist() for row in (0, 1)] == [[0], [1, 2, 3, 4]]
+
+
+def test_images_whose_tensors_cannot_be_told_apart_are_not_split() -> None:
+    fields = {"pixel_values": torch.arange(5), "num_images": [1, 2], "num_tiles": [2, 1]}
+    assert not can_split(fields, [["a"], ["b", "c"]])
+
+
+def test_a_completion_ends_before_an_image_that_it_writes() -> None:
+    completions = [[4, 5, IMAGE, 6], [4, 5], [IMAGE, 4]]
+    logprobs = [[-1.0, -2.0, -3.0, -4.0], [-1.0, -2.0], [-1.0, -2.0]]
+    kept, values = end_before(IMAGE, EOS, completions, logprobs)
+    assert kept == [[4, 5], [4, 5], [EOS]]
+    assert values == [[-1.0, -2.0], [-1.0, -2.0], [-1.0]]
+    assert end_before(IMAGE, EOS, completions, None)[1] is None
