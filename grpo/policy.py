@@ -99,14 +99,21 @@ def load_processing_class(model: DictConfig, name: str | None = None) -> Any:
     """Return the tokenizer of the configured model, or of another model or adapter; its processor if it takes images.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or torchvision is missing, which Qwen's processors need.
     """
     name = name or model.model_name_or_path
     revision = model.model_revision if name == model.model_name_or_path else None
     try:
-        return AutoProcessor.from_pretrained(name, revision=revision, truncation_side="left", padding_side="left")
+        found = AutoProcessor.from_pretrained(name, revision=revision, truncation_side="left", padding_side="left")
+        sees = adapter_config(name) is None and takes_images(AutoConfig.from_pretrained(name, revision=revision))
     except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"{name}: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split())
+        if isinstance(error, ImportError) and "torchvision" in reason.casefold():
+            reason = "its processor needs torchvision: pip install -c constraints.txt -e '.[images]'"
+        raise ConfigError(f"{name}: {reason}") from error
+    if sees and not hasattr(found, "image_processor"):
+        raise ConfigError(f"{name}: its processor is missing (preprocessor_config.json), and the model takes images")
+    return found
 
 
 def adapter_config(name: str | Path) -> dict[str, Any] | None:

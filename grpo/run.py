@@ -36,6 +36,7 @@ from grpo.errors import ConfigError, DirectoryLost, RunError
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.generation.vllm_server import check_server, check_vllm, server_url
 from grpo.hardware import gpu_utilization
+from grpo.images import check_used
 from grpo.monitor import Monitor
 from grpo.outcome import give_way, reason_of, write_outcome
 from grpo.planning.fit import Plan, settled
@@ -187,6 +188,7 @@ def problems_of(config: DictConfig, processing_class: Any, console: Console) -> 
     Raises:
         ConfigError: the data cannot be loaded.
     """
+    check_used(config, processing_class)
     problems, train = load_task(config.task, processing_class), config.train
     console.print(str(problems), highlight=False, soft_wrap=True)
     if train.use_vllm:

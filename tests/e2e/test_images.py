@@ -1,0 +1,123 @@
+"""Policies that see images, trained and used as from a terminal."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoProcessor
+
+from grpo.config.schema import ROOT
+from tests.commands import command
+from tests.vision_policies import make_policy, make_processor
+
+SMALL = ["task=shapes", "task.dataset.size=32", "task.eval.size=8", "train.max_steps=2", "train.bf16=false"]
+SMALL += ["train.per_device_train_batch_size=8", "train.num_generations=4"]
+TORCHVISION = ROOT / ".venv" / "torchvision"
+REMEDY = ROOT / "tests" / "torchvision_on_cpus"
+BUILT_IN = ROOT / "grpo" / "tiny_vision"
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the built-in vision policy with LoRA."""
+    folder = tmp_path_factory.mktemp("shapes") / "run"
+    done = command(
+        "grpo.train", "+experiment=shapes", *SMALL, "peft=lora", f"hydra.run.dir={folder}", cwd=folder.parent
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_run_with_images_is_evaluated_exported_and_asked(run_dir: Path) -> None:
+    """The merged export answers as the run's own model does."""
+    trained = json.loads((run_dir / "evaluation.json").read_text())["after"]
+    again = command("grpo.evaluate", run_dir, "evaluate.samples=0", cwd=run_dir)
+    assert again.returncode == 0, again.stderr
+    found = json.loads((run_dir / "evaluate" / "evaluation.json").read_text())
+    assert (found["accuracy"], found["samples"]) == (trained["accuracy"], 8)
+    done = command("grpo.export", run_dir, "--output", run_dir / "out", cwd=run_dir)
+    assert done.returncode == 0, done.stderr
+    assert AutoProcessor.from_pretrained(run_dir / "out").image_processor.size["height"] == 96
+    exported = command(
+        "grpo.evaluate", run_dir / "out", *SMALL[:3], "evaluate.samples=0", f"hydra.run.dir={run_dir}/b", cwd=run_dir
+    )
+    assert exported.returncode == 0, exported.stderr
+    assert json.loads((run_dir / "b" / "evaluation.json").read_text())["accuracy"] == trained["accuracy"]
+
+    image = Image.new("RGB", (96, 96), "white")
+    image.paste((214, 39, 40), (30, 30, 50, 50))
+    image.save(run_dir / "red.png")
+    asked = command("grpo.chat", run_dir, "--image", "red.png", "Which shape is the largest?", cwd=run_dir)
+    assert asked.returncode == 0, asked.stderr
+    assert "red square" in asked.stdout
+    wrong = command("grpo.chat", run_dir, "--image", "none.png", "Which shape is the largest?", cwd=run_dir)
+    assert wrong.returncode == 2
+    assert "--image: there is no file" in wrong.stderr
+
+
+@pytest.mark.skipif(not TORCHVISION.is_dir(), reason="needs torchvision: make extras")
+def test_qwens_own_processor_shows_images_and_keeps_the_limit_of_pixels(tmp_path: Path) -> None:
+    """A tiny Qwen2.5-VL, its tower frozen; in a process of its own, as torchvision is not meant for a CPU's torch."""
+    folder = save_qwen(tmp_path / "qwen")
+    before = load_file(folder / "model.safetensors")
+    line = [sys.executable, "-m", "grpo.train", *SMALL, "task.max_pixels=2304"]
+    line += [f"model.model_name_or_path={folder}", "reward=[correctness,format]", "model.freeze=[vision]"]
+    done = subprocess.run(
+        [*line, f"hydra.run.dir={tmp_path}/run"],
+        env={**os.environ, "PYTHONPATH": ":".join(map(str, (REMEDY, ROOT, TORCHVISION)))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    saved = json.loads((tmp_path / "run" / "model" / "processor_config.json").read_text())
+    assert saved["processor_class"] == "Qwen2_5_VLProcessor"
+    assert saved["image_processor"]["size"] == {"longest_edge": 2304, "shortest_edge": 64}
+    after = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert before.keys() == after.keys()
+    same = {name for name in before if before[name].equal(after[name].to(before[name].dtype))}
+    assert same
+    assert all(".blocks." in name or "patch_embed" in name for name in same)
+
+
+def save_qwen(folder: Path) -> Path:
+    """Save a tiny Qwen2.5-VL in a folder as it is on the hub."""
+    processor = make_processor("qwen2_5_vl")
+    make_policy("qwen2_5_vl", processor).save_pretrained(folder)
+    processor.tokenizer.save_pretrained(folder)
+    processor.image_processor.save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(processor.chat_template)
+    file = folder / "preprocessor_config.json"
+    kinds = {"processor_class": "Qwen2_5_VLProcessor", "image_processor_type": "Qwen2VLImageProcessor"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | kinds))
+    return folder
+
+
+def test_what_images_cannot_be_used_with_is_one_line_and_status_2(tmp_path: Path) -> None:
+    qwen, halved = save_qwen(tmp_path / "qwen"), tmp_path / "halved"
+    shutil.copytree(BUILT_IN, halved, ignore=shutil.ignore_patterns("p*.json", "__pycache__"))
+    cases = {
+        "takes images, and task.images is not set": [
+            "task=arithmetic",
+            "model=tiny_vision",
+            "+task.conversational=true",
+        ],
+        "the model takes text alone": ["model=tiny"],
+        "its processor is missing (preprocessor_config.json)": [f"model.model_name_or_path={halved}"],
+        "its processor needs torchvision: pip install": [f"model.model_name_or_path={qwen}"],
+        "model.freeze: towers: unknown; possible: vision, projector": ["model.freeze=[towers]"],
+        "model.freeze: vision: the model has none": ["model=tiny", "task.images=null", "model.freeze=[vision]"],
+        "task.min_pixels=100 task.max_pixels=10": ["task.min_pixels=100", "task.max_pixels=10"],
+    }
+    for says, overrides in cases.items():
+        done = command("grpo.train", *SMALL, "model=tiny_vision", *overrides, cwd=tmp_path)
+        assert done.returncode == 2, (says, done.stderr, done.stdout)
+        (line,) = done.stderr.strip().splitlines()
+        assert says in line
