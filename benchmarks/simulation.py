@@ -200,6 +200,11 @@ def policy(numbers: dict[str, Any], method: str, checkpointing: bool) -> Any:
         add_fused_lm_head(model, outputs=("log_probs", "entropy"))
         if method == "lora":
             model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+    return with_fakes(model, checkpointing, method == "lora")
+
+
+def with_fakes(model: Any, checkpointing: bool, adapted: bool) -> Any:
+    """Return a policy that was built on the meta device with fake weights, as TRL prepares it."""
     fakes: dict[int, torch.Tensor] = {}  # tied weights stay tied
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
@@ -211,7 +216,7 @@ def policy(numbers: dict[str, Any], method: str, checkpointing: bool) -> Any:
                     tensors[name] = fakes.setdefault(id(tensor), fake)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        if method == "lora":
+        if adapted:
             model.enable_input_require_grads()
     return model.train()
 

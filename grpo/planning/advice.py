@@ -114,11 +114,13 @@ def single_changes(
 ) -> list[dict[str, Any]]:
     """Return the first change of each key, at most `most`, that makes the run fit alone and is not in `besides`."""
     found: dict[str, dict[str, Any]] = {}
+    shown: list[dict[str, Any]] = []
     for change in changes:
         (key,) = change[0]
-        if len(found) < most and key not in found and (suggestion := verified([change], plan)):
+        if len(shown) < most and key not in found and (suggestion := verified([change], plan)):
             found[key] = suggestion
-    return [suggestion for suggestion in found.values() if suggestion not in besides]
+            shown = [one for one in found.values() if one not in besides]
+    return shown
 
 
 def verified(changes: Sequence[Change], plan: Callable[[dict[str, str]], Plan | None]) -> dict[str, Any] | None:

@@ -51,9 +51,10 @@ def vllm_share(shape: Shape, workload: Workload, limit: float) -> float:
     copy = copy_of_weights(shape, workload)
     cache = sum(size for name, size in phases(shape, plain)["rollout"].items() if name == "kv cache")
     awake = phases(shape, plain)["load"] if workload.vllm_sleeps else phases(shape, plain)["update"]
-    taken = sum(awake.values()) + (
-        phases(shape, plain)["update"].get("optimizer", 0.0) if workload.vllm_sleeps else 0.0
-    )
+    taken = sum(awake.values())
+    if workload.vllm_sleeps:  # beside which the next completions are generated
+        elsewhere = phases(shape, replace(plain, on_server=True))["rollout"]
+        taken += elsewhere.get("optimizer", 0.0) + elsewhere.get("pixel values", 0.0)
     least, wanted = ((copy + ENGINE + part) / workload.gpu_memory for part in (cache / workload.sequences, cache))
     left = (limit - taken) / workload.gpu_memory
     return max(ceil(100 * least), min(ceil(100 * wanted), floor(100 * left))) / 100
