@@ -60,6 +60,17 @@ def test_fsdp2_unshards_two_layers_beside_a_tied_embedding_and_their_gradients_b
     assert work[0] - work[1] == pytest.approx(2 * 2 * layer)
 
 
+def test_fsdp2_divides_a_frozen_tower_in_half_precision() -> None:
+    shape = shipped_models()["qwen2_5_vl_3b"][1]
+    assert shape.vision
+    tower = shape.vision.tower_parameters()
+    trained, frozen = (persistent(shape, replace(FSDP2, freeze=parts)) for parts in ((), ("vision",)))
+    assert trained["vision weights"] - frozen["vision weights"] == pytest.approx((4 - 2) * tower / 8)
+    assert trained["weights"] == frozen["weights"]
+    loading = (host(shape, replace(FSDP2, freeze=parts))["loading"] for parts in ((), ("vision",)))
+    assert next(loading) - next(loading) == 8 * (4 - 2) * tower
+
+
 def test_fsdp2_without_resharding_keeps_all_weights_unsharded_beside_the_shards() -> None:
     parts = update(SHAPE, with_sharding(FSDP2, stage=2))
     assert (parts["weights"], parts["unsharded weights"]) == (4 * P / 8, 2 * P)
