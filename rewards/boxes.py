@@ -44,7 +44,7 @@ def read_reference(answer: str, size: Sequence[float] | None = None) -> numpy.nd
     """
     try:
         boxes = numpy.atleast_2d(numpy.array(json.loads(answer), dtype=float))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         boxes = numpy.empty((0, 4))
     if boxes.ndim == 2 and boxes.shape[1] == 4 and len(boxes):
         boxes = sound(boxes, size)

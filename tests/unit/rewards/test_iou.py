@@ -192,14 +192,14 @@ def test_a_long_text_is_read_in_linear_time(part: str) -> None:
     started = time.perf_counter()
     assert score(part * (100_000 // len(part)), EXACT) == 0.0
     assert score("[" + part[-1] * 100_000, EXACT) == 0.0
-    assert time.perf_counter() - started < 1.0
+    assert time.perf_counter() - started < 30, "quadratic time would be minutes"
 
 
 def test_thousands_of_boxes_earn_next_to_nothing_in_little_time() -> None:
     started = time.perf_counter()
     assert score("[64, 48, 320, 240]" * 5000, EXACT) == pytest.approx(1 / 5000)
     assert score("[64, 48, 320, 240]" * 5000, EXACT * 50) == pytest.approx(1 / 100)
-    assert time.perf_counter() - started < 2.0
+    assert time.perf_counter() - started < 30
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,20 @@ def test_a_wrong_option_or_a_missing_column_is_one_line(kwargs: dict[str, object
 
 
 @pytest.mark.parametrize(
-    "answer", ["", "left", "null", "[]", "[[]]", "[1, 2, 3]", "[[1, 2, 3, 4], [1]]", "[3, 4, 1, 2]", "[900, 0, 950, 5]"]
+    "answer",
+    [
+        "",
+        "left",
+        "null",
+        "[]",
+        "[[]]",
+        "[1, 2, 3]",
+        "[[1, 2, 3, 4], [1]]",
+        "[3, 4, 1, 2]",
+        "[900, 0, 950, 5]",
+        f"[1, 2, 3, 1{'0' * 500}]",
+        "[" * 100000,
+    ],
 )
 def test_a_row_whose_answer_is_no_box_is_an_error_of_this_row_alone(answer: str) -> None:
     sizes = [[[WIDTH, HEIGHT]]] * 2
