@@ -4,7 +4,7 @@ Functions return bytes unless they say otherwise. A tower works on patches. Each
 prompt's image, which goes through the tower with every micro-batch that the completion is in.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,11 @@ QUICK_GELU = ("qwen2_vl", "llava", "llava_next")
 """Families whose tower keeps the sigmoid of its activation as well."""
 SHUFFLES = ("smolvlm", "idefics3")
 """Families whose projector is one matrix, over several patches beside each other. Their processors give a mask."""
+HEADS = ("num_heads", "num_attention_heads", "attention_heads")
+"""Names of the number of attention heads."""
 UNHOOKED = ("qwen3_vl",)
 """Families in which transformers does not find the embedding of patches."""
-TILES = {"smolvlm": 17, "idefics3": 17, "llava_next": 5}
+TILES = {"smolvlm": 17, "idefics3": 17, "internvl": 13, "llava_next": 5}
 """Most tiles that an image is cut into, the whole image in small included, as published processors do."""
 
 
@@ -109,38 +111,37 @@ class Vision:
 
 
 def vision_of(config: Mapping[str, Any]) -> Vision | None:
-    """Return the vision part that a Hugging Face `config.json`, or a `shape:` of ours, describes; None without one.
+    """Return the vision part that a Hugging Face `config.json`, or a `shape:` of ours, describes.
 
-    Raises:
-        ValueError: a number is missing.
+    None without one, or without the numbers of a transformer over patches: such a tower is not in the plan.
     """
-    part = config.get("vision_config")
-    if not part:
-        return None
+    part = config.get("vision_config") or {}
+    family = str(config.get("model_type", "")).removesuffix("_moe")
 
-    def number(*names: str, default: int | None = None) -> int:
-        for name in names:
-            if isinstance(part.get(name), int):
-                return int(part[name])
-        if default is None:
-            raise ValueError(f"vision_config.{names[0]} is missing")
-        return default
+    def number(*names: str, default: int = 0) -> int:
+        found = (part.get(name) for name in names)
+        sides = (value[0] if isinstance(value, Sequence) and value else value for value in found)
+        return next((int(value) for value in sides if isinstance(value, int)), default)
 
-    family = str(config.get("model_type", ""))
     hidden = number("embed_dim", "hidden_size") if family == "qwen2_vl" else number("hidden_size")
-    patch, side = number("patch_size"), 0 if family in MERGES else number("image_size", default=0)
+    patch, layers, heads = number("patch_size"), number("depth", "num_hidden_layers"), number(*HEADS)
+    if not (hidden and patch and layers and heads):
+        return None
+    side = 0 if family in MERGES else number("image_size", default=0)
     positions = (side // patch) ** 2 + (family in ("llava", "llava_next"))
     merged = int(config.get("scale_factor", 2)) if family in SHUFFLES else 1
+    if family == "internvl":
+        merged = 2
     if family == "gemma3":  # patches are averaged to so many tokens
         merged = (side // patch) // int(int(config.get("mm_tokens_per_image", 256)) ** 0.5)
     return Vision(
         model_type=family,
         hidden_size=hidden,
         intermediate_size=number("intermediate_size", default=hidden * number("mlp_ratio", default=4)),
-        num_hidden_layers=number("depth", "num_hidden_layers"),
-        num_attention_heads=number("num_heads", "num_attention_heads"),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
         patch_size=patch,
-        out_hidden_size=int((config.get("text_config") or config)["hidden_size"]),
+        out_hidden_size=int((config.get("text_config") or config).get("hidden_size", hidden)),
         temporal_patch_size=number("temporal_patch_size", default=2 if family in MERGES else 1),
         spatial_merge_size=number("spatial_merge_size", default=2 if family in MERGES else merged),
         image_size=side,

@@ -194,6 +194,17 @@ def test_the_tower_is_a_row_of_its_own_in_every_phase() -> None:
     assert rows["weights"] + rows["vision weights"] == weights(shape, some)
 
 
+def test_a_tower_is_read_from_the_configuration_of_other_families_or_left_to_itself() -> None:
+    for family, name in (("internvl", "internvl"), ("mllama", "mllama"), ("qwen3_vl_moe", "qwen3_vl")):
+        shape = shape_of(AutoConfig.for_model(family).to_dict())
+        assert shape.vision, family
+        assert shape.vision.model_type == name
+        assert shape.vision.patch_size == 14 or name == "qwen3_vl"
+    unknown = numbers("llava") | {"vision_config": {"width": 7}}
+    assert shape_of(unknown).vision is None
+    assert persistent(shape_of(unknown), workload())["weights"] > 0
+
+
 # --- Images ---
 
 
