@@ -1,9 +1,9 @@
 """Questions about pictures of coloured shapes, drawn from a seed without a download: the built-in task with images.
 
-A picture of 96 by 96 pixels has 3 to 9 shapes in the cells of a grid. A question asks how many shapes have a colour, or
-which one is the largest::
+A picture of 96 by 96 pixels has 3 to 9 shapes in the cells of a grid. A question asks how many there are, or which one
+is the largest::
 
-    How many shapes are red?            2
+    How many shapes are there?          7
     Which shape is the largest?         blue circle
 """
 
@@ -46,20 +46,18 @@ class Problem:
     """A picture with a question."""
 
     shapes: tuple[Shape, ...]
-    colour: str | None
-    """The colour to count; None asks for the largest shape."""
+    counts: bool
+    """Whether it asks for the number of shapes; else for the largest one."""
 
     @property
     def question(self) -> str:
         """Text of the question."""
-        return f"How many shapes are {self.colour}?" if self.colour else "Which shape is the largest?"
+        return "How many shapes are there?" if self.counts else "Which shape is the largest?"
 
     @property
     def answer(self) -> str:
         """The answer to it."""
-        if self.colour:
-            return str(sum(shape.colour == self.colour for shape in self.shapes))
-        return max(self.shapes, key=lambda shape: shape.size).name
+        return str(len(self.shapes)) if self.counts else max(self.shapes, key=lambda shape: shape.size).name
 
     @property
     def held_out(self) -> bool:
@@ -68,7 +66,7 @@ class Problem:
 
 
 def draw_problem(rng: random.Random) -> Problem:
-    """Draw one problem: each question is as likely; of the colours that are there, one is counted."""
+    """Draw one problem; both questions are as likely."""
     cells = rng.sample(range(CELLS**2), rng.randint(3, 9))
     sizes = [SIZES[-1], *(rng.choice(SIZES[:-1]) for _ in cells[1:])]
     shapes = []
@@ -76,8 +74,7 @@ def draw_problem(rng: random.Random) -> Problem:
         row, column = divmod(cell, CELLS)
         left, top = (place * CELL + rng.randint(1, CELL - size - 1) for place in (column, row))
         shapes.append(Shape(rng.choice(list(COLOURS)), rng.choice(KINDS), size, left, top))
-    colours = sorted({shape.colour for shape in shapes})
-    return Problem(tuple(shapes), rng.choice(colours) if rng.random() < 0.5 else None)
+    return Problem(tuple(shapes), rng.random() < 0.5)
 
 
 def picture(problem: Problem) -> Image.Image:

@@ -108,9 +108,11 @@ def batches(tokenizer: PreTrainedTokenizerFast, size: int, seed: int) -> Iterato
         }
 
 
-def train(model: PreTrainedModel, batches: Iterator[dict[str, torch.Tensor]], steps: int) -> None:
+def train(
+    model: PreTrainedModel, batches: Iterator[dict[str, torch.Tensor]], steps: int, learning_rate: float = 3e-3
+) -> None:
     """Train on batches of a teacher's solutions, with a warm-up and a cosine schedule to zero."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=100, num_training_steps=steps)
     for batch in track(islice(batches, steps), "training", total=steps):
         loss = model(**batch).loss
