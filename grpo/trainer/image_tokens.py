@@ -9,7 +9,7 @@ from grpo.trainer.batch import Batch
 def tiles(prompt_ids: Sequence[list[int]], processor: Any) -> list[int]:
     """Return the tiles of each prompt's images, where a tile is a fixed number of tokens, as in InternVL."""
     size = getattr(processor, "image_seq_length", None) or 1
-    return [ids.count(getattr(processor, "image_token_id", None)) // size for ids in prompt_ids]
+    return [ids.count(getattr(processor, "image_token_id", -1)) // size for ids in prompt_ids]
 
 
 def can_split(fields: Batch, images: list | None) -> bool:
