@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--image", action="append", help="an image to ask about; several times for several")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: 0, which takes the likeliest tokens")
     parser.add_argument("--length", type=int, help="tokens of the longest answer; default: as in the run")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()  # the question may stand behind --image
     logging.basicConfig(level=logging.ERROR)
     try:
         run = read_run(Path(args.run))

@@ -32,6 +32,8 @@ from grpo.vision import parts_of, takes_images
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
+NO_PROCESSOR = "the model takes images, and its processor is missing (preprocessor_config.json)"
+
 
 def available(model: DictConfig) -> DictConfig:
     """Download the model, with a progress bar, unless it is a folder; return the group that names its safetensors.
@@ -110,9 +112,11 @@ def load_processing_class(model: DictConfig, name: str | None = None) -> Any:
         reason = " ".join(str(error).split())
         if isinstance(error, ImportError) and "torchvision" in reason.casefold():
             reason = "its processor needs torchvision: pip install -c constraints.txt -e '.[images]'"
+        if "preprocessor_config.json" in reason:
+            reason = NO_PROCESSOR
         raise ConfigError(f"{name}: {reason}") from error
     if sees and not hasattr(found, "image_processor"):
-        raise ConfigError(f"{name}: its processor is missing (preprocessor_config.json), and the model takes images")
+        raise ConfigError(f"{name}: {NO_PROCESSOR}")
     return found
 
 

@@ -45,6 +45,9 @@ TRAINER = {
     "_generate": "self, prompts",
     "_generate_and_score_completions": "self, inputs",
     "_calculate_rewards": "self, inputs, prompts, completions, completion_ids_list",
+    "_tokenize_prompts": "self, prompts",
+    "_load_from_checkpoint": "self, resume_from_checkpoint, model",
+    "_issue_warnings_after_load": "self, load_result",
     "_generate_single_turn": "self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images",
     "_get_per_token_logps_and_entropies": "self, model, input_ids, attention_mask, logits_to_keep, batch_size, "
     f"compute_entropy, compute_aux_loss, {MULTIMODAL}",

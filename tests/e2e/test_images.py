@@ -83,7 +83,10 @@ def test_qwens_own_processor_shows_images_and_keeps_the_limit_of_pixels(tmp_path
     """A tiny Qwen2.5-VL, its tower frozen."""
     folder = save_qwen(tmp_path / "qwen")
     before = load_file(folder / "model.safetensors")
-    line = [*SMALL, f"model.model_name_or_path={folder}", "reward=[correctness,format]", "model.freeze=[vision]"]
+    (tmp_path / "odd.py").write_text(
+        "def odd(completion_ids, **columns):\n    return [sum(i) % 7 for i in completion_ids]\n"
+    )
+    line = [*SMALL, f"model.model_name_or_path={folder}", "+reward.odd.fn=odd.py:odd", "model.freeze=[vision]"]
     with_torchvision("grpo.train", *line, "task.max_pixels=2304", f"hydra.run.dir={tmp_path}/run", cwd=tmp_path)
     saved = json.loads((tmp_path / "run" / "model" / "processor_config.json").read_text())
     assert saved["processor_class"] == "Qwen2_5_VLProcessor"
@@ -145,13 +148,13 @@ def test_what_images_cannot_be_used_with_is_one_line_and_status_2(tmp_path: Path
         "takes images, and task.images is not set": [
             "task=arithmetic",
             "model=tiny_vision",
-            "+task.conversational=true",
+            "task.conversational=true",
         ],
         "the model takes text alone": ["model=tiny"],
         "its processor is missing (preprocessor_config.json)": [f"model.model_name_or_path={halved}"],
         "its processor needs torchvision: pip install": [f"model.model_name_or_path={qwen}"],
         "model.freeze: towers: unknown; possible: vision, projector": ["model.freeze=[towers]"],
-        "model.freeze: vision: the model has none": ["model=tiny", "task.images=null", "model.freeze=[vision]"],
+        "model.freeze: vision: the model has none": ["task=arithmetic", "model=tiny", "model.freeze=[vision]"],
         "task.min_pixels=100 task.max_pixels=10": ["task.min_pixels=100", "task.max_pixels=10"],
     }
     for says, overrides in cases.items():

@@ -11,7 +11,6 @@ import grpo.tiny_vision
 from grpo.generation.local import complete
 from grpo.tasks.shapes import COLOURS, KINDS, Problem, picture, problems
 from grpo.tiny_vision.build import NOISE, make_model, make_processor, taught
-from tests.stock_trl import relative_difference
 
 SHIPPED = Path(grpo.tiny_vision.__file__).parent
 
@@ -20,7 +19,6 @@ def test_the_script_makes_the_shipped_architecture_and_processor(tmp_path: Path)
     processor = make_processor()
     built, shipped = make_model(processor.tokenizer, 0), AutoModelForImageTextToText.from_pretrained(SHIPPED)
     assert {n: p.shape for n, p in built.named_parameters()} == {n: p.shape for n, p in shipped.named_parameters()}
-    assert relative_difference(dict(built.named_parameters()), dict(shipped.named_parameters())) > 0.5
     processor.save_pretrained(tmp_path)
     for name in ("tokenizer.json", "chat_template.jinja", "processor_config.json"):
         assert (tmp_path / name).read_text() == (SHIPPED / name).read_text()
