@@ -110,7 +110,7 @@ class PolicyEngine(VLLMGeneration):
             with self._watched():
                 super().sync_weights()
 
-    def generate(self, prompts: list[list[int]], *args: Any, **options: Any) -> tuple:
+    def generate(self, prompts: list[list[int]], images: list | None, *args: Any, **options: Any) -> tuple:
         """Complete prompts as TRL does, but for images, whose tokens TRL 1.16 has vLLM expand twice (trl#6294).
 
         Raises:
@@ -118,8 +118,9 @@ class PolicyEngine(VLLMGeneration):
                 it gives up.
         """
         given = [self.unexpanded.get(tuple(ids), ids) for ids in prompts]
+        shown = [row or None for row in images] if images else None
         with self._explained("generated"):
-            result = super().generate(given, *args, **options)
+            result = super().generate(given, shown, *args, **options)
             self._check_server()
         seen, completions = result[:2]
         if given != prompts and list(map(list, seen)) != prompts:

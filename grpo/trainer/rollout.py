@@ -207,6 +207,7 @@ class RolloutTrainer(CheckpointTrainer):
     def _tokenize_prompts(self, prompts: list) -> tuple[list, list | None, Batch]:
         """Tokenize prompts; a colocated vLLM gets those with images as text, and expands the images itself."""
         prompt_ids, images, fields = super()._tokenize_prompts(prompts)
+        images = images and [row or [] for row in images]  # processors refuse None, which TRL has for no image
         if images and self.use_vllm and self.vllm_mode == "colocate":
             options = {"chat_template": self.chat_template, **self.chat_template_kwargs}
             self.vllm_generation.give_images(prompt_ids, unexpanded(self.processing_class, prompts, **options))

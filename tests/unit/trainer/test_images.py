@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 
 from benchmarks.exactness import IMAGES, compare
+from grpo.config.schema import Update
 from grpo.trainer import ExactGRPOTrainer
 from tests.stock_trl import make, train
-from tests.vision_policies import METHODS, options
+from tests.vision_policies import FAMILIES, METHODS, options
 
 
 @pytest.mark.parametrize("case", IMAGES)
@@ -25,6 +27,17 @@ def test_gradient_with_images_is_that_of_stock_trl(case: str) -> None:
         if ".vision_tower." in name or ".blocks." in name
     ]
     assert any(value.any() for value in of_tower) == case.endswith((METHODS[0], METHODS[3]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_without_images_train_among_others(tmp_path: Path, family: str) -> None:
+    given = options(family, "full") | {"rollout_func": None}
+    rows = [row | {"images": row["images"] if place % 2 else []} for place, row in enumerate(given["train_dataset"])]
+    given["train_dataset"] = Dataset.from_list(rows, features=given["train_dataset"].features)
+    trainer = make(ExactGRPOTrainer, tmp_path, update=Update(200), **given)
+    record = train(trainer)
+    assert len(record.logs) == 3
+    assert all(log["grad_norm"] > 0 for log in record.logs)
 
 
 def test_generation_with_images_is_split_between_prompts(tmp_path: Path) -> None:
