@@ -146,13 +146,15 @@ def test_an_adapter_is_what_comes_out(composed: Compose, tmp_path: Path, peft: s
 
 
 def qlora(composed: Compose, folder: Path) -> torch.nn.Module:
+    from grpo import policy
     from grpo.data import load_task
     from grpo.run import make_trainer
     from rewards.runtime.isolation import Reward
 
     config = composed(*SMALL, "peft=qlora")
     rewards = [Reward("rewards.correctness.correctness", "correctness")]
-    return make_trainer(config, folder, load_task(config.task).train, rewards).model
+    processing_class = policy.load_processing_class(config.model)
+    return make_trainer(config, folder, load_task(config.task).train, processing_class, rewards).model
 
 
 def test_qlora_holds_its_base_in_four_bits(composed: Compose, tmp_path: Path) -> None:
