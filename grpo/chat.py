@@ -33,21 +33,19 @@ def prompt_of(question: str, run: Run) -> Any:
     return make_prompt({columns[0]: question}, run.config.task)
 
 
-def with_images(prompt: Any, files: list[str], run: Run, processing_class: Any) -> Any:
-    """Return a prompt with images, as the run shows them.
+def images_of(files: list[str], run: Run, processing_class: Any) -> list[Any]:
+    """Return images as the run shows them.
 
     Raises:
         ConfigError: the run has none, or one of them cannot be opened.
     """
-    from trl import prepare_multimodal_messages
-
     from grpo.images import view_of
 
     view = view_of(run.config.task, processing_class)
     if view is None:
         raise ConfigError("--image: the run has no images, task.images=null")
     try:
-        return prepare_multimodal_messages(prompt, [view.show(str(Path(file).absolute())) for file in files])
+        return [view.show(str(Path(file).absolute())) for file in files]
     except ValueError as error:
         raise ConfigError(f"--image: {error}") from error
 
@@ -84,14 +82,18 @@ def main() -> None:
         run = read_run(Path(args.run))
         length = args.length or run.config.train.max_completion_length
         prompt_of("", run)
+        from trl import prepare_multimodal_messages
+
         from grpo import policy
 
         model, processing_class = policy.load(run.model, run.config.model)
 
+        images = images_of(args.image, run, processing_class) if args.image else []
+
         def ask(question: str) -> None:
             prompt = prompt_of(question, run)
-            if args.image:
-                prompt = with_images(prompt, args.image, run, processing_class)
+            if images:
+                prompt = prepare_multimodal_messages(prompt, images)
             answer(prompt, model, processing_class, length, args.temperature)
 
         if args.question is not None:

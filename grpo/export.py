@@ -18,7 +18,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def export(run: Run, output: Path, dtype: str | None = None) -> None:
-    """Write the model of a run, merged in float32, with its tokenizer or processor and its card.
+    """Write the model of a run, merged in float32, with its tokenizer or processor and its model card.
 
     Args:
         output: folder to write, which must not exist yet.

@@ -32,8 +32,6 @@ from grpo.vision import parts_of, takes_images
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
-NO_PROCESSOR = "the model takes images, and its processor is missing (preprocessor_config.json)"
-
 
 def available(model: DictConfig) -> DictConfig:
     """Download the model, with a progress bar, unless it is a folder; return the group that names its safetensors.
@@ -106,18 +104,14 @@ def load_processing_class(model: DictConfig, name: str | None = None) -> Any:
     name = name or model.model_name_or_path
     revision = model.model_revision if name == model.model_name_or_path else None
     try:
-        found = AutoProcessor.from_pretrained(name, revision=revision, truncation_side="left", padding_side="left")
-        sees = adapter_config(name) is None and takes_images(AutoConfig.from_pretrained(name, revision=revision))
+        return AutoProcessor.from_pretrained(name, revision=revision, truncation_side="left", padding_side="left")
     except (OSError, ValueError, ImportError) as error:
         reason = " ".join(str(error).split())
         if isinstance(error, ImportError) and "torchvision" in reason.casefold():
             reason = "its processor needs torchvision: pip install -c constraints.txt -e '.[images]'"
         if "preprocessor_config.json" in reason:
-            reason = NO_PROCESSOR
+            reason = "the model takes images, and its processor is missing (preprocessor_config.json)"
         raise ConfigError(f"{name}: {reason}") from error
-    if sees and not hasattr(found, "image_processor"):
-        raise ConfigError(f"{name}: {NO_PROCESSOR}")
-    return found
 
 
 def adapter_config(name: str | Path) -> dict[str, Any] | None:

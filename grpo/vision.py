@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
+from grpo.config.schema import PARTS
 from grpo.errors import ConfigError
-
-PARTS = ("vision", "projector")
 
 
 def takes_images(architecture: PretrainedConfig) -> bool:

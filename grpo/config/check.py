@@ -13,7 +13,7 @@ from omegaconf.errors import ConfigKeyError, ValidationError
 from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
-from grpo.config.schema import LOSS_MEANS, NOT_SETTABLE, Reward, Update
+from grpo.config.schema import LOSS_MEANS, NOT_SETTABLE, PARTS, Reward, Update
 from grpo.diagnosis import sampling_filters
 from grpo.distributed import is_launched
 from grpo.errors import ConfigError
@@ -107,8 +107,8 @@ def check_images(config: DictConfig) -> None:
             f"task.min_pixels={task.min_pixels} task.max_pixels={task.max_pixels}: positive, the first the smaller one"
         )
     for part in config.model.freeze:
-        if part not in ("vision", "projector"):
-            raise ConfigError(f"model.freeze: {part}: unknown; possible: vision, projector")
+        if part not in PARTS:
+            raise ConfigError(f"model.freeze: {part}: unknown; possible: {', '.join(PARTS)}")
     if config.model.freeze and config.peft and config.peft.get("vision"):
         raise ConfigError(f"model.freeze={config.model.freeze}: peft.vision=true trains adapters there; leave one out")
 

@@ -35,6 +35,9 @@ generation, a number that no micro-batch changes. A loss that is not here is not
 # Fields of GRPOConfig that null leaves to the plan.
 PLANNED = ("use_vllm", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_max_model_length")
 
+PARTS = ("vision", "projector")
+"""Parts of a vision-language model that `model.freeze` may name."""
+
 
 @dataclass
 class Model:

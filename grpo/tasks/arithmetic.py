@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from grpo.tasks.splits import of_split
+
 LARGEST = 99
 PRONOUNS = {"Mia": "She", "Ada": "She", "Zoe": "She", "Ben": "He", "Tom": "He", "Sam": "He"}
 ITEMS = ["apples", "books", "coins", "stamps", "shells", "cards", "pens", "eggs"]
@@ -83,11 +85,7 @@ def _question(rng: random.Random, start: int, steps: list[tuple[str, int]]) -> s
 
 def problems(split: str, seed: int = 0) -> Iterator[Problem]:
     """Yield problems of a split, `train` or `test`, without end. The splits have no problem in common."""
-    rng = random.Random(seed)
-    while True:
-        drawn = draw_problem(rng)
-        if drawn.held_out == (split == "test"):
-            yield drawn
+    return of_split(draw_problem, split, seed)
 
 
 def rows(split: str, size: int, seed: int) -> list[dict[str, str | int]]:

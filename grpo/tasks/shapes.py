@@ -16,6 +16,8 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
+from grpo.tasks.splits import of_split
+
 CELLS, CELL = 4, 24
 """Cells in a row of the grid, and pixels in a row of a cell."""
 COLOURS = {"red": (214, 39, 40), "green": (44, 160, 44), "blue": (31, 119, 180), "yellow": (240, 200, 40)}
@@ -94,11 +96,7 @@ def picture(problem: Problem) -> Image.Image:
 
 def problems(split: str, seed: int = 0) -> Iterator[Problem]:
     """Yield problems of a split, `train` or `test`, without end. The splits have no picture in common."""
-    rng = random.Random(seed)
-    while True:
-        drawn = draw_problem(rng)
-        if drawn.held_out == (split == "test"):
-            yield drawn
+    return of_split(draw_problem, split, seed)
 
 
 def rows(split: str, size: int, seed: int) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.progress import track
@@ -70,10 +71,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    """Return the untrained policy."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
+def language_config(tokenizer: PreTrainedTokenizerFast, **options: Any) -> LlamaConfig:
+    """Return the architecture of the built-in policies' language models."""
+    return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=384,
@@ -81,12 +81,17 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=128,
-        tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **options,
     )
-    return LlamaForCausalLM(config)
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+    """Return the untrained policy."""
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(language_config(tokenizer, tie_word_embeddings=True))
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, size: int, seed: int) -> Iterator[dict[str, torch.Tensor]]:

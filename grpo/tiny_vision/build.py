@@ -16,7 +16,6 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     CLIPVisionConfig,
-    LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaProcessor,
@@ -25,7 +24,7 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from grpo.tasks.shapes import CELL, CELLS, COLOURS, KINDS, Problem, picture, problems
-from grpo.tiny.build import train
+from grpo.tiny.build import language_config, train
 
 NOISE = 0.7
 """Probability that the teacher gives the wrong answer."""
@@ -88,22 +87,10 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlavaForConditi
         patch_size=CELL,
         projection_dim=128,
     )
-    text = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=128,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
     return LlavaForConditionalGeneration(
         LlavaConfig(
             vision_config=vision,
-            text_config=text,
+            text_config=language_config(tokenizer),
             image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
             vision_feature_layer=-1,
             tie_word_embeddings=False,

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from grpo.trainer.batch import Batch
+import numpy as np
+import torch
+
+from grpo.trainer.batch import IMAGES, Batch
 
 
 def tiles(prompt_ids: Sequence[list[int]], processor: Any) -> list[int]:
@@ -12,16 +15,27 @@ def tiles(prompt_ids: Sequence[list[int]], processor: Any) -> list[int]:
     return [ids.count(getattr(processor, "image_token_id", -1)) // size for ids in prompt_ids]
 
 
-def can_split(fields: Batch, images: list | None) -> bool:
+def can_split(fields: Batch, images: list | None, prompt_ids: Sequence[list[int]], processor: Any) -> bool:
     """Tell whether it is known which part of the images' tensors, as generation has them, belongs to which prompt."""
     if not images or "pixel_values" not in fields:
         return True
     return "spatial_shapes" not in fields and len(fields["pixel_values"]) in (
         len(images),
-        sum(fields.get("num_tiles", [])),
         sum(len(row or []) for row in images),
+        sum(tiles(prompt_ids, processor)),
         sum(int(grid[0]) * int(grid[1]) * int(grid[2]) for grid in fields.get("image_grid_thw", [])),
     )
+
+
+def by_prompt(fields: Batch, images: list | None, prompt_ids: Sequence[list[int]], processor: Any) -> Batch:
+    """Return the tensors of generation with the numbers of images, and of tiles, by which `pick` divides them."""
+    if not images:
+        return dict(fields)
+    found = fields | {key: torch.as_tensor(np.array(fields[key])) for key in IMAGES if key in fields}
+    found["num_images"] = [len(row or []) for row in images]
+    if sum(count := tiles(prompt_ids, processor)) == len(fields.get("pixel_values", ())):
+        found["num_tiles"] = count
+    return found
 
 
 def end_before(token: int, eos: int, completions: list[list[int]], logprobs: list | None) -> tuple[list, list | None]:

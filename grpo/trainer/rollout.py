@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import is_peft_model
 from trl.trainer import grpo_trainer
@@ -23,7 +22,7 @@ from grpo.patching import replaced
 from grpo.trainer import engine_check, thumbnails
 from grpo.trainer.batch import BOTH, IMAGES, Batch, lengths, loss_mask, pick, take
 from grpo.trainer.checkpoint import CheckpointTrainer
-from grpo.trainer.image_tokens import can_split, end_before, tiles
+from grpo.trainer.image_tokens import by_prompt, can_split, end_before
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch, half, pack
 from grpo.trainer.placement import check_one_device, train_in_float32
@@ -217,10 +216,7 @@ class RolloutTrainer(CheckpointTrainer):
         self, prompt_ids: list, images: list | None, multimodal_fields: Batch, num_generations: int, **options: Any
     ) -> tuple[list, list | None]:
         """Complete prompts; after an OOM in two halves, and from then on no more of them at once."""
-        count, fields = len(prompt_ids), dict(multimodal_fields)
-        if images:
-            fields |= {"num_images": [len(row or []) for row in images]}
-            fields |= {"num_tiles": tiles(prompt_ids, self.processing_class)}
+        count = len(prompt_ids)
         if self.use_vllm or count <= (self._prompts_at_once or count):
             checkpointing = self.model.is_gradient_checkpointing
             try:
@@ -230,7 +226,11 @@ class RolloutTrainer(CheckpointTrainer):
             except RuntimeError as error:
                 if self.use_vllm or not self._survives(error):
                     raise
-                if count == 1 or options.get("has_tool_images") or not can_split(fields, images):
+                if (
+                    count == 1
+                    or options.get("has_tool_images")
+                    or not can_split(multimodal_fields, images, prompt_ids, self.processing_class)
+                ):
                     raise DoesNotFit(
                         f"{count} completions do not fit into memory while they are generated: lower "
                         "max_completion_length or per_device_train_batch_size, or use a smaller or quantized model"
@@ -242,10 +242,7 @@ class RolloutTrainer(CheckpointTrainer):
             self.budget.release()
             log.warning("out of memory in generation: %d prompts at once from now on", self._prompts_at_once)
         middle = half(count, num_generations)
-        if images:
-            fields |= {key: torch.as_tensor(np.array(fields[key])) for key in IMAGES if key in fields}
-            if sum(fields["num_tiles"]) != len(fields.get("pixel_values", ())):
-                del fields["num_tiles"]
+        fields = by_prompt(multimodal_fields, images, prompt_ids, self.processing_class)
         completions = []
         for rows in (range(middle), range(middle, count)):
             part = pick(fields, rows)

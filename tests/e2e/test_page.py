@@ -193,17 +193,17 @@ def test_boxes_are_drawn_where_they_are_in_the_image(size, composed, tmp_path, o
         (written[2], [], "0 boxes"),
         (written[3], None, "100 boxes, 50 drawn"),
     ):
-        card = page.locator(".completion", has=page.get_by_text(text, exact=True))
-        assert card.locator("p").text_content() == caption
-        assert card.locator("img").get_attribute("alt") == f"image 1 with {caption} of the completion and 1 correct"
-        image = card.locator("img").bounding_box()
-        parts = [in_parts(rect.bounding_box(), image) for rect in card.locator("rect.named").all()]
+        block = page.locator(".completion", has=page.get_by_text(text, exact=True))
+        assert block.locator("p").text_content() == caption
+        assert block.locator("img").get_attribute("alt") == f"image 1 with {caption} of the completion and 1 correct"
+        image = block.locator("img").bounding_box()
+        parts = [in_parts(rect.bounding_box(), image) for rect in block.locator("rect.named").all()]
         assert len(parts) == 50 if drawn is None else parts == [pytest.approx(box, abs=0.03) for box in drawn]
-        (correct,) = card.locator("rect.correct").all()
+        (correct,) = block.locator("rect.correct").all()
         assert in_parts(correct.bounding_box(), image) == pytest.approx((0.1, 0.1, 0.6, 0.6), abs=0.03)
     page.set_viewport_size({"width": 220, "height": 800})
-    image, card = (page.locator(name).first.bounding_box() for name in (".completion img", ".completion"))
-    assert image["x"] + image["width"] <= card["x"] + card["width"]
+    image, block = (page.locator(name).first.bounding_box() for name in (".completion img", ".completion"))
+    assert image["x"] + image["width"] <= block["x"] + block["width"]
     assert image["width"] / image["height"] == pytest.approx(160 / 120, rel=0.02)
     assert "correct boxes, dashed" in page.locator(".legend").last.text_content()
 

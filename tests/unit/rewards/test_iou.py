@@ -189,17 +189,17 @@ def test_no_text_breaks_the_reading(text: str) -> None:
     "part", ["[", "[ ", "(", "[1,", "(1,1),", "[[1,1,1,", "<answer>", "<think>", "[1.", "[-", "1e1", "</answer>"]
 )
 def test_a_long_text_is_read_in_linear_time(part: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     assert score(part * (100_000 // len(part)), EXACT) == 0.0
     assert score("[" + part[-1] * 100_000, EXACT) == 0.0
-    assert time.perf_counter() - started < 30, "quadratic time would be minutes"
+    assert time.process_time() - started < 1.0
 
 
 def test_thousands_of_boxes_earn_next_to_nothing_in_little_time() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     assert score("[64, 48, 320, 240]" * 5000, EXACT) == pytest.approx(1 / 5000)
     assert score("[64, 48, 320, 240]" * 5000, EXACT * 50) == pytest.approx(1 / 100)
-    assert time.perf_counter() - started < 30
+    assert time.process_time() - started < 2.0
 
 
 @pytest.mark.parametrize(

@@ -5,23 +5,27 @@ from types import SimpleNamespace
 import torch
 
 from grpo.trainer.batch import pick
-from grpo.trainer.image_tokens import can_split, end_before, tiles
+from grpo.trainer.image_tokens import by_prompt, can_split, end_before
 
 IMAGE, EOS = 9, 1
 
 
+def processor(tokens_per_tile: int) -> SimpleNamespace:
+    return SimpleNamespace(image_seq_length=tokens_per_tile, image_token_id=IMAGE)
+
+
 def test_tiles_of_images_follow_their_prompts_as_in_internvl() -> None:
     """Two tokens per tile: one image of one tile, then two images of three and one tiles."""
-    prompt_ids = [[4, IMAGE, IMAGE, 5], [IMAGE] * 6 + [4] + [IMAGE] * 2]
-    found = tiles(prompt_ids, SimpleNamespace(image_seq_length=2, image_token_id=IMAGE))
-    fields = {"pixel_values": torch.arange(5), "num_images": [1, 2], "num_tiles": found}
-    assert can_split(fields, [["a"], ["b", "c"]])
+    prompt_ids, images = [[4, IMAGE, IMAGE, 5], [IMAGE] * 6 + [4] + [IMAGE] * 2], [["a"], ["b", "c"]]
+    given = ({"pixel_values": torch.arange(5)}, images, prompt_ids, processor(2))
+    assert can_split(*given)
+    fields = by_prompt(*given)
     assert [pick(fields, [row])["pixel_values"].tolist() for row in (0, 1)] == [[0], [1, 2, 3, 4]]
 
 
 def test_images_whose_tensors_cannot_be_told_apart_are_not_split() -> None:
-    fields = {"pixel_values": torch.arange(5), "num_images": [1, 2], "num_tiles": [2, 1]}
-    assert not can_split(fields, [["a"], ["b", "c"]])
+    prompt_ids = [[4, IMAGE, IMAGE, 5], [IMAGE] * 6]
+    assert not can_split({"pixel_values": torch.arange(5)}, [["a"], ["b", "c"]], prompt_ids, processor(2))
 
 
 def test_a_completion_ends_before_an_image_that_it_writes() -> None:
