@@ -197,6 +197,8 @@ def make_trainer(config: DictConfig, folder: str) -> ExactGRPOTrainer:
         shape = {name: number for name, number in config.model.shape.items() if name != "parameters"}
         model_config = AutoConfig.for_model(**shape)
         model = AutoModelForCausalLM.from_config(model_config, dtype=getattr(torch, config.model.dtype))
+    model_config.save_pretrained(folder)
+    config.model.model_name_or_path = folder  # no network on a machine with a GPU of its own
     words = config.task.max_prompt_length - len(tokenizer("")["input_ids"])
     arguments = train_arguments(config.train) | {
         "max_steps": 2,
