@@ -49,7 +49,7 @@ from grpo.runs.versions import git_commit, versions
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.checkpoint import save_model
 from grpo.trainer.memory_readings import MemoryReadings
-from grpo.vision import freeze
+from grpo.vision import detach_frozen_tower, freeze
 from rewards.runtime.isolation import Reward
 
 log = logging.getLogger(__name__)
@@ -244,6 +244,7 @@ def make_trainer(
     trainer.remove_callback(PrinterCallback)
     policy.keep_differentiable(trainer.model)
     freeze(trainer.model, config.model.freeze)
+    detach_frozen_tower(trainer.model)
     return trainer
 
 

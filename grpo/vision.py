@@ -1,8 +1,11 @@
 """The parts of a vision-language model, found by its structure: vision tower, projector, language model."""
 
 from collections.abc import Sequence
+from itertools import chain
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 from transformers import AutoConfig, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from grpo.config.schema import PARTS
@@ -75,6 +78,25 @@ def freeze(model: PreTrainedModel, what: Sequence[str]) -> None:
                 raise ConfigError(f"model.freeze: {part}: the model has none")
             for name in modules:
                 model.get_submodule(name).requires_grad_(False)
+
+
+def detach_frozen_tower(model: PreTrainedModel) -> None:
+    """Keep the backward pass out of a tower in which nothing is trained, and its layers' inputs out of memory.
+
+    With checkpointing, transformers makes the outputs of all input embeddings require a gradient, those of patches too
+    (`enable_input_require_grads`); without this, autograd would go through all layers that follow. The gradients of
+    what is trained stay the same.
+    """
+    tower = [model.get_submodule(name) for name in parts(model)["vision"]]
+    if any(weight.requires_grad for module in tower for weight in module.parameters()):
+        return
+    for layers in chain.from_iterable(module.modules() for module in tower):
+        if isinstance(layers, torch.nn.ModuleList) and len(layers):
+            layers[0].register_forward_pre_hook(_detached, with_kwargs=True)
+
+
+def _detached(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    return tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
 
 
 def parts_of(name: str, revision: str) -> dict[str, list[str]]:

@@ -20,8 +20,6 @@ SHUFFLES = ("smolvlm", "idefics3")
 """Families whose projector is one matrix, over several patches beside each other. Their processors give a mask."""
 HEADS = ("num_heads", "num_attention_heads", "attention_heads")
 """Names of the number of attention heads."""
-UNHOOKED = ("qwen3_vl",)
-"""Families in which transformers does not find the embedding of patches."""
 TILES = {"smolvlm": 17, "idefics3": 17, "internvl": 13, "llava_next": 5}
 """Most tiles that an image is cut into, the whole image in small included, as published processors do."""
 
@@ -177,15 +175,6 @@ def is_trained(workload: Workload) -> bool:
     return workload.adapter.vision if workload.adapter else "vision" not in workload.freeze
 
 
-def flows_through(vision: Vision, workload: Workload) -> bool:
-    """Whether the backward pass goes through the tower.
-
-    With checkpointing it does for a frozen tower, too: transformers makes the outputs of all embeddings that it finds
-    require a gradient (`gradient_checkpointing_enable` calls `enable_input_require_grads`), those of patches with them.
-    """
-    return is_trained(workload) or (workload.checkpointing and vision.model_type not in UNHOOKED)
-
-
 def layer_kept(vision: Vision, workload: Workload) -> float:
     """Bytes per patch that autograd keeps of one layer of the tower.
 
@@ -212,7 +201,7 @@ def layer_kept(vision: Vision, workload: Workload) -> float:
 def kept(vision: Vision, workload: Workload) -> float:
     """Bytes per patch that autograd keeps of tower and projector; with checkpointing of the layers their inputs."""
     projector = (4 + 3 * workload.compute_bytes) * vision.hidden_size * (1 + vision.num_deepstack)
-    if not flows_through(vision, workload):
+    if not is_trained(workload):
         return projector if workload.adapter is None and "projector" not in workload.freeze else 0.0
     layer = workload.compute_bytes * vision.hidden_size if workload.checkpointing else layer_kept(vision, workload)
     return vision.num_hidden_layers * layer + projector
@@ -272,7 +261,7 @@ def in_update(vision: Vision | None, workload: Workload) -> tuple[float, float]:
     if not (vision and workload.images):
         return 0.0, 0.0
     count = images_at_once(vision, workload, workload.images.per_step) * patches(vision, workload)
-    work = backward(vision, workload) if flows_through(vision, workload) else forward(vision, workload)
+    work = backward(vision, workload) if is_trained(workload) else forward(vision, workload)
     return count * kept(vision, workload), count * work
 
 

@@ -14,8 +14,9 @@ from grpo.data import load_task
 from grpo.errors import ConfigError
 from grpo.tiny_vision.build import make_model, make_processor
 from grpo.trainer import ExactGRPOTrainer
-from grpo.vision import freeze, parts
-from tests.stock_trl import make
+from grpo.vision import detach_frozen_tower, freeze, parts
+from tests import vision_policies
+from tests.stock_trl import make, ours, relative_difference, train
 
 WIDTH = 32
 TEXT = {
@@ -112,3 +113,27 @@ def test_what_is_frozen_stays_bit_for_bit_and_the_rest_moves(
     assert all(weight.grad is None for name, weight in after.items() if not weight.requires_grad)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert {place for name in changed for place in (LANGUAGE, PROJECTOR, TOWER_WEIGHTS) if place in name} == moves
+
+
+@pytest.mark.parametrize("method", ["frozen tower", "LoRA", "LoRA of the tower too"])
+@pytest.mark.parametrize("family", vision_policies.FAMILIES)
+def test_checkpointing_computes_no_layer_of_a_frozen_tower_again_and_gradients_stay(
+    family: str, method: str, tmp_path: Path
+) -> None:
+    calls, gradients = [], []
+    for detach in (False, True):
+        trainer = ours(tmp_path, gradient_checkpointing=True, **vision_policies.options(family, method))
+        if detach:
+            detach_frozen_tower(trainer.model)
+        calls.append(0)
+
+        def count(*inputs: Any) -> None:
+            calls[-1] += 1
+
+        tower = [trainer.model.get_submodule(name) for name in parts(trainer.model)["vision"]]
+        layers = next(one for module in tower for one in module.modules() if isinstance(one, torch.nn.ModuleList))
+        layers[0].register_forward_pre_hook(count)
+        gradients.append(train(trainer).gradients)
+    assert (calls[1] < calls[0]) == (method != "LoRA of the tower too")
+    for before, after in zip(*gradients, strict=True):
+        assert relative_difference(after, before) <= 1e-6
