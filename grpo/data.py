@@ -59,7 +59,7 @@ def load_task(task: DictConfig, processing_class: Any = None) -> Problems:
     Raises:
         ConfigError: a file, a split, a column or every row is missing.
     """
-    train, counts = _prepare(load_split(task, task.split), task, processing_class)
+    train, counts = _prepare(load_split(task, task.split), task, processing_class, task.split)
     problems = Problems(train, None, {"train": counts})
     if task.eval.size:
         problems.held_out, problems.counts["held_out"] = load_held_out(task, processing_class)
@@ -87,7 +87,7 @@ def count_used(split: str, count: dict[str, int]) -> None:
 def load_held_out(task: DictConfig, processing_class: Any = None) -> tuple[Dataset, dict[str, int]]:
     """Load the problems to evaluate on, filtered as those to train on are, and the counts of them."""
     part = load_split(task, task.eval.split)
-    return _prepare(part.select(range(min(task.eval.size, len(part)))), task, processing_class)
+    return _prepare(part.select(range(min(task.eval.size, len(part)))), task, processing_class, task.eval.split)
 
 
 def prompt_lengths(prompts: list[Any], processing_class: Any) -> list[int]:
@@ -167,15 +167,17 @@ def _flat(arguments: dict[str, Any]) -> str:
     return "{" + ", ".join(f"{key}: {value}" for key, value in shown.items()) + "}"
 
 
-def _prepare(dataset: Dataset, task: DictConfig, processing_class: Any) -> tuple[Dataset, dict[str, int]]:
+def _prepare(
+    dataset: Dataset, task: DictConfig, processing_class: Any, split: str
+) -> tuple[Dataset, dict[str, int]]:
     """Add prompts, answers and images, filter rows that would spoil the training, and count."""
     view = images.view_of(task, processing_class) if processing_class else None
     if view:
-        dataset = images.with_sizes(dataset, task, view)
+        dataset = images.with_sizes(dataset, task, view, split)
     dataset, counts = _with_prompts(dataset, task)
     if processing_class is not None:
         if view:
-            lengths = images.prompt_lengths(dataset, view, task.max_prompt_length)
+            lengths = images.prompt_lengths(dataset, view, task.max_prompt_length, split)
         else:
             lengths = prompt_lengths(list(dataset["prompt"]), processing_class)
         dataset = _keep(dataset, [length <= task.max_prompt_length for length in lengths], counts, "too_long")

@@ -17,8 +17,10 @@ PROGRAM = "grpo.export"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def export(run: Run, output: Path, dtype: str | None = None) -> None:
+def export(run: Run, output: Path, dtype: str | None = None) -> str:
     """Write the model of a run, merged in float32, with its tokenizer or processor and its model card.
+
+    Returns the class of transformers that loads it.
 
     Args:
         output: folder to write, which must not exist yet.
@@ -32,6 +34,7 @@ def export(run: Run, output: Path, dtype: str | None = None) -> None:
     import torch
 
     from grpo import policy
+    from grpo.vision import takes_images
 
     model, processing_class = policy.load(run.model, run.config.model, "float32", "cpu")
     name = dtype or str(run.config.model.dtype)
@@ -40,6 +43,7 @@ def export(run: Run, output: Path, dtype: str | None = None) -> None:
         model.to(written_dtype).save_pretrained(partial)
         processing_class.save_pretrained(partial)
         (partial / "README.md").write_text(model_card(run))
+    return "AutoModelForImageTextToText" if takes_images(model.config) else "AutoModelForCausalLM"
 
 
 def main() -> None:
@@ -55,10 +59,10 @@ def main() -> None:
     try:
         run = read_run(Path(args.run))
         output = args.output or run.folder / "export"
-        export(run, output, args.dtype)
+        loader = export(run, output, args.dtype)
     except (ConfigError, OSError) as error:
         leave(error, PROGRAM)
-    print(f"{output}: load it with AutoModelForCausalLM.from_pretrained, or: vllm serve {output}")
+    print(f"{output}: load it with {loader}.from_pretrained, or: vllm serve {output}")
 
 
 if __name__ == "__main__":

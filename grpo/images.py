@@ -94,7 +94,8 @@ class View:
                 raise ValueError(f"animated, with {frames} images")
             return ImageOps.exif_transpose(image).convert("RGB")
         except FileNotFoundError:
-            raise ValueError(f"there is no file {self.folder / value}") from None
+            url = "; URLs are not read: name downloaded files" if "://" in str(value) else ""
+            raise ValueError(f"there is no file {self.folder / value}{url}") from None
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:
             where = f"{self.folder / value}: " if isinstance(value, str) else ""
             raise ValueError(f"{where}{' '.join(str(error).split())}") from error
@@ -150,11 +151,14 @@ def check_used(config: DictConfig, processor: Any) -> None:
         )
 
 
-def with_sizes(dataset: Dataset, task: DictConfig, view: View) -> Dataset:
+def with_sizes(dataset: Dataset, task: DictConfig, view: View, split: str) -> Dataset:
     """Return a data set whose images are in the column `images`, all of which can be opened and shown.
 
     It also has `image_sizes` and `shown_sizes`: for each row lists of width and height, in the data and as the policy
     sees them.
+
+    Args:
+        split: what the rows are of.
 
     Raises:
         ConfigError: the column is not there or has no images, or one of them cannot be opened or shown.
@@ -171,7 +175,7 @@ def with_sizes(dataset: Dataset, task: DictConfig, view: View) -> Dataset:
             found = [view.open(value).size for value in images_of(cell)]
             sizes["shown_sizes"].append([view.size(*size) for size in found])
         except ValueError as error:
-            raise ConfigError(f"task.images={task.images}: row {row}: {error}") from error
+            raise ConfigError(f"task.images={task.images}: row {row} of {split}: {error}") from error
         sizes["image_sizes"].append(found)
     dataset = dataset.rename_column(task.images, COLUMN) if task.images != COLUMN else dataset
     for name, values in sizes.items():
@@ -179,12 +183,13 @@ def with_sizes(dataset: Dataset, task: DictConfig, view: View) -> Dataset:
     return dataset
 
 
-def prompt_lengths(dataset: Dataset, view: View, limit: int) -> list[int]:
+def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str) -> list[int]:
     """Return the tokens of prompts with their images.
 
     Args:
         dataset: with `prompt` and what `with_sizes` adds.
         limit: `task.max_prompt_length`.
+        split: what the rows are of.
 
     Raises:
         ConfigError: images take too much of a prompt whose text fits, or the model does not take as many.
@@ -197,14 +202,14 @@ def prompt_lengths(dataset: Dataset, view: View, limit: int) -> list[int]:
     lengths = []
     for row, (ids, shown) in enumerate(zip(unexpanded(processor, prompts), sizes, strict=True)):
         if ids.count(processor.image_token_id) != len(shown):
-            raise ConfigError(f"task.images: row {row}: the model's chat template does not show its images")
+            raise ConfigError(f"task.images: row {row} of {split}: the model's chat template does not show its images")
         words = len(ids) - len(shown)
         lengths.append(words + sum(view.tokens(*size) for size in shown))
         if words + len(shown) <= limit < lengths[-1]:
             fewer = f"task.max_pixels={view.factor**2 * ((limit - words) // len(shown))} or " if view.factor > 1 else ""
             what = " and ".join(f"{width} x {height}" for width, height in shown)
             raise ConfigError(
-                f"task.images: row {row}: images of {what} pixels are {lengths[-1] - words:,} tokens, with {words} of "
+                f"task.images: row {row} of {split}: images of {what} pixels are {lengths[-1] - words:,} tokens, with {words} of "
                 f"text more than task.max_prompt_length={limit}: {fewer}task.max_prompt_length={lengths[-1]} fits"
             )
     most = max(range(len(sizes)), key=lambda row: len(sizes[row]))

@@ -75,7 +75,7 @@ def freeze(model: PreTrainedModel, what: Sequence[str]) -> None:
     for part, modules in parts(model).items():
         if part in what:
             if not modules:
-                raise ConfigError(f"model.freeze: {part}: the model has none")
+                raise ConfigError(f"model.freeze: {part}: the model has none; leave it out")
             for name in modules:
                 model.get_submodule(name).requires_grad_(False)
 

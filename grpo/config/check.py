@@ -102,7 +102,8 @@ def check_images(config: DictConfig) -> None:
     task = config.task
     if task.images and not task.conversational:
         raise ConfigError(f"task.images={task.images}: needs task.conversational=true, as images stand in messages")
-    if not 0 < (task.min_pixels or 1) <= (task.max_pixels or math.inf):
+    smallest, largest = (value if value is not None else 1 for value in (task.min_pixels, task.max_pixels))
+    if smallest < 1 or largest < 1 or (task.max_pixels and smallest > largest):
         raise ConfigError(
             f"task.min_pixels={task.min_pixels} task.max_pixels={task.max_pixels}: positive, the first the smaller one"
         )
@@ -121,6 +122,8 @@ def check_peft(config: DictConfig) -> None:
     for key in config.peft:
         if key not in known:
             raise ConfigError(f"peft.{key}: not an option of peft.LoraConfig{meant(key, known)}")
+    if config.peft.get("vision") and len(config.peft) == 1:
+        raise ConfigError("peft.vision=true: of which adapters? Add peft=lora or peft=qlora")
 
 
 def check_precision(config: DictConfig) -> None:

@@ -19,7 +19,8 @@ def wilson_interval(correct: float, samples: int, confidence: float = 0.95) -> t
     centre = proportion + z**2 / (2 * samples)
     spread = z * (proportion * (1 - proportion) / samples + z**2 / (4 * samples**2)) ** 0.5
     scale = 1 + z**2 / samples
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    low, high = (centre - spread) / scale, (centre + spread) / scale
+    return max(0.0, min(proportion, low)), min(1.0, max(proportion, high))  # rounding puts an end beside 0, or 1
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

@@ -21,14 +21,14 @@ def model_card(run: Run) -> str:
     base = name if ON_HUB.fullmatch(name) and not Path(name).exists() else None
     data = data_of(task)
     after = run.summary.get("accuracy_after")
-    results = None
+    results, pipeline = None, "image-text-to-text" if task.images else "text-generation"
     if after is not None:
-        results = [EvalResult("text-generation", data, data, "accuracy", after, dataset_split=task.eval.split)]
+        results = [EvalResult(pipeline, data, data, "accuracy", after, dataset_split=task.eval.split)]
     metadata = ModelCardData(
         base_model=base,
         datasets=[data] if data == task.dataset.get("path") and ON_HUB.fullmatch(data) else None,
         library_name="transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag=pipeline,
         tags=["grpo", "trl", "reinforcement-learning"],
         model_name="GRPO" if results else None,
         eval_results=results,

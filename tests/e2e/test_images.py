@@ -45,6 +45,8 @@ def test_a_run_with_images_is_evaluated_exported_and_asked(run_dir: Path) -> Non
     assert (found["accuracy"], found["samples"]) == (trained["accuracy"], 8)
     done = command("grpo.export", run_dir, "--output", run_dir / "out", cwd=run_dir)
     assert done.returncode == 0, done.stderr
+    assert "load it with AutoModelForImageTextToText.from_pretrained" in done.stdout
+    assert "pipeline_tag: image-text-to-text" in (run_dir / "out" / "README.md").read_text()
     assert AutoProcessor.from_pretrained(run_dir / "out").image_processor.size["height"] == 96
     exported = command(
         "grpo.evaluate", run_dir / "out", *SMALL[:3], "evaluate.samples=0", f"hydra.run.dir={run_dir}/b", cwd=run_dir

@@ -100,13 +100,13 @@ def gif() -> bytes:
 @pytest.mark.parametrize(
     ("cell", "says"),
     [
-        ("none.png", "row 1: there is no file {folder}/none.png"),
-        (as_bytes(picture())[:200], "row 1: "),
-        (b"no image", "row 1: cannot identify image file"),
-        (gif(), "row 1: animated, with 2 images"),
-        (as_bytes(picture(1, 1)), "row 1: 1 x 1 pixels; a side has 2 to 16,384"),
-        (as_bytes(picture(20_000, 4)), "row 1: 20000 x 4 pixels"),
-        (7, "row 0: int, not a path, bytes or an image"),
+        ("none.png", "row 1 of train: there is no file {folder}/none.png"),
+        (as_bytes(picture())[:200], "row 1 of train: "),
+        (b"no image", "row 1 of train: cannot identify image file"),
+        (gif(), "row 1 of train: animated, with 2 images"),
+        (as_bytes(picture(1, 1)), "row 1 of train: 1 x 1 pixels; a side has 2 to 16,384"),
+        (as_bytes(picture(20_000, 4)), "row 1 of train: 20000 x 4 pixels"),
+        (7, "row 0 of train: int, not a path, bytes or an image"),
     ],
     ids=["missing", "cut", "no image", "animated", "one pixel", "wide", "a number"],
 )
@@ -132,7 +132,8 @@ def test_images_that_leave_no_room_are_one_line(composed: Any, processor: Any) -
     with pytest.raises(ConfigError) as raised:
         load_task(composed(*TASK, "task.max_prompt_length=12").task, processor)
     says = (
-        "task.images: row 0: images of 96 x 96 pixels are 16 tokens, with 7 of text more than task.max_prompt_length=12"
+        "task.images: row 0 of train: images of 96 x 96 pixels are 16 tokens, with 7 of text more than "
+        "task.max_prompt_length=12"
     )
     assert str(raised.value) == f"{says}: task.max_prompt_length=23 fits"
 
@@ -152,7 +153,7 @@ def test_prompts_are_as_long_as_the_processor_makes_them(tmp_path: Path, compose
         "input_ids"
     ]
     view = View(processor, None, None, None)
-    assert prompt_lengths(problems, view, 512) == [len(row) for row in ids] == [37, 21, 5]
+    assert prompt_lengths(problems, view, 512, "train") == [len(row) for row in ids] == [37, 21, 5]
 
 
 @settings(max_examples=40, deadline=None)

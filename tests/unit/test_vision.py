@@ -82,7 +82,7 @@ LANGUAGE, PROJECTOR, TOWER_WEIGHTS = "language_model", "multi_modal_projector", 
         (["model.freeze=[vision]"], {LANGUAGE, PROJECTOR}),
         (["model.freeze=[vision,projector]"], {LANGUAGE}),
         (["peft=lora"], {LANGUAGE}),
-        (["peft=lora", "+peft.vision=true"], {LANGUAGE, PROJECTOR, TOWER_WEIGHTS}),
+        (["peft=lora", "peft.vision=true"], {LANGUAGE, PROJECTOR, TOWER_WEIGHTS}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -75,7 +75,7 @@ def test_every_key_is_a_field_of_the_library_it_belongs_to(group: str, choice: s
     known = {
         "train": set(library_fields(GRPO_CONFIG)) - set(NOT_SETTABLE),
         "model": {*library_fields((("trl", "trainer/model_config.py", "ModelConfig"),)), "shape", "gguf_file"},
-        "peft": {*library_fields(LORA_CONFIG), "quantization"},
+        "peft": {*library_fields(LORA_CONFIG), "quantization", "vision"},
     }
     for key in own_keys(group, choice):
         parts = key.split(".")
