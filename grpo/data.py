@@ -167,9 +167,7 @@ def _flat(arguments: dict[str, Any]) -> str:
     return "{" + ", ".join(f"{key}: {value}" for key, value in shown.items()) + "}"
 
 
-def _prepare(
-    dataset: Dataset, task: DictConfig, processing_class: Any, split: str
-) -> tuple[Dataset, dict[str, int]]:
+def _prepare(dataset: Dataset, task: DictConfig, processing_class: Any, split: str) -> tuple[Dataset, dict[str, int]]:
     """Add prompts, answers and images, filter rows that would spoil the training, and count."""
     view = images.view_of(task, processing_class) if processing_class else None
     if view:
