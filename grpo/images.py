@@ -210,7 +210,8 @@ def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str) -> list
             what = " and ".join(f"{width} x {height}" for width, height in shown)
             raise ConfigError(
                 f"task.images: row {row} of {split}: images of {what} pixels are {lengths[-1] - words:,} tokens, "
-                f"with {words} of text more than task.max_prompt_length={limit}: {fewer}task.max_prompt_length={lengths[-1]} fits"
+                f"with {words} of text more than task.max_prompt_length={limit}: {fewer}"
+                f"task.max_prompt_length={lengths[-1]} fits"
             )
     most = max(range(len(sizes)), key=lambda row: len(sizes[row]))
     check_processor(prompts[most], sizes[most], lengths[most], processor)
