@@ -63,7 +63,7 @@ def measure(engine_class: type[PolicyEngine]) -> dict[str, Any]:
     model, tokenizer = policy(), AutoTokenizer.from_pretrained(smollm2())
     base = {name: weight.clone() for name, weight in model.named_parameters() if "lora_" not in name}
     prompt = tokenizer(PROMPT)["input_ids"]
-    room = {"max_model_length": 128, "max_num_seqs": COMPLETIONS, "max_completion_length": 64}
+    room: dict[str, Any] = {"max_model_length": 128, "max_num_seqs": COMPLETIONS, "max_completion_length": 64}
     engine = engine_class(model, Accelerator(), tokenizer, gpu_memory_utilization=0.1, **room)
 
     def mismatch() -> tuple[float, list[list[int]]]:

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig
 
 from benchmarks.generation import smollm2
-from grpo.config.schema import ROOT
+from grpo.config.schema import ROOT, Engine
 from grpo.errors import GenerationError
 from grpo.patching import replaced
 from grpo.runs.versions import versions
@@ -46,9 +46,14 @@ def reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
 
 
 def trainer(
-    directory: Path, peft_config: LoraConfig | None = None, model: str = TINY, dtype: str = "float32", **options: Any
+    directory: Path,
+    peft_config: LoraConfig | None = None,
+    model: str = TINY,
+    dtype: str = "float32",
+    engine: Engine | None = None,
+    **options: Any,
 ) -> ExactGRPOTrainer:
-    """Return a trainer with vLLM beside the policy; `options` are fields of GRPOConfig."""
+    """Return a trainer with vLLM beside the policy, merged by default; `options` are fields of GRPOConfig."""
     settings: dict[str, Any] = {
         "per_device_train_batch_size": 16,
         "num_generations": 4,
@@ -76,11 +81,12 @@ def trainer(
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         processing_class=AutoTokenizer.from_pretrained(model),
         peft_config=peft_config,
+        engine=engine or Engine(lora="merged"),
     )
 
 
 def never_sent(made: ExactGRPOTrainer) -> None:
-    """Let the engine keep the weights that it has loaded."""
+    """Let the engine keep the weights, or the adapter, that it has."""
     made.vllm_generation.sync_weights = lambda: None
 
 

@@ -101,7 +101,7 @@ def generation(name: str, counts: Sequence[int] = COUNTS) -> list[dict[str, Any]
     model = model.to("cuda" if on_gpu else "cpu").eval()
     tokenizer = AutoTokenizer.from_pretrained(name)
     prompt = tokenizer(PROMPT)["input_ids"]
-    room = {"max_model_length": len(prompt) + LONGEST, "max_num_seqs": max(counts)}
+    room: dict[str, Any] = {"max_model_length": len(prompt) + LONGEST, "max_num_seqs": max(counts)}
     engine = PolicyEngine(model, Accelerator(), tokenizer, gpu_memory_utilization=0.25, **room)
     rates = []
     for count in counts:

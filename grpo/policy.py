@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import torch
 import transformers
+from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
 from huggingface_hub.constants import HF_HOME
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -22,6 +24,7 @@ from transformers import (
     AutoProcessor,
     AutoTokenizer,
     BitsAndBytesConfig,
+    GenerationConfig,
     GgufConfig,
     PreTrainedModel,
 )
@@ -93,6 +96,28 @@ def model_init_kwargs(model: DictConfig) -> dict[str, Any]:
         "attn_implementation": model.attn_implementation,
         "use_safetensors": True,
     }
+
+
+def without_weights(model: DictConfig) -> PreTrainedModel:
+    """Return the policy where it will train, with weights that take no memory: of each one number, repeated.
+
+    An engine's take their place (`grpo.generation.shared_weights`). Buffers have their values.
+    """
+    name, revision = model.model_name_or_path, model.model_revision
+    architecture = AutoConfig.from_pretrained(name, revision=revision)
+    how = {"dtype": getattr(torch, model.dtype), "attn_implementation": model.attn_implementation}
+    with init_empty_weights(include_buffers=False):
+        policy = AutoModelForCausalLM.from_config(architecture, **how)
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    for module in policy.modules():
+        for key, weight in module._parameters.items():
+            if weight is not None:
+                number = torch.zeros((), dtype=weight.dtype, device=device)
+                module._parameters[key] = torch.nn.Parameter(number.expand(weight.shape))
+    policy.tie_weights()
+    with suppress(OSError):  # a model without one has what its configuration says
+        policy.generation_config = GenerationConfig.from_pretrained(name, revision=revision)
+    return policy.to(device)
 
 
 def load_processing_class(model: DictConfig, name: str | None = None) -> Any:

@@ -28,7 +28,7 @@ from grpo.callbacks import (
 )
 from grpo.cli import output_in
 from grpo.config.batch import check_batch, completions
-from grpo.config.schema import Update, train_arguments
+from grpo.config.schema import Engine, Update, train_arguments
 from grpo.config.secrets import is_secret, without_secrets
 from grpo.data import Problems, load_task, reward_columns
 from grpo.distributed import agreed, is_main_process, log_name, world_size
@@ -40,6 +40,7 @@ from grpo.images import check_used
 from grpo.monitor import Monitor
 from grpo.outcome import give_way, reason_of, write_outcome
 from grpo.planning.fit import Plan, settled
+from grpo.planning.from_config import find_shape
 from grpo.reward import check_grader, errors_of, errors_of_all, grader_of, reward_options, running_rewards
 from grpo.runs.files import ERRORS_FILE, RESOLVED_CONFIG, read_json, write_json
 from grpo.runs.resume import differences, resolve
@@ -50,6 +51,7 @@ from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.checkpoint import save_model
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.vision import detach_frozen_tower, freeze
+from grpo.vllm_lora import sends_adapter, why_merged, why_not_shared
 from rewards.runtime.isolation import Reward
 
 log = logging.getLogger(__name__)
@@ -174,11 +176,13 @@ def with_model(config: DictConfig) -> DictConfig:
     """
     train, model = config.train, config.model
     if train.use_vllm:
-        check_vllm(train, has_gpu=torch.cuda.is_available() and not train.use_cpu)
+        by_adapter, has_gpu = sends_adapter(config), torch.cuda.is_available() and not train.use_cpu
+        check_vllm(train, has_gpu or by_adapter, bool(config.peft and config.peft.get("quantization")))
     config = config.copy()
     config.model = policy.available(model)
     if train.use_vllm and train.vllm_mode == "server":
-        check_server(train, config.model.model_name_or_path, config.task.max_prompt_length)
+        adapter = config.peft if by_adapter else None
+        check_server(train, config.model.model_name_or_path, config.task.max_prompt_length, adapter)
     return config
 
 
@@ -193,8 +197,22 @@ def problems_of(config: DictConfig, processing_class: Any, console: Console) -> 
     console.print(str(problems), highlight=False, soft_wrap=True)
     if train.use_vllm:
         where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]
-        console.print(f"vLLM generates, {where}", highlight=False, soft_wrap=True)
+        console.print(f"vLLM generates, {where}{how_lora_travels(config)}", highlight=False, soft_wrap=True)
     return problems
+
+
+def how_lora_travels(config: DictConfig) -> str:
+    """Return what vLLM gets of a policy with LoRA, and why, as the end of a sentence."""
+    if config.peft is None:
+        return ""
+    if sends_adapter(config):
+        gets = "; it gets the adapter before each generation"
+        if config.engine.share_weights:
+            return f"{gets}, and the frozen weights exist once"
+        reason = why_not_shared(config, find_shape(config.model).model_type)
+        return f"{gets}, and has frozen weights of its own{f': {reason}' if reason else ''}"
+    reason = why_merged(config) or f"engine.lora={config.engine.lora}"
+    return f"; it gets all weights before each generation, with the adapter merged in: {reason}"
 
 
 def options_of_rewards(config: DictConfig, problems: Problems) -> dict[str, dict[str, Any]]:
@@ -217,13 +235,15 @@ def make_trainer(
     user_init_kwargs = arguments.pop("model_init_kwargs", {})
     if world_size() > 1 and not torch.accelerator.is_available() and not arguments.get("deepspeed"):
         arguments["use_cpu"] = True  # else accelerate takes each process for the only one
+    name, shares = config.model.model_name_or_path, config.engine.share_weights
+    if not shares:
+        arguments["model_init_kwargs"] = {**policy.model_init_kwargs(config.model), **user_init_kwargs}
     try:
         trainer = ExactGRPOTrainer(
-            model=config.model.model_name_or_path,
+            model=policy.without_weights(config.model) if shares else name,
             reward_funcs=[reward.as_function() for reward in rewards],
             args=GRPOConfig(
                 output_dir=str(run_dir),
-                model_init_kwargs={**policy.model_init_kwargs(config.model), **user_init_kwargs},
                 reward_weights=[reward.get("weight", 1.0) for reward in config.reward.values()],
                 disable_tqdm=True,
                 **arguments,
@@ -233,6 +253,7 @@ def make_trainer(
             quantization_config=policy.quantization_config(config.peft),
             peft_config=policy.peft_config(config.peft, config.model),
             update=Update(**config["update"]),  # `.update` is a method
+            engine=Engine(**config.engine),
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
         raise ConfigError(" ".join(str(error).split())) from error

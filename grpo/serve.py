@@ -21,8 +21,9 @@ from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.check import check
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
-from grpo.generation.vllm_server import LAUNCHER, LOOPBACK, answers, is_taken
+from grpo.generation.vllm_server import LAUNCHER, answers, is_taken
 from grpo.hardware import free_gpu_memory
+from grpo.vllm_lora import LOOPBACK, engine_rank, sends_adapter
 
 HYDRAS = ("--help", "--hydra-help", "--cfg", "--config-", "--resolve", "--package", "--info")
 more_options: list[str] = []
@@ -62,13 +63,18 @@ def command(config: DictConfig) -> list[str]:
         "max-model-len": train.vllm_max_model_length or config.task.max_prompt_length + train.max_completion_length,
         "host": train.vllm_server_host,
         "port": train.vllm_server_port,
-        "weight-transfer-config": '{"backend": "nccl"}',
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": -1,
     }
+    switches = ["--enable-scale-out"] if Version(version) >= Version("0.30") else []  # for images
+    if sends_adapter(config):
+        switches.append("--enable-lora")
+        options |= {"quantization": "bitsandbytes"} if config.peft.get("quantization") else {}
+        options["max-lora-rank"] = engine_rank(config.peft.get("r", 8))
+    else:
+        options["weight-transfer-config"] = '{"backend": "nccl"}'
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    images = ["--enable-scale-out"] if Version(version) >= Version("0.30") else []
-    return [sys.executable, "-m", *program, model.model_name_or_path, *words, *images, *more_options]
+    return [sys.executable, "-m", *program, model.model_name_or_path, *words, *switches, *more_options]
 
 
 def serve(config: DictConfig, log: Path) -> int:
@@ -87,10 +93,11 @@ def serve(config: DictConfig, log: Path) -> int:
             f"port {port} of {host} is in use: choose another with train.vllm_server_port={port + 1}, for the run too"
         )
     print(f"starting a vLLM server for {config.model.model_name_or_path}, which may take minutes; see {log}")
-    if free_gpu_memory() is None:
-        print("no GPU here: the server can generate, but no run on this machine can send it weights")
+    if free_gpu_memory() is None and not sends_adapter(config):
+        print("no GPU here: the server can generate, but no run on this machine can send it weights, only adapters")
     settings = {"VLLM_CPU_KVCACHE_SPACE": "2"} | os.environ  # in GiB; nearly all of a CPU's memory otherwise
     settings |= {"VLLM_SERVER_DEV_MODE": "1"} | ({"VLLM_HOST_IP": "127.0.0.1"} if host in LOOPBACK else {})
+    settings |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if sends_adapter(config) else {}
     with log.open("w") as output:
         server = subprocess.Popen(command(config), stdout=output, stderr=output, env=settings, start_new_session=True)
     try:

@@ -13,10 +13,11 @@ from omegaconf.errors import ConfigKeyError, ValidationError
 from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
-from grpo.config.schema import LOSS_MEANS, NOT_SETTABLE, PARTS, Reward, Update
+from grpo.config.schema import LOSS_MEANS, NOT_SETTABLE, PARTS, Engine, Reward, Update
 from grpo.diagnosis import sampling_filters
 from grpo.distributed import is_launched
 from grpo.errors import ConfigError
+from grpo.vllm_lora import sends_adapter, why_merged
 
 LEVELS = ("token", "sequence")
 
@@ -48,6 +49,7 @@ def check(config: DictConfig) -> None:
         raise ConfigError(f"train.optim={config.train.optim}: unknown{meant(config.train.optim, optimizers)}")
     try:
         Update(**config["update"])
+        Engine(**config.engine)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if config.task.dataset.get("generator") and isinstance(config.task.dataset.get("size"), int):
@@ -228,11 +230,8 @@ def check_vllm_options(config: DictConfig) -> None:
             f"train.vllm_max_model_length={train.vllm_max_model_length}: a prompt and its completion take up to "
             f"{needed} tokens (task.max_prompt_length and train.max_completion_length); null leaves it to the plan"
         )
-    if train.use_vllm and config.peft and (quantization := config.peft.get("quantization")):
-        base, reason = "4-bit", "its weights cannot be merged with an adapter and sent on"
-        if quantization.get("load_in_8bit"):
-            base, reason = "8-bit", "it does not know this quantization"
+    if train.use_vllm and config.peft and config.peft.get("quantization") and not sends_adapter(config):
         raise ConfigError(
-            f"peft.quantization: vLLM cannot take a policy with {base} weights, {reason}; use generation=transformers, "
-            "or peft=lora with a smaller model"
+            "peft.quantization: quantized weights cannot be merged with an adapter and sent to vLLM, and "
+            f"{why_merged(config) or 'engine.lora=merged'}; use generation=transformers, or peft=lora"
         )

@@ -189,6 +189,29 @@ class Update:
 
 
 @dataclass
+class Engine:
+    """vLLM beside a policy with LoRA."""
+
+    lora: str = "adapter"
+    """What vLLM gets of a policy with LoRA before each generation: the `adapter`, or all weights with it `merged` in.
+    What vLLM's LoRA cannot take is merged, and the reason is printed."""
+    share_weights: Any = "auto"
+    """Whether the policy's frozen weights are those of the vLLM engine beside it, so that they exist once: `true`,
+    `false`, or `auto`, where it is possible and the engine does not sleep. Needs `lora: adapter`."""
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: naming the key, its value and the possible ones.
+        """
+        if self.lora not in ("adapter", "merged"):
+            raise ValueError(f"engine.lora={self.lora}: `adapter` or `merged`")
+        if self.share_weights not in ("auto", True, False):
+            raise ValueError(f"engine.share_weights={self.share_weights}: `auto`, `true` or `false`")
+
+
+@dataclass
 class Gpu:
     """The facts of the GPU that a profile was made for."""
 
@@ -269,6 +292,7 @@ def register() -> None:
         ("peft", Any, field(default=None)),
         ("train", grpo_config, field(default_factory=grpo_config)),
         ("update", Update, field(default_factory=Update)),
+        ("engine", Engine, field(default_factory=Engine)),
         ("gpu", Gpu | None, field(default=None)),
         ("plan", Plan, field(default_factory=Plan)),
         ("evaluate", Evaluate, field(default_factory=Evaluate)),

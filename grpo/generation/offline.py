@@ -12,10 +12,9 @@ from grpo import policy
 from grpo.generation.local import Generate, complete
 from grpo.generation.vllm_engine import cpu_options
 from grpo.images import images_in, unexpanded
+from grpo.vllm_lora import engine_rank
 
 VLLM_SHARE = {"cuda": 0.9, "cpu": 0.15}  # of the memory
-
-VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that it takes
 
 
 def with_transformers(
@@ -49,7 +48,7 @@ def with_vllm(name: str, dtype: str, longest: int, length: int, processing_class
         tokenizer=name,
         dtype=dtype,
         enable_lora=bool(adapter),
-        max_lora_rank=next(rank for rank in VLLM_RANKS if rank >= (adapter["r"] if adapter else 1)),
+        max_lora_rank=engine_rank(adapter["r"] if adapter else 1),
         **({"gpu_memory_utilization": VLLM_SHARE["cuda"]} if on_gpu else cpu_options(VLLM_SHARE["cpu"], weights=0)),
         max_model_len=longest + length,
     )

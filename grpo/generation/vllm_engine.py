@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -16,16 +17,20 @@ from accelerate.utils import is_peft_model
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from trl.generation import vllm_generation
+from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.import_utils import is_vllm_available
 
 from grpo.errors import GenerationError
+from grpo.generation.adapter import adapter_file, adapter_weights
 from grpo.generation.merged_weights import merged_weights, trains_tied_weight
-from grpo.generation.vllm_server import LAUNCHER, LOOPBACK, answers
+from grpo.generation.shared_weights import fingerprint, share
+from grpo.generation.vllm_server import LAUNCHER, answers
 from grpo.generation.watched_session import FAILURES, PAUSE, WatchedSession
 from grpo.hardware import host_memory
 from grpo.limits import ENGINE
 from grpo.patching import replaced
+from grpo.vllm_lora import LOOPBACK, engine_rank, why_not
 
 log = logging.getLogger(__name__)
 COMPUTE = {"bf16": "bfloat16", "fp16": "float16"}
@@ -39,18 +44,34 @@ TRANSFER_SECONDS = 900
 class PolicyEngine(VLLMGeneration):
     """TRL's connection to vLLM, colocated or a server.
 
-    The engine computes in the precision of the policy, where TRL leaves it to vLLM; adapters are merged into copies
-    unless FSDP or ZeRO-3 shard the weights; and what goes wrong ends in a `GenerationError`, before a completion that
-    the policy has not made is taken for one.
+    The engine computes in the precision of the policy, where TRL leaves it to vLLM; of a policy with LoRA it gets the
+    adapter, or weights into copies of which that is merged unless FSDP or ZeRO-3 shard them; and what goes wrong ends
+    in a `GenerationError`, before a completion that the policy has not made is taken for one.
+
+    Args:
+        lora: `adapter` or `merged`, as `engine.lora` in the configuration.
+        shares: whether the policy gets its frozen weights from a colocated engine.
     """
+
+    sends_adapter = False
+    """Whether vLLM gets the adapter alone."""
+
+    def __init__(
+        self, model: torch.nn.Module, *args: Any, lora: str = "adapter", shares: bool = False, **options: Any
+    ) -> None:
+        config = model.peft_config["default"].to_dict() if is_peft_model(model) else None
+        self.sends_adapter = config is not None and lora == "adapter" and why_not(config) is None
+        self._shares, self._shared, self._fingerprint = shares, dict[str, torch.Tensor](), list[int]()
+        self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run
+        super().__init__(model, *args, **options)
 
     unexpanded: Mapping[tuple[int, ...], list[int]] = MappingProxyType({})
     """Prompts with images as `give_images` keeps them, by all of their tokens."""
 
     def _init_vllm(self) -> None:
-        if getattr(self.model, "is_quantized", False):  # a model that comes quantized; peft=qlora is refused earlier
+        if getattr(self.model, "is_quantized", False) and not self.sends_adapter:
             raise ValueError("vLLM cannot take the weights of a quantized policy: use generation=transformers")
-        if is_peft_model(self.model) and trains_tied_weight(self.model):
+        if is_peft_model(self.model) and not self.sends_adapter and trains_tied_weight(self.model):
             raise ValueError(
                 "vLLM has one weight for embeddings and head, and the adapter trains one of them: leave both out of "
                 "peft.target_modules and peft.modules_to_save, or use generation=transformers"
@@ -65,16 +86,22 @@ class PolicyEngine(VLLMGeneration):
             options = cpu_options(self.gpu_memory_utilization, weights) if on_cpu else {}
             revision = getattr(self.model.config, "_commit_hash", None)
             options |= {"dtype": dtype, "revision": revision, "tokenizer_revision": revision}
+            if self.sends_adapter:
+                options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
             with (
                 replaced(vllm_generation, "LLM", partial(vllm_generation.LLM, **options)),
-                loadable() if on_cpu else nullcontext(),
+                loadable() if on_cpu and (self._shares or not self.sends_adapter) else nullcontext(),
             ):
                 super()._init_vllm()
+            if self._shares:
+                self._shared = share(self.model, self.llm.llm_engine.model_executor.driver_worker.model_runner.model)
+                self._fingerprint = fingerprint(self._shared)
         else:
             if any(host in (self.server_base_url or self.server_host) for host in LOOPBACK):
                 os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")  # where the weights are handed over
             watched = partial(WatchedSession, self.server_base_url or f"http://{self.server_host}:{self.server_port}")
-            with replaced(requests, "Session", watched):
+            by_nccl = VLLMClient.init_communicator if not self.sends_adapter else lambda *args, **options: None
+            with replaced(requests, "Session", watched), replaced(VLLMClient, "init_communicator", by_nccl):
                 super()._init_vllm()
             if self.accelerator.is_main_process:
                 self._server_started = started_at(self.vllm_client.base_url)
@@ -99,6 +126,9 @@ class PolicyEngine(VLLMGeneration):
             GenerationError: it did not take them.
         """
         with self._explained("took the policy's weights"):
+            if self.sends_adapter:
+                self._send_adapter()
+                return
             if self.mode == "colocate":
                 super().sync_weights()
                 return
@@ -109,6 +139,35 @@ class PolicyEngine(VLLMGeneration):
                 torch.cuda.synchronize()  # weights are read on streams that do not wait for the optimizer's
             with self._watched():
                 super().sync_weights()
+
+    def _send_adapter(self) -> None:
+        """Load the adapter into vLLM under a name that none has had, and remove the one before it.
+
+        With the same name vLLM would take up prefixes that it computed with the old adapter.
+        """
+        weights = adapter_weights(self.model, self._dist.gather_params)
+        old, self._version = self._version, self._version + 1
+        if self.mode == "colocate":
+            from vllm.lora.request import LoRARequest
+
+            with adapter_file(self.model, weights) as folder:
+                request = LoRARequest(f"policy-{self._version}", self._version, str(folder))
+                if not self.llm.llm_engine.add_lora(request):
+                    raise GenerationError("vLLM did not take the adapter: use engine.lora=merged")
+            if old:
+                self.llm.llm_engine.remove_lora(old)
+            self.llm.generate = partial(type(self.llm).generate, self.llm, lora_request=request)
+        elif self.accelerator.is_main_process:
+            post, url = self.vllm_client.session.post, f"{self.vllm_client.base_url}/v1"
+            before, name = self.vllm_client.model, f"policy-{self._run}-{self._version}"
+            with adapter_file(self.model, weights) as folder:
+                answer = post(f"{url}/load_lora_adapter", json={"lora_name": name, "lora_path": str(folder)})
+            if answer.status_code != 200:
+                reason = " ".join(answer.text.split())[:300]
+                raise GenerationError(f"the vLLM server did not take the adapter: {reason}")
+            if old:
+                post(f"{url}/unload_lora_adapter", json={"lora_name": before})  # gone already after a restart
+            self.vllm_client.model = name
 
     def generate(self, prompts: list[list[int]], images: list | None, *args: Any, **options: Any) -> tuple:
         """Complete prompts as TRL does, but for images, whose tokens TRL 1.16 has vLLM expand twice (trl#6294).
@@ -144,6 +203,11 @@ class PolicyEngine(VLLMGeneration):
         finally:
             self.__dict__.update(before)
 
+    def changed_weights(self) -> list[str]:
+        """Return the names of weights that policy and engine share, and that something has written to."""
+        found = fingerprint(self._shared)
+        return [name for name, before, now in zip(self._shared, self._fingerprint, found, strict=True) if before != now]
+
     def asleep(self) -> int:
         """Return the bytes that a sleeping engine has given back to the GPU and PyTorch still counts as allocated."""
         if not (self.mode == "colocate" and self.enable_sleep_mode and self._llm_weights_sleeping):
@@ -153,8 +217,11 @@ class PolicyEngine(VLLMGeneration):
         return CuMemAllocator.get_instance().get_current_usage()
 
     def _check_server(self) -> None:
-        """Check that the server is still the process that has had the policy's weights."""
-        if self.mode == "server" and self.accelerator.is_main_process:
+        """Check that the server is still the process that has had the policy's weights.
+
+        An adapter is asked for by its name, which another process would not know.
+        """
+        if self.mode == "server" and not self.sends_adapter and self.accelerator.is_main_process:
             url = self.vllm_client.base_url
             if started_at(url) != self._server_started:
                 raise GenerationError(

@@ -11,25 +11,32 @@ import requests
 from omegaconf import DictConfig
 
 from grpo.errors import ConfigError
+from grpo.vllm_lora import QUANTIZES
 
 LAUNCHER = "launch/vllm_server.sh"
 INSTEAD = "generation=vllm_colocate or generation=transformers"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 AGAIN = f"start it with {LAUNCHER} and the arguments of this run"
 
 
-def check_vllm(train: DictConfig, has_gpu: bool) -> None:
+def check_vllm(train: DictConfig, can_send: bool, quantized: bool = False) -> None:
     """Check, where vLLM generates, that it is here, and that its server answers where one is used.
+
+    Args:
+        can_send: whether a server could get the policy from here: weights from GPU to GPU, or an adapter as a file.
+        quantized: whether vLLM has to quantize as bitsandbytes does.
 
     Raises:
         ConfigError: with the first thing that is wrong and a remedy.
     """
     if find_spec("vllm") is None:
         raise ConfigError("train.use_vllm: vLLM is not installed: `make vllm` does it; or use generation=transformers")
+    if quantized and find_spec(QUANTIZES) is None:
+        raise ConfigError("peft.quantization: vLLM needs vllm-bnb-plugin: `make vllm` installs it; or use peft=lora")
     if train.vllm_mode == "server":
-        if not has_gpu:
+        if not can_send:
             raise ConfigError(
-                f"generation=vllm_server: weights go to a server from GPU to GPU, and there is none here; use {INSTEAD}"
+                "generation=vllm_server: weights go to a server from GPU to GPU, and there is none here; use "
+                f"peft=lora, of which the adapter travels alone, {INSTEAD}"
             )
         wait_for(server_url(train), train.vllm_server_timeout)
 
@@ -74,8 +81,11 @@ def settings_of(url: str) -> dict[str, Any]:
         raise ConfigError(f"what answers at {url} is no vLLM server that this run can use: {AGAIN}") from error
 
 
-def check_server(train: DictConfig, wanted: str, max_prompt_length: int) -> None:
+def check_server(train: DictConfig, wanted: str, max_prompt_length: int, peft: DictConfig | None = None) -> None:
     """Check that the server has this run's model and is set up as TRL needs it.
+
+    Args:
+        peft: the adapter that it gets; None if it gets all weights.
 
     Raises:
         ConfigError: naming the option that it lacks.
@@ -85,7 +95,9 @@ def check_server(train: DictConfig, wanted: str, max_prompt_length: int) -> None
     model = settings["model_config"]
     if not any(same_model(name, wanted) for name in (model["model"], model["served_model_name"])):
         raise ConfigError(f"the server at {url} has the model {model['model']}, this run {wanted}: {AGAIN}")
-    if settings["weight_transfer_config"] is None:
+    if peft is not None:
+        check_lora(url, settings, peft)
+    elif settings["weight_transfer_config"] is None:
         raise ConfigError(f"the server at {url} cannot take weights, without --weight-transfer-config: {AGAIN}")
     if train.vllm_importance_sampling_correction and model["logprobs_mode"] != "processed_logprobs":
         raise ConfigError(
@@ -96,10 +108,27 @@ def check_server(train: DictConfig, wanted: str, max_prompt_length: int) -> None
     if images and requests.get(f"{url}/v1/chat/completions/render", timeout=60).status_code == 404:
         raise ConfigError(f"the server at {url} cannot take images, without --enable-scale-out: {AGAIN}")
     check_room(train, max_prompt_length)
-    if is_taken("", train.vllm_group_port):
+    if peft is None and is_taken("", train.vllm_group_port):
         raise ConfigError(
             f"train.vllm_group_port={train.vllm_group_port} is in use, perhaps by another run: a server serves "
             "one run, so give this one a server and ports of its own"
+        )
+
+
+def check_lora(url: str, settings: dict[str, Any], peft: DictConfig) -> None:
+    """Check that a server takes a run's adapters while it runs, on weights quantized as the run's are."""
+    lora, rank = settings["lora_config"], peft.get("r", 8)
+    if lora is None:
+        raise ConfigError(f"the server at {url} cannot take adapters, without --enable-lora: {AGAIN}")
+    if lora["max_lora_rank"] < rank:
+        most = f"takes adapters up to rank {lora['max_lora_rank']}"
+        raise ConfigError(f"the server at {url} {most}, this run has peft.r={rank}: {AGAIN}")
+    quantization = settings["model_config"]["quantization"]
+    if peft.get("quantization") and quantization is None:
+        raise ConfigError(f"the server at {url} has whole weights, this run peft.quantization: {AGAIN}")
+    if requests.get(f"{url}/v1/load_lora_adapter", timeout=60).status_code == 404:
+        raise ConfigError(
+            f"the server at {url} cannot take adapters, as VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 was not set: {AGAIN}"
         )
 
 

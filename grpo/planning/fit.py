@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from grpo.config.library import GRPO_CONFIG, library_fields
 from grpo.config.schema import PLANNED
 from grpo.diagnosis import sampling_filters
+from grpo.errors import ConfigError
 from grpo.limits import GB, HOST_LIMIT, USABLE
 from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.host import host
@@ -18,6 +19,7 @@ from grpo.planning.memory import peak, phases
 from grpo.planning.shape import Shape
 from grpo.planning.vllm_share import with_vllm
 from grpo.planning.workload import Workload
+from grpo.vllm_lora import QUANTIZES, sends_adapter, why_not_shared
 
 HEADROOM = 0.08
 """Fraction of the GPU's memory that a plan leaves free, for fragments of the allocator and for errors of the model."""
@@ -146,7 +148,9 @@ def plan_generation(config: DictConfig, machine: Machine) -> Plan:
     parameters, tokens = VLLM_PAYS[machine.device]
     large = find_shape(config.model).parameters() >= parameters
     pays = large and (config.train.max_completion_length or 0) >= tokens
-    able = find_spec("vllm") is not None and not (config.peft and config.peft.get("quantization"))
+    able = find_spec("vllm") is not None
+    if config.peft and config.peft.get("quantization"):
+        able = able and find_spec(QUANTIZES) is not None and sends_adapter(config)
     able = able and not sampling_filters(config.train)
     for use_vllm in (True, False) if pays and able else (False,):
         chosen = copy.deepcopy(config)
@@ -168,6 +172,10 @@ def settled(config: DictConfig, plan: Plan | None) -> DictConfig:
     for name in PLANNED:
         if train[name] is None:
             train[name] = settings.get(f"train.{name}", library_fields(GRPO_CONFIG)[name][1])
+    if train.use_vllm and not sends_adapter(config):
+        config.engine.lora = "merged"
+    if config.engine.share_weights == "auto":
+        config.engine.share_weights = settings.get("engine.share_weights", False)
     return config
 
 
@@ -183,7 +191,12 @@ def choose(config: DictConfig, shape: Shape, workload: Workload, limit: float) -
         workload = replace(workload, tokens=workload.sequence)
     colocated = config.train.use_vllm and config.train.vllm_mode == "colocate"
     if colocated:
-        workload = with_vllm(config.train, shape, workload, limit)
+        reason = why_not_shared(config, shape.model_type)
+        if config.engine.share_weights is True and reason:
+            raise ConfigError(f"engine.share_weights=true: {reason}; use auto")
+        shares = reason is None and bool(config.engine.share_weights)
+        workload = with_vllm(config.train, shape, workload, limit, shares)
+        settings |= {"engine.share_weights": workload.shares_weights} if config.peft is not None else {}
         chosen = {
             "vllm_gpu_memory_utilization": workload.vllm_share,
             "vllm_enable_sleep_mode": workload.vllm_sleeps,

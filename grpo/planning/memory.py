@@ -182,12 +182,13 @@ def persistent(shape: Shape, workload: Workload) -> Components:
     shards = 1 if workload.quantized else sharding.weight_shards
     copied = sharding.library == "deepspeed" and sharding.float32 and workload.adapter is None
     here = 0 if sharding.offload_weights and not workload.quantized else 1
-    language = here * held(language_part(shape), workload) / shards
+    own = 0 if workload.shares_weights else here
+    language = own * held(language_part(shape), workload) / shards
     parts = {
         "context": CONTEXT if workload.device == "cuda" else 0.0,
         "process": HOST["cpu"] if workload.device == "cpu" else 0.0,
         "weights": language,
-        "vision weights": here * held(shape, workload) / shards - language,
+        "vision weights": own * held(shape, workload) / shards - language,
         "master weights": count * 4 / sharding.optimizer_shards if copied and not sharding.offload_optimizer else 0.0,
         "adapter": here * count * size / sharding.weight_shards if workload.adapter else 0.0,
         "reference": here * weights(shape, workload) / shards if workload.reference else 0.0,

@@ -15,17 +15,21 @@ USEFUL_TOKENS = 4096
 """Tokens per micro-batch below which small micro-batches cost more time than a sleeping vLLM does."""
 
 
-def with_vllm(train: DictConfig, shape: Shape, workload: Workload, limit: float) -> Workload:
+def with_vllm(train: DictConfig, shape: Shape, workload: Workload, limit: float, shares: bool = False) -> Workload:
     """Return the workload with vLLM's share; vLLM sleeps during updates if no useful micro-batch fits beside it.
 
     Args:
         limit: bytes of the device that may be filled.
+        shares: whether the policy can have its frozen weights from an engine that does not sleep.
 
     Raises:
         ConfigError: the configured share does not hold vLLM's weights.
     """
-    for sleeps in (False, True) if train.vllm_enable_sleep_mode is None else (train.vllm_enable_sleep_mode,):
-        workload = replace(workload, vllm_sleeps=sleeps and workload.device == "cuda")  # on a CPU it cannot
+    tried: list[tuple[float, Workload]] = []
+    modes = (False,) if workload.quantized else (False, True)  # from which weights for an engine cannot be merged
+    for sleeps in modes if train.vllm_enable_sleep_mode is None else (train.vllm_enable_sleep_mode,):
+        sleeps = sleeps and workload.device == "cuda"  # on a CPU it cannot
+        workload = replace(workload, vllm_sleeps=sleeps, shares_weights=shares and not sleeps)
         given = train.vllm_gpu_memory_utilization
         if given and given * workload.gpu_memory < copy_of_weights(shape, workload):
             raise ConfigError(
@@ -35,14 +39,16 @@ def with_vllm(train: DictConfig, shape: Shape, workload: Workload, limit: float)
             )
         workload = replace(workload, vllm_share=given or vllm_share(shape, workload, limit))
         busy = replace(workload, tokens=max(workload.tokens, USEFUL_TOKENS))
-        if peak(shape, busy if workload.device == "cuda" else workload) <= limit:
-            break
-    return workload
+        needed = peak(shape, busy if workload.device == "cuda" else workload)
+        if needed <= limit:
+            return workload
+        tried.append((needed, workload))
+    return min(tried, key=lambda one: one[0])[1]
 
 
 def copy_of_weights(shape: Shape, workload: Workload) -> float:
-    """Return the bytes of vLLM's own copy of the weights on one device."""
-    return weights(shape, replace(workload, quantized=0, weight_bytes=workload.compute_bytes)) / workload.vllm_shards
+    """Return the bytes of vLLM's own copy of the weights on one device, quantized as the policy's are."""
+    return weights(shape, replace(workload, weight_bytes=workload.compute_bytes)) / workload.vllm_shards
 
 
 def vllm_share(shape: Shape, workload: Workload, limit: float) -> float:

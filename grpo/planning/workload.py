@@ -113,6 +113,8 @@ class Workload:
     """vLLM's fraction of the device's memory; 0 where vLLM runs elsewhere or not at all."""
     vllm_sleeps: bool = False
     """Whether vLLM frees its memory while the policy is trained."""
+    shares_weights: bool = False
+    """Whether the policy's frozen weights are vLLM's, in its share."""
     vllm_shards: int = 1
     """Devices over which vLLM spreads its copy of the weights (tensor parallelism)."""
     on_server: bool = False

@@ -4,6 +4,8 @@ Both score the same tokens, so that they differ by rounding alone. Rollouts of o
 raise no error anywhere: the reward only rises less, or falls.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 EVERY = 50
@@ -53,8 +55,14 @@ def masked(ratio: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.stack((((ratio == 0) & counted).sum(), counted.sum())).unsqueeze(0)
 
 
-def not_the_policy(found: float, allowed: float, dtype: str) -> str:
-    """Return the reason for ending a run whose engine has other weights."""
+def not_the_policy(found: float, allowed: float, dtype: str, written: Sequence[str] = ()) -> str:
+    """Return the reason for ending a run whose engine has other weights, or has had them written to.
+
+    Args:
+        written: weights that it shares with the policy, and that something has changed.
+    """
+    if written:
+        return f"{len(written)} frozen weights that the policy shares with vLLM were written to, first {written[0]}"
     return (
         f"the engine is not the policy: their log-probabilities differ by {found:.2g} nats per token, and rounding in "
         f"{dtype} makes less than {allowed:g}; its weights are not those that are trained: a server with another model "

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType, gather_object
 
-from grpo.config.schema import LOSS_MEANS, Update
+from grpo.config.schema import LOSS_MEANS, Engine, Update
 from grpo.errors import DoesNotFit
 from grpo.oom import is_out_of_memory
 from grpo.trainer.balance import can_move, earliest, everyones, limits
@@ -44,10 +44,11 @@ class ExactGRPOTrainer(RolloutTrainer):
 
     Args:
         update: the `update` group of the configuration; its defaults if None.
+        engine: the `engine` group of the configuration; its defaults if None.
     """
 
-    def __init__(self, *args: Any, update: Update | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, update=update, **kwargs)
+    def __init__(self, *args: Any, update: Update | None = None, engine: Engine | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, update=update, engine=engine, **kwargs)
         one_pass = self.top_entropy_quantile < 1.0 or self.aux_loss_enabled or self.loss_type not in LOSS_MEANS
         steps_in_backward = "lomo" in self.args.optim or self.args.optim.endswith("_layerwise")
         self._divisible = not (one_pass or steps_in_backward or self.args.n_gpu > 1)

@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from accelerate.utils import is_peft_model
 from trl.trainer import grpo_trainer
 
-from grpo.config.schema import Update
+from grpo.config.schema import Engine, Update
 from grpo.diagnosis import sampling_filters
 from grpo.errors import DoesNotFit, GenerationError
 from grpo.generation.vllm_engine import PolicyEngine, compute_type
@@ -42,8 +43,10 @@ class RolloutTrainer(CheckpointTrainer):
     _current_train_step_time: float
     _entropy_window_stats: torch.Tensor | None
 
-    def __init__(self, *args: Any, update: Update | None = None, **kwargs: Any) -> None:
-        with replaced(grpo_trainer, "VLLMGeneration", PolicyEngine):
+    def __init__(self, *args: Any, update: Update | None = None, engine: Engine | None = None, **kwargs: Any) -> None:
+        engine = engine or Engine()
+        connection = partial(PolicyEngine, lora=engine.lora, shares=engine.share_weights is True)
+        with replaced(grpo_trainer, "VLLMGeneration", connection):
             super().__init__(*args, **kwargs)
         check_one_device(self.model)
         if self.args.fp16:
@@ -156,11 +159,12 @@ class RolloutTrainer(CheckpointTrainer):
         found = engine_check.difference(policy, some["sampling_per_token_logps"], loss_mask(some))
         dtype = compute_type(self.accelerator, self.model)
         allowed = engine_check.tolerance(dtype, self.accelerator.device.type)
-        (differs,) = self._any(not found <= allowed)
+        written = self.vllm_generation.changed_weights()
+        (differs,) = self._any(not found <= allowed or bool(written))
         verdict = {"engine/logp_difference": found, "engine/tolerance": allowed, "engine/is_policy": float(not differs)}
         if differs:
             self.log(verdict)
-            raise GenerationError(engine_check.not_the_policy(found, allowed, dtype))
+            raise GenerationError(engine_check.not_the_policy(found, allowed, dtype, written))
         for name, value in verdict.items():
             self._metrics["train"][name].append(value)
 

@@ -107,6 +107,7 @@ def test_close_names_are_offered_once() -> None:
         (["peft=lora", "+peft.lora_alhpa=3"], "did you mean lora_alpha"),
         (["+peft.vision=true"], "peft.vision=true: of which adapters? Add peft=lora or peft=qlora"),
         (["task.max_pixels=0"], "task.min_pixels=None task.max_pixels=0: positive"),
+        (["engine.lora=adaptor"], "engine.lora=adaptor: `adapter` or `merged`"),
         (
             ["update.max_tokens_per_microbatch=many"],
             "update.max_tokens_per_microbatch=many: `auto`, or a positive number",

@@ -15,7 +15,7 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 from benchmarks.engine_check import FAULTS, LORA, check, trainer
-from grpo.config.schema import ROOT
+from grpo.config.schema import ROOT, Engine
 from grpo.errors import GenerationError
 from grpo.generation import vllm_engine
 from grpo.generation.local import complete
@@ -23,7 +23,7 @@ from grpo.generation.merged_weights import merged_weights, trains_tied_weight
 from grpo.generation.vllm_engine import PolicyEngine, answer
 from grpo.runs.resume import newest_checkpoint
 from grpo.tasks.arithmetic import problems
-from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer import ExactGRPOTrainer, engine_check
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.token_budget import TokenBudget
 from tests.cuda_driver import GB, CudaDriver
@@ -105,14 +105,14 @@ def test_only_one_layer_is_copied_at_a_time() -> None:
 def test_an_adapter_on_one_end_of_a_tied_weight_is_refused(options: dict[str, Any], tied: bool) -> None:
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY, dtype="float32"), LoraConfig(r=4, **options))
     assert trains_tied_weight(model) is tied
-    engine = Engine(None)
+    engine = WithoutVLLM(None)
     engine.model = model
     if tied:
         with pytest.raises(ValueError, match="vLLM has one weight for embeddings and head"):
             engine._init_vllm()
 
 
-class Engine(PolicyEngine):
+class WithoutVLLM(PolicyEngine):
     """Without vLLM: what TRL's part returns or raises is given."""
 
     def __init__(self, result: Any, mode: str = "colocate") -> None:
@@ -122,7 +122,7 @@ class Engine(PolicyEngine):
         self.vllm_client = SimpleNamespace(base_url="http://127.0.0.1:9")
 
 
-def given(self: Engine, *args: Any, **options: Any) -> Any:
+def given(self: WithoutVLLM, *args: Any, **options: Any) -> Any:
     if isinstance(self.result, Exception):
         raise self.result
     return self.result
@@ -143,13 +143,13 @@ class Communicator:
 
 
 def test_a_transfer_that_the_server_does_not_take_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(None, mode="server")
+    engine = WithoutVLLM(None, mode="server")
     engine.vllm_client.communicator = Communicator()
     engine._server_started = "now"
     monkeypatch.setattr(vllm_engine, "started_at", lambda url: "now")
     monkeypatch.setattr(vllm_engine, "TRANSFER_SECONDS", 0)
 
-    def blocked(self: Engine) -> None:
+    def blocked(self: WithoutVLLM) -> None:
         assert self.vllm_client.communicator.aborted.wait(30), "NCCL would wait for ever"
         raise requests.ConnectionError("the server is gone")
 
@@ -159,7 +159,7 @@ def test_a_transfer_that_the_server_does_not_take_is_aborted(monkeypatch: pytest
 
 
 def test_a_transfer_that_ends_while_the_server_is_asked_keeps_its_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(None, mode="server")
+    engine = WithoutVLLM(None, mode="server")
     engine.vllm_client.communicator = Communicator()
     engine._server_started = "now"
     asked, answered = threading.Event(), threading.Event()
@@ -183,7 +183,7 @@ def test_without_vllm_a_script_is_told_that_it_is_missing(monkeypatch: pytest.Mo
     monkeypatch.delattr(vllm_generation, "LLM", raising=False)
     monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: False)
     monkeypatch.setattr(vllm_engine, "is_vllm_available", lambda: False)
-    engine = Engine(None)
+    engine = WithoutVLLM(None)
     engine.model = torch.nn.Linear(1, 1)
     with pytest.raises(ImportError, match="vLLM is not available"):
         engine._init_vllm()
@@ -195,7 +195,7 @@ def test_the_memory_of_a_sleeping_engine_is_not_counted_as_the_policys(
     cumem = pytest.importorskip("vllm.device_allocator.cumem")
     pool = SimpleNamespace(get_current_usage=lambda: 6 * GB)
     monkeypatch.setattr(cumem.CuMemAllocator, "get_instance", lambda: pool)
-    engine = Engine(None)
+    engine = WithoutVLLM(None)
     engine.enable_sleep_mode, engine._llm_weights_sleeping = True, True
     cuda_driver.allocate(8 * GB)
     readings, budget = MemoryReadings(on_gpu=True), TokenBudget("auto", torch.device("cuda"))
@@ -223,14 +223,14 @@ def test_the_memory_of_a_sleeping_engine_is_not_counted_as_the_policys(
 )
 def test_a_failed_generation_ends_with_its_reason_in_one_line(result: Any, says: str) -> None:
     with pytest.raises(GenerationError) as caught:
-        Engine(result).generate([[1], [1]], None, 1)
+        WithoutVLLM(result).generate([[1], [1]], None, 1)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
 def test_a_model_that_comes_quantized_is_refused(mode: str) -> None:
-    engine = Engine(None, mode)
+    engine = WithoutVLLM(None, mode)
     quantization = BitsAndBytesConfig(load_in_4bit=True)
     engine.model = AutoModelForCausalLM.from_pretrained(TINY, quantization_config=quantization)
     with pytest.raises(ValueError, match="quantized policy: use generation=transformers"):
@@ -240,14 +240,14 @@ def test_a_model_that_comes_quantized_is_refused(mode: str) -> None:
 @pytest.mark.usefixtures("_given")
 def test_weights_that_vllm_does_not_take_end_with_the_reason() -> None:
     with pytest.raises(GenerationError, match="vLLM failed while it took the policy's weights: KeyError"):
-        Engine(KeyError("lm_head")).sync_weights()
+        WithoutVLLM(KeyError("lm_head")).sync_weights()
 
 
 @pytest.mark.usefixtures("_given")
 def test_a_server_that_was_started_again_is_not_taken_for_the_one_that_has_the_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = Engine(([[1]], [[5]], [], None), mode="server")
+    engine = WithoutVLLM(([[1]], [[5]], [], None), mode="server")
     times = iter(["process_start_time_seconds 1", "process_start_time_seconds 2"])
     monkeypatch.setattr(vllm_engine, "started_at", lambda url: next(times))
     engine._server_started = "process_start_time_seconds 1"
@@ -258,7 +258,7 @@ def test_a_server_that_was_started_again_is_not_taken_for_the_one_that_has_the_w
 
 @pytest.mark.usefixtures("_given")
 def test_answers_are_greedy_and_rollouts_keep_their_settings_afterwards() -> None:
-    engine = Engine(([[1]], [[5]], [], None))
+    engine = WithoutVLLM(([[1]], [[5]], [], None))
     own = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2}
     engine.__dict__.update(own, generation_kwargs={"seed": 1})
     used: dict[str, Any] = {}
@@ -324,8 +324,11 @@ def test_vllm_answers_what_transformers_answers(trained: ExactGRPOTrainer) -> No
 
 
 @pytest.mark.vllm
-def test_an_adapter_is_trained_and_no_bit_of_what_it_stands_on_changes(tmp_path: Path) -> None:
-    made = trainer(tmp_path, LoraConfig(r=8, lora_alpha=64, target_modules="all-linear"), max_steps=4)
+@pytest.mark.parametrize(
+    "engine", [Engine("merged"), Engine("adapter"), Engine("adapter", share_weights=True)], ids=str
+)
+def test_an_adapter_is_trained_and_no_bit_of_what_it_stands_on_changes(tmp_path: Path, engine: Engine) -> None:
+    made = trainer(tmp_path, LORA, engine=engine, max_steps=4)
     before = {name: w.clone() for name, w in made.model.named_parameters() if "lora_" not in name}
     made.train()
     now = dict(made.model.named_parameters())
@@ -333,6 +336,48 @@ def test_an_adapter_is_trained_and_no_bit_of_what_it_stands_on_changes(tmp_path:
     history = [row for row in made.state.log_history if "loss" in row]
     assert max(row["sampling/sampling_logp_difference/max"] for row in history) < 1e-4
     assert any(row["grad_norm"] > 0 for row in history)
+
+
+@pytest.mark.vllm
+def test_an_engine_answers_with_the_newest_adapter_and_never_with_prefixes_of_another(tmp_path: Path) -> None:
+    made = trainer(tmp_path, LORA, engine=Engine("adapter", share_weights=True))
+    model = made.model.eval()
+    said = []
+    for _ in range(3):
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "lora_B" in name:
+                    weight.add_(0.02 * torch.randn_like(weight))
+        made.vllm_generation.sync_weights()
+        said.append(answer(made, PROMPTS))
+        assert said[-1] == complete(model, made.processing_class, 16, PROMPTS)
+    assert said[0] != said[1] != said[2]
+    assert made.vllm_generation.llm.llm_engine.list_loras() == {3}
+
+
+@pytest.mark.vllm
+def test_an_engine_that_never_gets_the_adapter_stops_the_run() -> None:
+    found = check("weights never sent", steps=15, peft_config=LORA, engine=Engine("adapter"))
+    assert found["stopped_after_step"] is not None
+
+
+class Write(TrainerCallback):
+    """Write to a frozen weight after the first step."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if state.global_step == 1:
+            model.get_parameter("base_model.model.model.layers.2.mlp.up_proj.base_layer.weight").data[3, 5] += 1e-3
+
+
+@pytest.mark.vllm
+def test_a_write_to_a_weight_that_exists_once_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine computes with the same wrong weight, so log-probabilities would not show it."""
+    monkeypatch.setattr(engine_check, "EVERY", 1)
+    made = trainer(tmp_path, LORA, engine=Engine("adapter", share_weights=True))
+    made.add_callback(Write())
+    with pytest.raises(GenerationError, match=r"1 frozen weights .* written to, first model.layers.2.mlp.up"):
+        made.train()
+    assert made.state.global_step == 1
 
 
 @pytest.mark.vllm

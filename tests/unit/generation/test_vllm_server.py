@@ -46,7 +46,7 @@ def free_port() -> int:
 @pytest.mark.parametrize("generation", ["vllm_colocate", "vllm_server"])
 def test_vllm_that_is_not_installed_is_one_line(composed: Compose, generation: str) -> None:
     with pytest.raises(ConfigError, match="vLLM is not installed: `make vllm` does it"):
-        check_vllm(composed(f"generation={generation}").train, has_gpu=True)
+        check_vllm(composed(f"generation={generation}").train, can_send=True)
 
 
 @pytest.fixture
@@ -57,15 +57,21 @@ def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_vllm")
 def test_a_server_without_a_gpu_to_send_weights_from_is_refused(composed: Compose) -> None:
-    with pytest.raises(ConfigError, match="there is none here; use generation=vllm_colocate or generation=transfor"):
-        check_vllm(composed(SERVER).train, has_gpu=False)
+    with pytest.raises(ConfigError, match="there is none here; use peft=lora, of which the adapter travels alone, gen"):
+        check_vllm(composed(SERVER).train, can_send=False)
+
+
+def test_quantized_weights_need_the_plugin(composed: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_server, "find_spec", lambda name: name if name == "vllm" else None)
+    with pytest.raises(ConfigError, match=r"vLLM needs vllm-bnb-plugin: `make vllm` installs it; or use peft=lora"):
+        check_vllm(composed("generation=vllm_colocate").train, can_send=True, quantized=True)
 
 
 @pytest.mark.usefixtures("_vllm")
 def test_a_server_that_does_not_run_is_told_at_once(composed: Compose) -> None:
     port = free_port()
     with pytest.raises(ConfigError, match=f"no vLLM server answers at http://127.0.0.1:{port}: start one with launch/"):
-        check_vllm(composed(SERVER, f"train.vllm_server_port={port}").train, has_gpu=True)
+        check_vllm(composed(SERVER, f"train.vllm_server_port={port}").train, can_send=True)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -92,7 +98,7 @@ def healthy() -> Iterator[int]:
 @pytest.mark.usefixtures("_vllm")
 def test_a_server_without_development_endpoints_cannot_take_weights(composed: Compose, healthy: int) -> None:
     config = composed(SERVER, f"train.vllm_server_port={healthy}")
-    check_vllm(config.train, has_gpu=True)
+    check_vllm(config.train, can_send=True)
     with pytest.raises(ConfigError, match="as VLLM_SERVER_DEV_MODE=1 was not set"):
         check(config)
 
@@ -108,7 +114,7 @@ def test_the_server_is_told_what_trl_needs_and_stays_on_this_machine(
     composed: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "installed_vllm", lambda: ("vllm", "0.31.0"))
-    words = command(composed("+gpu=h100", SERVER, "train.vllm_server_port=8123"))
+    words = command(composed("+gpu=h100", SERVER, "train.vllm_server_port=8123", "peft=none"))
     options = dict(pairwise(words))
     assert options["--host"] == "127.0.0.1"
     assert options["--port"] == "8123"
@@ -118,6 +124,19 @@ def test_the_server_is_told_what_trl_needs_and_stays_on_this_machine(
     assert int(options["--max-model-len"]) == 384 + 786
     assert "Qwen/Qwen2.5-14B-Instruct" in words
     assert "--trust-remote-code" not in words
+
+
+@pytest.mark.parametrize(("peft", "quantization"), [("lora", None), ("qlora", "bitsandbytes")])
+def test_a_server_for_adapters_takes_their_rank_and_no_weights(
+    composed: Compose, monkeypatch: pytest.MonkeyPatch, peft: str, quantization: str | None
+) -> None:
+    monkeypatch.setattr(launcher, "installed_vllm", lambda: ("vllm", "0.31.0"))
+    words = command(composed("+gpu=h100", SERVER, f"peft={peft}", "peft.r=20"))
+    options = dict(pairwise(words))
+    assert "--enable-lora" in words
+    assert options["--max-lora-rank"] == "32"
+    assert options.get("--quantization") == quantization
+    assert "--weight-transfer-config" not in words
 
 
 def test_an_address_in_full_goes_before_host_and_port(composed: Compose) -> None:

@@ -97,7 +97,7 @@ def test_what_the_user_has_set_is_kept(composed: Compose) -> None:
         "update.max_tokens_per_microbatch=3000",
     )
     plan = make_plan(given)
-    assert plan.settings == {"update.max_tokens_per_microbatch": 3000}
+    assert plan.settings == {"engine.share_weights": False, "update.max_tokens_per_microbatch": 3000}
     assert plan.phases["rollout"]["vllm"] == 0.5 * 80
 
 
@@ -129,10 +129,41 @@ def test_without_a_profile_the_gpu_here_counts_and_without_a_gpu_the_host(
     assert make_plan(composed("+gpu=h100")).capacity_gb == 80, "the plan is for a larger GPU than the one here"
 
 
+OWN_WEIGHTS = ("generation=vllm_colocate", "engine.share_weights=false")
+
+
+def test_weights_that_exist_once_leave_vllm_awake_on_a_smaller_gpu(composed: Compose) -> None:
+    line = ("+gpu=rtx3080", "generation=vllm_colocate")
+    once, twice = (make_plan(composed(*line, f"engine.share_weights={value}")) for value in ("auto", "false"))
+    assert (once.settings["engine.share_weights"], once.settings["train.vllm_enable_sleep_mode"]) == (True, False)
+    assert twice.settings["train.vllm_enable_sleep_mode"] is True
+    weights = twice.phases["load"]["weights"]
+    assert "weights" not in once.phases["update"]
+    assert once.phases["rollout"]["vllm"] > weights, "they are in vLLM's share"
+    small = make_plan(composed(*line, "gpu.memory_gb=10"))
+    assert small.problem is None
+    assert make_plan(composed(*line, "gpu.memory_gb=10", "engine.share_weights=false")).problem is not None
+
+
+def test_weights_that_cannot_exist_once_are_refused_where_that_was_asked_for(composed: Compose) -> None:
+    line = ("+gpu=rtx3080", "generation=vllm_colocate", "engine.share_weights=true")
+    with pytest.raises(ConfigError, match=r"engine\.share_weights=true: all weights are trained; use auto"):
+        make_plan(composed(*line, "peft=none"))
+    with pytest.raises(ConfigError, match=r"vLLM gets merged weights, a sleeping engine discards adapters; use auto"):
+        make_plan(composed(*line, "train.vllm_enable_sleep_mode=true"))
+
+
+def test_an_engine_beside_a_quantized_policy_is_quantized_too(composed: Compose) -> None:
+    plan = make_plan(composed("+gpu=rtx3080", "model=qwen2_5_7b", "peft=qlora", "generation=vllm_colocate"))
+    assert plan.problem is None
+    assert not plan.settings["train.vllm_enable_sleep_mode"]
+    assert plan.phases["rollout"]["vllm"] < 2 * plan.phases["rollout"]["weights"]
+
+
 def test_vllm_sleeps_only_where_it_does_not_fit_beside_the_update(composed: Compose) -> None:
     sleeps = {}
     for memory in (16, 24, 48, 80):
-        plan = make_plan(composed("+gpu=rtx3080", f"gpu.memory_gb={memory}", "generation=vllm_colocate"))
+        plan = make_plan(composed("+gpu=rtx3080", f"gpu.memory_gb={memory}", *OWN_WEIGHTS))
         assert plan.problem is None
         sleeps[memory] = plan.settings["train.vllm_enable_sleep_mode"]
         assert (plan.phases["update"]["vllm"] < 1) == sleeps[memory]
@@ -144,10 +175,7 @@ def test_vllm_sleeps_only_where_it_does_not_fit_beside_the_update(composed: Comp
 def test_vllm_that_stays_awake_leaves_useful_micro_batches_and_has_the_cache_of_all_sequences(
     composed: Compose,
 ) -> None:
-    plans = [
-        make_plan(composed("+gpu=rtx3080", f"gpu.memory_gb={memory}", "generation=vllm_colocate"))
-        for memory in range(16, 32)
-    ]
+    plans = [make_plan(composed("+gpu=rtx3080", f"gpu.memory_gb={memory}", *OWN_WEIGHTS)) for memory in range(16, 32)]
     awake = [plan for plan in plans if not plan.settings["train.vllm_enable_sleep_mode"]]
     assert 0 < len(awake) < len(plans)
     for plan in awake:
@@ -194,10 +222,11 @@ def test_generation_auto_without_a_length_of_completions_is_one_line(composed: C
     [
         (True, ("+gpu=h100",), True),
         (False, ("+gpu=h100",), False),
-        (True, ("+gpu=h100", "peft=qlora"), False),
+        (True, ("+gpu=h100", "peft=qlora"), True),
+        (True, ("+gpu=h100", "peft=qlora", "engine.lora=merged"), False),
         (True, ("+gpu=h100", "train.top_p=0.9"), False),
         (True, ("+gpu=h100", "model=tiny"), False),
-        (True, ("+gpu=rtx3080", "gpu.memory_gb=12.5"), False),
+        (True, ("+gpu=rtx3080", "gpu.memory_gb=9"), False),
         (True, (), False),
         (True, ("model=smollm2_135m", "train.max_completion_length=128"), True),
         (True, ("model=smollm2_135m", "train.max_completion_length=8"), False),
@@ -218,7 +247,7 @@ def test_generation_auto_takes_vllm_where_it_is_there_can_fits_and_pays(
 
 
 def test_vllm_over_several_gpus_needs_less_of_each(composed: Compose) -> None:
-    line = ("+gpu=h100", "generation=vllm_colocate", "plan.processes=2", "plan.host_gb=512")
+    line = ("+gpu=h100", *OWN_WEIGHTS, "plan.processes=2", "plan.host_gb=512")
     alone, both = (make_plan(composed(*line, f"train.vllm_tensor_parallel_size={n}")) for n in (1, 2))
     shares = [plan.settings["train.vllm_gpu_memory_utilization"] for plan in (alone, both)]
     assert shares[0] - shares[1] == pytest.approx(alone.phases["load"]["weights"] / 2 / 80, abs=0.02)
@@ -368,7 +397,7 @@ def replaced(line: tuple[str, ...], overrides: list[str]) -> list[str]:
             ["train.gradient_checkpointing=true"],
         ),
         (
-            ("generation=vllm_colocate", "train.vllm_enable_sleep_mode=false", "train.vllm_gpu_memory_utilization=0.6"),
+            (*OWN_WEIGHTS, "train.vllm_enable_sleep_mode=false", "train.vllm_gpu_memory_utilization=0.6"),
             ["train.vllm_gpu_memory_utilization=null"],
         ),
         (("peft=none", "model=qwen2_5_1_5b", "gpu.memory_gb=13"), ["update.gradients_on_host=true"]),

@@ -1,0 +1,49 @@
+"""The adapter of a policy on its way to vLLM: a file that exists for as long as vLLM reads it."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Where files stay in memory, on Linux."""
+
+
+def adapter_weights(
+    model: PeftModel, whole: Callable[[list[torch.nn.Parameter]], AbstractContextManager]
+) -> dict[str, torch.Tensor]:
+    """Return copies of the weights of a policy's adapter on the CPU, under the names of PEFT's files.
+
+    All processes have to call this where the weights are sharded.
+
+    Args:
+        whole: a context in which parameters that ZeRO-3 shards are whole.
+    """
+    weights = {}
+    for name, weight in model.named_parameters():
+        if model.prefix in name:
+            with whole([weight]):
+                value = weight.full_tensor() if isinstance(weight, DTensor) else weight.data
+                known = name.replace(".default.", ".").replace("_checkpoint_wrapped_module.", "")
+                weights[known] = value.to("cpu", copy=True)
+    return weights
+
+
+@contextmanager
+def adapter_file(model: PeftModel, weights: dict[str, torch.Tensor]) -> Iterator[Path]:
+    """Provide a folder with the adapter as PEFT writes it, in memory if there is room, which only this user reads."""
+    size = sum(weight.nbytes for weight in weights.values())
+    in_memory = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size
+    with tempfile.TemporaryDirectory(prefix="adapter-", dir=SHARED_MEMORY if in_memory else None) as name:
+        folder = Path(name)
+        model.peft_config["default"].save_pretrained(name)
+        save_file(weights, folder / "adapter_model.safetensors")
+        for file in folder.iterdir():
+            file.chmod(0o600)
+        yield folder

@@ -1,0 +1,42 @@
+"""One copy of the frozen weights of a policy with LoRA: those of the engine beside it."""
+
+import torch
+from peft import PeftModel
+
+from grpo.errors import GenerationError
+
+
+def share(policy: PeftModel, engine: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Make the frozen weights of a policy views of an engine's, and return them by their names.
+
+    vLLM puts matrices that have the same input below one another (`packed_modules_mapping`: query, key and value; gate
+    and up), and pads embeddings.
+
+    Raises:
+        GenerationError: the engine has a weight in another layout, or not at all.
+    """
+    own = {name.replace("base_layer.", ""): weight for name, weight in engine.named_parameters()}
+    frozen = {
+        name.removeprefix("base_model.model.").replace("base_layer.", ""): weight
+        for name, weight in policy.named_parameters()
+        if policy.prefix not in name
+    }
+    packed = getattr(engine, "packed_modules_mapping", {})
+    for name, weight in frozen.items():
+        view, first = own.get(name), 0
+        owner, _, kind = name.rpartition(".")
+        above, _, module = owner.rpartition(".")
+        for whole, parts in packed.items():
+            if view is None and module in parts and f"{above}.{whole}.{kind}" in own:
+                view = own[f"{above}.{whole}.{kind}"]
+                first = sum(frozen[f"{above}.{part}.{kind}"].size(0) for part in parts[: parts.index(module)])
+        rows = None if view is None else view.data[first : first + weight.size(0)]
+        if rows is None or rows.shape != weight.shape or rows.dtype != weight.dtype:
+            raise GenerationError(f"vLLM holds {name} in another layout: use engine.share_weights=false")
+        weight.data = rows
+    return frozen
+
+
+def fingerprint(weights: dict[str, torch.Tensor]) -> list[int]:
+    """Return a number per weight that changes with any bit of it."""
+    return [int(torch.hash_tensor(weight.data).view(torch.int64)) for weight in weights.values()]

@@ -1,0 +1,135 @@
+"""Whether vLLM takes a policy's LoRA adapter as it is, or only merged into the weights."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from omegaconf import DictConfig
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks that an engine of vLLM can be set to."""
+CHANGING = (
+    "use_dora",
+    "modules_to_save",
+    "trainable_token_indices",
+    "rank_pattern",
+    "alpha_pattern",
+    "layer_replication",
+    "target_parameters",
+    "lora_bias",
+    "use_qalora",
+    "use_bdlora",
+    "alora_invocation_tokens",
+    "velora_config",
+    "monteclora_config",
+    "arrow_config",
+    "kasa_config",
+    "megatron_config",
+)
+"""Options of `peft.LoraConfig` that change the policy in ways that vLLM's LoRA refuses or overlooks."""
+UNCHANGED_BASE = (None, True, False, "gaussian", "orthogonal", "eva")
+"""Values of `init_lora_weights` that leave the weights below the adapter as they are on disk."""
+ENDS = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "embedding", "embeddings")
+"""Names of embeddings and heads."""
+
+QUANTIZES = "vllm_bnb_plugin"
+"""The package with which vLLM quantizes as bitsandbytes does."""
+SAME_LAYOUT = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "granite")
+"""Families whose weights in transformers are rows of vLLM's; a test compares them bit for bit."""
+
+
+def sends_adapter(config: DictConfig) -> bool:
+    """Whether vLLM gets the adapter alone."""
+    return config.peft is not None and config.engine.lora == "adapter" and why_merged(config) is None
+
+
+def why_merged(config: DictConfig) -> str | None:
+    """Return why vLLM gets the weights of a policy with LoRA merged; None if it can take the adapter."""
+    train = config.train
+    if reason := why_not(config.peft):
+        return reason
+    if config.peft.get("quantization") and computed_in(config) not in ("bfloat16", "float16"):
+        return f"vLLM quantizes where it computes in half precision, and this run computes in {computed_in(config)}"
+    if train.vllm_mode == "server" and not on_this_machine(train):
+        return "the server is on another machine, and vLLM reads adapters from a file"
+    if train.vllm_mode == "colocate" and train.vllm_enable_sleep_mode:
+        return "a sleeping engine discards adapters"
+    return None
+
+
+def why_not_shared(config: DictConfig, family: str) -> str | None:
+    """Return why policy and engine cannot have one copy of the frozen weights; None if they can.
+
+    Args:
+        family: `model_type` of the policy.
+    """
+    train = config.train
+    if train.vllm_mode == "server":
+        return "a server has weights of its own"
+    if config.peft is None:
+        return "all weights are trained"
+    if not sends_adapter(config):
+        return f"vLLM gets merged weights, {why_merged(config) or 'engine.lora=merged'}"
+    if config.peft.get("quantization"):
+        return "peft.quantization packs them"
+    if train.vllm_tensor_parallel_size > 1:
+        return "train.vllm_tensor_parallel_size divides vLLM's weights"
+    if train.model_init_kwargs:
+        return "train.model_init_kwargs is for weights that transformers loads"
+    if train.fsdp or train.deepspeed:
+        return "shard divides the policy's weights, or converts them"
+    if config.model.dtype != computed_in(config):
+        return f"vLLM computes in {computed_in(config)}, and model.dtype={config.model.dtype}"
+    if family not in SAME_LAYOUT:
+        return f"vLLM's layers have not been compared with those of {family}"
+    return None
+
+
+def why_not(options: Mapping[Any, Any]) -> str | None:
+    """Return which option of `peft.LoraConfig` vLLM's LoRA cannot take; None if it takes such an adapter."""
+    for name in CHANGING:
+        if options.get(name):
+            return f"vLLM's LoRA cannot take peft.{name}"
+    if options.get("bias", "none") != "none":
+        return f"vLLM's LoRA cannot take peft.bias={options['bias']}"
+    if options.get("init_lora_weights", True) not in UNCHANGED_BASE:
+        return f"peft.init_lora_weights={options['init_lora_weights']} changes the weights below the adapter"
+    if (quantization := options.get("quantization")) and not quantizes_alike(quantization):
+        return "vLLM quantizes to nf4 in 4 bits with double quantization, and peft.quantization otherwise"
+    if options.get("r", 8) > RANKS[-1]:
+        return f"vLLM's LoRA takes ranks up to {RANKS[-1]}, and peft.r={options['r']}"
+    if options.get("vision"):
+        return "vLLM's LoRA cannot take peft.vision=true"
+    modules = options.get("target_modules") or ()
+    ends = [] if isinstance(modules, str) else of_ends(modules)
+    return f"vLLM's LoRA cannot take {', '.join(ends)} in peft.target_modules" if ends else None
+
+
+def quantizes_alike(quantization: Mapping[Any, Any]) -> bool:
+    """Whether vLLM quantizes the weights below an adapter as options of `BitsAndBytesConfig` do."""
+    four_bits = bool(quantization.get("load_in_4bit")) and not quantization.get("load_in_8bit")
+    nf4 = quantization.get("bnb_4bit_quant_type", "fp4") == "nf4"
+    return four_bits and nf4 and bool(quantization.get("bnb_4bit_use_double_quant"))
+
+
+def of_ends(modules: Iterable[str]) -> list[str]:
+    """Return those of some modules that are embeddings or heads."""
+    return sorted(name for name in modules if name.rpartition(".")[2] in ENDS)
+
+
+def computed_in(config: DictConfig) -> str:
+    """Return the data type in which the policy computes, and an engine beside it."""
+    train = config.train
+    return "float16" if train.fp16 else "bfloat16" if train.bf16 in (None, True) else str(config.model.dtype)
+
+
+def on_this_machine(train: DictConfig) -> bool:
+    """Whether the server listens on this machine alone."""
+    url = train.vllm_server_base_url
+    return (urlsplit(url).hostname if url else train.vllm_server_host) in LOOPBACK
+
+
+def engine_rank(rank: int) -> int:
+    """Return the smallest rank that an engine can be set to and that holds adapters of a rank."""
+    return next(one for one in RANKS if one >= rank)
