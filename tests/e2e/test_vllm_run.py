@@ -2,8 +2,13 @@
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
+import threading
+import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +122,104 @@ def test_each_of_two_processes_has_an_engine_with_the_policy(tmp_path: Path) -> 
     assert rows[0]["engine/is_policy"] == 1
     assert result(tmp_path / "run" / "summary.json")["completions_a_step"] == 32
     assert result(tmp_path / "run" / "evaluation.json")["after"]["samples"] == 7
+
+
+@pytest.mark.skipif(find_spec("vllm_bnb_plugin") is None, reason="make vllm")
+def test_an_engine_beside_a_quantized_policy_is_the_policy(tmp_path: Path) -> None:
+    half = ["peft=qlora", "model.dtype=bfloat16", "train.bf16=true", "train.use_cpu=true"]
+    done, left = module("grpo.train", *SMALL, *half, f"hydra.run.dir={tmp_path}/run")
+    assert done.returncode == 0, done.stderr
+    assert not left
+    assert "and has frozen weights of its own: peft.quantization packs them" in done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 4
+    assert rows[0]["engine/logp_difference"] < 0.02
+    assert max(row["sampling/sampling_logp_difference/mean"] for row in rows) < 0.02
+
+
+# A server on this machine's CPU, which gets adapters.
+
+
+def started(folder: Path, port: int) -> psutil.Process:
+    """A server as its launcher starts it, with a small cache."""
+    line = ["generation=vllm_server", "peft=lora", f"train.vllm_server_port={port}", f"hydra.run.dir={folder}"]
+    done = subprocess.run(
+        [ROOT / "launch" / "vllm_server.sh", *line, "--", "--enforce-eager"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return psutil.Process(int(re.findall(r"stop it with: kill (\d+)", done.stdout)[0]))
+
+
+def ended(server: psutil.Process) -> None:
+    """End a server and all of its processes."""
+    family = [server, *server.children(recursive=True)]
+    server.terminate()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+
+
+def test_a_server_without_a_gpu_gets_adapters_is_started_again_and_serves_the_next_run(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    line = [*SMALL[1:], "generation=vllm_server", f"train.vllm_server_port={port}"]
+    server = started(tmp_path / "server", port)
+    try:
+        done, _ = module("grpo.train", *line, f"hydra.run.dir={tmp_path}/run", "train.max_steps=2")
+        assert done.returncode == 0, done.stderr
+        assert "; it gets the adapter before each generation" in done.stderr
+        wrong, _ = module("grpo.train", *line, f"hydra.run.dir={tmp_path}/wrong", "peft.r=64")
+        assert wrong.returncode == 2
+        assert "takes adapters up to rank 16, this run has peft.r=64: start it with" in wrong.stderr
+    finally:
+        ended(server)
+    server = started(tmp_path / "again", port)
+    try:
+        again = [f"hydra.run.dir={tmp_path}/run", "train.resume_from_checkpoint=auto"]
+        done, left = module("grpo.train", *line, *again)
+        assert done.returncode == 0, done.stderr
+        assert not left
+    finally:
+        ended(server)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert max(row["sampling/sampling_logp_difference/max"] for row in rows) < 1e-4
+    assert not [*Path("/dev/shm").glob("adapter-*")]
+
+
+class FreezeServer(threading.Thread):
+    """Stop all processes of a server once the first step of a run is done, so that it hangs."""
+
+    def __init__(self, server: psutil.Process, metrics: Path) -> None:
+        super().__init__(daemon=True)
+        self.server, self.metrics = server, metrics
+
+    def run(self) -> None:
+        while not (self.metrics.exists() and self.metrics.read_text()):
+            time.sleep(0.1)
+        for process in [*self.server.children(recursive=True), self.server]:
+            process.suspend()
+
+
+def test_a_run_whose_server_hangs_ends_with_a_reason_and_a_checkpoint(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    line = [*SMALL[1:], "generation=vllm_server", f"train.vllm_server_port={port}", "train.max_steps=200"]
+    server = started(tmp_path / "server", port)
+    try:
+        FreezeServer(server, tmp_path / "run" / "metrics.jsonl").start()
+        done, left = module("grpo.train", *line, f"hydra.run.dir={tmp_path}/run")
+        assert done.returncode == 1, done.stderr
+        assert not left
+        assert f"the vLLM server at http://127.0.0.1:{port} went away while it" in done.stderr.splitlines()[-1]
+        assert result(tmp_path / "run" / "summary.json")["steps"] >= 1
+        assert [*(tmp_path / "run").glob("checkpoint-*")]
+    finally:
+        for process in [server, *server.children(recursive=True)]:
+            process.kill()

@@ -96,7 +96,10 @@ def test_a_weight_in_another_layout_is_an_error(composed: Any) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("family", SAME_LAYOUT)
-def test_every_family_has_its_weights_in_the_engine_bit_for_bit(family: str, composed: Any, tmp_path: Path) -> None:
+def test_every_family_has_its_weights_in_the_engine_bit_for_bit(
+    family: str, composed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
