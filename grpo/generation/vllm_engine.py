@@ -54,7 +54,9 @@ class PolicyEngine(VLLMGeneration):
     """
 
     sends_adapter = False
-    """Whether vLLM gets the adapter alone."""
+    """Whether vLLM gets the adapter alone; the weights below it, it has read from where the policy has them from."""
+    unexpanded: Mapping[tuple[int, ...], list[int]] = MappingProxyType({})
+    """Prompts with images as `give_images` keeps them, by all of their tokens."""
 
     def __init__(
         self, model: torch.nn.Module, *args: Any, lora: str = "adapter", shares: bool = False, **options: Any
@@ -64,9 +66,6 @@ class PolicyEngine(VLLMGeneration):
         self._shares, self._shared, self._fingerprint = shares, dict[str, torch.Tensor](), list[int]()
         self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run
         super().__init__(model, *args, **options)
-
-    unexpanded: Mapping[tuple[int, ...], list[int]] = MappingProxyType({})
-    """Prompts with images as `give_images` keeps them, by all of their tokens."""
 
     def _init_vllm(self) -> None:
         if getattr(self.model, "is_quantized", False) and not self.sends_adapter:

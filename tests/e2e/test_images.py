@@ -120,6 +120,11 @@ def test_vllm_sees_the_images_that_the_policy_sees(tmp_path: Path) -> None:
     with_torchvision("grpo.train", *line, f"hydra.run.dir={tmp_path}/run", cwd=tmp_path)
     (first, *_) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert first["engine/logp_difference"] < 1e-3
+    lora = ["peft=lora", "train.learning_rate=1e-2", f"hydra.run.dir={tmp_path}/lora"]
+    with_torchvision("grpo.train", *line, *lora, cwd=tmp_path)
+    adapted = [json.loads(line) for line in (tmp_path / "lora" / "metrics.jsonl").read_text().splitlines()]
+    assert len(adapted) > 1
+    assert max(row["sampling/sampling_logp_difference/mean"] for row in adapted) < 1e-3
     answers = []
     for name, engine in (("a", "generation=transformers"), ("b", "generation=vllm_colocate")):
         end = [*line, engine, "evaluate.samples=0", f"hydra.run.dir={tmp_path}/{name}"]
