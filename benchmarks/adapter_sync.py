@@ -1,6 +1,6 @@
 """A policy with LoRA on its way to vLLM: merged by TRL, merged by ours, as an adapter, with weights that exist once.
 
-`python -m benchmarks.adapter_sync` takes fifteen minutes on two quiet cores and writes `benchmarks/adapter_sync.json`.
+`python -m benchmarks.adapter_sync` takes ten minutes on two quiet cores and writes `benchmarks/adapter_sync.json`.
 The policy is SmolLM2-135M with an adapter of rank 32 that has learned something, the engine a colocated one; each case
 is a process of its own. Between two transfers the adapter takes steps of Adam's size at a learning rate of 1e-5.
 """
@@ -19,6 +19,7 @@ import torch
 from accelerate import Accelerator
 from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -28,7 +29,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from benchmarks.generation import PROMPT, smollm2
 from grpo.config.schema import ROOT, Model
 from grpo.generation.adapter import adapter_weights
-from grpo.generation.merged_weights import merged_weights
+from grpo.generation.merged_weights import merged_copy, merged_weights
 from grpo.generation.vllm_engine import PolicyEngine
 from grpo.limits import GB
 from grpo.planning.from_config import shipped_models
@@ -37,7 +38,10 @@ from grpo.planning.workload import Adapter
 from grpo.policy import without_weights
 from grpo.runs.versions import versions
 
-COMPLETIONS = 32
+COMPLETIONS, LENGTH = 16, 32
+"""Completions of which the speed is taken, and their tokens."""
+COMPARED = 4
+"""Completions of which log-probabilities are compared."""
 STEPS = (1, 10, 200)
 """Steps after which engine and policy are compared."""
 STEP = 1e-5
@@ -97,7 +101,7 @@ def scored(model: Any, prompt: list[int], completions: list[list[int]]) -> torch
 
 def mismatch(engine: PolicyEngine, model: Any, prompt: list[int]) -> float:
     """Return the mean absolute difference of the engine's log-probabilities and the policy's, nats per token."""
-    _, completions, logps, _ = engine.generate([prompt] * COMPLETIONS, None, 1)
+    _, completions, logps, _ = engine.generate([prompt] * COMPARED, None, 1)
     theirs = torch.tensor([first for row in logps for first, *_ in row])
     return float((scored(model, prompt, completions) - theirs).abs().mean())
 
@@ -110,27 +114,32 @@ def sent(engine: PolicyEngine, model: Any) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in merged_weights(model)}
 
 
+@torch.no_grad()
 def lost_in_a_step(engine: PolicyEngine, model: Any, generator: torch.Generator) -> float:
-    """Return how much of a step does not arrive: the error of what changes in the engine, relative to the change.
+    """Return the error of what a step changes in the engine's products with weights, relative to the change.
 
-    The change without rounding is that of the adapter, or of the product of its matrices, in float32.
+    Without rounding it is the change of scale x B x A of each layer in float32 (2106.09685).
     """
-    layers = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
 
-    def exact() -> dict[str, torch.Tensor]:
-        if engine.sends_adapter:
-            return {name: weight.float() for name, weight in adapter_weights(model, engine._dist.gather_params).items()}
-        return {
-            f"{name.removeprefix('base_model.model.')}.weight": layer.get_delta_weight("default").float()
-            for name, layer in layers.items()
-        }
+    def product(layer: Any, dtype: torch.dtype) -> torch.Tensor:
+        down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        return layer.scaling["default"] * up.to(dtype).float() @ down.to(dtype).float()
 
-    with torch.no_grad():
-        before, in_engine = exact(), sent(engine, model)
-        take_steps(model, 1, generator)
-        after, now = exact(), sent(engine, model)
-        error = sum(float((now[k].float() - in_engine[k].float() - after[k] + before[k]).pow(2).sum()) for k in before)
-        return (error / sum(float((after[k] - before[k]).pow(2).sum()) for k in before)) ** 0.5
+    def of_engine(layer: Any) -> torch.Tensor:
+        base = layer.get_base_layer()
+        return (
+            product(layer, base.weight.dtype) if engine.sends_adapter else merged_copy(base, [layer])["weight"].float()
+        )
+
+    before = [(of_engine(layer), product(layer, torch.float32)) for layer in layers]
+    take_steps(model, 1, generator)
+    error = size = 0.0
+    for layer, (engines, exact) in zip(layers, before, strict=True):
+        change = product(layer, torch.float32) - exact
+        error += float((of_engine(layer) - engines - change).pow(2).sum())
+        size += float(change.pow(2).sum())
+    return (error / size) ** 0.5
 
 
 def resident() -> float:
@@ -149,7 +158,7 @@ def measure(kind: str, dtype: torch.dtype) -> dict[str, Any]:
     at_first = resident()
     model = policy(dtype, bool(options.get("shares")))
     base = sum(weight.nbytes for name, weight in model.named_parameters() if "lora_" not in name)
-    room: dict[str, Any] = {"max_model_length": 128, "max_num_seqs": COMPLETIONS, "max_completion_length": 64}
+    room: dict[str, Any] = {"max_model_length": 128, "max_num_seqs": COMPLETIONS, "max_completion_length": LENGTH}
     engine = engine_class(model, Accelerator(), tokenizer, gpu_memory_utilization=0.1, **room, **options)
     engine.sync_weights()
     in_memory = resident() - at_first
@@ -165,10 +174,10 @@ def measure(kind: str, dtype: torch.dtype) -> dict[str, Any]:
     seconds = (time.perf_counter() - started) / TIMED
     now = dict(model.named_parameters())
     changed = sum(int((now[name] != weight).sum()) for name, weight in weights.items())
-    engine.generation_kwargs = {"min_tokens": 64}
+    engine.generation_kwargs = {"min_tokens": LENGTH}
     started = time.perf_counter()
     engine.generate([prompt] * COMPLETIONS, None, 1)
-    rate = COMPLETIONS * 64 / (time.perf_counter() - started)
+    rate = COMPLETIONS * LENGTH / (time.perf_counter() - started)
     return {
         "transfer_seconds": seconds,
         "transfer_bytes": sum(weight.nbytes for weight in sent(engine, model).values()),

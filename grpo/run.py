@@ -235,7 +235,7 @@ def make_trainer(
     user_init_kwargs = arguments.pop("model_init_kwargs", {})
     if world_size() > 1 and not torch.accelerator.is_available() and not arguments.get("deepspeed"):
         arguments["use_cpu"] = True  # else accelerate takes each process for the only one
-    name, shares = config.model.model_name_or_path, config.engine.share_weights
+    name, shares = config.model.model_name_or_path, config.engine.share_weights is True
     if not shares:
         arguments["model_init_kwargs"] = {**policy.model_init_kwargs(config.model), **user_init_kwargs}
     try:

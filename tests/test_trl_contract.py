@@ -53,6 +53,12 @@ TRAINER = {
     f"compute_entropy, compute_aux_loss, {MULTIMODAL}",
 }
 ENGINE = {
+    "__init__": (
+        "self, model, accelerator, processing_class, mode, structured_outputs_regex, server_base_url, server_host, "
+        "server_port, server_timeout, group_port, tensor_parallel_size, gpu_memory_utilization, max_model_length, "
+        "max_num_seqs, enable_sleep_mode, model_impl, trust_remote_code, repetition_penalty, temperature, top_p, "
+        "top_k, min_p, max_completion_length, logprobs, generation_kwargs"
+    ),
     "_init_vllm": "self",
     "_iter_named_params": "self",
     "sync_weights": "self",

@@ -16,6 +16,7 @@ from grpo.limits import UNMEASURED
 from grpo.planning.shape import Shape, shape_of
 from grpo.planning.sharding import sharding_of
 from grpo.planning.workload import Adapter, Images, Workload
+from grpo.vllm_lora import sends_adapter
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -137,6 +138,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         gradients_on_host=config["update"].gradients_on_host,
         vllm_share=(train.vllm_gpu_memory_utilization or 0.0) if colocated else 0.0,
         on_server=bool(train.use_vllm) and not colocated,
+        sends_adapter=bool(train.use_vllm) and sends_adapter(config),
         vllm_sleeps=train.vllm_enable_sleep_mode,
         vllm_shards=train.vllm_tensor_parallel_size,
         sampling_filter=bool(train.top_k) or train.top_p < 1 or train.min_p is not None,

@@ -214,7 +214,7 @@ def rollout(shape: Shape, workload: Workload) -> Components:
     if workload.vllm_share:
         return parts | {"vllm": workload.vllm_share * workload.gpu_memory}
     if workload.on_server:
-        return parts | {"transfer": TRANSFER}
+        return parts if workload.sends_adapter else parts | {"transfer": TRANSFER}
     logits = workload.sequences * shape.vocab_size * (workload.compute_bytes + 12 + 16 * workload.sampling_filter)
     repeated = workload.sequences * workload.sequence * 2 * shape.query_width * workload.compute_bytes
     mask = workload.prompt * (1 + workload.compute_bytes)

@@ -119,6 +119,8 @@ class Workload:
     """Devices over which vLLM spreads its copy of the weights (tensor parallelism)."""
     on_server: bool = False
     """Whether a vLLM server elsewhere generates and receives the weights."""
+    sends_adapter: bool = False
+    """Whether vLLM gets the adapter alone, and no weights."""
     gpu_memory: float = 0.0
     """Memory of the device in all, bytes: the base of vLLM's fraction."""
     sampling_filter: bool = False

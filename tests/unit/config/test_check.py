@@ -132,11 +132,14 @@ def test_close_names_are_offered_once() -> None:
             ],
             "train.generation_kwargs.top_k=20: with vLLM a sampling filter biases",
         ),
-        (["peft=qlora", "generation=vllm_colocate"], "a policy with 4-bit weights"),
-        (["peft=qlora", "generation=vllm_server"], "use generation=transformers, or peft=lora with a smaller model"),
+        (["peft=qlora", "generation=vllm_colocate"], "vLLM quantizes where it computes in half precision"),
         (
-            ["peft=qlora", "generation=vllm_colocate", "+peft.quantization.load_in_8bit=true"],
-            "a policy with 8-bit weights",
+            ["+gpu=h100", "peft=qlora", "generation=vllm_server", "engine.lora=merged"],
+            "quantized weights cannot be merged with an adapter and sent to vLLM, and engine.lora=merged; use",
+        ),
+        (
+            ["+gpu=h100", "peft=qlora", "generation=vllm_colocate", "+peft.quantization.load_in_8bit=true"],
+            "vLLM quantizes to nf4 in 4 bits with double quantization, and peft.quantization otherwise",
         ),
     ],
 )

@@ -201,7 +201,8 @@ def test_with_a_server_nothing_is_generated_on_the_gpu(composed: Compose) -> Non
     line = ("+gpu=rtx3080", "generation=vllm_server", "train.max_completion_length=4096")
     plan = make_plan(composed(*line))
     assert "kv cache" not in plan.phases["rollout"]
-    assert plan.phases["rollout"]["transfer"] == 3
+    assert "transfer" not in plan.phases["rollout"], "an adapter alone takes next to nothing"
+    assert make_plan(composed(*line, "engine.lora=merged")).phases["rollout"]["transfer"] == 3
     assert plan.problem is None
     assert "rows_generated_at_once" not in plan.settings
 

@@ -234,7 +234,11 @@ def test_a_micro_batch_has_at_most_as_many_images_as_fit_in_it_with_short_texts(
 
 def test_the_pixel_values_of_an_image_are_as_large_as_the_processors() -> None:
     picture = Image.fromarray(np.zeros((280, 280, 3), dtype=np.uint8))
-    qwen = Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=280 * 280)(images=[picture], return_tensors="pt")
+    limits = {
+        "shortest_edge": 28 * 28,
+        "longest_edge": 280 * 280,
+    }  # `max_pixels` would change all processors
+    qwen = Qwen2VLImageProcessorPil(size=limits)(images=[picture], return_tensors="pt")
     shown = replace(workload(images=Images(2, 2, max_pixels=280 * 280)), prompt=1000)
     assert pixel_values(described("qwen2_5_vl")[1], shown) == qwen["pixel_values"].nbytes
     tiled = SmolVLMImageProcessorPil(size={"longest_edge": 4 * 280}, max_image_size={"longest_edge": 280})
