@@ -81,7 +81,7 @@ def trainer(
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         processing_class=AutoTokenizer.from_pretrained(model),
         peft_config=peft_config,
-        engine=engine or Engine(lora="merged"),
+        engine=engine,
     )
 
 

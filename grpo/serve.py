@@ -23,7 +23,7 @@ from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
 from grpo.generation.vllm_server import LAUNCHER, answers, is_taken
 from grpo.hardware import free_gpu_memory
-from grpo.vllm_lora import LOOPBACK, engine_rank, sends_adapter
+from grpo.vllm_lora import LOOPBACK, computed_in, engine_rank, sends_adapter
 
 HYDRAS = ("--help", "--hydra-help", "--cfg", "--config-", "--resolve", "--package", "--info")
 more_options: list[str] = []
@@ -55,11 +55,10 @@ def command(config: DictConfig) -> list[str]:
     cli, server = ["vllm.entrypoints.cli.main", "serve"], ["vllm.entrypoints.openai.api_server", "--model"]
     program = cli if name == "vllm" else server
     train, model = config.train, config.model
-    half = "float16" if train.fp16 else "bfloat16" if train.bf16 in (None, True) else None
     options = {
         "served-model-name": model.model_name_or_path,
         "revision": model.model_revision,
-        "dtype": half or model.dtype,
+        "dtype": computed_in(config),
         "max-model-len": train.vllm_max_model_length or config.task.max_prompt_length + train.max_completion_length,
         "host": train.vllm_server_host,
         "port": train.vllm_server_port,

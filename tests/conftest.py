@@ -9,16 +9,12 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hypothesis import HealthCheck, settings
 from omegaconf import DictConfig
 
 from grpo.config.schema import ROOT, register
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub: no test needs the network
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch: a worker of pytest-xdist has one core
-# no test of the suite fails because the machine is busy
-settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy machine")
 
 
 @pytest.fixture(scope="session")

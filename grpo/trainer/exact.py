@@ -44,7 +44,7 @@ class ExactGRPOTrainer(RolloutTrainer):
 
     Args:
         update: the `update` group of the configuration; its defaults if None.
-        engine: the `engine` group of the configuration; its defaults if None.
+        engine: the `engine` group of the configuration; adapters are merged, as TRL does, if None.
     """
 
     def __init__(self, *args: Any, update: Update | None = None, engine: Engine | None = None, **kwargs: Any) -> None:

@@ -44,7 +44,7 @@ class RolloutTrainer(CheckpointTrainer):
     _entropy_window_stats: torch.Tensor | None
 
     def __init__(self, *args: Any, update: Update | None = None, engine: Engine | None = None, **kwargs: Any) -> None:
-        engine = engine or Engine()
+        engine = engine or Engine(lora="merged")  # as TRL does
         connection = partial(PolicyEngine, lora=engine.lora, shares=engine.share_weights is True)
         with replaced(grpo_trainer, "VLLMGeneration", connection):
             super().__init__(*args, **kwargs)

@@ -325,10 +325,12 @@ def test_vllm_answers_what_transformers_answers(trained: ExactGRPOTrainer) -> No
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(
-    "engine", [Engine("merged"), Engine("adapter"), Engine("adapter", share_weights=True)], ids=str
+    "engine", [None, Engine("merged"), Engine("adapter"), Engine("adapter", share_weights=True)], ids=str
 )
-def test_an_adapter_is_trained_and_no_bit_of_what_it_stands_on_changes(tmp_path: Path, engine: Engine) -> None:
+def test_an_adapter_is_trained_and_no_bit_of_what_it_stands_on_changes(tmp_path: Path, engine: Engine | None) -> None:
+    """In a script that asks for nothing, it is merged, as by TRL."""
     made = trainer(tmp_path, LORA, engine=engine, max_steps=4)
+    assert made.vllm_generation.sends_adapter == (engine is not None and engine.lora == "adapter")
     before = {name: w.clone() for name, w in made.model.named_parameters() if "lora_" not in name}
     made.train()
     now = dict(made.model.named_parameters())
