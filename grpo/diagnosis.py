@@ -27,6 +27,24 @@ def sampling_filters(train: Any) -> list[str]:
     return [f"{key}={value}" for key, value in given.items() if value not in (None, neutral[key.rpartition(".")[2]])]
 
 
+def why_not_stale(train: Any) -> str | None:
+    """Return why the next rollouts cannot be generated during an update; None if they can.
+
+    Args:
+        train: a `trl.GRPOConfig`, or the group of the configuration with its fields.
+    """
+    slices = train.steps_per_generation or train.gradient_accumulation_steps
+    if not train.use_vllm or train.vllm_mode != "server":
+        return "only a server generates while the policy trains, generation=vllm_server"
+    if not train.vllm_importance_sampling_correction:
+        return "rollouts of an older policy need train.vllm_importance_sampling_correction=true"
+    if filters := sampling_filters(train):
+        return f"train.{filters[0]} changes the log-probabilities that correct for an older policy"
+    if train.num_iterations > 1 or slices != train.gradient_accumulation_steps:
+        return "rollouts of several steps are old anyway; use train.num_iterations=1 and leave out steps_per_generation"
+    return None
+
+
 def mismatch_causes(train: DictConfig) -> list[str]:
     """Return possible causes of a difference between vLLM's log-probabilities and the policy's, the likeliest first."""
     found = []

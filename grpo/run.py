@@ -197,7 +197,8 @@ def problems_of(config: DictConfig, processing_class: Any, console: Console) -> 
     console.print(str(problems), highlight=False, soft_wrap=True)
     if train.use_vllm:
         where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]
-        console.print(f"vLLM generates, {where}{how_lora_travels(config)}", highlight=False, soft_wrap=True)
+        ahead = ", during the update of the step before" if config.engine.staleness else ""
+        console.print(f"vLLM generates, {where}{ahead}{how_lora_travels(config)}", highlight=False, soft_wrap=True)
     return problems
 
 

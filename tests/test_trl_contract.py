@@ -29,6 +29,7 @@ TRAINER = {
     "environment_factory",
     "train": "self, resume_from_checkpoint, trial, ignore_keys_for_eval",
     "training_step": "self, model, inputs, num_items_in_batch",
+    "get_batch_samples": "self, epoch_iterator, num_batches, device",
     "log": "self, logs, start_time",
     "create_optimizer": "self, model",
     "compute_loss": "self, model, inputs, return_outputs, num_items_in_batch",
@@ -120,7 +121,7 @@ def test_every_attribute_of_the_trainer_that_we_touch_is_there_in_stock_trl(tmp_
 
 
 def test_every_attribute_of_the_engine_that_we_touch_is_there_in_stock_trl():
-    made = {"_server_started"}
+    made = {"_server_started", "_background"}
     assigned = {name for kind in VLLMGeneration.__mro__[:-1] for name in attributes(kind, written=True)}
     used = from_library(PolicyEngine, VLLMGeneration) - made
     assert {"_dist", "_weight_metadata", "vllm_client", "gpu_memory_utilization"} <= used

@@ -14,7 +14,7 @@ from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
 from grpo.config.schema import LOSS_MEANS, NOT_SETTABLE, PARTS, Engine, Reward, Update
-from grpo.diagnosis import sampling_filters
+from grpo.diagnosis import sampling_filters, why_not_stale
 from grpo.distributed import is_launched
 from grpo.errors import ConfigError
 from grpo.vllm_lora import sends_adapter, why_merged
@@ -52,6 +52,8 @@ def check(config: DictConfig) -> None:
         Engine(**config.engine)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if config.engine.staleness and (reason := why_not_overlapped(config)):
+        raise ConfigError(f"engine.staleness=1: {reason}")
     if config.task.dataset.get("generator") and isinstance(config.task.dataset.get("size"), int):
         check_batch(config.train, config.task.dataset.size, processes(config))
 
@@ -200,6 +202,13 @@ def check_filters(train: DictConfig) -> None:
             "use generation=transformers, or train.vllm_importance_sampling_correction=false without "
             "off_policy_mask_threshold, which also does without the check that the engine is the policy"
         )
+
+
+def why_not_overlapped(config: DictConfig) -> str | None:
+    """Return why the next rollouts cannot be generated during an update; None if they can."""
+    if config.task.images:
+        return "works with text alone, and task.images is set"
+    return why_not_stale(config.train)
 
 
 def check_vllm_options(config: DictConfig) -> None:

@@ -190,7 +190,7 @@ class Update:
 
 @dataclass
 class Engine:
-    """vLLM beside a policy with LoRA."""
+    """vLLM beside the policy."""
 
     lora: str = "adapter"
     """What vLLM gets of a policy with LoRA before each generation: the `adapter`, or all weights with it `merged` in.
@@ -198,6 +198,9 @@ class Engine:
     share_weights: Any = "auto"
     """Whether the policy's frozen weights are those of the vLLM engine beside it, so that they exist once: `true`,
     `false`, or `auto`, where it is possible and the engine does not sleep. Needs `lora: adapter`."""
+    staleness: int = 0
+    """Updates between the policy that makes a rollout and the policy that learns from it. With 1 a vLLM server makes the
+    next rollouts while the policy trains; TRL's importance-sampling correction makes up for it."""
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -209,6 +212,8 @@ class Engine:
             raise ValueError(f"engine.lora={self.lora}: `adapter` or `merged`")
         if self.share_weights not in ("auto", True, False):
             raise ValueError(f"engine.share_weights={self.share_weights}: `auto`, `true` or `false`")
+        if self.staleness not in (0, 1):
+            raise ValueError(f"engine.staleness={self.staleness}: 0 or 1")
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any
 
 import requests
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import gather_object, is_peft_model
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from trl.generation import vllm_generation
@@ -23,6 +23,7 @@ from trl.import_utils import is_vllm_available
 
 from grpo.errors import GenerationError
 from grpo.generation.adapter import adapter_file, adapter_weights
+from grpo.generation.background import BackgroundGeneration
 from grpo.generation.merged_weights import merged_weights, trains_tied_weight
 from grpo.generation.shared_weights import fingerprint, share
 from grpo.generation.vllm_server import LAUNCHER, answers
@@ -104,6 +105,8 @@ class PolicyEngine(VLLMGeneration):
                 super()._init_vllm()
             if self.accelerator.is_main_process:
                 self._server_started = started_at(self.vllm_client.base_url)
+                self._background = BackgroundGeneration(self.vllm_client.generate)
+                self.vllm_client.generate = self._background.generate
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and weights as TRL does; before training starts, FSDP has not sharded anything yet."""
@@ -125,6 +128,8 @@ class PolicyEngine(VLLMGeneration):
             GenerationError: it did not take them.
         """
         with self._explained("took the policy's weights"):
+            if self.mode == "server" and self.accelerator.is_main_process:
+                self._background.wait()  # for completions by the weights that it has
             if self.sends_adapter:
                 self._send_adapter()
                 return
@@ -187,6 +192,12 @@ class PolicyEngine(VLLMGeneration):
             given_up = len(prompts) - sum(map(bool, completions))
             raise GenerationError(f"vLLM gave up {given_up} of {len(prompts)} completions; its log says why")
         return result
+
+    def begin(self, prompts: list[list[int]], num_generations: int) -> None:
+        """Have a server complete prompts from now on; a call of `generate` with them then returns what it made."""
+        everyones = gather_object(prompts)
+        if self.accelerator.is_main_process:
+            self._background.begin(everyones[::num_generations])
 
     def give_images(self, prompts: list[list[int]], unexpanded: list[list[int]]) -> None:
         """Keep prompts as vLLM takes them beside images: one token per image, which it expands itself."""

@@ -133,6 +133,8 @@ def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
     shape, workload = find_shape(config.model), workload_of(config, device)
     at_once = plan.settings.get(AT_ONCE, workload.sequences)
     phases = step_phases(config.train, shape, workload, speed, at_once)
+    if config.engine.staleness:  # what is left of generation after the rest of a step
+        phases["generation"] = max(0.0, 2 * phases["generation"] - sum(phases.values()))
     batches = -(-config.task.eval.size // config.train.per_device_eval_batch_size)
     batch = min(config.task.eval.size, config.train.per_device_eval_batch_size)
     evaluation = 2 * batches * generation(shape, workload, speed, batch, bool(config.train.use_vllm))

@@ -28,14 +28,15 @@ from grpo.trainer.gradient_offload import OffloadedGradients
 from grpo.trainer.guard import NonFiniteGuard
 from grpo.trainer.local_accelerator import LocalAccelerator
 from grpo.trainer.microbatch import cost, has_work, loss_shares
-from grpo.trainer.rollout import RolloutTrainer, too_long
+from grpo.trainer.overlap import OverlapTrainer
+from grpo.trainer.rollout import too_long
 from grpo.trainer.step import StepMicrobatch, batches_of, count, nothing, worst_case
 from grpo.trainer.step_metrics import StepMetrics, merge
 
 log = logging.getLogger(__name__)
 
 
-class ExactGRPOTrainer(RolloutTrainer):
+class ExactGRPOTrainer(OverlapTrainer):
     """A drop-in for `trl.GRPOTrainer`: the same constructor with one more argument.
 
     Losses that cannot be divided exactly are computed TRL's way, `per_device_train_batch_size` completions at once:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pandas
 import psutil
 import pytest
 
@@ -184,12 +185,27 @@ def test_a_server_without_a_gpu_gets_adapters_is_started_again_and_serves_the_ne
         done, left = module("grpo.train", *line, *again)
         assert done.returncode == 0, done.stderr
         assert not left
+        overlap = ["engine.staleness=1", "train.learning_rate=1e-2"]
+        done, left = module("grpo.train", *line, *overlap, f"hydra.run.dir={tmp_path}/ahead")
+        assert done.returncode == 0, done.stderr
+        assert not left
     finally:
         ended(server)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert max(row["sampling/sampling_logp_difference/max"] for row in rows) < 1e-4
     assert not [*Path("/dev/shm").glob("adapter-*")]
+    ahead = [json.loads(line) for line in (tmp_path / "ahead" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["sampling/staleness"] for row in ahead] == [0, 0, 1, 1]
+    differences = [row["sampling/sampling_logp_difference/mean"] for row in ahead]
+    assert max(differences[:2]) < 1e-4 < 1e-3 < min(differences[2:]), "old rollouts are of the policy before the update"
+    assert [prompts(tmp_path / "ahead", step) for step in (1, 2, 3, 4)] == [
+        prompts(tmp_path / "run", step) for step in (1, 2, 3, 4)
+    ], "the order of the data is the same"
+
+
+def prompts(run: Path, step: int) -> list[str]:
+    return pandas.read_parquet(run / "completions" / f"completions_{step:05d}.parquet")["prompt"].map(str).tolist()
 
 
 class FreezeServer(threading.Thread):

@@ -46,6 +46,14 @@ def test_the_estimate_for_a_cpu_is_within_the_range_that_it_gives(
     assert found.compared
 
 
+def test_a_server_that_generates_during_the_update_costs_what_is_left_of_generation(composed: Compose) -> None:
+    line = ("+gpu=h100", "generation=vllm_server", "model=qwen2_5_1_5b")
+    for length in (64, 4096):  # with updates longer than generations, and the other way round
+        overrides = (*line, f"train.max_completion_length={length}")
+        one, other = (expected(composed(*overrides, f"engine.staleness={age}")) for age in (0, 1))
+        assert other.step == pytest.approx(max(one.phases["generation"], one.step - one.phases["generation"]))
+
+
 def test_a_run_is_its_steps_and_two_evaluations_and_costs_by_the_hour(composed: Compose) -> None:
     line = ("+gpu=h100", "train.max_steps=100")
     found = expected(composed(*line, "plan.hourly_price=3"))
