@@ -199,8 +199,8 @@ class Engine:
     """Whether the policy's frozen weights are those of the vLLM engine beside it, so that they exist once: `true`,
     `false`, or `auto`, where it is possible and the engine does not sleep. Needs `lora: adapter`."""
     staleness: int = 0
-    """Updates between the policy that makes a rollout and the policy that learns from it. With 1 a vLLM server makes the
-    next rollouts while the policy trains; TRL's importance-sampling correction makes up for it."""
+    """Updates between the policy that makes a rollout and the policy that learns from it. With 1 a vLLM server makes
+    the next rollouts while the policy trains; TRL's importance-sampling correction makes up for it."""
 
     def __post_init__(self) -> None:
         """Check the values.
