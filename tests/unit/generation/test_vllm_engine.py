@@ -120,6 +120,7 @@ class WithoutVLLM(PolicyEngine):
         self.accelerator = SimpleNamespace(is_main_process=True, device=torch.device("cpu"))
         self._dist = SimpleNamespace(is_fsdp=False)
         self.vllm_client = SimpleNamespace(base_url="http://127.0.0.1:9")
+        self._background = SimpleNamespace(wait=lambda: None)
 
 
 def given(self: WithoutVLLM, *args: Any, **options: Any) -> Any:
@@ -177,6 +178,16 @@ def test_a_transfer_that_ends_while_the_server_is_asked_keeps_its_communicator(m
     engine.sync_weights()
     answered.set()
     assert not engine.vllm_client.communicator.aborted.wait(0.5)
+
+
+def test_weights_wait_for_the_completions_by_those_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = WithoutVLLM(None, mode="server")
+    engine._server_started, done = "now", []
+    engine._background = SimpleNamespace(wait=lambda: done.append("completed"))
+    monkeypatch.setattr(vllm_engine, "started_at", lambda url: "now")
+    monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: done.append("sent"))
+    engine.sync_weights()
+    assert done == ["completed", "sent"]
 
 
 def test_without_vllm_a_script_is_told_that_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,8 +80,6 @@ def test_a_trainer_without_a_server_refuses(tmp_path: Path) -> None:
 )
 def test_what_cannot_overlap_is_named(tmp_path: Path, options: dict[str, Any], reason: str | None) -> None:
     server = {"use_vllm": True, "vllm_mode": "server", "use_cpu": True, "bf16": False}
-    args = GRPOConfig(
-        str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=2, **(server | options)
-    )
+    args = GRPOConfig(str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=2, **(server | options))
     found = why_not_stale(args)
     assert found is None if reason is None else reason in (found or "")
