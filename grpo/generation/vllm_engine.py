@@ -91,6 +91,7 @@ class PolicyEngine(VLLMGeneration):
             with (
                 replaced(vllm_generation, "LLM", partial(vllm_generation.LLM, **options)),
                 loadable() if on_cpu and (self._shares or not self.sends_adapter) else nullcontext(),
+                one_adapter() if on_cpu and self.sends_adapter else nullcontext(),
             ):
                 super()._init_vllm()
             if self._shares:
@@ -323,4 +324,14 @@ def loadable() -> Iterator[None]:
         layer.cpu_linear = torch.nn.functional.linear
 
     with replaced(utils, "dispatch_cpu_unquantized_gemm", unpacked):
+        yield
+
+
+@contextmanager
+def one_adapter() -> Iterator[None]:
+    """While inside, an engine on a CPU gets LoRA layers for requests that all have the same adapter."""
+    from vllm.platforms import current_platform
+
+    layers = "grpo.generation.cpu_lora.OneAdapter"
+    with replaced(type(current_platform), "get_punica_wrapper", classmethod(lambda platform: layers)):
         yield
