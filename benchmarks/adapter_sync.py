@@ -6,6 +6,7 @@ is a process of its own. Between two transfers the adapter takes steps of Adam's
 """
 
 import argparse
+import ctypes
 import gc
 import json
 import subprocess
@@ -145,6 +146,8 @@ def lost_in_a_step(engine: PolicyEngine, model: Any, generator: torch.Generator)
 def resident() -> float:
     """Return the resident memory of this process, bytes, after what is not used has been given back."""
     gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
     return float(psutil.Process().memory_info().rss)
 
 
@@ -161,6 +164,7 @@ def measure(kind: str, dtype: torch.dtype) -> dict[str, Any]:
     room: dict[str, Any] = {"max_model_length": 128, "max_num_seqs": COMPLETIONS, "max_completion_length": LENGTH}
     engine = engine_class(model, Accelerator(), tokenizer, gpu_memory_utilization=0.1, **room, **options)
     engine.sync_weights()
+    mismatch(engine, model, prompt)  # weights that nothing has used yet may still be on disk
     in_memory = resident() - at_first
     weights = {name: weight.clone() for name, weight in model.named_parameters() if "lora_" not in name}
     differences, done = {}, 0
