@@ -106,6 +106,8 @@ class ProgressBar(TrainerCallback):
         if self.accuracy in logs:
             readings += f"  accuracy {100 * (logs[self.accuracy] or 0):.0f} %"
         readings += f"  {logs.get('step_time', 0):.2f} s/step"
+        if "rollout/problems" in logs:
+            readings += f"  {logs['rollout/problems']:.0f} problems"
         errors = sum(reward.errors.total() for reward in self.rewards)
         if errors:
             readings += f"  reward errors {errors}"

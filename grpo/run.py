@@ -28,7 +28,7 @@ from grpo.callbacks import (
 )
 from grpo.cli import output_in
 from grpo.config.batch import check_batch, completions
-from grpo.config.schema import Engine, Update, train_arguments
+from grpo.config.schema import Engine, Rollout, Update, train_arguments
 from grpo.config.secrets import is_secret, without_secrets
 from grpo.data import Problems, load_task, reward_columns
 from grpo.distributed import agreed, is_main_process, log_name, world_size
@@ -255,6 +255,7 @@ def make_trainer(
             peft_config=policy.peft_config(config.peft, config.model),
             update=Update(**config["update"]),  # `.update` is a method
             engine=Engine(**config.engine),
+            rollout=Rollout(**config.rollout),
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
         raise ConfigError(" ".join(str(error).split())) from error

@@ -17,6 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from grpo.config.schema import ROOT, Update
 from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.dynamic_sampling import Completion
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 VOCABULARY = 87
@@ -175,3 +176,30 @@ def relative_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.T
     difference = sum(float((ours[name].double() - theirs[name].double()).pow(2).sum()) for name in theirs)
     size = sum(float(theirs[name].double().pow(2).sum()) for name in theirs)
     return (difference / size) ** 0.5 if size else difference**0.5
+
+
+def note_kept(trainer: ExactGRPOTrainer) -> list[list[Completion]]:
+    """Return a list to which a trainer with dynamic sampling adds the completions that it keeps of each generation."""
+    kept, informative = list[list[Completion]](), trainer._informative
+
+    def note(count: int) -> list[Completion]:
+        kept.append(informative(count))
+        return kept[-1]
+
+    trainer._informative = note
+    return kept
+
+
+def generated_at_once(trainer: ExactGRPOTrainer, kept: Sequence[Sequence[Completion]]) -> dict[str, Any]:
+    """Return options of `make` for a trainer whose rollouts are those that were kept, in the same order."""
+    rows = [one for generation in kept for one in generation]
+    problems = [trainer.train_dataset[one.problem]["prompt"] for one in rows[:: trainer.num_generations]]
+    generations = iter(kept)
+
+    def replay(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        some = next(generations)[trainer.accelerator.process_index * len(prompts) :][: len(prompts)]
+        ids = {"prompt_ids": [one.prompt_ids for one in some], "completion_ids": [one.ids for one in some]}
+        return {**ids, "logprobs": None}
+
+    data = Dataset.from_dict({"prompt": problems})
+    return {"rollout_func": replay, "train_dataset": data, "shuffle_dataset": False}

@@ -13,7 +13,7 @@ from omegaconf.errors import ConfigKeyError, ValidationError
 from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
-from grpo.config.schema import LOSS_MEANS, NOT_SETTABLE, PARTS, Engine, Reward, Update
+from grpo.config.schema import LOSS_MEANS, NOT_SETTABLE, PARTS, Engine, Reward, Rollout, Update
 from grpo.diagnosis import sampling_filters, why_not_stale
 from grpo.distributed import is_launched
 from grpo.errors import ConfigError
@@ -50,6 +50,7 @@ def check(config: DictConfig) -> None:
     try:
         Update(**config["update"])
         Engine(**config.engine)
+        Rollout(**config.rollout)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if config.engine.staleness and (reason := why_not_overlapped(config)):
@@ -208,6 +209,8 @@ def why_not_overlapped(config: DictConfig) -> str | None:
     """Return why the next rollouts cannot be generated during an update; None if they can."""
     if config.task.images:
         return "works with text alone, and task.images is set"
+    if config.rollout.dynamic_sampling:
+        return "the problems of the next step are not known, as rollout.dynamic_sampling=true takes them as needed"
     return why_not_stale(config.train)
 
 

@@ -217,6 +217,25 @@ class Engine:
 
 
 @dataclass
+class Rollout:
+    """Which problems a step learns from."""
+
+    dynamic_sampling: bool = False
+    """Replace groups whose rewards are all equal, from which nothing is learned, by groups of further problems."""
+    max_rounds: int = 5
+    """Generations of a step at most; what is missing then is filled with groups of equal rewards."""
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: naming the key and its value.
+        """
+        if self.max_rounds < 1:
+            raise ValueError(f"rollout.max_rounds={self.max_rounds}: at least 1")
+
+
+@dataclass
 class Gpu:
     """The facts of the GPU that a profile was made for."""
 
@@ -297,6 +316,7 @@ def register() -> None:
         ("peft", Any, field(default=None)),
         ("train", grpo_config, field(default_factory=grpo_config)),
         ("update", Update, field(default_factory=Update)),
+        ("rollout", Rollout, field(default_factory=Rollout)),
         ("engine", Engine, field(default_factory=Engine)),
         ("gpu", Gpu | None, field(default=None)),
         ("plan", Plan, field(default_factory=Plan)),

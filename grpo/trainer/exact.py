@@ -23,12 +23,12 @@ from grpo.errors import DoesNotFit
 from grpo.oom import is_out_of_memory
 from grpo.trainer.balance import can_move, earliest, everyones, limits
 from grpo.trainer.batch import Batch, lengths, loss_mask, take
+from grpo.trainer.dynamic_sampling import DynamicSamplingTrainer
 from grpo.trainer.extra_columns import keep_writable
 from grpo.trainer.gradient_offload import OffloadedGradients
 from grpo.trainer.guard import NonFiniteGuard
 from grpo.trainer.local_accelerator import LocalAccelerator
 from grpo.trainer.microbatch import cost, has_work, loss_shares
-from grpo.trainer.overlap import OverlapTrainer
 from grpo.trainer.rollout import too_long
 from grpo.trainer.step import StepMicrobatch, batches_of, count, nothing, worst_case
 from grpo.trainer.step_metrics import StepMetrics, merge
@@ -36,7 +36,7 @@ from grpo.trainer.step_metrics import StepMetrics, merge
 log = logging.getLogger(__name__)
 
 
-class ExactGRPOTrainer(OverlapTrainer):
+class ExactGRPOTrainer(DynamicSamplingTrainer):
     """A drop-in for `trl.GRPOTrainer`: the same constructor with one more argument.
 
     Losses that cannot be divided exactly are computed TRL's way, `per_device_train_batch_size` completions at once:
@@ -46,6 +46,7 @@ class ExactGRPOTrainer(OverlapTrainer):
     Args:
         update: the `update` group of the configuration; its defaults if None.
         engine: the `engine` group of the configuration; adapters are merged, as TRL does, if None.
+        rollout: the `rollout` group of the configuration; its defaults if None.
     """
 
     def __init__(self, *args: Any, update: Update | None = None, engine: Engine | None = None, **kwargs: Any) -> None:

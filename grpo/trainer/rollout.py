@@ -190,8 +190,7 @@ class RolloutTrainer(CheckpointTrainer):
             failed[reward.faulted if reward else []] = True
         rewards[self.accelerator.gather(failed)] = torch.nan
         self._rewards = rewards
-        if {"image", "images"} & inputs[0].keys():
-            prompts[:] = map(thumbnails.without_images, prompts)  # TRL gathers and logs this list
+        thumbnails.strip_images(inputs, prompts)
         return rewards
 
     def _keep_columns(self, inputs: list) -> None:

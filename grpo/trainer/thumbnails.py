@@ -70,6 +70,12 @@ def reduced(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
+def strip_images(rows: list[dict[str, Any]], prompts: list) -> None:
+    """Take the images out of the prompts of rows that have any, in place, as TRL gathers and logs that list."""
+    if {"image", "images"} & rows[0].keys():
+        prompts[:] = map(without_images, prompts)
+
+
 def without_images(prompt: Any) -> Any:
     """Return a prompt whose contents are lists of parts, with the places of images but not these; a text as it is.
 

@@ -21,6 +21,7 @@ EXACT = (
     "adaptive entropy",
     "bnpo",
     "undivided",
+    "dynamic sampling",
     "out of memory, forward",
     "out of memory, backward",
 )

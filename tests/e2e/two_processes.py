@@ -11,14 +11,17 @@ import torch.distributed as dist
 from accelerate import PartialState
 from trl import GRPOTrainer
 
+from grpo.config.schema import Rollout
 from grpo.patching import replaced
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update, exact
 from tests.stock_trl import (
     KL_FOUR_SLICES,
     Record,
+    generated_at_once,
     idle_second,
     long_first,
     make,
+    note_kept,
     relative_difference,
     tiny_llama,
     train,
@@ -74,6 +77,12 @@ def main() -> None:
         trainer = make(ExactGRPOTrainer, folder, update=SMALL, **{**OPTIONS, **case})
         ours = train(trainer, start_from=theirs.weights)
         found[name] = {"gradient": max(differences(ours, theirs)), "logs": ours.logs, "trl": theirs.logs}
+
+    trainer = make(ExactGRPOTrainer, folder, update=SMALL, rollout=Rollout(dynamic_sampling=True), **OPTIONS)
+    kept = note_kept(trainer)
+    ours = train(trainer)
+    theirs = train(make(GRPOTrainer, folder, **OPTIONS | generated_at_once(trainer, kept)), start_from=ours.weights)
+    found["dynamic sampling"] = {"gradient": max(differences(ours, theirs)), "logs": ours.logs, "trl": theirs.logs}
 
     with replaced(exact, "can_move", lambda batch: False):
         trainer = make(ExactGRPOTrainer, folder, update=SMALL, **{**OPTIONS, **CASES["unequal numbers"]})

@@ -10,6 +10,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 
+from grpo.config.schema import Rollout
 from grpo.manifest import difference, is_sealed
 from grpo.trainer import ExactGRPOTrainer, Update
 from tests.stock_trl import VOCABULARY, Record, ours, train
@@ -73,6 +74,11 @@ CASES: dict[str, dict[str, Any]] = {
         "entropy_target": 5.0,
         "num_iterations": 2,
         "logging_steps": 2,
+    },
+    "dynamic sampling": {
+        "rollout": Rollout(dynamic_sampling=True),
+        "num_iterations": 2,
+        "num_train_epochs": 8,
     },
 }
 

@@ -1,0 +1,193 @@
+"""Dynamic sampling (DAPO, 2503.14476, section 3.2): groups whose rewards are equal make room for further problems.
+
+Such a group has no advantages and teaches nothing. A step generates in rounds until its batch is full of groups with
+different rewards; TRL then continues with these as if they had been generated at once.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from grpo.config.schema import Rollout
+from grpo.patching import replaced
+from grpo.trainer import thumbnails
+from grpo.trainer.batch import Batch
+from grpo.trainer.overlap import OverlapTrainer
+from grpo.trainer.problem_order import ProblemOrder
+
+
+@dataclass
+class Completion:
+    """A completion that has been generated and scored."""
+
+    problem: int
+    """Its row in the data."""
+    prompt_ids: list[int]
+    ids: list[int]
+    mask: list[int] | None
+    """1 for tokens of the policy, 0 for those of tools; None without tools."""
+    logps: list | None
+    """By the engine, for each token, as TRL's `rollout_func` returns them."""
+    rewards: list[float] = field(default_factory=list)
+    columns: dict[str, Any] = field(default_factory=dict)
+    """What rewards have logged of it."""
+
+
+Group = list[Completion]
+
+
+class RoundDone(Exception):
+    """Ends TRL's work on a round whose completions have their rewards."""
+
+
+class DynamicSamplingTrainer(OverlapTrainer):
+    """A trainer that generates until there are enough groups with different rewards, if `rollout` says so."""
+
+    def __init__(self, *args: Any, rollout: Rollout | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rollout = rollout or Rollout()
+        self._order: ProblemOrder | None = None
+        self._round: list[Completion] | None = None  # of this process, while it is generated
+        self._kept: list[Completion] | None = None  # of all processes, while TRL continues with them
+
+    @property
+    def order(self) -> ProblemOrder:
+        """The problems in the order in which they are taken."""
+        if self._order is None:
+            sampler = self._epoch_sampler or self._get_train_sampler()
+            self._order = ProblemOrder(sampler.num_samples, sampler.seed, sampler.shuffle)
+        return self._order
+
+    def _generate_and_score_completions(self, inputs: Any) -> Batch:
+        if not (self.rollout.dynamic_sampling and self.model.training) or self._round is not None:
+            return super()._generate_and_score_completions(inputs)
+        kept = self._informative(len(inputs))
+        mine = kept[self.accelerator.process_index * len(inputs) :][: len(inputs)]
+        self._kept = kept
+        try:
+            with replaced(self, "rollout_func", lambda *_: as_rollout(mine)):
+                return super()._generate_and_score_completions([self._problem(one) for one in mine])
+        finally:
+            self._kept = None
+
+    def _problem(self, completion: Completion) -> dict[str, Any]:
+        return self.train_dataset[completion.problem]
+
+    def _informative(self, count: int) -> list[Completion]:
+        """Generate rounds until the batch is full, and return the completions of all processes.
+
+        What is missing after the last round is filled with groups whose rewards are equal.
+
+        Args:
+            count: completions of this process in the batch.
+        """
+        processes = self.accelerator.num_processes
+        wanted = count * processes // self.num_generations
+        kept, equal, rounds = list[Group](), list[Group](), 0
+        while len(kept) < wanted and rounds < self.rollout.max_rounds:
+            rounds += 1
+            generated = len(kept) + len(equal)
+            share = len(kept) / generated if kept else 1.0
+            number = min(wanted, math.ceil((wanted - len(kept)) / share))
+            for group, is_equal in self._scored(self.order.take(-(-number // processes) * processes)):
+                (equal if is_equal else kept).append(group)
+        self._note_rounds(rounds, kept, equal, wanted)
+        self._end_with_the_data()
+        return [completion for group in (kept + equal)[:wanted] for completion in group]
+
+    def _scored(self, problems: Sequence[int]) -> list[tuple[Group, bool]]:
+        """Return the groups of some problems, each with whether all of its rewards are equal."""
+        share = len(problems) // self.accelerator.num_processes
+        mine = problems[self.accelerator.process_index * share :][:share]
+        size = self.num_generations
+        self._round = [Completion(problem, [], [], None, None) for problem in mine for _ in range(size)]
+        metrics, seen = self._metrics, self.state.num_input_tokens_seen
+        self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}  # TRL's are of what is trained on
+        try:
+            super()._generate_and_score_completions([self._problem(one) for one in self._round])
+        except RoundDone:
+            everyones = gather_object(self._round)
+        finally:
+            self._metrics, self.state.num_input_tokens_seen, self._round = metrics, seen, None
+        equal = self._zero_variance().view(-1, size)[:, 0].tolist()
+        groups = [everyones[first : first + size] for first in range(0, len(everyones), size)]
+        return list(zip(groups, equal, strict=True))
+
+    def _generate(self, prompts: list) -> Any:
+        found = super()._generate(prompts)
+        if self._round is not None:
+            prompt_ids, ids, masks, _, logps, *_ = found
+            for row, completion in enumerate(self._round):
+                completion.prompt_ids, completion.ids = prompt_ids[row], ids[row]
+                completion.mask = masks[row] if masks is not None else None
+                completion.logps = logps[row] if logps is not None else None
+        return found
+
+    def _get_per_token_logps_and_entropies(self, model: Any, input_ids: torch.Tensor, *args: Any, **options: Any) -> Any:
+        """Score completions; those of a round need rewards alone."""
+        if self._round is not None:
+            width = options["logits_to_keep"] if "logits_to_keep" in options else args[1]
+            return torch.zeros(len(input_ids), width, device=input_ids.device), None, None
+        return super()._get_per_token_logps_and_entropies(model, input_ids, *args, **options)
+
+    def _calculate_rewards(self, inputs: list, prompts: list, *args: Any) -> torch.Tensor:
+        if self._kept is not None:
+            self._rewards = torch.tensor([one.rewards for one in self._kept], device=self.accelerator.device)
+            first = self.accelerator.process_index * len(inputs)
+            for one in self._kept[first : first + len(inputs)]:
+                for column, value in one.columns.items():
+                    self._log_completion_extra(column, [value])
+            thumbnails.strip_images(inputs, prompts)
+            return self._rewards
+        rewards = super()._calculate_rewards(inputs, prompts, *args)
+        if self._round is None:
+            return rewards
+        first = self.accelerator.process_index * len(inputs)
+        columns, self._pending_extra_logs = self._pending_extra_logs, defaultdict(list)
+        for row, completion in enumerate(self._round):
+            completion.rewards = rewards[first + row].tolist()
+            completion.columns = {name: values[row] for name, values in columns.items()}
+        raise RoundDone
+
+    def _note_rounds(self, rounds: int, kept: Sequence[Group], equal: Sequence[Group], wanted: int) -> None:
+        """Log what was generated, and the rewards of all of it."""
+        metrics = self._metrics["train"]
+        generated = len(kept) + len(equal)
+        metrics["rollout/rounds"].append(rounds)
+        metrics["rollout/groups_generated"].append(generated)
+        metrics["rollout/groups_kept"].append(min(wanted, len(kept)))
+        metrics["rollout/informative_share"].append(len(kept) / generated)
+        metrics["rollout/problems"].append(self.order.taken)
+        rewards = torch.tensor([one.rewards for group in [*kept, *equal] for one in group])
+        for name, values in zip(self.reward_func_names, rewards.T, strict=True):
+            metrics[f"rollout/rewards/{name}/mean"].append(values.nanmean().item())
+        weighted = (rewards * self.reward_weights.cpu()).nansum(1)
+        metrics["rollout/reward"].append(weighted[~rewards.isnan().all(1)].mean().item())
+
+    @property
+    def has_taken_all(self) -> bool:
+        """Whether all problems of all epochs have been taken, where no number of steps was asked for."""
+        return self.args.max_steps <= 0 and self.order.taken >= self.args.num_train_epochs * self.order.count
+
+    def _end_with_the_data(self) -> None:
+        """Make these the last rollouts once all problems have been taken."""
+        if self.has_taken_all:
+            every = self.args.steps_per_generation * self.num_iterations
+            self.state.max_steps = self.state.global_step + max(1, every // self.args.gradient_accumulation_steps)
+
+
+def as_rollout(completions: Sequence[Completion]) -> dict[str, Any]:
+    """Return completions as TRL's `rollout_func` does."""
+    found: dict[str, Any] = {
+        "prompt_ids": [one.prompt_ids for one in completions],
+        "completion_ids": [one.ids for one in completions],
+        "logprobs": [one.logps for one in completions] if completions[0].logps is not None else None,
+    }
+    if completions[0].mask is not None:
+        found["env_mask"] = [one.mask for one in completions]
+    return found

@@ -1,0 +1,111 @@
+"""Rounds of generation until every group teaches something, beside stock TRL on the groups that are kept."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from trl import GRPOTrainer
+
+from grpo.config.schema import Rollout
+from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.dynamic_sampling import Completion
+from grpo.trainer.problem_order import ProblemOrder
+from tests.stock_trl import (
+    KL_FOUR_SLICES,
+    generated_at_once,
+    make,
+    note_kept,
+    ours,
+    relative_difference,
+    reward,
+    train,
+)
+
+ON = Rollout(dynamic_sampling=True)
+
+
+def recorded(directory: Path, rollout: Rollout = ON, **options: Any) -> tuple[ExactGRPOTrainer, list[list[Completion]]]:
+    trainer = ours(directory, rollout=rollout, **options)
+    return trainer, note_kept(trainer)
+
+
+@pytest.mark.parametrize(
+    "options", [{"loss_type": "dapo", "max_steps": 4}, KL_FOUR_SLICES], ids=["dapo", "KL, two iterations, slices"]
+)
+def test_the_gradient_is_that_of_stock_trl_on_the_groups_that_are_kept(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    trainer, kept = recorded(tmp_path, **options)
+    mine = train(trainer)
+    stock = make(GRPOTrainer, tmp_path, **options, **generated_at_once(trainer, kept))
+    theirs = train(stock, start_from=mine.weights)
+    for gradient, expected in zip(mine.gradients, theirs.gradients, strict=True):
+        assert relative_difference(gradient, expected) < 1e-5
+    for row, expected in zip(mine.logs, theirs.logs, strict=True):
+        for name in ("loss", "reward", "reward_std", "completions/mean_length", "frac_reward_zero_std", "num_tokens"):
+            assert row.get(name) == pytest.approx(expected.get(name), abs=1e-6), name
+
+
+def test_groups_with_equal_rewards_make_room_for_further_problems(tmp_path: Path) -> None:
+    trainer, kept = recorded(tmp_path, max_steps=3)
+    logs = train(trainer).logs
+    problems = [one.problem for generation in kept for one in generation[::4]]
+    taken = ProblemOrder(48, 42, shuffle=True).take(trainer.order.taken)
+    teaching = [index for index in taken if len(trainer.train_dataset[index]["prompt"]) % 2 == 0]
+    assert [index for index in teaching if index in problems] == problems
+    assert [row["frac_reward_zero_std"] for row in logs] == [0.0] * 3
+    for row, generation in zip(logs, kept, strict=True):
+        assert row["rollout/groups_kept"] == len(generation) / 4
+        assert row["rollout/groups_generated"] > row["rollout/groups_kept"]
+        assert 2 <= row["rollout/rounds"] <= 5
+        assert 0 < row["rollout/informative_share"] < 1
+        assert row["rollout/reward"] != row["reward"]
+    assert logs[-1]["rollout/problems"] == sum(row["rollout/groups_generated"] for row in logs)
+
+
+def test_after_the_last_round_the_batch_is_filled_with_equal_groups(tmp_path: Path) -> None:
+    rollout = Rollout(dynamic_sampling=True, max_rounds=2)
+    trainer, kept = recorded(tmp_path, rollout, max_steps=1, reward_funcs=lambda prompts, **_: [1.0] * len(prompts))
+    (row,) = train(trainer).logs
+    assert (row["rollout/rounds"], row["rollout/groups_generated"], row["rollout/groups_kept"]) == (2, 8, 0)
+    assert [one.problem for one in kept[0][::4]] == ProblemOrder(48, 42, shuffle=True).take(4)
+    assert row["frac_reward_zero_std"] == 1.0
+
+
+def test_without_a_number_of_steps_training_ends_with_the_data(tmp_path: Path) -> None:
+    trainer, kept = recorded(tmp_path, max_steps=-1, num_train_epochs=2)
+    logs = train(trainer).logs
+    assert len(logs) == len(kept) < 2 * 48 / 4
+    assert 2 * 48 <= trainer.order.taken < 2 * 48 + 5 * 4
+    assert trainer.state.global_step == trainer.state.max_steps == len(logs)
+
+
+def test_columns_that_rewards_log_stay_beside_their_completions(tmp_path: Path) -> None:
+    def logging(prompts: list[str], completion_ids: list[list[int]], log_extra: Any, **kwargs: Any) -> list[float]:
+        log_extra("length", [len(ids) for ids in completion_ids])
+        return reward(prompts, completion_ids)
+
+    trainer, kept = recorded(tmp_path, max_steps=2, reward_funcs=logging)
+    train(trainer)
+    assert list(trainer._logs["extra"]["length"]) == [len(one.ids) for one in kept[-1]]
+
+
+def test_an_evaluation_generates_once(tmp_path: Path) -> None:
+    problems = Dataset.from_dict({"prompt": ["How many ?", "1 2"]})
+    trainer, kept = recorded(tmp_path, max_steps=1, eval_dataset=problems, per_device_eval_batch_size=8)
+    trainer.evaluate()
+    assert not kept
+
+
+def test_the_order_is_that_of_trl_epoch_by_epoch(tmp_path: Path) -> None:
+    sampler = ours(tmp_path, max_steps=-1)._get_train_sampler()
+    theirs = [index for _ in range(3) for index in list(sampler)[::4]]
+    order = ProblemOrder(48, 42, shuffle=True)
+    assert order.take(50) + order.take(3 * 48 - 50) == theirs
+    assert ProblemOrder(3, 42, shuffle=False).take(5) == [0, 1, 2, 0, 1]
+
+
+def test_there_is_at_least_one_round() -> None:
+    with pytest.raises(ValueError, match="rollout.max_rounds=0: at least 1"):
+        Rollout(max_rounds=0)
