@@ -1,6 +1,6 @@
 """A policy with LoRA on its way to vLLM: merged by TRL, merged by ours, as an adapter, with weights that exist once.
 
-`python -m benchmarks.adapter_sync` takes ten minutes on two quiet cores and writes `benchmarks/adapter_sync.json`.
+`python -m benchmarks.adapter_sync` takes nine minutes on two quiet cores and writes `benchmarks/adapter_sync.json`.
 The policy is SmolLM2-135M with an adapter of rank 32 that has learned something, the engine a colocated one; each case
 is a process of its own. Between two transfers the adapter takes steps of Adam's size at a learning rate of 1e-5.
 """

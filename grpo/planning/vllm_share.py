@@ -7,9 +7,10 @@ from omegaconf import DictConfig
 
 from grpo.errors import ConfigError
 from grpo.limits import ENGINE, GB
-from grpo.planning.memory import peak, phases, weights
+from grpo.planning.memory import adapter_parameters, peak, phases, weights
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Workload
+from grpo.vllm_lora import engine_rank
 
 USEFUL_TOKENS = 4096
 """Tokens per micro-batch below which small micro-batches cost more time than a sleeping vLLM does."""
@@ -47,8 +48,12 @@ def with_vllm(train: DictConfig, shape: Shape, workload: Workload, limit: float,
 
 
 def copy_of_weights(shape: Shape, workload: Workload) -> float:
-    """Return the bytes of vLLM's own copy of the weights on one device, quantized as the policy's are."""
-    return weights(shape, replace(workload, weight_bytes=workload.compute_bytes)) / workload.vllm_shards
+    """Return the bytes of vLLM's own weights on one device: quantized as the policy's are, and an adapter's place."""
+    whole = weights(shape, replace(workload, weight_bytes=workload.compute_bytes))
+    if workload.adapter and workload.sends_adapter:
+        adapter = replace(workload.adapter, rank=engine_rank(workload.adapter.rank))
+        whole += workload.compute_bytes * adapter_parameters(shape, adapter)
+    return whole / workload.vllm_shards
 
 
 def vllm_share(shape: Shape, workload: Workload, limit: float) -> float:

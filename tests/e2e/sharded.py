@@ -13,8 +13,10 @@ from omegaconf import OmegaConf
 from peft import LoraConfig
 from transformers import TrainerCallback
 from trl import GRPOTrainer
+from trl.distributed import DistributedBackend
 
 from grpo.config.schema import ROOT, register
+from grpo.generation.adapter import adapter_weights
 from grpo.trainer import ExactGRPOTrainer, Update
 from tests.sharding_on_cpus import enable
 from tests.stock_trl import KL_FOUR_SLICES, idle_second, long_first, make, relative_difference, tiny_llama
@@ -103,7 +105,10 @@ def main() -> None:
         found[name] = {"sharding": trainer.accelerator.distributed_type.value, "logs": logs, "trl": trl_logs}
         assert not theirs or any(one.any() for one in theirs.values()), "nothing was trained"
         found[name] |= {"shares": shares, "change": relative_difference(ours, theirs) if theirs else None}
+    sent = adapter_weights(trainer.model, DistributedBackend(trainer.accelerator).gather_params)
+    whole = {name.replace(".default.", "."): weight for name, weight in Weights(trainer).now().items() if "lora_" in name}
     if trainer.accelerator.process_index == 0:
+        found["adapter"] = relative_difference(sent, whole)
         Path(file).write_text(json.dumps(found))
 
 

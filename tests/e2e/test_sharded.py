@@ -63,6 +63,10 @@ def test_no_process_holds_whole_gradients_under_fsdp2(found: dict[str, Any]) -> 
             assert all(0.3 < share < 0.7 for share in found[name]["shares"])
 
 
+def test_the_adapter_that_vllm_gets_is_whole(found: dict[str, Any]) -> None:
+    assert found["adapter"] <= 1e-6
+
+
 @pytest.mark.parametrize(
     ("shard", "options"),
     [

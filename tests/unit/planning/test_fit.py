@@ -190,11 +190,13 @@ def test_vllm_does_not_sleep_for_a_small_share_that_was_asked_for(composed: Comp
     assert plan.phases["update"]["vllm"] == 0.2 * 80
 
 
-def test_a_share_that_does_not_hold_vllms_weights_is_refused(composed: Compose) -> None:
-    with pytest.raises(
-        ConfigError, match=r"too little for the 5\.75 GiB of vLLM's weights; null leaves it to the plan"
-    ):
-        make_plan(composed("+gpu=rtx3080", "generation=vllm_colocate", "train.vllm_gpu_memory_utilization=0.3"))
+@pytest.mark.parametrize(("lora", "needed"), [("merged", 5.75), ("adapter", 5.80)])
+def test_a_share_that_does_not_hold_vllms_weights_and_an_adapter_is_refused(
+    composed: Compose, lora: str, needed: float
+) -> None:
+    line = ("+gpu=rtx3080", "generation=vllm_colocate", "train.vllm_gpu_memory_utilization=0.3", f"engine.lora={lora}")
+    with pytest.raises(ConfigError, match=rf"too little for the {needed:.2f} GiB of vLLM's weights; null leaves it"):
+        make_plan(composed(*line))
 
 
 def test_with_a_server_nothing_is_generated_on_the_gpu(composed: Compose) -> None:
