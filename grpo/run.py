@@ -264,6 +264,8 @@ def make_trainer(
     used = trainer.args.model_init_kwargs or {}  # TensorBoard and others write them
     trainer.args.model_init_kwargs = {key: value for key, value in used.items() if not is_secret(key, value)}
     trainer.keeps_columns = True
+    if config.task.eval.reward in trainer.reward_func_names:
+        trainer.accuracy_reward = config.task.eval.reward
     trainer.remove_callback(PrinterCallback)
     policy.keep_differentiable(trainer.model)
     freeze(trainer.model, config.model.freeze)

@@ -155,7 +155,7 @@ def state_of(trainer: Any) -> dict[str, Any]:
         "prompts_at_once": trainer._prompts_at_once,
         "skipped_in_a_row": trainer._guard.in_a_row,
         "entropy_coef": trainer.entropy_coef,
-        "problems_taken": trainer.order.taken if trainer.rollout.dynamic_sampling else 0,
+        "order": (trainer.order.taken, trainer.order.correct) if trainer.takes_problems else None,
         "last_step": trainer.state.max_steps,
     }
     if trainer.args.sync_ref_model and trainer.ref_model is not None and not trainer.sharded:
@@ -179,8 +179,8 @@ def restore(trainer: Any, state: dict[str, Any]) -> None:
     trainer._prompts_at_once = state["prompts_at_once"]
     trainer._guard.in_a_row = state["skipped_in_a_row"]
     trainer.entropy_coef = state["entropy_coef"]
-    if trainer.rollout.dynamic_sampling:
-        trainer.order.taken = state["problems_taken"]
+    if trainer.takes_problems and state["order"]:
+        trainer.order.taken, trainer.order.correct = state["order"]
         if trainer.has_taken_all:
             trainer.state.max_steps = state["last_step"]
     if "reference" in state:

@@ -46,11 +46,16 @@ class RoundDone(Exception):
 
 
 class DynamicSamplingTrainer(OverlapTrainer):
-    """A trainer that generates until there are enough groups with different rewards, if `rollout` says so."""
+    """A trainer that chooses problems and generates until there are enough groups with different rewards.
+
+    Only as `rollout` says; its defaults leave both to TRL.
+    """
 
     def __init__(self, *args: Any, rollout: Rollout | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.rollout = rollout or Rollout()
+        self.accuracy_reward: str = self.reward_func_names[0]
+        """Which reward is 1 for a correct completion, and 0 for others."""
         self._order: ProblemOrder | None = None
         self._round: list[Completion] | None = None  # of this process, while it is generated
         self._kept: list[Completion] | None = None  # of all processes, while TRL continues with them
@@ -60,11 +65,18 @@ class DynamicSamplingTrainer(OverlapTrainer):
         """The problems in the order in which they are taken."""
         if self._order is None:
             sampler = self._epoch_sampler or self._get_train_sampler()
-            self._order = ProblemOrder(sampler.num_samples, sampler.seed, sampler.shuffle)
+            self._order = ProblemOrder(
+                sampler.num_samples, sampler.seed, sampler.shuffle, prioritize=self.rollout.prioritize
+            )
         return self._order
 
+    @property
+    def takes_problems(self) -> bool:
+        """Whether each step takes as many problems as it needs, where TRL's sampler gives each the same number."""
+        return self.rollout.dynamic_sampling or self.rollout.prioritize
+
     def _generate_and_score_completions(self, inputs: Any) -> Batch:
-        if not (self.rollout.dynamic_sampling and self.model.training) or self._round is not None:
+        if not (self.takes_problems and self.model.training) or self._round is not None:
             return super()._generate_and_score_completions(inputs)
         kept = self._informative(len(inputs))
         mine = kept[self.accelerator.process_index * len(inputs) :][: len(inputs)]
@@ -88,17 +100,20 @@ class DynamicSamplingTrainer(OverlapTrainer):
         """
         processes = self.accelerator.num_processes
         wanted = count * processes // self.num_generations
-        kept, equal, rounds = list[Group](), list[Group](), 0
-        while len(kept) < wanted and rounds < self.rollout.max_rounds:
+        groups, teaching, rounds = list[tuple[Group, bool]](), 0, 0
+        while teaching < wanted and rounds < (self.rollout.max_rounds if self.rollout.dynamic_sampling else 1):
             rounds += 1
-            generated = len(kept) + len(equal)
-            share = len(kept) / generated if kept else 1.0
-            number = min(wanted, math.ceil((wanted - len(kept)) / share))
-            for group, is_equal in self._scored(self.order.take(-(-number // processes) * processes)):
-                (equal if is_equal else kept).append(group)
-        self._note_rounds(rounds, kept, equal, wanted)
+            share = teaching / len(groups) if teaching else 1.0
+            number = min(wanted, math.ceil((wanted - teaching) / share))
+            groups += self._scored(self.order.take(-(-number // processes) * processes))
+            teaching = sum(not equal for _, equal in groups)
+        everything = [group for group, _ in groups]
+        self._note_problems(everything)
+        self._note_rounds(rounds, everything, teaching, wanted)
         self._end_with_the_data()
-        return [completion for group in (kept + equal)[:wanted] for completion in group]
+        if self.rollout.dynamic_sampling:
+            groups.sort(key=lambda group: group[1])  # those with equal rewards last, each kind in its order
+        return [completion for group, _ in groups[:wanted] for completion in group]
 
     def _scored(self, problems: Sequence[int]) -> list[tuple[Group, bool]]:
         """Return the groups of some problems, each with whether all of its rewards are equal."""
@@ -154,16 +169,25 @@ class DynamicSamplingTrainer(OverlapTrainer):
             completion.columns = {name: values[row] for name, values in columns.items()}
         raise RoundDone
 
-    def _note_rounds(self, rounds: int, kept: Sequence[Group], equal: Sequence[Group], wanted: int) -> None:
+    def _note_problems(self, groups: Sequence[Group]) -> None:
+        """Remember the share of correct completions of each problem."""
+        if self.rollout.prioritize:
+            reward = self.reward_func_names.index(self.accuracy_reward)
+            for group in groups:
+                shares = torch.tensor([one.rewards[reward] for one in group]).nan_to_num().clamp(0, 1)
+                self.order.correct[group[0].problem] = float(shares.mean())
+            for name, number in self.order.counts().items():
+                self._metrics["train"][f"rollout/problems_{name}"].append(number)
+
+    def _note_rounds(self, rounds: int, groups: Sequence[Group], teaching: int, wanted: int) -> None:
         """Log what was generated, and the rewards of all of it."""
         metrics = self._metrics["train"]
-        generated = len(kept) + len(equal)
         metrics["rollout/rounds"].append(rounds)
-        metrics["rollout/groups_generated"].append(generated)
-        metrics["rollout/groups_kept"].append(min(wanted, len(kept)))
-        metrics["rollout/informative_share"].append(len(kept) / generated)
+        metrics["rollout/groups_generated"].append(len(groups))
+        metrics["rollout/groups_kept"].append(min(wanted, teaching))
+        metrics["rollout/informative_share"].append(teaching / len(groups))
         metrics["rollout/problems"].append(self.order.taken)
-        rewards = torch.tensor([one.rewards for group in [*kept, *equal] for one in group])
+        rewards = torch.tensor([one.rewards for group in groups for one in group])
         for name, values in zip(self.reward_func_names, rewards.T, strict=True):
             metrics[f"rollout/rewards/{name}/mean"].append(values.nanmean().item())
         weighted = (rewards * self.reward_weights.cpu()).nansum(1)

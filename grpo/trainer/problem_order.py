@@ -2,6 +2,11 @@
 
 import torch
 
+LEARNABLE = (0.2, 0.8)
+"""Share of correct completions, from and to, of a problem that teaches."""
+OTHERS = 0.25
+"""How often other problems are taken, relative to these."""
+
 
 class ProblemOrder:
     """TRL's order of the problems, one epoch after the other.
@@ -10,18 +15,40 @@ class ProblemOrder:
         count: number of problems.
         seed: of the order.
         shuffle: whether each epoch has an order of its own.
+        prioritize: whether problems that are solved or out of reach are passed over three times out of four.
     """
 
-    def __init__(self, count: int, seed: int | None, shuffle: bool) -> None:
-        self.count, self.seed, self.shuffle = count, seed or 0, shuffle
+    def __init__(self, count: int, seed: int | None, shuffle: bool, prioritize: bool = False) -> None:
+        self.count, self.seed, self.shuffle, self.prioritize = count, seed or 0, shuffle, prioritize
         self.taken = 0
+        """Problems taken so far, those included that were passed over."""
+        self.correct = dict[int, float]()
+        """Share of correct completions of each problem, when it was last taken."""
         self._epoch, self._order = -1, list[int]()
 
     def take(self, number: int) -> list[int]:
         """Return the indices of the next problems."""
-        found = [self._at(self.taken + ahead) for ahead in range(number)]
-        self.taken += number
+        found = list[int]()
+        while len(found) < number:
+            problem = self._at(self.taken)
+            if not (self.prioritize and self._passes_over(problem)):
+                found.append(problem)
+            self.taken += 1
         return found
+
+    def counts(self) -> dict[str, int]:
+        """Return how many of the problems taken so far are solved, learnable and out of reach."""
+        low, high = LEARNABLE
+        shares = self.correct.values()
+        learnable, solved = sum(low <= share <= high for share in shares), sum(share > high for share in shares)
+        return {"solved": solved, "learnable": learnable, "out_of_reach": len(shares) - learnable - solved}
+
+    def _passes_over(self, problem: int) -> bool:
+        low, high = LEARNABLE
+        if low <= self.correct.get(problem, low) <= high:
+            return False
+        drawn = torch.rand((), generator=torch.Generator().manual_seed(self.seed + 1_000_003 * (1 + self.taken)))
+        return float(drawn) >= OTHERS
 
     def _at(self, position: int) -> int:
         epoch, place = divmod(position, self.count)

@@ -76,7 +76,7 @@ CASES: dict[str, dict[str, Any]] = {
         "logging_steps": 2,
     },
     "dynamic sampling": {
-        "rollout": Rollout(dynamic_sampling=True),
+        "rollout": Rollout(dynamic_sampling=True, prioritize=True),
         "num_iterations": 2,
         "num_train_epochs": 8,
     },

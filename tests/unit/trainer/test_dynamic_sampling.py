@@ -106,6 +106,32 @@ def test_the_order_is_that_of_trl_epoch_by_epoch(tmp_path: Path) -> None:
     assert ProblemOrder(3, 42, shuffle=False).take(5) == [0, 1, 2, 0, 1]
 
 
+def test_problems_that_are_solved_or_out_of_reach_are_taken_less_often() -> None:
+    order = ProblemOrder(1000, 0, shuffle=True, prioritize=True)
+    order.correct = {problem: (0.0, 0.5, 1.0)[problem % 3] for problem in range(999)}  # the last one is unknown
+    taken = order.take(4000)
+    kinds = [sum(problem % 3 == kind for problem in taken) / len(taken) for kind in range(3)]
+    assert kinds == pytest.approx([1 / 6, 4 / 6, 1 / 6], abs=0.03)
+    again = ProblemOrder(1000, 0, shuffle=True, prioritize=True)
+    again.correct, again.taken = order.correct, order.taken
+    assert again.take(50) == order.take(50)
+    assert order.counts() == {"solved": 333, "learnable": 333, "out_of_reach": 333}
+
+
+def test_prioritized_problems_fill_the_batch_in_one_round(tmp_path: Path) -> None:
+    trainer, kept = recorded(tmp_path, Rollout(prioritize=True), max_steps=20)
+    rows = train(trainer).logs
+    assert {row["rollout/rounds"] for row in rows} == {1}
+    assert rows[0]["rollout/problems"] == 4 < rows[-1]["rollout/problems"]
+    seen = {one.problem for generation in kept for one in generation}
+    assert sum(rows[-1][f"rollout/problems_{name}"] for name in ("solved", "learnable", "out_of_reach")) == len(seen)
+    last = {one.problem: [] for one in kept[-1]}
+    for one in kept[-1]:
+        last[one.problem].append(min(1.0, one.rewards[0]))
+    for problem, rewards in last.items():
+        assert trainer.order.correct[problem] == pytest.approx(sum(rewards) / len(rewards))
+
+
 def test_there_is_at_least_one_round() -> None:
     with pytest.raises(ValueError, match="rollout.max_rounds=0: at least 1"):
         Rollout(max_rounds=0)
