@@ -101,10 +101,11 @@ class ProgressBar(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero or not logs or "reward" not in logs:
             return
-        reward = logs["reward"]  # None where no completion had one
+        generated = "rollout/" if "rollout/reward" in logs else ""  # all completions, not those trained on alone
+        reward = logs[f"{generated}reward"]  # None where no completion had one
         readings = "reward none" if reward is None else f"reward {reward:.2f}"
-        if self.accuracy in logs:
-            readings += f"  accuracy {100 * (logs[self.accuracy] or 0):.0f} %"
+        if f"{generated}{self.accuracy}" in logs:
+            readings += f"  accuracy {100 * (logs[f'{generated}{self.accuracy}'] or 0):.0f} %"
         readings += f"  {logs.get('step_time', 0):.2f} s/step"
         if "rollout/problems" in logs:
             readings += f"  {logs['rollout/problems']:.0f} problems"

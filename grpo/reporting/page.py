@@ -25,6 +25,8 @@ PAGE = "report.html"
 
 PHASES = ("generate", "reward", "logprobs", "update")
 """Phases of a step, as in the names of metrics."""
+PROBLEMS = {"solved": "solved", "learnable": "learnable", "out_of_reach": "out of reach"}
+"""Names of metrics about the problems seen so far, and of their curves."""
 
 
 def write_report(folder: Path) -> Path:
@@ -133,6 +135,8 @@ def charts(run: Run) -> list[Chart]:
         ("Completion length, tokens", {key: f"completions/{key}_length" for key in ("mean", "min", "max")}, False),
         ("Truncated completions", {"truncated": "completions/clipped_ratio"}, True),
         ("Zero-variance groups", {"groups": "frac_reward_zero_std"}, True),
+        ("Groups of a step", {key: f"rollout/groups_{key}" for key in ("generated", "kept")}, False),
+        ("Problems seen", {name: f"rollout/problems_{key}" for key, name in PROBLEMS.items()}, False),
         ("Gradient norm", {"norm": "grad_norm"}, False),
         ("Learning rate", {"rate": "learning_rate"}, False),
         ("Skipped completions (zero advantage)", {"completions": "update/rows_skipped"}, False),

@@ -25,8 +25,10 @@ class Finding:
 
 
 def values(run: Run, name: str) -> list[tuple[int, float]]:
-    """Return the (step, value) pairs of a metric."""
-    return [(row["step"], row[name]) for row in run.metrics if row.get(name) is not None]
+    """Return the (step, value) pairs of a metric; of rewards, over all completions, also those not trained on."""
+    everything = f"rollout/{name}"
+    pairs = [(row["step"], row.get(everything, row.get(name))) for row in run.metrics]
+    return [(step, value) for step, value in pairs if value is not None]
 
 
 def ends(run: Run, name: str, fraction: float = 0.25) -> tuple[list[float], list[float]] | None:
