@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import threading
 import time
 import uuid
@@ -88,6 +89,7 @@ class PolicyEngine(VLLMGeneration):
             options |= {"dtype": dtype, "revision": revision, "tokenizer_revision": revision}
             if self.sends_adapter:
                 options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
+            os.environ.setdefault("MASTER_PORT", free_port())
             with (
                 replaced(vllm_generation, "LLM", partial(vllm_generation.LLM, **options)),
                 loadable() if on_cpu and (self._shares or not self.sends_adapter) else nullcontext(),
@@ -292,6 +294,16 @@ def answer(trainer: Any, prompts: list[Any], temperature: float = 0.0, seeds: Se
 def compute_type(accelerator: Any, model: torch.nn.Module) -> str:
     """Return the data type in which the policy computes, and an engine beside it."""
     return COMPUTE.get(accelerator.mixed_precision, str(model.dtype).removeprefix("torch."))
+
+
+def free_port() -> str:
+    """Return a port that nothing listens on.
+
+    TRL tries the same four for each engine, so that of two runs that start on one machine at a time one would fail.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
 
 
 def started_at(url: str) -> str:
