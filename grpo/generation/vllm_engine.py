@@ -202,6 +202,11 @@ class PolicyEngine(VLLMGeneration):
         if self.accelerator.is_main_process:
             self._background.begin(everyones[::num_generations])
 
+    def forget_begun(self) -> None:
+        """Let no call of `generate` return what `begin` has had made."""
+        if self.accelerator.is_main_process:
+            self._background.forget()
+
     def give_images(self, prompts: list[list[int]], unexpanded: list[list[int]]) -> None:
         """Keep prompts as vLLM takes them beside images: one token per image, which it expands itself."""
         self.unexpanded = dict(zip(map(tuple, prompts), unexpanded, strict=True))
