@@ -36,6 +36,11 @@ class BackgroundGeneration:
         if self._begun:
             wait([self._completions])
 
+    def forget(self) -> None:
+        """Wait, and let nobody have the completions."""
+        self.wait()
+        self._begun = {}
+
     def generate(self, **request: Any) -> dict[str, Any]:
         """Return completions, those in the background if that was their request.
 

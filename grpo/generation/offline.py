@@ -1,6 +1,7 @@
 """Generators of completions for a model that nobody trains: by transformers or by an engine of vLLM."""
 
 import os
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from omegaconf import DictConfig
 
 from grpo import policy
 from grpo.generation.local import Generate, complete
-from grpo.generation.vllm_engine import cpu_options
+from grpo.generation.vllm_on_cpu import cpu_options, one_adapter
 from grpo.images import images_in, unexpanded
 from grpo.vllm_lora import engine_rank
 
@@ -43,15 +44,16 @@ def with_vllm(name: str, dtype: str, longest: int, length: int, processing_class
     on_gpu = torch.cuda.is_available()
     adapter = policy.adapter_config(name)
     request = LoRARequest("adapter", 1, str(Path(name).absolute())) if adapter else None
-    engine = LLM(
-        model=adapter["base_model_name_or_path"] if adapter else name,
-        tokenizer=name,
-        dtype=dtype,
-        enable_lora=bool(adapter),
-        max_lora_rank=engine_rank(adapter["r"] if adapter else 1),
-        **({"gpu_memory_utilization": VLLM_SHARE["cuda"]} if on_gpu else cpu_options(VLLM_SHARE["cpu"], weights=0)),
-        max_model_len=longest + length,
-    )
+    with one_adapter() if adapter and not on_gpu else nullcontext():
+        engine = LLM(
+            model=adapter["base_model_name_or_path"] if adapter else name,
+            tokenizer=name,
+            dtype=dtype,
+            enable_lora=bool(adapter),
+            max_lora_rank=engine_rank(adapter["r"] if adapter else 1),
+            **({"gpu_memory_utilization": VLLM_SHARE["cuda"]} if on_gpu else cpu_options(VLLM_SHARE["cpu"], weights=0)),
+            max_model_len=longest + length,
+        )
 
     def with_images(prompts: list[Any]) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [{"prompt_token_ids": ids} for ids in unexpanded(processing_class, prompts)]

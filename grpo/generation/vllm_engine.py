@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import threading
 import time
 import uuid
@@ -26,10 +27,9 @@ from grpo.generation.adapter import adapter_file, adapter_weights
 from grpo.generation.background import BackgroundGeneration
 from grpo.generation.merged_weights import merged_weights, trains_tied_weight
 from grpo.generation.shared_weights import fingerprint, share
+from grpo.generation.vllm_on_cpu import cpu_options, loadable, one_adapter
 from grpo.generation.vllm_server import LAUNCHER, answers
 from grpo.generation.watched_session import FAILURES, PAUSE, WatchedSession
-from grpo.hardware import host_memory
-from grpo.limits import ENGINE
 from grpo.patching import replaced
 from grpo.vllm_lora import LOOPBACK, engine_rank, why_not
 
@@ -88,6 +88,7 @@ class PolicyEngine(VLLMGeneration):
             options |= {"dtype": dtype, "revision": revision, "tokenizer_revision": revision}
             if self.sends_adapter:
                 options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
+            os.environ.setdefault("MASTER_PORT", free_port())
             with (
                 replaced(vllm_generation, "LLM", partial(vllm_generation.LLM, **options)),
                 loadable() if on_cpu and (self._shares or not self.sends_adapter) else nullcontext(),
@@ -200,6 +201,11 @@ class PolicyEngine(VLLMGeneration):
         if self.accelerator.is_main_process:
             self._background.begin(everyones[::num_generations])
 
+    def forget_begun(self) -> None:
+        """Let no call of `generate` return what `begin` has had made."""
+        if self.accelerator.is_main_process:
+            self._background.forget()
+
     def give_images(self, prompts: list[list[int]], unexpanded: list[list[int]]) -> None:
         """Keep prompts as vLLM takes them beside images: one token per image, which it expands itself."""
         self.unexpanded = dict(zip(map(tuple, prompts), unexpanded, strict=True))
@@ -294,44 +300,19 @@ def compute_type(accelerator: Any, model: torch.nn.Module) -> str:
     return COMPUTE.get(accelerator.mixed_precision, str(model.dtype).removeprefix("torch."))
 
 
+def free_port() -> str:
+    """Return a port that nothing listens on.
+
+    TRL tries the same four for each engine, so that of two runs that start on one machine at a time one would fail.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
 def started_at(url: str) -> str:
     """Return when the process of a server was started, as its metrics say; nothing if they do not."""
     answer = requests.get(f"{url}/metrics", timeout=60)
     answer.raise_for_status()
     lines = answer.text.splitlines()
     return next((line for line in lines if line.startswith("process_start_time_seconds")), "")
-
-
-def cpu_options(share: float, weights: float) -> dict[str, Any]:
-    """Return how an engine runs on a CPU: its cache in what the share leaves beside weights, without a compiler.
-
-    vLLM's own rule would count all that this process holds as part of the share.
-    """
-    cache = max(share * host_memory()[1] - weights - ENGINE, ENGINE / 3)
-    kept = "VLLM_CPU_KVCACHE_SPACE" in os.environ  # the user's choice, in GiB
-    return {"enforce_eager": True, "block_size": 32} | ({} if kept else {"kv_cache_memory_bytes": int(cache)})
-
-
-@contextmanager
-def loadable() -> Iterator[None]:
-    """While inside, an engine on a CPU keeps its weights as they are.
-
-    It packs them otherwise, throws the originals away, and what is synchronized later fails or does not arrive.
-    """
-    from vllm.model_executor.layers import utils
-
-    def unpacked(layer: torch.nn.Module, remove_weight: bool) -> None:
-        layer.cpu_linear = torch.nn.functional.linear
-
-    with replaced(utils, "dispatch_cpu_unquantized_gemm", unpacked):
-        yield
-
-
-@contextmanager
-def one_adapter() -> Iterator[None]:
-    """While inside, an engine on a CPU gets LoRA layers for requests that all have the same adapter."""
-    from vllm.platforms import current_platform
-
-    layers = "grpo.generation.cpu_lora.OneAdapter"
-    with replaced(type(current_platform), "get_punica_wrapper", classmethod(lambda platform: layers)):
-        yield

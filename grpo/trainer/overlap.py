@@ -34,6 +34,8 @@ class OverlapTrainer(RolloutTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as TRL does; what an earlier call has begun is not taken up."""
         self._drawn_from, self._next_is_begun = None, False
+        if self._overlaps:
+            self.vllm_generation.forget_begun()
         return super().train(*args, **kwargs)
 
     def get_batch_samples(

@@ -106,7 +106,8 @@ def main() -> None:
         assert not theirs or any(one.any() for one in theirs.values()), "nothing was trained"
         found[name] |= {"shares": shares, "change": relative_difference(ours, theirs) if theirs else None}
     sent = adapter_weights(trainer.model, DistributedBackend(trainer.accelerator).gather_params)
-    whole = {name.replace(".default.", "."): weight for name, weight in Weights(trainer).now().items() if "lora_" in name}
+    adapter = {name: weight for name, weight in Weights(trainer).now().items() if "lora_" in name}
+    whole = {name.replace(".default.", "."): weight for name, weight in adapter.items()}
     if trainer.accelerator.process_index == 0:
         found["adapter"] = relative_difference(sent, whole)
         Path(file).write_text(json.dumps(found))

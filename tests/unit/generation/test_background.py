@@ -70,3 +70,10 @@ def test_a_failure_is_told_to_who_asks_and_not_before(server: Server) -> None:
     with pytest.raises(ConnectionError, match="gone"):
         background.generate(prompts=[[0]])
     assert background.generate(prompts=[[1]]) == {"completion_ids": [[1, 2]]}
+
+
+def test_what_is_forgotten_is_generated_again(server: Server) -> None:
+    background = BackgroundGeneration(server.generate)
+    background.begin([[8]])
+    background.forget()
+    assert background.generate(prompts=[[8]]) == {"completion_ids": [[8, 2]]}

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from grpo.config.schema import ROOT
 from grpo.errors import GenerationError
 from grpo.generation.shared_weights import fingerprint, share
-from grpo.generation.vllm_engine import loadable
+from grpo.generation.vllm_on_cpu import loadable
 from grpo.policy import without_weights
 from grpo.vllm_lora import SAME_LAYOUT
 

@@ -1,3 +1,4 @@
+import os
 import threading
 import weakref
 from functools import partial
@@ -342,6 +343,7 @@ def test_an_adapter_is_trained_and_no_bit_of_what_it_stands_on_changes(tmp_path:
     """In a script that asks for nothing, it is merged, as by TRL."""
     made = trainer(tmp_path, LORA, engine=engine, max_steps=4)
     assert made.vllm_generation.sends_adapter == (engine is not None and engine.lora == "adapter")
+    assert os.environ["MASTER_PORT"] not in ("29500", "23456", "12355", "12345"), "where two runs would meet"
     before = {name: w.clone() for name, w in made.model.named_parameters() if "lora_" not in name}
     made.train()
     now = dict(made.model.named_parameters())
