@@ -143,7 +143,9 @@ class DynamicSamplingTrainer(OverlapTrainer):
                 completion.logps = logps[row] if logps is not None else None
         return found
 
-    def _get_per_token_logps_and_entropies(self, model: Any, input_ids: torch.Tensor, *args: Any, **options: Any) -> Any:
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: torch.Tensor, *args: Any, **options: Any
+    ) -> Any:
         """Score completions; those of a round need rewards alone."""
         if self._round is not None:
             width = options["logits_to_keep"] if "logits_to_keep" in options else args[1]

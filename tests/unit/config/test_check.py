@@ -108,6 +108,8 @@ def test_close_names_are_offered_once() -> None:
         (["+peft.vision=true"], "peft.vision=true: of which adapters? Add peft=lora or peft=qlora"),
         (["task.max_pixels=0"], "task.min_pixels=None task.max_pixels=0: positive"),
         (["engine.lora=adaptor"], "engine.lora=adaptor: `adapter` or `merged`"),
+        (["rollout.max_rounds=0"], "rollout.max_rounds=0: at least 1"),
+        (["engine.staleness=1", "generation=vllm_server", "train=dapo_full"], "the problems of the next step are not"),
         (["engine.staleness=2", "generation=vllm_server"], "engine.staleness=2: 0 or 1"),
         (["engine.staleness=1", "generation=vllm_colocate"], "engine.staleness=1: only a server generates while"),
         (["engine.staleness=1", "generation=vllm_server", "train.num_iterations=2"], "rollouts of several steps are"),

@@ -33,9 +33,7 @@ def recorded(directory: Path, rollout: Rollout = ON, **options: Any) -> tuple[Ex
 @pytest.mark.parametrize(
     "options", [{"loss_type": "dapo", "max_steps": 4}, KL_FOUR_SLICES], ids=["dapo", "KL, two iterations, slices"]
 )
-def test_the_gradient_is_that_of_stock_trl_on_the_groups_that_are_kept(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_the_gradient_is_that_of_stock_trl_on_the_groups_that_are_kept(tmp_path: Path, options: dict[str, Any]) -> None:
     trainer, kept = recorded(tmp_path, **options)
     mine = train(trainer)
     stock = make(GRPOTrainer, tmp_path, **options, **generated_at_once(trainer, kept))
