@@ -186,7 +186,7 @@ def note_kept(trainer: ExactGRPOTrainer) -> list[list[Completion]]:
         kept.append(informative(count))
         return kept[-1]
 
-    trainer._informative = note
+    trainer.__dict__["_informative"] = note
     return kept
 
 

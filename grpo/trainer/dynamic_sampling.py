@@ -51,6 +51,9 @@ class DynamicSamplingTrainer(OverlapTrainer):
     Only as `rollout` says; its defaults leave both to TRL.
     """
 
+    _metrics: Any
+    _pending_extra_logs: Any
+
     def __init__(self, *args: Any, rollout: Rollout | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.rollout = rollout or Rollout()

@@ -62,7 +62,7 @@ def groups_equal(run: Run) -> Finding | None:
             "too_easy",
             "The problems have become too easy",
             evidence,
-            "take harder problems, generate until enough of them teach (rollout.dynamic_sampling=true), or stop earlier",
+            "take harder problems, generate until enough teach (rollout.dynamic_sampling=true), or stop earlier",
         )
     if sampled and max(map(mean, sampled)) <= 0.2:
         return Finding(

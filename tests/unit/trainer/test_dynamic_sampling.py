@@ -131,5 +131,5 @@ def test_prioritized_problems_fill_the_batch_in_one_round(tmp_path: Path) -> Non
 
 
 def test_there_is_at_least_one_round() -> None:
-    with pytest.raises(ValueError, match="rollout.max_rounds=0: at least 1"):
+    with pytest.raises(ValueError, match="max_rounds=0: at least 1"):
         Rollout(max_rounds=0)
