@@ -35,13 +35,13 @@ def why_not_stale(train: Any) -> str | None:
     """
     slices = train.steps_per_generation or train.gradient_accumulation_steps
     if not train.use_vllm or train.vllm_mode != "server":
-        return "only a server generates while the policy trains, generation=vllm_server"
+        return "only a server generates while the policy trains: use generation=vllm_server"
     if not train.vllm_importance_sampling_correction:
         return "rollouts of an older policy need train.vllm_importance_sampling_correction=true"
     if filters := sampling_filters(train):
         return f"train.{filters[0]} changes the log-probabilities that correct for an older policy"
     if train.num_iterations > 1 or slices != train.gradient_accumulation_steps:
-        return "rollouts of several steps are old anyway; use train.num_iterations=1 and leave out steps_per_generation"
+        return "a generation has to be for one step: train.num_iterations=1, without train.steps_per_generation"
     return None
 
 

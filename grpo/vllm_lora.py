@@ -50,11 +50,12 @@ def why_merged(config: DictConfig) -> str | None:
     if reason := why_not(config.peft):
         return reason
     if config.peft.get("quantization") and computed_in(config) not in ("bfloat16", "float16"):
-        return f"vLLM quantizes where it computes in half precision, and this run computes in {computed_in(config)}"
+        half = "in half precision (train.bf16=true model.dtype=bfloat16)"
+        return f"vLLM quantizes only where it computes {half}, and this run computes in {computed_in(config)}"
     if train.vllm_mode == "server" and not on_this_machine(train):
         return "the server is on another machine, and vLLM reads adapters from a file"
     if train.vllm_mode == "colocate" and train.vllm_enable_sleep_mode:
-        return "a sleeping engine discards adapters"
+        return "a sleeping engine (train.vllm_enable_sleep_mode) discards adapters"
     return None
 
 
@@ -72,7 +73,7 @@ def why_not_shared(config: DictConfig, family: str) -> str | None:
     if not sends_adapter(config):
         return f"vLLM gets merged weights, {why_merged(config) or 'engine.lora=merged'}"
     if config.peft.get("quantization"):
-        return "peft.quantization packs them"
+        return "vLLM packs quantized weights (peft.quantization) in its own way"
     if train.vllm_tensor_parallel_size > 1:
         return "train.vllm_tensor_parallel_size divides vLLM's weights"
     if train.model_init_kwargs:

@@ -221,6 +221,8 @@ def check_vllm_options(config: DictConfig) -> None:
         ConfigError: with the first thing that is wrong.
     """
     train = config.train
+    if config.engine.share_weights is True and (train.use_vllm is False or train.vllm_mode == "server"):
+        raise ConfigError("engine.share_weights=true: works with generation=vllm_colocate; use auto")
     if train.use_vllm is False:
         return
     if train.vllm_mode not in ("colocate", "server"):
@@ -243,7 +245,8 @@ def check_vllm_options(config: DictConfig) -> None:
             f"{needed} tokens (task.max_prompt_length and train.max_completion_length); null leaves it to the plan"
         )
     if train.use_vllm and config.peft and config.peft.get("quantization") and not sends_adapter(config):
+        reason = why_merged(config) or "engine.lora=merged (use engine.lora=adapter)"
         raise ConfigError(
-            "peft.quantization: quantized weights cannot be merged with an adapter and sent to vLLM, and "
-            f"{why_merged(config) or 'engine.lora=merged'}; use generation=transformers, or peft=lora"
+            f"peft.quantization: {reason}, and an adapter cannot be merged into quantized weights; or use "
+            "generation=transformers, or peft=lora"
         )

@@ -41,8 +41,11 @@ def explain(error: Exception) -> str:
         if group == "train" and key in NOT_SETTABLE:
             return f"{cause.full_key}: {NOT_SETTABLE[key]}"
         if type(cause).__name__.startswith("Config"):
-            plus = f"; a new reward is added with a plus: +{cause.full_key}.fn=…" if group == "reward" else ""
-            return f"{cause.full_key}: no such key{meant(cause.key, _possible_keys(cause))}{plus}"
+            plus = {
+                "reward": f"; a new reward is added with a plus: +{cause.full_key}.fn=…",
+                "peft": f"; any other field of peft.LoraConfig is added with a plus: +{cause.full_key}=…",
+            }
+            return f"{cause.full_key}: no such key{meant(cause.key, _possible_keys(cause))}{plus.get(group, '')}"
         return (
             f"{cause.full_key}: {_first_line(cause).removeprefix('ConfigError raised while resolving interpolation: ')}"
         )

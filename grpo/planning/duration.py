@@ -54,6 +54,8 @@ class Duration:
     compared: bool
     """Whether such estimates have been compared with runs on the kind of device."""
     hourly_price: float | None = None
+    overlaps: bool = False
+    """Whether a server generates during the other phases."""
 
     @property
     def run(self) -> float | None:
@@ -63,7 +65,8 @@ class Duration:
     @property
     def step(self) -> float:
         """Time per step."""
-        return sum(self.phases.values())
+        generation = self.phases["generation"] if self.overlaps else 0.0
+        return max(generation, sum(self.phases.values()) - generation)
 
     def as_dict(self) -> dict[str, object]:
         """Return the content of `plan.json` about time and cost; ranges are lowest and highest."""
@@ -93,7 +96,9 @@ class Duration:
         """Return one line."""
         longest = max(self.phases, key=lambda phase: self.phases[phase])
         low, high = (spoken(end) for end in self.range(self.step))
-        text = f"about {spoken(self.step)} per step ({low} to {high}; {longest} {self.phases[longest] / self.step:.0%})"
+        overlaps = ", generation during the rest" * self.overlaps
+        most = f"{longest} {self.phases[longest] / self.step:.0%}{overlaps}"
+        text = f"about {spoken(self.step)} per step ({low} to {high}; {most})"
         if self.run and self.steps:
             low, high = (spoken(end) for end in self.range(self.run))
             text += f"; {self.steps} step{'s' * (self.steps > 1)} in {spoken(self.steps * self.step)}"
@@ -133,13 +138,19 @@ def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
     shape, workload = find_shape(config.model), workload_of(config, device)
     at_once = plan.settings.get(AT_ONCE, workload.sequences)
     phases = step_phases(config.train, shape, workload, speed, at_once)
-    if config.engine.staleness:  # what is left of generation after the rest of a step
-        phases["generation"] = max(0.0, 2 * phases["generation"] - sum(phases.values()))
     batches = -(-config.task.eval.size // config.train.per_device_eval_batch_size)
     batch = min(config.task.eval.size, config.train.per_device_eval_batch_size)
     evaluation = 2 * batches * generation(shape, workload, speed, batch, bool(config.train.use_vllm))
     price = config.plan.hourly_price
-    return Duration(phases, number_of_steps(config), evaluation, OFF_BY[device], device == "cpu", price)
+    return Duration(
+        phases,
+        number_of_steps(config),
+        evaluation,
+        OFF_BY[device],
+        device == "cpu",
+        price,
+        overlaps=bool(config.engine.staleness),
+    )
 
 
 def step_phases(train: DictConfig, shape: Shape, workload: Workload, speed: Speed, at_once: int) -> dict[str, float]:

@@ -190,6 +190,8 @@ def choose(config: DictConfig, shape: Shape, workload: Workload, limit: float) -
     if automatic:
         workload = replace(workload, tokens=workload.sequence)
     colocated = config.train.use_vllm and config.train.vllm_mode == "colocate"
+    if config.train.use_vllm and config.peft and config.engine.lora == "adapter" and not sends_adapter(config):
+        settings["engine.lora"] = "merged"
     if colocated:
         reason = why_not_shared(config, shape.model_type)
         if config.engine.share_weights is True and reason:

@@ -131,7 +131,7 @@ def test_an_engine_beside_a_quantized_policy_is_the_policy(tmp_path: Path) -> No
     done, left = module("grpo.train", *SMALL, *half, f"hydra.run.dir={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     assert not left
-    assert "and has frozen weights of its own: peft.quantization packs them" in done.stderr
+    assert "and has frozen weights of its own: vLLM packs quantized weights" in done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 4
     assert rows[0]["engine/logp_difference"] < 0.02

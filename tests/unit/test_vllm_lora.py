@@ -45,10 +45,14 @@ def test_an_adapter_that_vllm_cannot_take_is_merged_for_a_reason(options: dict, 
     ("overrides", "reason"),
     [
         ([], None),
-        (["train.vllm_enable_sleep_mode=true"], "a sleeping engine discards adapters"),
+        (["train.vllm_enable_sleep_mode=true"], "a sleeping engine (train.vllm_enable_sleep_mode) discards adapters"),
         (["peft.vision=true"], "vLLM's LoRA cannot take peft.vision=true"),
         (["peft=qlora", "model.dtype=bfloat16", "train.bf16=true"], None),
-        (["peft=qlora"], "vLLM quantizes where it computes in half precision, and this run computes in float32"),
+        (
+            ["peft=qlora"],
+            "vLLM quantizes only where it computes in half precision (train.bf16=true model.dtype=bfloat16), and this "
+            "run computes in float32",
+        ),
         (
             ["peft=qlora", "model.dtype=bfloat16", "train.bf16=true", "peft.quantization.bnb_4bit_quant_type=fp4"],
             "vLLM quantizes to nf4 in 4 bits with double quantization, and peft.quantization otherwise",
@@ -77,7 +81,10 @@ def test_a_run_sends_its_adapter_unless_something_is_in_the_way(
         (["generation=vllm_server"], "a server has weights of its own"),
         (["peft=none"], "all weights are trained"),
         (["engine.lora=merged"], "vLLM gets merged weights, engine.lora=merged"),
-        (["peft=qlora", "model.dtype=bfloat16", "train.bf16=true"], "peft.quantization packs them"),
+        (
+            ["peft=qlora", "model.dtype=bfloat16", "train.bf16=true"],
+            "vLLM packs quantized weights (peft.quantization) in its own way",
+        ),
         (["train.vllm_tensor_parallel_size=2"], "train.vllm_tensor_parallel_size divides vLLM's weights"),
         (["shard=fsdp2"], "shard divides the policy's weights, or converts them"),
         (["train.bf16=true"], "vLLM computes in bfloat16, and model.dtype=float32"),

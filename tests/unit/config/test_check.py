@@ -107,12 +107,14 @@ def test_close_names_are_offered_once() -> None:
         (["peft=lora", "+peft.lora_alhpa=3"], "did you mean lora_alpha"),
         (["+peft.vision=true"], "peft.vision=true: of which adapters? Add peft=lora or peft=qlora"),
         (["task.max_pixels=0"], "task.min_pixels=None task.max_pixels=0: positive"),
+        (["engine.share_weights=true"], "engine.share_weights=true: works with generation=vllm_colocate; use auto"),
+        (["engine.share_weights=true", "generation=vllm_server"], "works with generation=vllm_colocate; use auto"),
         (["engine.lora=adaptor"], "engine.lora=adaptor: `adapter` or `merged`"),
         (["rollout.max_rounds=0"], "rollout.max_rounds=0: at least 1"),
         (["engine.staleness=1", "generation=vllm_server", "train=dapo_full"], "the problems of the next step are not"),
         (["engine.staleness=2", "generation=vllm_server"], "engine.staleness=2: 0 or 1"),
         (["engine.staleness=1", "generation=vllm_colocate"], "engine.staleness=1: only a server generates while"),
-        (["engine.staleness=1", "generation=vllm_server", "train.num_iterations=2"], "rollouts of several steps are"),
+        (["engine.staleness=1", "generation=vllm_server", "train.num_iterations=2"], "a generation has to be for one"),
         (["engine.staleness=1", "generation=vllm_server", "+experiment=shapes"], "with text alone, and task.images is"),
         (
             ["update.max_tokens_per_microbatch=many"],
@@ -138,10 +140,10 @@ def test_close_names_are_offered_once() -> None:
             ],
             "train.generation_kwargs.top_k=20: with vLLM a sampling filter biases",
         ),
-        (["peft=qlora", "generation=vllm_colocate"], "vLLM quantizes where it computes in half precision"),
+        (["peft=qlora", "generation=vllm_colocate"], "only where it computes in half precision (train.bf16=true model"),
         (
             ["+gpu=h100", "peft=qlora", "generation=vllm_server", "engine.lora=merged"],
-            "quantized weights cannot be merged with an adapter and sent to vLLM, and engine.lora=merged; use",
+            "engine.lora=merged (use engine.lora=adapter), and an adapter cannot be merged into quantized weights",
         ),
         (
             ["+gpu=h100", "peft=qlora", "generation=vllm_colocate", "+peft.quantization.load_in_8bit=true"],

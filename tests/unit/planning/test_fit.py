@@ -97,7 +97,11 @@ def test_what_the_user_has_set_is_kept(composed: Compose) -> None:
         "update.max_tokens_per_microbatch=3000",
     )
     plan = make_plan(given)
-    assert plan.settings == {"engine.share_weights": False, "update.max_tokens_per_microbatch": 3000}
+    assert plan.settings == {
+        "engine.lora": "merged",
+        "engine.share_weights": False,
+        "update.max_tokens_per_microbatch": 3000,
+    }
     assert plan.phases["rollout"]["vllm"] == 0.5 * 80
 
 
@@ -149,7 +153,9 @@ def test_weights_that_cannot_exist_once_are_refused_where_that_was_asked_for(com
     line = ("+gpu=rtx3080", "generation=vllm_colocate", "engine.share_weights=true")
     with pytest.raises(ConfigError, match=r"engine\.share_weights=true: all weights are trained; use auto"):
         make_plan(composed(*line, "peft=none"))
-    with pytest.raises(ConfigError, match=r"vLLM gets merged weights, a sleeping engine discards adapters; use auto"):
+    with pytest.raises(
+        ConfigError, match=r"vLLM gets merged weights, a sleeping engine .* discards adapters; use auto"
+    ):
         make_plan(composed(*line, "train.vllm_enable_sleep_mode=true"))
 
 

@@ -73,9 +73,9 @@ def test_a_trainer_without_a_server_refuses(tmp_path: Path) -> None:
         ({"use_vllm": False}, "only a server"),
         ({"vllm_importance_sampling_correction": False}, "need train.vllm_importance_sampling_correction=true"),
         ({"top_p": 0.9}, "train.top_p=0.9 changes the log-probabilities"),
-        ({"num_iterations": 2}, "rollouts of several steps are old anyway"),
-        ({"steps_per_generation": 4}, "rollouts of several steps are old anyway"),
-        ({"generation_batch_size": 16}, "rollouts of several steps are old anyway"),
+        ({"num_iterations": 2}, "a generation has to be for one step"),
+        ({"steps_per_generation": 4}, "a generation has to be for one step"),
+        ({"generation_batch_size": 16}, "a generation has to be for one step"),
     ],
 )
 def test_what_cannot_overlap_is_named(tmp_path: Path, options: dict[str, Any], reason: str | None) -> None:
