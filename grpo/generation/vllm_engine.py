@@ -89,10 +89,11 @@ class PolicyEngine(VLLMGeneration):
             if self.sends_adapter:
                 options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
             os.environ.setdefault("MASTER_PORT", free_port())
+            sees_images = hasattr(self.model.config, "vision_config")  # whose LoRA layers stay vLLM's
             with (
                 replaced(vllm_generation, "LLM", partial(vllm_generation.LLM, **options)),
                 loadable() if on_cpu and (self._shares or not self.sends_adapter) else nullcontext(),
-                one_adapter() if on_cpu and self.sends_adapter else nullcontext(),
+                one_adapter() if on_cpu and self.sends_adapter and not sees_images else nullcontext(),
             ):
                 super()._init_vllm()
             if self._shares:
