@@ -63,7 +63,8 @@ class PolicyEngine(VLLMGeneration):
         self, model: torch.nn.Module, *args: Any, lora: str = "adapter", shares: bool = False, **options: Any
     ) -> None:
         config = model.peft_config["default"].to_dict() if is_peft_model(model) else None
-        self.sends_adapter = config is not None and lora == "adapter" and why_not(config) is None
+        text = not hasattr(model.config, "vision_config")  # with images vLLM's LoRA is not the policy's
+        self.sends_adapter = config is not None and text and lora == "adapter" and why_not(config) is None
         self._shares, self._shared, self._fingerprint = shares, dict[str, torch.Tensor](), list[int]()
         self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run
         super().__init__(model, *args, **options)
@@ -89,11 +90,10 @@ class PolicyEngine(VLLMGeneration):
             if self.sends_adapter:
                 options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
             os.environ.setdefault("MASTER_PORT", free_port())
-            sees_images = hasattr(self.model.config, "vision_config")  # whose LoRA layers stay vLLM's
             with (
                 replaced(vllm_generation, "LLM", partial(vllm_generation.LLM, **options)),
                 loadable() if on_cpu and (self._shares or not self.sends_adapter) else nullcontext(),
-                one_adapter() if on_cpu and self.sends_adapter and not sees_images else nullcontext(),
+                one_adapter() if on_cpu and self.sends_adapter else nullcontext(),
             ):
                 super()._init_vllm()
             if self._shares:
