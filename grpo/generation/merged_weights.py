@@ -57,6 +57,7 @@ def trains_tied_weight(model: PeftModel) -> bool:
     """Whether an adapter changes embeddings or head alone where both are one weight."""
     base = model.get_base_model()
     ends = (base.get_input_embeddings(), base.get_output_embeddings())
-    return base.config.get_text_config().tie_word_embeddings and any(
+    text = base.config.get_text_config()  # of some families only the whole configuration says it
+    return getattr(text, "tie_word_embeddings", base.config.tie_word_embeddings) and any(
         isinstance(end, BaseTunerLayer | ModulesToSaveWrapper) for end in ends
     )
