@@ -67,6 +67,9 @@ def job(config: DictConfig) -> float | None:
         if WANTS_TRACEBACK:
             raise
         leave(error, PROGRAM)  # at once: Hydra would print a line of its own
+    finally:  # the outcome is written: an interrupt would only end a destructor, with a traceback
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[str, Any]:

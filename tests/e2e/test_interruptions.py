@@ -6,6 +6,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -178,3 +180,12 @@ def test_a_signal_at_any_moment_is_a_line_and_a_summary_and_the_run_continues(
         assert done.returncode == 0, done.stderr
         assert json.loads((run_dir / "summary.json").read_text())["steps"] == STEPS
         assert outcome(run_dir)["metrics"] == outcome(untouched)["metrics"]
+
+
+def test_a_signal_to_a_process_that_ends_leaves_its_line_and_status_alone(tmp_path: Path) -> None:
+    ends = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))"
+    line = [sys.executable, "-c", f"{ends}; from grpo.train import main; main()", "train.num_generations=3"]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("grpo.train: train.num_generations=3")
