@@ -47,8 +47,6 @@ def sends_adapter(config: DictConfig) -> bool:
 def why_merged(config: DictConfig) -> str | None:
     """Return why vLLM gets the weights of a policy with LoRA merged; None if it can take the adapter."""
     train = config.train
-    if config.task.images:
-        return "vLLM's LoRA layers of a policy that sees images give other log-probabilities than the policy"
     if reason := why_not(config.peft):
         return reason
     if config.peft.get("quantization") and computed_in(config) not in ("bfloat16", "float16"):

@@ -63,8 +63,7 @@ class PolicyEngine(VLLMGeneration):
         self, model: torch.nn.Module, *args: Any, lora: str = "adapter", shares: bool = False, **options: Any
     ) -> None:
         config = model.peft_config["default"].to_dict() if is_peft_model(model) else None
-        text = not hasattr(model.config, "vision_config")  # with images vLLM's LoRA is not the policy's
-        self.sends_adapter = config is not None and text and lora == "adapter" and why_not(config) is None
+        self.sends_adapter = config is not None and lora == "adapter" and why_not(config) is None
         self._shares, self._shared, self._fingerprint = shares, dict[str, torch.Tensor](), list[int]()
         self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run
         super().__init__(model, *args, **options)
@@ -211,15 +210,21 @@ class PolicyEngine(VLLMGeneration):
         """Keep prompts as vLLM takes them beside images: one token per image, which it expands itself."""
         self.unexpanded = dict(zip(map(tuple, prompts), unexpanded, strict=True))
 
-    def complete(self, prompts: list[list[int]], images: list | None = None) -> list[list[int]]:
-        """Return the likeliest completion of each prompt, without the filters and penalties of the rollouts."""
-        greedy = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-        before = {name: getattr(self, name) for name in [*greedy, "generation_kwargs"]}
+    @contextmanager
+    def greedy(self) -> Iterator[None]:
+        """While inside, the likeliest completions, without the filters and penalties of the rollouts."""
+        how = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+        before = {name: getattr(self, name) for name in [*how, "generation_kwargs"]}
         try:
-            self.__dict__.update(greedy, generation_kwargs={})
-            return self.generate(prompts, images, 1)[1]
+            self.__dict__.update(how, generation_kwargs={})
+            yield
         finally:
             self.__dict__.update(before)
+
+    def complete(self, prompts: list[list[int]], images: list | None = None) -> list[list[int]]:
+        """Return the likeliest completion of each prompt."""
+        with self.greedy():
+            return self.generate(prompts, images, 1)[1]
 
     def changed_weights(self) -> list[str]:
         """Return the names of weights that policy and engine share, and that something has written to."""

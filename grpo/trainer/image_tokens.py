@@ -42,10 +42,10 @@ def end_before(token: int, eos: int, completions: list[list[int]], logprobs: lis
     """Return completions that end before the token of images, and the log-probabilities of what is left.
 
     No image belongs to one that a policy writes, and the model would stop at the mismatch. A completion that begins
-    with it becomes the token `eos`.
+    with it becomes the token `eos`, whose log-probability is unknown: None, as of a token that vLLM could not score.
     """
     ends = [ids.index(token) if token in ids else len(ids) for ids in completions]
     kept = [ids[:end] or [eos] for ids, end in zip(completions, ends, strict=True)]
     if logprobs is not None:
-        logprobs = [values[: len(ids)] for values, ids in zip(logprobs, kept, strict=True)]
+        logprobs = [values[:end] or [None] for values, end in zip(logprobs, ends, strict=True)]
     return kept, logprobs

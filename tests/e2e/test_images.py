@@ -124,15 +124,16 @@ def test_vllm_sees_the_images_that_the_policy_sees(tmp_path: Path) -> None:
     with_torchvision("grpo.train", *line, *lora, cwd=tmp_path)
     adapted = [json.loads(line) for line in (tmp_path / "lora" / "metrics.jsonl").read_text().splitlines()]
     assert len(adapted) > 1
-    assert max(row["sampling/sampling_logp_difference/mean"] for row in adapted) < 1e-3
-    answers = []
-    for name, engine in (("a", "generation=transformers"), ("b", "generation=vllm_colocate")):
-        end = [*line, engine, "evaluate.samples=0", f"hydra.run.dir={tmp_path}/{name}"]
-        with_torchvision("grpo.evaluate", tmp_path / "run" / "model", *end, cwd=tmp_path)
-        file = tmp_path / name / "completions.jsonl"
-        answers.append([json.loads(row)["completion"] for row in file.read_text().splitlines()])
-    assert answers[0] == answers[1]
-    assert len(answers[0]) == 8
+    assert max(row["sampling/sampling_logp_difference/max"] for row in adapted) < 1e-3
+    for model in ("run", "lora"):
+        answers = []
+        for engine in ("transformers", "vllm_colocate"):
+            end = [*line, f"generation={engine}", "evaluate.samples=0", f"hydra.run.dir={tmp_path}/{model}-{engine}"]
+            with_torchvision("grpo.evaluate", tmp_path / model / "model", *end, cwd=tmp_path)
+            file = tmp_path / f"{model}-{engine}" / "completions.jsonl"
+            answers.append([json.loads(row)["completion"] for row in file.read_text().splitlines()])
+        assert answers[0] == answers[1]
+        assert len(answers[0]) == 8
 
 
 def save_qwen(folder: Path) -> Path:

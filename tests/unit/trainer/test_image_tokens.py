@@ -33,5 +33,5 @@ def test_a_completion_ends_before_an_image_that_it_writes() -> None:
     logprobs = [[-1.0, -2.0, -3.0, -4.0], [-1.0, -2.0], [-1.0, -2.0]]
     kept, values = end_before(IMAGE, EOS, completions, logprobs)
     assert kept == [[4, 5], [4, 5], [EOS]]
-    assert values == [[-1.0, -2.0], [-1.0, -2.0], [-1.0]]
+    assert values == [[-1.0, -2.0], [-1.0, -2.0], [None]]
     assert end_before(IMAGE, EOS, completions, None)[1] is None
