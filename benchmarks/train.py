@@ -32,10 +32,12 @@ def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> No
     from trl.trainer import grpo_trainer
 
     import grpo.run
+    import grpo.trainer_from_config
     from grpo.config.schema import register
     from grpo.generation.vllm_engine import PolicyEngine
     from grpo.patching import replaced
     from grpo.planning.fit import make_plan
+    from grpo.trainer.memory_readings import MemoryReadings
 
     class StockEngine(PolicyEngine):  # on a CPU it takes weights only after the preparation by ours
         _iter_named_params = VLLMGeneration._iter_named_params
@@ -43,9 +45,10 @@ def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> No
         generate = VLLMGeneration.generate
 
     class StockTrainer(GRPOTrainer):
-        stop_reason = None
+        stop_reason, sharded = None, False
 
-        def __init__(self, update: Any, **kwargs: Any) -> None:
+        def __init__(self, update: Any, engine: Any, rollout: Any, **kwargs: Any) -> None:
+            self.memory = MemoryReadings(on_gpu=False)
             with replaced(grpo_trainer, "VLLMGeneration", StockEngine):
                 super().__init__(**kwargs)
 
@@ -59,7 +62,7 @@ def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> No
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         config = compose("config", overrides)
     if trainer == "trl":
-        grpo.run.ExactGRPOTrainer = StockTrainer  # type: ignore[misc,assignment]
+        grpo.trainer_from_config.ExactGRPOTrainer = StockTrainer  # type: ignore[misc,assignment]
     run_dir.mkdir(parents=True)
     grpo.run.run(config, run_dir, make_plan(config))
 

@@ -19,6 +19,7 @@ from grpo.trainer import thumbnails
 from grpo.trainer.batch import Batch
 from grpo.trainer.overlap import OverlapTrainer
 from grpo.trainer.problem_order import ProblemOrder
+from grpo.trainer.tool_calls import loggable
 
 
 @dataclass
@@ -33,6 +34,8 @@ class Completion:
     """1 for tokens of the policy, 0 for those of tools; None without tools."""
     logps: list | None
     """By the engine, for each token, as TRL's `rollout_func` returns them."""
+    messages: Any = None
+    """Its text, or its messages, tool calls and their results included."""
     rewards: list[float] = field(default_factory=list)
     columns: dict[str, Any] = field(default_factory=dict)
     """What rewards have logged of it."""
@@ -49,6 +52,9 @@ class DynamicSamplingTrainer(OverlapTrainer):
     """A trainer that chooses problems and generates until there are enough groups with different rewards.
 
     Only as `rollout` says; its defaults leave both to TRL.
+
+    Raises:
+        ValueError: `engine.staleness=1` as well, which begins with problems that would not be taken.
     """
 
     _metrics: Any
@@ -57,11 +63,14 @@ class DynamicSamplingTrainer(OverlapTrainer):
     def __init__(self, *args: Any, rollout: Rollout | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.rollout = rollout or Rollout()
+        if self.takes_problems and self._overlaps:
+            raise ValueError("engine.staleness=1: works without rollout.dynamic_sampling and rollout.prioritize")
         self.accuracy_reward: str = self.reward_func_names[0]
         """Which reward is 1 for a correct completion, and 0 for others."""
         self._order: ProblemOrder | None = None
         self._round: list[Completion] | None = None  # of this process, while it is generated
         self._kept: list[Completion] | None = None  # of all processes, while TRL continues with them
+        self._mine: list[Completion] | None = None  # of these, this process's
 
     @property
     def order(self) -> ProblemOrder:
@@ -83,12 +92,16 @@ class DynamicSamplingTrainer(OverlapTrainer):
             return super()._generate_and_score_completions(inputs)
         kept = self._informative(len(inputs))
         mine = kept[self.accelerator.process_index * len(inputs) :][: len(inputs)]
-        self._kept = kept
+        self._kept, self._mine = kept, mine
         try:
-            with replaced(self, "rollout_func", lambda *_: as_rollout(mine)):
+            with (
+                replaced(self, "rollout_func", lambda *_: as_rollout(mine)),
+                replaced(self, "environment_factories", None),  # their episodes are over
+                replaced(self, "environments", None),
+            ):
                 return super()._generate_and_score_completions([self._problem(one) for one in mine])
         finally:
-            self._kept = None
+            self._kept, self._mine = None, None
 
     def _problem(self, completion: Completion) -> dict[str, Any]:
         return self.train_dataset[completion.problem]
@@ -139,12 +152,24 @@ class DynamicSamplingTrainer(OverlapTrainer):
     def _generate(self, prompts: list) -> Any:
         found = super()._generate(prompts)
         if self._round is not None:
-            prompt_ids, ids, masks, _, logps, *_ = found
+            prompt_ids, ids, masks, messages, logps, *_ = found
             for row, completion in enumerate(self._round):
-                completion.prompt_ids, completion.ids = prompt_ids[row], ids[row]
+                completion.prompt_ids, completion.ids, completion.messages = prompt_ids[row], ids[row], messages[row]
                 completion.mask = masks[row] if masks is not None else None
                 completion.logps = logps[row] if logps is not None else None
         return found
+
+    def _tool_call_loop(self, *args: Any) -> Any:
+        """Return what TRL's loop has returned for these completions in their rounds, and the counts of their calls."""
+        if self._mine is None:
+            return super()._tool_call_loop(*args)
+        found = as_rollout(self._mine)
+        messages = [[loggable(message) for message in one.messages] for one in self._mine]
+        results = [message for conversation in messages for message in conversation if message["role"] == "tool"]
+        failures = sum(str(message["content"]).startswith("{'error': ") for message in results)
+        no_images: list[list] = [[] for _ in messages]
+        ids, logps = found["completion_ids"], found["logprobs"]
+        return found["env_mask"], messages, ids, logps, len(results), failures, no_images
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: torch.Tensor, *args: Any, **options: Any
@@ -158,8 +183,7 @@ class DynamicSamplingTrainer(OverlapTrainer):
     def _calculate_rewards(self, inputs: list, prompts: list, *args: Any) -> torch.Tensor:
         if self._kept is not None:
             self._rewards = torch.tensor([one.rewards for one in self._kept], device=self.accelerator.device)
-            first = self.accelerator.process_index * len(inputs)
-            for one in self._kept[first : first + len(inputs)]:
+            for one in self._mine or ():
                 for column, value in one.columns.items():
                     self._log_completion_extra(column, [value])
             thumbnails.strip_images(inputs, prompts)
