@@ -1,14 +1,14 @@
 """The reward functions of a run, each in a process of its own."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.config.schema import ROOT
+from grpo.config.schema import REWARD_MODEL, ROOT
 from grpo.distributed import gathered, log_name
 from grpo.errors import ConfigError
 from rewards.runtime.isolation import Reward
@@ -16,8 +16,25 @@ from rewards.runtime.loader import FROM_TRL
 
 
 def reward_options(rewards: DictConfig) -> dict[str, dict[str, Any]]:
-    """Return the options of the configured rewards by their names."""
-    return OmegaConf.to_container(rewards, resolve=True)  # type: ignore[return-value]
+    """Return the options of the configured reward functions by their names, without reward models."""
+    every: dict[str, dict[str, Any]] = OmegaConf.to_container(rewards, resolve=True)  # type: ignore[assignment]
+    return {name: options for name, options in every.items() if options["fn"] != REWARD_MODEL}
+
+
+def load_reward_model(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return a reward model, under its name in the configuration, and its tokenizer.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    from rewards.scorer import load
+
+    try:
+        model, tokenizer = load(**options)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"reward.{name}.kwargs: {error}") from error
+    model.config._name_or_path = name  # which TRL calls its metrics by
+    return model, tokenizer
 
 
 def grader_of(name: str, rewards: DictConfig, train: DictConfig) -> dict[str, dict[str, Any]]:
@@ -30,6 +47,8 @@ def grader_of(name: str, rewards: DictConfig, train: DictConfig) -> dict[str, di
     Raises:
         ConfigError: there is no such reward.
     """
+    if name in rewards and rewards[name].fn == REWARD_MODEL:
+        raise ConfigError(f"task.eval.reward={name}: the score of a reward model is no accuracy; name another")
     if name in rewards:
         return {name: reward_options(rewards)[name]}
     file = ROOT / "conf" / "reward" / f"{name}.yaml"
@@ -45,7 +64,7 @@ def check_grader(grader: Reward) -> None:
     Raises:
         ConfigError: it needs what only a trainer has.
     """
-    for argument in ("completion_ids", "trainer_state", "log_extra", "log_metric"):
+    for argument in ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments"):
         if argument in grader.needs:
             raise ConfigError(
                 f"task.eval.reward={grader.name}: it needs {argument}, which an evaluation does not have; name another"

@@ -120,6 +120,8 @@ def main() -> None:
             compare_with_run(args.run, reward, partial(score, reward), console)
             problems = []
         else:
+            if "environments" in reward.needs:
+                raise ValueError(f"{fn} reads environments, which only a run has (task.environment)")
             rows = read_rows(args.data, name, args.rows)
             missing = [column for column in reward.needs if column not in (*rows[0], *FROM_TRL)]
             if missing:

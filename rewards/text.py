@@ -28,8 +28,13 @@ MARKED = ("hash", "boxed", "answer", "last_number")
 
 
 def text_of(completion: str | list[dict[str, Any]]) -> str:
-    """Return the text of a completion, plain or conversational."""
-    return completion if isinstance(completion, str) else str(completion[-1]["content"])
+    """Return the text of a completion, plain or conversational; of one with tool calls the policy's last message.
+
+    Empty where a tool has the last word: its result is not the policy's answer.
+    """
+    if isinstance(completion, str):
+        return completion
+    return "" if completion[-1].get("role") == "tool" else str(completion[-1]["content"])
 
 
 def printable(text: str) -> str:

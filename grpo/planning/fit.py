@@ -90,6 +90,7 @@ class Plan:
             for phase, parts in self.phases.items()
         }
         names = {"generate": "rollout", "logprobs": "logprobs", "update": "update"}
+        names |= {"reward": "reward"} if "reward" in inside else {}
         return {"peak": max(inside.values()), **{name: inside[phase] for name, phase in names.items()}}
 
     def as_dict(self) -> dict[str, Any]:
@@ -214,7 +215,7 @@ def choose(config: DictConfig, shape: Shape, workload: Workload, limit: float) -
         high = max(low, min(MAX_TOKENS, low * completions_per_step(config.train)))
         while low < high:
             middle = (low + high + 1) // 2
-            if peak(shape, replace(workload, tokens=middle), "logprobs", "update") <= limit:
+            if peak(shape, replace(workload, tokens=middle), "reward", "logprobs", "update") <= limit:
                 low = middle
             else:
                 high = middle - 1

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from grpo.config.batch import completions, processes
 from grpo.config.library import DEFAULT_OPTIMIZER
-from grpo.config.schema import ROOT
+from grpo.config.schema import REWARD_MODEL, ROOT
 from grpo.distributed import local_world_size
 from grpo.errors import ConfigError
 from grpo.limits import UNMEASURED
@@ -135,6 +135,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         optimizer=optimizer,
         checkpointing=train.gradient_checkpointing,
         reference=bool(train.beta) and not peft,
+        reward_models=reward_models_of(config),
         gradients_on_host=config["update"].gradients_on_host,
         vllm_share=(train.vllm_gpu_memory_utilization or 0.0) if colocated else 0.0,
         on_server=bool(train.use_vllm) and not colocated,
@@ -146,6 +147,28 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         processes=min(processes(config), local_world_size() or -(-processes(config) // config.launch.nodes)),
         sharding=sharding,
     )
+
+
+def reward_models_of(config: DictConfig) -> tuple[tuple[Shape, int], ...]:
+    """Return shape, and bytes per number, of each reward model.
+
+    Raises:
+        ConfigError: its shape cannot be found, or its type is unknown.
+    """
+    found = []
+    for name, reward in config.reward.items():
+        if reward.fn != REWARD_MODEL:
+            continue
+        options = {"revision": "main", "dtype": "bfloat16", **reward.kwargs}
+        if options["dtype"] not in BYTES:
+            raise ConfigError(f"reward.{name}.kwargs.dtype={options['dtype']}: possible: {', '.join(BYTES)}")
+        model = {"model_name_or_path": options["model_name_or_path"], "model_revision": options["revision"]}
+        try:
+            shape = find_shape(OmegaConf.create({**model, "gguf_file": None, "shape": {}}))
+        except ConfigError as error:
+            raise ConfigError(f"reward.{name}.kwargs: {error}") from error
+        found.append((shape, BYTES[options["dtype"]]))
+    return tuple(found)
 
 
 def adapter_of(peft: DictConfig, in_half: bool) -> Adapter:

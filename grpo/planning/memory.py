@@ -7,7 +7,7 @@ what autograd saves; `benchmarks/simulation.py` compares the sum with PyTorch's 
 from dataclasses import replace
 
 from grpo.limits import CONTEXT, GB
-from grpo.planning import vision
+from grpo.planning import reward_model, vision
 from grpo.planning.activations import (
     head_backward,
     head_forward,
@@ -192,6 +192,7 @@ def persistent(shape: Shape, workload: Workload) -> Components:
         "master weights": count * 4 / sharding.optimizer_shards if copied and not sharding.offload_optimizer else 0.0,
         "adapter": here * count * size / sharding.weight_shards if workload.adapter else 0.0,
         "reference": here * weights(shape, workload) / shards if workload.reference else 0.0,
+        "reward models": reward_model.weights(workload),
         "unsharded weights": unsharded(shape, workload),
         "buckets": buckets(shape, workload),
     }
@@ -246,6 +247,12 @@ def logprobs(shape: Shape, workload: Workload) -> Components:
             "dequantized": dequantized(shape, workload),
         }
     )
+
+
+def scoring(shape: Shape, workload: Workload) -> Components:
+    """Memory while reward models score completions."""
+    images = vision.held_images(shape.vision, workload, "rollout")
+    return persistent(shape, workload) | images | {"activations": reward_model.activations(workload)}
 
 
 def update(shape: Shape, workload: Workload) -> Components:
@@ -318,6 +325,7 @@ def phases(shape: Shape, workload: Workload) -> dict[str, Components]:
     found = {
         "load": loading,
         "rollout": rollout(shape, workload),
+        **({"reward": scoring(shape, workload)} if workload.reward_models else {}),
         "logprobs": logprobs(shape, workload),
         "update": update(shape, workload),
     }

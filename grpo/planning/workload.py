@@ -1,6 +1,10 @@
 """A run's workload: lengths, counts and methods that its memory follows from, beside the shape of its model."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from grpo.planning.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,8 @@ class Workload:
     """Whether a second copy of the weights is the reference of a KL penalty."""
     gradients_on_host: bool = False
     """`update.gradients_on_host`: gradients are offloaded to CPU, one at a time is on the device."""
+    reward_models: "tuple[tuple[Shape, int], ...]" = ()
+    """Shape of each reward model, and bytes per number in it."""
     vllm_share: float = 0.0
     """vLLM's fraction of the device's memory; 0 where vLLM runs elsewhere or not at all."""
     vllm_sleeps: bool = False

@@ -102,7 +102,9 @@ class Reward:
         Raises:
             RewardError: a completion failed and `on_error` is `raise`, or all completions of `HOPELESS` batches failed.
         """
-        state, log_extra, log_metric, *_ = (columns.pop(key, None) for key in NOT_COLUMNS)
+        state, log_extra, log_metric, environments, _ = (columns.pop(key, None) for key in NOT_COLUMNS)
+        if environments and "environments" in self.needs:
+            columns["environments"] = [SimpleNamespace(**environment._state()) for environment in environments]
         simple = {key: value for key, value in vars(state).items() if isinstance(value, SIMPLE)} if state else {}
         parts = split_by_prompt(columns.get("prompts") or columns["completions"], len(self._workers))
         futures = [

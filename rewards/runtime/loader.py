@@ -15,26 +15,26 @@ from typing import Any
 from rewards.text import printable
 
 GROUP = "grpo.rewards"
-FORMS = "write package.module.function, path/to/file.py:function, or the name of an entry point of grpo.rewards"
-FROM_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+FORMS = "write package.module.function, path/to/file.py:function, or the name of an entry point of"
+FROM_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 
 
-def load(fn: str, name: str) -> Callable[..., Any]:
-    """Return the reward function that `fn` names.
+def load(fn: str, setting: str, group: str = GROUP) -> Callable[..., Any]:
+    """Return the function, or the class, that `fn` names.
 
     Args:
-        fn: `package.module.function`, `path/to/file.py:function`, or the name of an entry point of `grpo.rewards`.
-        name: key of the reward in the configuration, for messages.
+        fn: `package.module.function`, `path/to/file.py:function`, or the name of an entry point.
+        setting: where the configuration says so, for messages.
+        group: of the entry points.
 
     Raises:
         ValueError: the function cannot be loaded; one line with the file or module, the line and the reason.
     """
-    setting = f"reward.{name}.fn={fn}"
-    for entry in entry_points(group=GROUP, name=fn):
+    for entry in entry_points(group=group, name=fn):
         fn = entry.value
     place, separator, function = fn.rpartition(":" if ":" in fn else ".")
     if not separator or fn.endswith(".py"):
-        raise ValueError(f"{setting}: {FORMS}")
+        raise ValueError(f"{setting}: {FORMS} {group}")
     if place.endswith(".py") and not Path(place).is_file():
         raise ValueError(f"{setting}: there is no file {Path(place).absolute()}")
     try:
@@ -84,11 +84,13 @@ def bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Cal
 
 
 def needs(function: Callable[..., Any], kwargs: dict[str, Any]) -> list[str]:
-    """Return the arguments without which the function cannot be called."""
-    parameters = inspect.signature(function).parameters.values()
-    required = [
-        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    """Return the arguments without which the function cannot be called, and `environments` if it names them."""
+    named = [
+        p
+        for p in inspect.signature(function).parameters.values()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]
+    required = [p.name for p in named if p.default is p.empty or p.name == "environments"]
     return [key for key in required if key not in kwargs]
 
 

@@ -28,20 +28,8 @@ class Worker:
     """
 
     def __init__(self, fn: str, name: str, kwargs: dict[str, Any], output: Any = None) -> None:
-        mine, theirs = socket.socketpair()
-        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_LIMIT, 0))
         self.traceback = os.memfd_create("traceback")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rewards.runtime.worker", *map(str, (os.getpid(), theirs.fileno(), self.traceback))],
-            pass_fds=[theirs.fileno(), self.traceback],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-        )
-        theirs.close()
-        self.connection = Connection(mine.detach())
+        self.process, self.connection = start_process("rewards.runtime.worker", output, self.traceback)
         self.connection.send((fn, name, kwargs))
         self.needs: list[str] = []
         problem: str | None = f"reward.{name}.fn={fn}: its process ended while it was imported"
@@ -84,9 +72,36 @@ class Worker:
         os.close(self.traceback)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(0.2)  # it may end by itself, with a status that tells the reason
-        self.process.terminate()  # its supervisor ends all that it has started
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(END_LIMIT)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        end_process(self.process)
+
+
+def start_process(module: str, output: Any, *inherited: int) -> tuple[subprocess.Popen, Connection]:
+    """Start a module with the number of this process, that of a line to it, and others; return it and the line.
+
+    Args:
+        output: file for what it prints; None is the output of this process.
+        inherited: file descriptors that it gets too.
+    """
+    mine, theirs = socket.socketpair()
+    mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_LIMIT, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, (os.getpid(), theirs.fileno(), *inherited))],
+        pass_fds=[theirs.fileno(), *inherited],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+    )
+    theirs.close()
+    return process, Connection(mine.detach())
+
+
+def end_process(process: subprocess.Popen) -> None:
+    """End a process that is supervised (`rewards.runtime.supervisor`), and with it all that it has started."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_LIMIT)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -20,7 +20,7 @@ def main() -> None:
     connection = Connection(line)
     fn, name, kwargs = connection.recv()
     try:
-        unbound = load(fn, name)
+        unbound = load(fn, f"reward.{name}.fn={fn}")
         function = bind(unbound, name, kwargs)
     except ValueError as error:
         connection.send((str(error), []))

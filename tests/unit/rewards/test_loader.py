@@ -64,7 +64,7 @@ def test_a_file_can_import_what_lies_beside_it(tmp_path: Path) -> None:
 )
 def test_a_reward_that_cannot_be_loaded_is_explained(fn: str, says: str) -> None:
     with pytest.raises(ValueError, match=r"reward\.mine\.fn=") as caught:
-        load(fn, "mine")
+        load(fn, f"reward.mine.fn={fn}")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
