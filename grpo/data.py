@@ -4,6 +4,7 @@ import importlib
 import logging
 import re
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,19 +51,20 @@ class Problems:
         return "\n".join(lines)
 
 
-def load_task(task: DictConfig, processing_class: Any = None) -> Problems:
+def load_task(task: DictConfig, processing_class: Any = None, tools: Sequence[Any] = ()) -> Problems:
     """Load the problems to train on and the held-out ones, and filter rows that would spoil the training.
 
     Args:
         processing_class: tokenizer or processor; measures the prompts. Without one none is too long, or has images.
+        tools: that the prompts describe.
 
     Raises:
         ConfigError: a file, a split, a column or every row is missing.
     """
-    train, counts = _prepare(load_split(task, task.split), task, processing_class, task.split)
+    train, counts = _prepare(load_split(task, task.split), task, processing_class, task.split, tools)
     problems = Problems(train, None, {"train": counts})
     if task.eval.size:
-        problems.held_out, problems.counts["held_out"] = load_held_out(task, processing_class)
+        problems.held_out, problems.counts["held_out"] = load_held_out(task, processing_class, tools)
         known = set(_questions(problems.held_out))
         new = [question not in known for question in _questions(train)]
         problems.train = _keep(train, new, counts, "held_out")
@@ -84,21 +86,26 @@ def count_used(split: str, count: dict[str, int]) -> None:
     log.info("%s: %s", split, count)
 
 
-def load_held_out(task: DictConfig, processing_class: Any = None) -> tuple[Dataset, dict[str, int]]:
+def load_held_out(
+    task: DictConfig, processing_class: Any = None, tools: Sequence[Any] = ()
+) -> tuple[Dataset, dict[str, int]]:
     """Load the problems to evaluate on, filtered as those to train on are, and the counts of them."""
     part = load_split(task, task.eval.split)
-    return _prepare(part.select(range(min(task.eval.size, len(part)))), task, processing_class, task.eval.split)
+    some = part.select(range(min(task.eval.size, len(part))))
+    return _prepare(some, task, processing_class, task.eval.split, tools)
 
 
-def prompt_lengths(prompts: list[Any], processing_class: Any) -> list[int]:
-    """Return how many tokens each prompt has, with the chat template if it is conversational."""
+def prompt_lengths(prompts: list[Any], processing_class: Any, tools: Sequence[Any] = ()) -> list[int]:
+    """Return how many tokens each prompt has, with the chat template and the tools in it if it is conversational."""
     if not prompts:
         return []
     plain = isinstance(prompts[0], str)
     if not plain and not processing_class.chat_template:
         raise ConfigError("task.conversational: the model has no chat template; use task.conversational=false")
     if not plain:
-        prompts = processing_class.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False)
+        prompts = processing_class.apply_chat_template(
+            prompts, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+        )
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     return [len(ids) for ids in tokenizer(prompts, add_special_tokens=plain)["input_ids"]]
 
@@ -167,7 +174,9 @@ def _flat(arguments: dict[str, Any]) -> str:
     return "{" + ", ".join(f"{key}: {value}" for key, value in shown.items()) + "}"
 
 
-def _prepare(dataset: Dataset, task: DictConfig, processing_class: Any, split: str) -> tuple[Dataset, dict[str, int]]:
+def _prepare(
+    dataset: Dataset, task: DictConfig, processing_class: Any, split: str, tools: Sequence[Any]
+) -> tuple[Dataset, dict[str, int]]:
     """Add prompts, answers and images, filter rows that would spoil the training, and count."""
     view = images.view_of(task, processing_class) if processing_class else None
     if view:
@@ -177,7 +186,7 @@ def _prepare(dataset: Dataset, task: DictConfig, processing_class: Any, split: s
         if view:
             lengths = images.prompt_lengths(dataset, view, task.max_prompt_length, split)
         else:
-            lengths = prompt_lengths(list(dataset["prompt"]), processing_class)
+            lengths = prompt_lengths(list(dataset["prompt"]), processing_class, tools)
         dataset = _keep(dataset, [length <= task.max_prompt_length for length in lengths], counts, "too_long")
     return dataset.with_transform(view) if view else dataset, counts
 

@@ -40,6 +40,8 @@ def job(config: DictConfig) -> float:
             raise ConfigError("evaluate: samples from 0, temperature above 0, batch_size from 1")
         if not config.task.eval.size:
             raise ConfigError("task.eval.size=0: there are no problems to evaluate on")
+        if config.task.tools or config.task.environment:
+            raise ConfigError("task.tools: only a run evaluates a policy with its tools, before and after its training")
         return evaluate_in(Path(HydraConfig.get().runtime.output_dir), config)
     except Exception as error:
         if WANTS_TRACEBACK:

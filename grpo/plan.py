@@ -26,7 +26,7 @@ from grpo.planning.fit import AT_ONCE, Plan, make_plan
 
 PROGRAM = "grpo.plan"
 FORMATS = ("text", "json")
-PHASES = {"load": "load", "rollout": "rollout", "logprobs": "log-probabilities", "update": "update"}
+PHASES = {"load": "load", "rollout": "rollout", "reward": "reward", "logprobs": "log-probabilities", "update": "update"}
 
 
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")

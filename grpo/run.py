@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,6 @@ import torch
 from datasets import Dataset
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from transformers import PrinterCallback
-from trl import GRPOConfig
 
 from grpo import policy
 from grpo.callbacks import (
@@ -27,11 +25,10 @@ from grpo.callbacks import (
     WhenSharded,
 )
 from grpo.cli import output_in
-from grpo.config.batch import check_batch, completions
-from grpo.config.schema import Engine, Rollout, Update, train_arguments
-from grpo.config.secrets import is_secret, without_secrets
+from grpo.config.batch import completions, longest_request
+from grpo.config.secrets import without_secrets
 from grpo.data import Problems, load_task, reward_columns
-from grpo.distributed import agreed, is_main_process, log_name, world_size
+from grpo.distributed import agreed, is_main_process, log_name
 from grpo.errors import ConfigError, DirectoryLost, RunError
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.generation.vllm_server import check_server, check_vllm, server_url
@@ -47,10 +44,11 @@ from grpo.runs.resume import differences, resolve
 from grpo.runs.storage import storage_fault
 from grpo.runs.summary import report
 from grpo.runs.versions import git_commit, versions
+from grpo.tools.running import Tools, running_tools
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.checkpoint import save_model
 from grpo.trainer.memory_readings import MemoryReadings
-from grpo.vision import detach_frozen_tower, freeze
+from grpo.trainer_from_config import make_trainer
 from grpo.vllm_lora import sends_adapter, why_merged, why_not_shared
 from rewards.runtime.isolation import Reward
 
@@ -85,17 +83,16 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
     try:
         checkpoint = checkpoint_for(config, run_dir, console)
         config = with_model(settled(config, plan))
-        with output_in(run_dir / log_name()):
+        with output_in(run_dir / log_name()), running_tools(config.task, run_dir) as tools:
             processing_class = policy.load_processing_class(config.model)
-            problems = problems_of(config, processing_class, console)
+            problems = problems_of(config, processing_class, tools, console)
             if is_main_process():
                 write_decisions(config, plan, run_dir)
             summary |= {"data": problems.counts, "completions_a_step": completions(config.train, None)}
             summary |= {"accuracy_before": None, "accuracy_after": None}
             columns, errors_file = reward_columns(problems.train), run_dir / ERRORS_FILE
             with running_rewards(options_of_rewards(config, problems), columns, run_dir, errors_file) as rewards:
-                by = [rewards[name] for name in config.reward]
-                trainer = make_trainer(config, run_dir, problems.train, processing_class, by)
+                trainer = make_trainer(config, run_dir, problems.train, processing_class, rewards, tools)
                 memory.asleep, trainer.memory = trainer.memory.asleep, memory
                 utilization = gpu_utilization if memory.on_gpu else None
                 try:
@@ -182,19 +179,21 @@ def with_model(config: DictConfig) -> DictConfig:
     config.model = policy.available(model)
     if train.use_vllm and train.vllm_mode == "server":
         adapter = config.peft if by_adapter else None
-        check_server(train, config.model.model_name_or_path, config.task.max_prompt_length, adapter)
+        check_server(train, config.model.model_name_or_path, longest_request(config), adapter)
     return config
 
 
-def problems_of(config: DictConfig, processing_class: Any, console: Console) -> Problems:
-    """Load the problems, and say what there is and who generates.
+def problems_of(config: DictConfig, processing_class: Any, tools: Tools, console: Console) -> Problems:
+    """Load the problems, and say what there is, what the policy may call, and who generates.
 
     Raises:
         ConfigError: the data cannot be loaded.
     """
     check_used(config, processing_class)
-    problems, train = load_task(config.task, processing_class), config.train
+    problems, train = load_task(config.task, processing_class, tools.described()), config.train
     console.print(str(problems), highlight=False, soft_wrap=True)
+    if names := ", ".join(tool.__name__ for tool in tools.described()):
+        console.print(f"the policy may call {names}", highlight=False, soft_wrap=True)
     if train.use_vllm:
         where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]
         ahead = ", during the update of the step before" if config.engine.staleness else ""
@@ -220,57 +219,6 @@ def options_of_rewards(config: DictConfig, problems: Problems) -> dict[str, dict
     """Return the options of the rewards to train by and, if problems are held out, of their grader."""
     grader = grader_of(config.task.eval.reward, config.reward, config.train) if problems.held_out else {}
     return reward_options(config.reward) | grader
-
-
-def make_trainer(
-    config: DictConfig, run_dir: Path, problems: Dataset, processing_class: Any, rewards: Sequence[Reward]
-) -> ExactGRPOTrainer:
-    """Return the trainer for a resolved configuration.
-
-    Raises:
-        ConfigError: TRL, transformers or PEFT refused it.
-    """
-    check_batch(config.train, len(problems))
-    arguments = train_arguments(config.train)
-    arguments.pop("resume_from_checkpoint", None)
-    user_init_kwargs = arguments.pop("model_init_kwargs", {})
-    if world_size() > 1 and not torch.accelerator.is_available() and not arguments.get("deepspeed"):
-        arguments["use_cpu"] = True  # else accelerate takes each process for the only one
-    name, shares = config.model.model_name_or_path, config.engine.share_weights is True
-    if not shares:
-        arguments["model_init_kwargs"] = {**policy.model_init_kwargs(config.model), **user_init_kwargs}
-    try:
-        trainer = ExactGRPOTrainer(
-            model=policy.without_weights(config.model) if shares else name,
-            reward_funcs=[reward.as_function() for reward in rewards],
-            args=GRPOConfig(
-                output_dir=str(run_dir),
-                reward_weights=[reward.get("weight", 1.0) for reward in config.reward.values()],
-                disable_tqdm=True,
-                **arguments,
-            ),
-            train_dataset=problems,
-            processing_class=processing_class,
-            quantization_config=policy.quantization_config(config.peft),
-            peft_config=policy.peft_config(config.peft, config.model),
-            update=Update(**config["update"]),  # `.update` is a method
-            engine=Engine(**config.engine),
-            rollout=Rollout(**config.rollout),
-        )
-    except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
-        raise ConfigError(" ".join(str(error).split())) from error
-    if trainer.accelerator.num_processes != world_size() or (arguments.get("fsdp") and not trainer.sharded):
-        raise ConfigError("shard: accelerate shards on GPUs only, and there are none here; use shard=none")
-    used = trainer.args.model_init_kwargs or {}  # TensorBoard and others write them
-    trainer.args.model_init_kwargs = {key: value for key, value in used.items() if not is_secret(key, value)}
-    trainer.keeps_columns = True
-    if config.task.eval.reward in trainer.reward_func_names:
-        trainer.accuracy_reward = config.task.eval.reward
-    trainer.remove_callback(PrinterCallback)
-    policy.keep_differentiable(trainer.model)
-    freeze(trainer.model, config.model.freeze)
-    detach_frozen_tower(trainer.model)
-    return trainer
 
 
 def evaluated(

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from packaging.version import Version
 
 from grpo.cli import WANTS_TRACEBACK, leave, start
+from grpo.config.batch import longest_request
 from grpo.config.check import check
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
@@ -59,7 +60,7 @@ def command(config: DictConfig) -> list[str]:
         "served-model-name": model.model_name_or_path,
         "revision": model.model_revision,
         "dtype": computed_in(config),
-        "max-model-len": train.vllm_max_model_length or config.task.max_prompt_length + train.max_completion_length,
+        "max-model-len": train.vllm_max_model_length or longest_request(config),
         "host": train.vllm_server_host,
         "port": train.vllm_server_port,
         "logprobs-mode": "processed_logprobs",

@@ -25,11 +25,11 @@ LONGEST = 24
 
 
 @functools.cache
-def tiny_llama() -> str:
+def tiny_llama(vocabulary: int = VOCABULARY) -> str:
     """A folder with a random policy of 35,000 parameters whose gradients are neither tiny nor all alike."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
@@ -199,7 +199,8 @@ def generated_at_once(trainer: ExactGRPOTrainer, kept: Sequence[Sequence[Complet
     def replay(prompts: list[str], trainer: Any) -> dict[str, Any]:
         some = next(generations)[trainer.accelerator.process_index * len(prompts) :][: len(prompts)]
         ids = {"prompt_ids": [one.prompt_ids for one in some], "completion_ids": [one.ids for one in some]}
-        return {**ids, "logprobs": None}
+        masks = {"env_mask": [one.mask for one in some]} if some[0].mask else {}
+        return {**ids, **masks, "logprobs": None}
 
     data = Dataset.from_dict({"prompt": problems})
     return {"rollout_func": replay, "train_dataset": data, "shuffle_dataset": False}

@@ -49,6 +49,7 @@ TRAINER = {
     "_tokenize_prompts": "self, prompts",
     "_load_from_checkpoint": "self, resume_from_checkpoint, model",
     "_issue_warnings_after_load": "self, load_result",
+    "_tool_call_loop": "self, prompts, prompt_ids, completion_ids, completions, logprobs, images, multimodal_fields",
     "_generate_single_turn": "self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images",
     "_get_per_token_logps_and_entropies": "self, model, input_ids, attention_mask, logits_to_keep, batch_size, "
     f"compute_entropy, compute_aux_loss, {MULTIMODAL}",

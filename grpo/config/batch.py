@@ -56,3 +56,12 @@ def check_batch(train: DictConfig, problems: int, processes: int | None = None) 
             f"task: {problems} problems to train on, and a batch takes {prompts}: lower "
             f"train.per_device_train_batch_size={train.per_device_train_batch_size} or add problems"
         )
+
+
+def longest_request(config: DictConfig) -> int:
+    """Return the tokens of the longest request to a vLLM server: of a prompt and the completion that it may get.
+
+    In a conversation with tools, the prompt of a later turn has the completion so far.
+    """
+    turns = 2 if config.task.tools or config.task.environment else 1
+    return config.task.max_prompt_length + turns * config.train.max_completion_length

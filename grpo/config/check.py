@@ -13,7 +13,7 @@ from omegaconf.errors import ConfigKeyError, ValidationError
 from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
-from grpo.config.schema import LOSS_MEANS, NOT_SETTABLE, PARTS, Engine, Reward, Rollout, Update
+from grpo.config.schema import LOSS_MEANS, NOT_SETTABLE, PARTS, REWARD_MODEL, Engine, Reward, Rollout, Update
 from grpo.diagnosis import sampling_filters, why_not_stale
 from grpo.distributed import is_launched
 from grpo.errors import ConfigError
@@ -34,6 +34,7 @@ def check(config: DictConfig) -> None:
             raise ConfigError(f"train.{key}: {NOT_SETTABLE.get(key) or 'no such key' + meant(key, known)}")
     check_folder(config.model.model_name_or_path, config.model.gguf_file)
     check_rewards(config)
+    check_tools(config)
     check_peft(config)
     check_images(config)
     check_vllm_options(config)
@@ -69,16 +70,57 @@ def check_numbers(config: DictConfig) -> None:
             raise ConfigError(f"{key}={value:g}: a positive number is needed, or null")
 
 
+def check_tools(config: DictConfig) -> None:
+    """Check the keys of tools and environment."""
+    task = config.task
+    if not (task.tools or task.environment):
+        return
+    key = "tools" if task.tools else "environment"
+    if not task.conversational:
+        raise ConfigError(f"task.{key}: tools are called in conversations: task.conversational=true")
+    if not 0 < task.tool_timeout < math.inf:
+        raise ConfigError(f"task.tool_timeout={task.tool_timeout:g}: a positive number of seconds")
+    turns = config.train.max_tool_calling_iterations
+    if turns is not None and turns < 1:
+        raise ConfigError(f"train.max_tool_calling_iterations={turns}: at least 1, or null for any number")
+    if processes(config) > 1 and (together := generates_together(config.train)):
+        raise ConfigError(
+            f"task.{key}: with {together} all processes generate each turn together, and in TRL they have different "
+            "numbers of turns: use one process, generation=vllm_colocate, or shard=none or zero2"
+        )
+
+
+def generates_together(train: DictConfig) -> str | None:
+    """Return what makes several processes generate together; None if each does so by itself."""
+    if train.use_vllm and train.vllm_mode == "server":
+        return "a vLLM server"
+    if train.use_vllm:
+        size = train.vllm_tensor_parallel_size
+        return f"train.vllm_tensor_parallel_size={size}" if size > 1 else None
+    if train.fsdp:
+        return "train.fsdp"
+    stage = OmegaConf.select(train, "deepspeed.zero_optimization.stage") if train.deepspeed else None
+    return "ZeRO-3" if stage == 3 else None
+
+
 def check_rewards(config: DictConfig) -> None:
     """Check that there is a reward function, and the keys of each."""
-    if not config.reward:
+    if not config.reward and not config.task.environment:
         raise ConfigError("reward: a run needs at least one reward function, for example reward=[correctness]")
     if config.train.reward_weights is not None:
         raise ConfigError("train.reward_weights: a weight stands beside its function, reward.<name>.weight=0.5")
     for key in sorted(OmegaConf.missing_keys(config.reward)):
-        raise ConfigError(f"reward.{key}: needs a value")
+        raise ConfigError(f"{key}: needs a value")
     for name, reward in config.reward.items():
         check_reward(f"reward.{name}", reward)
+        if reward.fn != REWARD_MODEL:
+            continue
+        model = str(reward.kwargs.model_name_or_path)
+        if model.startswith(("/", ".")) and not (Path(model) / "config.json").is_file():
+            raise ConfigError(f"reward.{name}.kwargs.model_name_or_path={model}: there is no model in this folder")
+        if reward.get("weight", 1.0) and config.rollout.dynamic_sampling:
+            reason = f"those of reward.{name}, a reward model, are never equal"
+            raise ConfigError(f"rollout.dynamic_sampling=true: it replaces groups of equal rewards, and {reason}")
 
 
 def check_reward(where: str, reward: DictConfig) -> None:
@@ -209,8 +251,11 @@ def why_not_overlapped(config: DictConfig) -> str | None:
     """Return why the next rollouts cannot be generated during an update; None if they can."""
     if config.task.images:
         return "works with text alone, and task.images is set"
-    if config.rollout.dynamic_sampling:
-        return "the problems of the next step are not known, as rollout.dynamic_sampling=true takes them as needed"
+    if config.task.tools or config.task.environment:
+        return "the turns of a conversation cannot begin during an update, and task has tools"
+    for name in ("dynamic_sampling", "prioritize"):
+        if config.rollout[name]:
+            return f"the problems of the next step are not known, as rollout.{name}=true takes them as needed"
     return why_not_stale(config.train)
 
 

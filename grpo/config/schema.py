@@ -35,6 +35,8 @@ generation, a number that no micro-batch changes. A loss that is not here is not
 # Fields of GRPOConfig that null leaves to the plan.
 PLANNED = ("use_vllm", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_max_model_length")
 
+REWARD_MODEL = "rewards.model.model"
+"""`fn` of a reward model, which is part of the trainer and no function in a process of its own."""
 PARTS = ("vision", "projector")
 """Parts of a vision-language model that `model.freeze` may name."""
 
@@ -130,6 +132,13 @@ class Task:
     max_pixels: int | None = None
     """The same of the largest image; larger ones are scaled down. None leaves it to the model's processor."""
     few_shot: FewShot = field(default_factory=FewShot)
+    tools: list[str] = field(default_factory=list)
+    """Functions that the policy may call: `path/to/file.py:function`, `package.module.function`, or entry points of the
+    group `grpo.tools`. Their docstrings and types tell the policy how."""
+    environment: str | None = None
+    """A class, found likewise, whose methods the policy may call; each completion has an instance of its own."""
+    tool_timeout: float = 60.0
+    """Seconds for a call of a tool or of the environment; then it is stopped, and the policy reads so."""
     answer: Answer = field(default_factory=Answer)
     eval: Evaluation = field(default_factory=Evaluation)
     max_prompt_length: int = 512

@@ -1,5 +1,6 @@
 """Evaluating the policy of a trainer on held-out problems, greedily, with the generator of its rollouts."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,9 @@ from trl.models import unwrap_model_for_generation
 from grpo.evaluation.loop import Decoding, evaluate, own_file
 from grpo.generation.local import Generate, complete
 from grpo.generation.vllm_engine import BATCH, answer
+from grpo.images import prompt_of
 from rewards.runtime.isolation import Reward
+from rewards.text import text_of
 
 
 def evaluate_policy(
@@ -38,9 +41,12 @@ def evaluate_policy(
     model.eval()
     own_file(file).unlink(missing_ok=True)
     generate: Generate = partial(complete, model, trainer.processing_class, length)
+    asked: Callable[[dict[str, Any]], Any] = prompt_of
     if trainer.use_vllm:
         trainer.vllm_generation.sync_weights()
         generate, batch_size = partial(answer, trainer), BATCH
+    if trainer.tools:
+        generate, asked = partial(converse, trainer), dict
     whole: Any = nullcontext()
     if trainer.is_deepspeed_enabled and not trainer.use_vllm:  # as TRL generates rollouts
         gather = trainer.args.ds3_gather_for_generation
@@ -61,6 +67,13 @@ def evaluate_policy(
             batch_size=batch_size,
             console=console,
             difficulty=difficulty,
+            asked=asked,
         )
     model.train(was_training)
     return result
+
+
+def converse(trainer: Any, rows: list[Any], temperature: float, seeds: list[int]) -> list[str]:
+    """Return the policy's last message to each row's prompt after its tool calls, if it has the last word."""
+    assert temperature == 0.0
+    return [text_of(messages) for messages in trainer.answers(rows)]

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -50,6 +50,7 @@ def evaluate(
     console: Console,
     difficulty: str | None = None,
     policy: str = "",
+    asked: Callable[[dict[str, Any]], Any] = prompt_of,
 ) -> dict[str, Any]:
     """Answer every problem and return the accuracy.
 
@@ -61,12 +62,13 @@ def evaluate(
         batch_size: completions that are generated at once.
         difficulty: column; accuracy is also reported for each of its values.
         policy: fingerprint that tells this policy from others.
+        asked: from a row of the problems to what `generate` gets.
 
     Returns:
         `accuracy`, `correct`, `samples`, `interval` (95 %) of the greedy completions, `decoding`, with samples `pass@k`
         and `maj@k`, each with its interval, with `difficulty` `by_difficulty`, and `judge_errors` if there are any.
     """
-    answered, errors = _answered_by_all(generate, problems, grader, decoding, file, batch_size, console, policy)
+    answered, errors = _answered_by_all(generate, problems, grader, decoding, file, batch_size, console, policy, asked)
     greedy = [rows[0]["correct"] for rows in answered]
     result: dict[str, Any] = {
         "accuracy": mean(greedy),
@@ -99,6 +101,7 @@ def _answered_by_all(
     batch_size: int,
     console: Console,
     policy: str,
+    asked: Callable[[dict[str, Any]], Any],
 ) -> tuple[list[list[dict[str, Any]]], Counter[str]]:
     """Return the graded completions of each problem, and the errors of the grader; each process does a part.
 
@@ -107,7 +110,7 @@ def _answered_by_all(
     before, own = grader.errors.copy(), own_file(file)
     each = -(-len(problems) // world_size())
     mine = problems.select([min(each * rank() + row, len(problems) - 1) for row in range(each)])
-    answered = _answer_all(generate, mine, decoding, own, batch_size, console, policy)
+    answered = _answer_all(generate, mine, decoding, own, batch_size, console, policy, asked)
     _grade_all(grader, mine, answered)
     answered = gathered(answered)[: len(problems)]
     if is_main_process():
@@ -169,14 +172,15 @@ def _answer_all(
     batch_size: int,
     console: Console,
     policy: str,
+    asked: Callable[[dict[str, Any]], Any],
 ) -> list[list[dict[str, Any]]]:
     """Return the greedy completion and then the samples of each problem, generated now or found in `file`."""
     origin = [policy, decoding.max_new_tokens, decoding.temperature, decoding.seed]
     prompts = list(problems["prompt"])
     shown = names(problems) if COLUMN in problems.column_names else [[]] * len(prompts)
     keys = [
-        [_digest([*asked, number, *(origin if number else origin[:2])]) for number in range(decoding.samples + 1)]
-        for asked in ([prompt, *images] for prompt, images in zip(prompts, shown, strict=True))
+        [_digest([*question, number, *(origin if number else origin[:2])]) for number in range(decoding.samples + 1)]
+        for question in ([prompt, *images] for prompt, images in zip(prompts, shown, strict=True))
     ]
     known = _read(file)
     for temperature, samples in ((0.0, [0]), (decoding.temperature, range(1, decoding.samples + 1))):
@@ -188,7 +192,7 @@ def _answer_all(
             batch = missing[start : start + batch_size]
             batch_keys = [keys[row][number] for row, number in batch]
             seeds = [int(key[:7], 16) for key in batch_keys]  # of the key, so that no two batches share them
-            texts = generate([prompt_of(problems[row]) for row, _ in batch], temperature, seeds)
+            texts = generate([asked(problems[row]) for row, _ in batch], temperature, seeds)
             generated = [
                 {"key": key, "problem": row, "sample": number, "prompt": prompts[row], "completion": text}
                 for key, (row, number), text in zip(batch_keys, batch, texts, strict=True)

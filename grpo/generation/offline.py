@@ -44,8 +44,7 @@ def with_vllm(name: str, dtype: str, longest: int, length: int, processing_class
     on_gpu = torch.cuda.is_available()
     adapter = policy.adapter_config(name)
     request = LoRARequest("adapter", 1, str(Path(name).absolute())) if adapter else None
-    sees_images = hasattr(processing_class, "image_processor")
-    with one_adapter() if adapter and not on_gpu and not sees_images else nullcontext():
+    with one_adapter() if adapter and not on_gpu else nullcontext():
         engine = LLM(
             model=adapter["base_model_name_or_path"] if adapter else name,
             tokenizer=name,

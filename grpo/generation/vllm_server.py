@@ -81,10 +81,12 @@ def settings_of(url: str) -> dict[str, Any]:
         raise ConfigError(f"what answers at {url} is no vLLM server that this run can use: {AGAIN}") from error
 
 
-def check_server(train: DictConfig, wanted: str, max_prompt_length: int, peft: DictConfig | None = None) -> None:
+def check_server(train: DictConfig, wanted: str, needed: int, peft: DictConfig | None = None) -> None:
     """Check that the server has this run's model and is set up as TRL needs it.
 
     Args:
+        wanted: name of the model.
+        needed: tokens of the longest prompt with its completion.
         peft: the adapter that it gets; None if it gets all weights.
 
     Raises:
@@ -107,7 +109,7 @@ def check_server(train: DictConfig, wanted: str, max_prompt_length: int, peft: D
     images = model["multimodal_config"] is not None
     if images and requests.get(f"{url}/v1/chat/completions/render", timeout=60).status_code == 404:
         raise ConfigError(f"the server at {url} cannot take images, without --enable-scale-out: {AGAIN}")
-    check_room(train, max_prompt_length)
+    check_room(train, needed)
     if peft is None and is_taken("", train.vllm_group_port):
         raise ConfigError(
             f"train.vllm_group_port={train.vllm_group_port} is in use, perhaps by another run: a server serves "
@@ -132,11 +134,10 @@ def check_lora(url: str, settings: dict[str, Any], peft: DictConfig) -> None:
         )
 
 
-def check_room(train: DictConfig, prompt: int) -> None:
-    """Check that a prompt of so many tokens and its completion fit into the server's context."""
+def check_room(train: DictConfig, needed: int) -> None:
+    """Check that so many tokens, of a prompt and its completion, fit into the server's context."""
     url = server_url(train)
     room = settings_of(url)["model_config"]["max_model_len"]
-    needed = prompt + train.max_completion_length
     if room < needed:
         raise ConfigError(
             f"the server at {url} has room for {room} tokens, a prompt and its completion take {needed}: {AGAIN}, and "

@@ -92,7 +92,7 @@ def group(rows: Sequence[dict[str, Any]], weights: dict[str, float], coordinates
         weighted = [weights[name] * value for name, value in rewards.items() if value is not None]
         completions.append(
             {
-                "text": shortened(row["completion"]),
+                **said(row["completion"]),
                 "reward": number(sum(weighted)) if weighted else None,
                 "rewards": rewards,
                 "advantage": number(row.get("advantage")),
@@ -103,6 +103,21 @@ def group(rows: Sequence[dict[str, Any]], weights: dict[str, float], coordinates
     completions.sort(key=lambda row: -math.inf if row["reward"] is None else row["reward"], reverse=True)
     found = {"prompt": shortened(rows[0]["prompt"]), "size": len(completions), "completions": completions}
     return found | ({"images": files} if files else {}) | ({"boxes": boxes} if boxes else {})
+
+
+def said(completion: Any) -> dict[str, Any]:
+    """Return the `text` of a completion; of a conversation with tools its `turns`, each with who spoke and what."""
+    if not isinstance(completion, list) or not (len(completion) > 1 or completion[0].get("tool_calls")):
+        return {"text": shortened(completion)}
+    turns = []
+    for message in completion:
+        if text := str(text_of_parts(message["content"]) or ""):
+            turns.append({"who": "tool" if message["role"] == "tool" else "policy", "text": shortened(text)})
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            arguments = ", ".join(f"{name}={value!r}" for name, value in json.loads(function["arguments"]).items())
+            turns.append({"who": "call", "text": shortened(f"{function['name']}({arguments})")})
+    return {"turns": turns}
 
 
 def number(value: float | None) -> float | None:

@@ -70,6 +70,7 @@ def facts(run: Run) -> dict[str, str]:
     batch = run.summary.get("completions_a_step", completions(train, 1))
     rewards = [f"{name} × {reward.get('weight', 1.0):g}" for name, reward in config.reward.items()]
     adapter = f"LoRA, r={config.peft.r}" if config.peft else "all weights"
+    tools = [*config.task.get("tools", ()), *filter(None, [config.task.get("environment")])]
     return {
         "model": f"{config.model.model_name_or_path} ({config.model.dtype})",
         "trained": adapter
@@ -77,6 +78,7 @@ def facts(run: Run) -> dict[str, str]:
         "task": ", ".join(f"{key}={value}" for key, value in config.task.dataset.items()),
         "problems": ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in data.items() if count is not None),
         "rewards": ", ".join(rewards),
+        "tools": ", ".join(tools),
         "loss": f"{train.loss_type}, advantages scaled by {train.scale_rewards}, beta {train.beta:g}",
         "per step": f"{batch} completions in groups of {train.num_generations}",
         "completions": f"up to {train.max_completion_length} tokens",
@@ -123,6 +125,7 @@ def charts(run: Run) -> list[Chart]:
     known = [(step, run.evaluation[when]) for when, step in (("before", 0), ("after", last)) if when in run.evaluation]
     held_out = [(step, part["accuracy"], *part["interval"]) for step, part in known]
     rewards = {str(name): f"rewards/{name}/mean" for name in run.config.reward}
+    called = sorted({key.split("/")[1] for row in run.metrics for key in row if key.endswith("/calls")})
     metrics: list[tuple[str, dict[str, str], bool]] = [
         ("Reward", {"reward": "reward"}, False),
         ("Reward functions", rewards if len(rewards) > 1 else {}, False),
@@ -137,6 +140,9 @@ def charts(run: Run) -> list[Chart]:
         ("Zero-variance groups", {"groups": "frac_reward_zero_std"}, True),
         ("Groups of a step", {key: f"rollout/groups_{key}" for key in ("generated", "kept")}, False),
         ("Problems seen", {name: f"rollout/problems_{key}" for key, name in PROBLEMS.items()}, False),
+        ("Tool calls of a step", {tool: f"tools/{tool}/calls" for tool in called}, False),
+        ("Failed tool calls of a step", {tool: f"tools/{tool}/errors" for tool in called}, False),
+        ("Completions without an answer after tool calls", {"completions": "tools/unanswered"}, True),
         ("Gradient norm", {"norm": "grad_norm"}, False),
         ("Learning rate", {"rate": "learning_rate"}, False),
         ("Skipped completions (zero advantage)", {"completions": "update/rows_skipped"}, False),

@@ -61,7 +61,7 @@ def memory_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         used = f"{summary['memory/peak_allocated_gb']:.1f} GiB of GPU memory"
         used += f" ({summary['memory/peak_reserved_gb']:.1f} GiB reserved)"
         rows = [("peak memory", f"planned {planned['peak']:.1f} GiB, used {used}" if planned else used), ("", host)]
-    for phase in ("generate", "logprobs", "update"):
+    for phase in ("generate", "reward", "logprobs", "update"):
         if planned and f"memory/{phase}_gb" in summary:
             rows.append(
                 ("", f"{phase}: planned {planned[phase]:.1f} GiB, used {summary[f'memory/{phase}_gb']:.1f} GiB")

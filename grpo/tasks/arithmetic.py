@@ -73,10 +73,11 @@ def draw_problem(rng: random.Random) -> Problem:
             if not value:
                 break
         else:
-            return Problem(_question(rng, start, steps), start, tuple(steps))
+            return Problem(question(rng, start, steps), start, tuple(steps))
 
 
-def _question(rng: random.Random, start: int, steps: list[tuple[str, int]]) -> str:
+def question(rng: random.Random, start: int, steps: list[tuple[str, int]]) -> str:
+    """Return the words of a problem: its start, its steps, and the question for the count after them."""
     name, item = rng.choice(list(PRONOUNS)), rng.choice(ITEMS)
     she = PRONOUNS[name]
     events = [rng.choice(EVENTS[operation]).format(she=she, n=number) for operation, number in steps]

@@ -7,14 +7,14 @@ correctly and usually picks an incorrect operation, which reinforcement learning
 
 import argparse
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.progress import track
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -48,16 +48,28 @@ def solution(problem: Problem, rng: random.Random, noise: float = NOISE) -> str:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of words and single digits that decodes to the encoded text."""
-    split = pre_tokenizers.Split(Regex(r" ?[A-Za-z]+| ?\d| ?[^\sA-Za-z\d]+|\s"), behavior="isolated")
-    pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    """Return a tokenizer of words and single digits."""
     rng = random.Random(0)
-    words: set[str] = set()
-    for drawn in (draw_problem(rng) for _ in range(5000)):
-        text = f"{drawn.question}\n{solution(drawn, rng)}\n"
-        words.update(word for word, _ in pre_tokenizer.pre_tokenize_str(text))
-    vocabulary = ["<pad>", "<eos>", "<unk>", *sorted(words)]
+    texts = [f"{drawn.question}\n{solution(drawn, rng)}\n" for drawn in (draw_problem(rng) for _ in range(5000))]
+    return word_tokenizer(r" ?[A-Za-z]+| ?\d| ?[^\sA-Za-z\d]+|\s", texts, chat_template=CHAT_TEMPLATE)
+
+
+def word_tokenizer(
+    pattern: str, texts: Iterable[str], markers: Sequence[str] = (), **options: Any
+) -> PreTrainedTokenizerFast:
+    """Return a tokenizer that decodes to the encoded text, whose vocabulary is that of some texts.
+
+    Args:
+        pattern: regular expression of a token.
+        markers: tokens that no pattern divides.
+        options: of the tokenizer.
+    """
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    words = {word for text in texts for word, _ in pre_tokenizer.pre_tokenize_str(text)}
+    vocabulary = ["<pad>", "<eos>", "<unk>", *markers, *sorted(words)]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>"))
+    tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in markers])
     tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
@@ -67,11 +79,13 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         unk_token="<unk>",
         padding_side="left",
         model_max_length=128,
-        chat_template=CHAT_TEMPLATE,
+        **options,
     )
 
 
-def language_config(tokenizer: PreTrainedTokenizerFast, **options: Any) -> LlamaConfig:
+def language_config(
+    tokenizer: PreTrainedTokenizerFast, max_position_embeddings: int = 128, **options: Any
+) -> LlamaConfig:
     """Return the architecture of the built-in policies' language models."""
     return LlamaConfig(
         vocab_size=len(tokenizer),
@@ -80,7 +94,7 @@ def language_config(tokenizer: PreTrainedTokenizerFast, **options: Any) -> Llama
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=128,
+        max_position_embeddings=max_position_embeddings,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -104,13 +118,17 @@ def batches(tokenizer: PreTrainedTokenizerFast, size: int, seed: int) -> Iterato
             prompt = tokenizer(drawn.question + "\n")["input_ids"]
             target = tokenizer(solution(drawn, rng))["input_ids"] + [tokenizer.eos_token_id]
             rows.append((prompt + target, [-100] * len(prompt) + target))
-        width = max(len(ids) for ids, _ in rows)
-        pad = tokenizer.pad_token_id
-        yield {
-            "input_ids": torch.tensor([[pad] * (width - len(ids)) + ids for ids, _ in rows]),
-            "attention_mask": torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids, _ in rows]),
-            "labels": torch.tensor([[-100] * (width - len(ids)) + labels for ids, labels in rows]),
-        }
+        yield padded(rows, tokenizer.pad_token_id)
+
+
+def padded(rows: Sequence[tuple[list[int], list[int]]], pad: int) -> dict[str, torch.Tensor]:
+    """Return a batch of token ids with their labels, padded on the left."""
+    width = max(len(ids) for ids, _ in rows)
+    return {
+        "input_ids": torch.tensor([[pad] * (width - len(ids)) + ids for ids, _ in rows]),
+        "attention_mask": torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids, _ in rows]),
+        "labels": torch.tensor([[-100] * (width - len(ids)) + labels for ids, labels in rows]),
+    }
 
 
 def train(

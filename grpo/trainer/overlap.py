@@ -9,10 +9,10 @@ import torch
 
 from grpo.config.schema import Engine
 from grpo.diagnosis import why_not_stale
-from grpo.trainer.rollout import RolloutTrainer
+from grpo.trainer.tool_calls import ToolCallTrainer
 
 
-class OverlapTrainer(RolloutTrainer):
+class OverlapTrainer(ToolCallTrainer):
     """A trainer whose server makes the next rollouts during an update, with the policy before it.
 
     Only with `engine.staleness=1`. TRL's importance-sampling correction makes up for the one update in between: the

@@ -28,6 +28,7 @@ from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch, half, pack
 from grpo.trainer.placement import check_one_device, train_in_float32
 from grpo.trainer.prefix_sharing import can_share, real_tokens, score
+from grpo.trainer.reward_model import MicrobatchedRewardModel
 from grpo.trainer.token_budget import TokenBudget
 from grpo.trainer.zero_variance import zero_variance
 
@@ -40,6 +41,7 @@ class RolloutTrainer(CheckpointTrainer):
 
     accelerator: Any
     entropy_coef: float
+    reward_funcs: list[Any]
     _current_train_step_time: float
     _entropy_window_stats: torch.Tensor | None
 
@@ -48,6 +50,10 @@ class RolloutTrainer(CheckpointTrainer):
         connection = partial(PolicyEngine, lora=engine.lora, shares=engine.share_weights is True)
         with replaced(grpo_trainer, "VLLMGeneration", connection):
             super().__init__(*args, **kwargs)
+        self.reward_funcs = [
+            MicrobatchedRewardModel(function, self) if isinstance(function, torch.nn.Module) else function
+            for function in self.reward_funcs
+        ]
         check_one_device(self.model)
         if self.args.fp16:
             train_in_float32(self.model)

@@ -148,13 +148,14 @@ def test_an_adapter_is_what_comes_out(composed: Compose, tmp_path: Path, peft: s
 def qlora(composed: Compose, folder: Path) -> torch.nn.Module:
     from grpo import policy
     from grpo.data import load_task
-    from grpo.run import make_trainer
+    from grpo.tools.running import Tools
+    from grpo.trainer_from_config import make_trainer
     from rewards.runtime.isolation import Reward
 
     config = composed(*SMALL, "peft=qlora")
-    rewards = [Reward("rewards.correctness.correctness", "correctness")]
+    rewards = {"correctness": Reward("rewards.correctness.correctness", "correctness")}
     processing_class = policy.load_processing_class(config.model)
-    return make_trainer(config, folder, load_task(config.task).train, processing_class, rewards).model
+    return make_trainer(config, folder, load_task(config.task).train, processing_class, rewards, Tools()).model
 
 
 def test_qlora_holds_its_base_in_four_bits(composed: Compose, tmp_path: Path) -> None:

@@ -141,9 +141,10 @@ def test_an_engine_beside_a_quantized_policy_is_the_policy(tmp_path: Path) -> No
 # A server on this machine's CPU, which gets adapters.
 
 
-def started(folder: Path, port: int) -> psutil.Process:
+def started(folder: Path, port: int, *overrides: str) -> psutil.Process:
     """A server as its launcher starts it, with a small cache."""
     line = ["generation=vllm_server", "peft=lora", f"train.vllm_server_port={port}", f"hydra.run.dir={folder}"]
+    line += overrides
     done = subprocess.run(
         [ROOT / "launch" / "vllm_server.sh", *line, "--", "--enforce-eager"],
         capture_output=True,
@@ -165,9 +166,7 @@ def ended(server: psutil.Process) -> None:
 
 
 def test_a_server_without_a_gpu_gets_adapters_is_started_again_and_serves_the_next_run(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     line = [*SMALL[1:], "generation=vllm_server", f"train.vllm_server_port={port}"]
     server = started(tmp_path / "server", port)
     try:
@@ -204,6 +203,31 @@ def test_a_server_without_a_gpu_gets_adapters_is_started_again_and_serves_the_ne
     ], "the order of the data is the same"
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("generation", ["vllm_colocate", "vllm_server"])
+def test_vllm_writes_the_turns_of_a_conversation_with_tools(generation: str, tmp_path: Path) -> None:
+    port = free_port()
+    line = ["+experiment=calculator", *SMALL[1:], f"generation={generation}", f"train.vllm_server_port={port}"]
+    server = started(tmp_path / "server", port, "+experiment=calculator") if generation == "vllm_server" else None
+    try:
+        done, left = module("grpo.train", *line, "train.learning_rate=1e-3", f"hydra.run.dir={tmp_path}/run")
+    finally:
+        if server:
+            ended(server)
+    assert done.returncode == 0, done.stderr
+    assert not left
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert min(row["tools/calculator/calls"] for row in rows) > 0
+    assert max(row["sampling/sampling_logp_difference/max"] for row in rows) < 1e-4
+    summary = result(tmp_path / "run" / "summary.json")
+    assert summary["accuracy_before"] is not None
+
+
 def prompts(run: Path, step: int) -> list[str]:
     return pandas.read_parquet(run / "completions" / f"completions_{step:05d}.parquet")["prompt"].map(str).tolist()
 
@@ -223,9 +247,7 @@ class FreezeServer(threading.Thread):
 
 
 def test_a_run_whose_server_hangs_ends_with_a_reason_and_a_checkpoint(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     line = [*SMALL[1:], "generation=vllm_server", f"train.vllm_server_port={port}", "train.max_steps=200"]
     server = started(tmp_path / "server", port)
     try:

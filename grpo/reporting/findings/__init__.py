@@ -10,6 +10,7 @@ from grpo.reporting.findings.engine import engine_differs, mismatch, sequences_m
 from grpo.reporting.findings.learning import cut_off, entropy_collapsed, groups_equal, kl_exploded, reward_flat
 from grpo.reporting.findings.machine import fragments, gpu_idle, host_memory_grows, memory_near_limit, steps_skipped
 from grpo.reporting.findings.rewards import drowned, hacking, never_fired, reward_errors
+from grpo.reporting.findings.tools import never_called, never_equal, tools_fail, turns_used_up
 from grpo.runs.run_dir import Run
 
 __all__ = ["Finding", "findings"]
@@ -25,6 +26,10 @@ RULES: tuple[Callable[[Run], Finding | None], ...] = (
     cut_off,
     reward_flat,
     drowned,
+    never_called,
+    tools_fail,
+    turns_used_up,
+    never_equal,
     mismatch,
     sequences_masked,
     memory_near_limit,

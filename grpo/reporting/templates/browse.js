@@ -5,6 +5,7 @@
   const { steps, images } = JSON.parse(source.textContent);
   const at = (id) => document.getElementById(id);
   const [slider, order, all, list, more] = ["step", "order", "all", "completions", "more"].map(at);
+  const WHO = { policy: "policy", call: "calls", tool: "tool" };
   const PAGE = 20, SVG = "http://www.w3.org/2000/svg";
   let shown = PAGE;
 
@@ -51,9 +52,12 @@
     const made = node("div", undefined, "completion");
     const given = Object.entries(row.rewards).map(([name, value]) => `${name} ${figure(value)}`).join(", ");
     made.append(node("h4", `${label}reward ${figure(row.reward)} (${given}), advantage ${figure(row.advantage)}`));
-    const text = node("pre", row.text);
-    text.dir = "auto";
-    made.append(text);
+    for (const { who, text } of row.turns || [{ who: "policy", text: row.text }]) {
+      if (row.turns) made.append(node("h5", WHO[who]));
+      const shown = node("pre", text, who);
+      shown.dir = "auto";
+      made.append(shown);
+    }
     if (row.boxes) made.append(boxed(group, row));
     return made;
   };

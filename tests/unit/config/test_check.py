@@ -100,6 +100,14 @@ def test_close_names_are_offered_once() -> None:
             ["+reward.correctness.workers=1.5"],
             "reward.correctness.workers: Value '1.5' of type 'float'",
         ),
+        (
+            ["+experiment=calculator", "launch.processes=2", "shard=zero3", "train.bf16=true"],
+            "task.tools: with ZeRO-3 all processes generate each turn together",
+        ),
+        (
+            ["+experiment=calculator", "launch.processes=2", "generation=vllm_server", "peft=lora"],
+            "task.tools: with a vLLM server all processes generate each turn together",
+        ),
         (["+reward=judge"], "reward.judge.kwargs.model: needs a value"),
         (["train.gradient_accumulation_steps=0"], "train.gradient_accumulation_steps=0: at least 1"),
         (["train.loss_type=grop"], "did you mean grpo?"),

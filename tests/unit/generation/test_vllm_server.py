@@ -21,6 +21,7 @@ from trl.generation.vllm_client import VLLMClient
 from urllib3.util import Retry
 
 from grpo import serve as launcher
+from grpo.config.batch import longest_request
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, GenerationError, RunError
 from grpo.generation import vllm_server
@@ -33,7 +34,7 @@ SERVER = "generation=vllm_server"
 
 
 def check(config: DictConfig) -> None:
-    check_server(config.train, config.model.model_name_or_path, config.task.max_prompt_length)
+    check_server(config.train, config.model.model_name_or_path, longest_request(config))
 
 
 def free_port() -> int:
@@ -191,9 +192,9 @@ def changed(settings: dict[str, Any], of: str) -> Callable[..., Any]:
 def test_the_server_that_the_launcher_starts_is_as_trl_needs_it(served: tuple[DictConfig, Any]) -> None:
     check(served[0])
     assert started_at(server_url(served[0].train)).startswith("process_start_time_seconds")
-    check_room(served[0].train, 64)
+    check_room(served[0].train, 88)
     with pytest.raises(ConfigError, match="has room for 88 tokens, a prompt and its completion take 89"):
-        check_room(served[0].train, 65)
+        check_room(served[0].train, 89)
 
 
 @pytest.mark.vllm

@@ -54,8 +54,10 @@ def test_every_recording_is_looked_at():
     assert {file.stem for file in RECORDED.glob("*.json")} == set(FOUND)
 
 
-CONSTRUCTED = {"engine_differs", "sequences_masked", "host_memory_grows", "fragments", "gpu_idle"}
-"""Rules about what no run on a CPU shows; each has a test below."""
+ON_GPUS = {"engine_differs", "sequences_masked", "host_memory_grows", "fragments", "gpu_idle"}
+WITH_TOOLS = {"never_called", "tools_fail", "turns_used_up", "never_equal"}
+CONSTRUCTED = ON_GPUS | WITH_TOOLS
+"""Rules about what no recording shows; each has a test below."""
 
 
 def test_every_other_rule_is_shown_by_a_recording(recorded):
@@ -196,3 +198,28 @@ def test_an_update_that_ran_out_of_memory_is_reported(recorded):
     rows = [{**row, "update/oom_retries": int(row["step"] == 7)} for row in run.metrics]
     (finding,) = findings(replace(run, metrics=rows))
     assert finding.evidence == "1 updates ran out of memory and were repeated with smaller micro-batches"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "found", "evidence"),
+    [
+        ({"tools/search/calls": lambda step: 5.0 if step < 20 else 0.0}, "never_called", "search was called before"),
+        ({"tools/search/calls": lambda step: 5.0}, None, ""),
+        ({"tools/failure_frequency": lambda step: 0.3}, "tools_fail", "30% of the calls in the last quarter"),
+        ({"tools/failure_frequency": lambda step: 0.05}, None, ""),
+        ({"tools/unanswered": lambda step: 0.5}, "turns_used_up", "50% of those in the last quarter"),
+        ({"tools/unanswered": lambda step: 0.01}, None, ""),
+    ],
+)
+def test_what_goes_wrong_with_tools_is_reported(metrics, found, evidence, recorded):
+    report = findings(with_metrics(recorded("healthy"), **metrics))
+    assert [finding.name for finding in report] == ([found] if found else [])
+    assert all(evidence in finding.evidence for finding in report)
+
+
+@pytest.mark.parametrize(("share", "found"), [(1.0, True), (0.9, False)])
+def test_dynamic_sampling_without_equal_rewards_is_reported(share, found, recorded):
+    run = with_metrics(recorded("healthy"), **{"rollout/informative_share": lambda step: share})
+    assert findings(run) == []  # without dynamic sampling
+    run.config.rollout.dynamic_sampling = True
+    assert [finding.name for finding in findings(run)] == ["never_equal"] * found

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from grpo.errors import ConfigError
 from grpo.reporting.charts import COLOURS, MAX_POINTS, curves, draw_line, frame
-from grpo.reporting.completions import MAX_LENGTH, MAX_SIZE, as_data, sample, shortened
+from grpo.reporting.completions import MAX_LENGTH, MAX_SIZE, as_data, said, sample, shortened
 from grpo.reporting.page import write_report
 from grpo.runs.run_dir import read_run
 from grpo.runs.sweep_dir import SWEEP, read_sweep
@@ -139,6 +139,17 @@ def test_a_conversation_is_shown_as_who_said_what():
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6 x 7?"}]
     assert shortened(messages) == "system: Be brief.\nuser: 6 x 7?"
     assert shortened([{"role": "assistant", "content": "42"}]) == "42"
+
+
+def test_a_conversation_with_tools_is_shown_turn_by_turn():
+    call = {"function": {"name": "add", "arguments": json.dumps({"a": 1, "b": "</script>"})}}
+    asks = {"role": "assistant", "content": "Let me see.", "tool_calls": [call], "name": None}
+    result = {"role": "tool", "content": "3", "tool_calls": None, "name": "add"}
+    answer = {"role": "assistant", "content": "#### 3", "tool_calls": None, "name": None}
+    turns = said([asks, result, answer])["turns"]
+    assert [turn["who"] for turn in turns] == ["policy", "call", "tool", "policy"]
+    assert [turn["text"] for turn in turns] == ["Let me see.", "add(a=1, b='</script>')", "3", "#### 3"]
+    assert said([answer]) == {"text": "#### 3"}
 
 
 def test_completions_come_in_groups_with_the_highest_reward_first(tmp_path):

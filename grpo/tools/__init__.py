@@ -1,0 +1,1 @@
+"""Tools and environments of a task, in processes of their own."""

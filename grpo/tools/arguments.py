@@ -1,0 +1,79 @@
+"""Arguments to try a tool with: such as its types ask for, such as a policy may come up with, and hostile ones."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+EXAMPLES: dict[str, list[Any]] = {
+    "integer": [0, 1, 2, 5, 10, 50, 100, -1],
+    "number": [0.0, 1.0, 2.5, -1.0, 100.0],
+    "boolean": [True, False],
+    "string": ["a", "1", "1 + 2", "hello", "yes"],
+    "null": [None],
+}
+OTHERS: list[Any] = [None, "", "not a number", -1, 1e300, [], {}, ["a"], {"a": 1}, True]
+"""Values of other types, and at their ends."""
+ENDLESS = "9**9**9**9"
+"""An expression that nothing calculates to its end."""
+
+
+def valid(schema: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Return random arguments of the types that a tool's schema asks for."""
+    parameters = schema["function"]["parameters"]
+    required = parameters.get("required", [])
+    return {
+        name: value(of, rng)
+        for name, of in parameters.get("properties", {}).items()
+        if name in required or rng.random() < 0.5
+    }
+
+
+def value(of: dict[str, Any], rng: random.Random) -> Any:
+    """Return a random value of a JSON schema."""
+    if "enum" in of:
+        return rng.choice(of["enum"])
+    kind = of.get("type", "string")
+    if isinstance(kind, list):
+        kind = rng.choice(kind)
+    if kind == "array":
+        return [value(of.get("items", {}), rng) for _ in range(rng.randint(0, 3))]
+    if kind == "object":
+        return {name: value(one, rng) for name, one in of.get("properties", {}).items()}
+    return rng.choice(EXAMPLES.get(kind, EXAMPLES["string"]))
+
+
+def invalid(schema: dict[str, Any], rng: random.Random) -> Iterator[dict[str, Any]]:
+    """Yield arguments that a policy may come up with: one missing, one too many, and each of another type."""
+    given, names = valid(schema, rng), list(schema["function"]["parameters"].get("properties", {}))
+    yield {}
+    yield given | {"unknown": 1}
+    for name in names:
+        for other in OTHERS:
+            yield given | {name: other}
+
+
+def hostile(schema: dict[str, Any], rng: random.Random, canary: Path) -> Iterator[dict[str, Any]]:
+    """Yield arguments that do damage in a tool that runs, opens or repeats what it is given.
+
+    Args:
+        canary: a file that exists once such an argument was run as code or by a shell.
+    """
+    texts = [
+        f"__import__('pathlib').Path({str(canary)!r}).touch()",
+        f"; touch {canary} #",
+        f"$(touch {canary})",
+        f"`touch {canary}`",
+        "../../../../../../etc/passwd",
+        "/etc/passwd",
+        ENDLESS,
+        "(" * 500 + "1" + ")" * 500,
+        "\x00\x1b[2J\u202e",
+        "a" * 1_000_000,
+    ]
+    given, properties = valid(schema, rng), schema["function"]["parameters"].get("properties", {})
+    for name, of in properties.items():
+        for text in texts if "string" in str(of.get("type", "string")) else ():
+            yield given | {name: text}
+        for number in (10**18, -(10**18), 10**400) if "integer" in str(of.get("type")) else ():
+            yield given | {name: number}

@@ -1,0 +1,150 @@
+"""The process of tools or of an environment: `python -m grpo.tools.worker TRAINER LINE`.
+
+It loads the functions or the class once, and forks for each set of tools or environment that is asked for: an instance
+that hangs, dies or eats memory takes no other one with it.
+"""
+
+import asyncio
+import faulthandler
+import inspect
+import os
+import re
+import signal
+import sys
+import typing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
+from types import SimpleNamespace
+from typing import Any
+
+from rewards.runtime.call import plain
+from rewards.runtime.loader import load, what_and_where
+from rewards.runtime.supervisor import supervise
+
+LONGEST = 100_000
+"""Characters of a tool's result; the rest is cut."""
+PLACE = re.compile(r" \([^()]*, line \d+\)$")
+"""File and line of an exception, which are for people and not for the policy."""
+NOT_TOOLS = ("reset", "get_reward")
+"""Methods of an environment that TRL calls itself."""
+
+
+def main() -> None:
+    """Load what is named, describe it, and fork for each line that the trainer sends."""
+    trainer, line = map(int, sys.argv[1:])
+    supervise(trainer, line)
+    connection = Connection(line)
+    names, is_environment = connection.recv()
+    try:
+        loaded = {name: load(name, name, "grpo.tools") for name in names}
+        is_environment = inspect.isclass(loaded[names[0]]) if is_environment is None else is_environment
+        make = next(iter(loaded.values())) if is_environment else lambda: SimpleNamespace(**by_name(loaded))
+        description, problem = described(make(), is_environment), None
+    except ValueError as error:
+        description, problem = {}, str(error)
+    except Exception as error:
+        description, problem = {}, f"{names[0]}: {what_and_where(error)}"
+    connection.send((problem, description))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended instances are gone at once
+    while True:
+        try:
+            connection.recv()
+            own = recv_handle(connection)
+        except (EOFError, OSError):
+            return
+        process = os.fork()
+        if process == 0:
+            connection.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            serve(Connection(own), make)
+            os._exit(0)
+        os.close(own)
+        connection.send(process)
+
+
+def by_name(loaded: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Return functions by their own names.
+
+    Raises:
+        ValueError: two have the same, or one is a class.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    for place, function in loaded.items():
+        if not inspect.isfunction(function):
+            raise ValueError(f"{place}: a tool is a function; a class with tools is an environment: task.environment")
+        if function.__name__ in found:
+            raise ValueError(f"{place}: there is another tool of the name {function.__name__}")
+        found[function.__name__] = function
+    return found
+
+
+def described(instance: Any, is_environment: bool) -> dict[str, Any]:
+    """Return what a model and TRL need to know: class name, its own methods, and each tool's docstring and parameters.
+
+    Raises:
+        ValueError: an environment has no `reset`.
+    """
+    if not is_environment:
+        return {"name": None, "own": [], "tools": {name: signature(f) for name, f in vars(instance).items()}}
+    kind = type(instance)
+    methods = [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")]
+    if "reset" not in methods:
+        raise ValueError(f"{kind.__name__} has no method reset, which begins an episode; it has: {', '.join(methods)}")
+    own = [name for name in NOT_TOOLS if name in methods]
+    tools = {name: signature(getattr(instance, name)) for name in methods if name not in own}
+    return {"name": kind.__name__, "own": own, "tools": tools}
+
+
+def signature(function: Callable[..., Any]) -> tuple[str | None, list[tuple[str, Any, bool, Any]], Any]:
+    """Return docstring, parameters (name, type, whether there is a default, default), and type of the result."""
+    hints, nothing = typing.get_type_hints(function), inspect.Parameter.empty
+    parameters = [
+        (one.name, hints.get(one.name, nothing), one.default is not nothing, plain(one.default))
+        for one in inspect.signature(function).parameters.values()
+    ]
+    return inspect.getdoc(function), parameters, hints.get("return", nothing)
+
+
+def serve(connection: Connection, make: Callable[[], Any]) -> None:
+    """Make an instance and answer calls of its methods until the connection is closed."""
+    instance = None
+    with asyncio.Runner() as runner:
+        while True:
+            try:
+                name, arguments, seconds = connection.recv()
+            except (EOFError, OSError):
+                return
+            # a watchdog in C, which works while the method hangs or holds the interpreter
+            faulthandler.dump_traceback_later(seconds, exit=True)
+            answer, failed, where = None, "", ""
+            try:
+                instance = make() if instance is None else instance
+                result = state(instance) if name is None else getattr(instance, name)(**arguments)
+                if inspect.isawaitable(result):
+                    result = runner.run(_awaited(result))
+                answer = plain(result) if name in (None, "get_reward") else as_text(result)
+            except BaseException as error:  # SystemExit too
+                where = what_and_where(error)
+                failed = PLACE.sub("", where)
+            faulthandler.cancel_dump_traceback_later()
+            connection.send((answer, failed[:LONGEST], where))
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def as_text(result: Any) -> str | None:
+    """Return what a model is shown of a tool's result; None is for `reset`, which has nothing to show then."""
+    text = result if isinstance(result, str) or result is None else str(result)
+    return text if text is None or len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def state(instance: Any) -> dict[str, Any]:
+    """Return the public attributes of an environment, for rewards that read them."""
+    return {name: plain(value) for name, value in vars(instance).items() if not name.startswith("_")}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The trainer of a resolved configuration."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from omegaconf import DictConfig
+from transformers import PrinterCallback
+from trl import GRPOConfig
+
+from grpo import policy
+from grpo.config.batch import check_batch
+from grpo.config.schema import REWARD_MODEL, Engine, Rollout, Update, train_arguments
+from grpo.config.secrets import is_secret
+from grpo.distributed import world_size
+from grpo.errors import ConfigError
+from grpo.reward import load_reward_model
+from grpo.tools.running import Tools
+from grpo.trainer import ExactGRPOTrainer
+from grpo.vision import detach_frozen_tower, freeze
+from rewards.runtime.isolation import Reward
+
+
+def make_trainer(
+    config: DictConfig,
+    run_dir: Path,
+    problems: Dataset,
+    processing_class: Any,
+    rewards: Mapping[str, Reward],
+    tools: Tools,
+) -> ExactGRPOTrainer:
+    """Return the trainer for a resolved configuration.
+
+    Raises:
+        ConfigError: TRL, transformers or PEFT refused it.
+    """
+    check_batch(config.train, len(problems))
+    arguments = train_arguments(config.train)
+    arguments.pop("resume_from_checkpoint", None)
+    user_init_kwargs = arguments.pop("model_init_kwargs", {})
+    if world_size() > 1 and not torch.accelerator.is_available() and not arguments.get("deepspeed"):
+        arguments["use_cpu"] = True  # else accelerate takes each process for the only one
+    name, shares = config.model.model_name_or_path, config.engine.share_weights is True
+    if not shares:
+        arguments["model_init_kwargs"] = {**policy.model_init_kwargs(config.model), **user_init_kwargs}
+    scorers = scorers_of(config, rewards)
+    try:
+        trainer = ExactGRPOTrainer(
+            model=policy.without_weights(config.model) if shares else name,
+            reward_funcs=[scorer for scorer, _ in scorers],
+            reward_processing_classes=[tokenizer for _, tokenizer in scorers],
+            args=GRPOConfig(
+                output_dir=str(run_dir),
+                reward_weights=[reward.get("weight", 1.0) for reward in config.reward.values()],
+                disable_tqdm=True,
+                **arguments,
+            ),
+            train_dataset=problems,
+            processing_class=processing_class,
+            quantization_config=policy.quantization_config(config.peft),
+            peft_config=policy.peft_config(config.peft, config.model),
+            update=Update(**config["update"]),  # `.update` is a method
+            engine=Engine(**config.engine),
+            rollout=Rollout(**config.rollout),
+            tools=tools.functions or None,
+            environment_factory=tools.environment,
+        )
+    except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    if trainer.accelerator.num_processes != world_size() or (arguments.get("fsdp") and not trainer.sharded):
+        raise ConfigError("shard: accelerate shards on GPUs only, and there are none here; use shard=none")
+    used = trainer.args.model_init_kwargs or {}  # TensorBoard and others write them
+    trainer.args.model_init_kwargs = {key: value for key, value in used.items() if not is_secret(key, value)}
+    trainer.keeps_columns, trainer.tool_counts = True, tools.counts
+    if config.task.eval.reward in trainer.reward_func_names:
+        trainer.accuracy_reward = config.task.eval.reward
+    trainer.remove_callback(PrinterCallback)
+    policy.keep_differentiable(trainer.model)
+    freeze(trainer.model, config.model.freeze)
+    detach_frozen_tower(trainer.model)
+    return trainer
+
+
+def scorers_of(config: DictConfig, rewards: Mapping[str, Reward]) -> list[tuple[Any, Any]]:
+    """Return TRL's reward functions, each with its tokenizer if it is a reward model.
+
+    Raises:
+        ConfigError: a reward model cannot be loaded.
+    """
+    return [
+        load_reward_model(str(name), options.kwargs)
+        if options.fn == REWARD_MODEL
+        else (rewards[name].as_function(), None)
+        for name, options in config.reward.items()
+    ]

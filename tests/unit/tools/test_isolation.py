@@ -1,0 +1,242 @@
+"""Tools and environments that raise, hang, die and eat memory, each in a process of its own."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import get_json_schema
+
+from grpo.tools.isolation import Source, ToolError, environment_of, tools_of
+
+TOOLS = '''
+import os, time
+from typing import Literal
+
+def add(a: int, b: int = 2) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first
+        b: The second
+    """
+    return a + b
+
+async def later(text: str, kind: Literal["upper", "lower"]) -> str:
+    """Change a text.
+
+    Args:
+        text: Any
+        kind: The case
+    """
+    return getattr(text, kind)()
+
+def hangs(seconds: float) -> str:
+    """Hang.
+
+    Args:
+        seconds: For how long
+    """
+    while True:
+        pass
+
+def dies(status: int) -> str:
+    """Die.
+
+    Args:
+        status: Any
+    """
+    os._exit(status)
+
+def where() -> int:
+    """Return the process."""
+    return os.getpid()
+
+def repeats(count: int) -> str:
+    """Repeat.
+
+    Args:
+        count: How often
+    """
+    return "ab" * count
+
+def untyped(a):
+    """Untyped.
+
+    Args:
+        a: Any
+    """
+
+def silent(a: int) -> int:
+    return a
+
+class Counter:
+    def __init__(self):
+        self.count, self._private = 0, object()
+
+    def reset(self, start: int = 0, **columns):
+        self.count, self.columns = start, sorted(columns)
+        return f"at {start}" if start else None
+
+    def add(self, number: int) -> str:
+        """Add.
+
+        Args:
+            number: Any
+        """
+        if number < 0:
+            os._exit(1)
+        self.count += number
+        return str(self.count)
+
+    def process(self) -> str:
+        """Return the process."""
+        return str(os.getpid())
+
+    def get_reward(self) -> float:
+        return self.count / 10
+
+class NoReset:
+    def add(self, number: int) -> str:
+        """Add.
+
+        Args:
+            number: Any
+        """
+
+class NoTools:
+    def reset(self):
+        return ""
+'''
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("tools") / "my_tools.py"
+    file.write_text(TOOLS)
+    return file
+
+
+@pytest.fixture(scope="module")
+def source(file: Path) -> Iterator[Source]:
+    names = ("add", "later", "hangs", "dies", "where", "repeats")
+    source = Source([f"{file}:{name}" for name in names], is_environment=False, timeout=1.0)
+    yield source
+    source.close()
+
+
+@pytest.fixture
+def tools(source: Source) -> dict[str, Callable[..., Any]]:
+    return {tool.__name__: tool for tool in tools_of(source)}
+
+
+def test_a_tool_returns_text_and_is_described_as_its_function_is(tools: dict[str, Callable[..., Any]]) -> None:
+    assert tools["add"](a=1) == "3"
+    assert tools["add"](a=1, b=5) == "6"
+    assert tools["later"](text="Ab", kind="upper") == "AB"
+    assert int(tools["where"]()) != os.getpid()
+    described = get_json_schema(tools["add"])["function"]
+    assert described["description"] == "Add two numbers."
+    assert described["parameters"]["required"] == ["a"]
+    assert described["parameters"]["properties"]["b"] == {"type": "integer", "description": "The second"}
+    kind = get_json_schema(tools["later"])["function"]["parameters"]["properties"]["kind"]
+    assert kind["enum"] == ["upper", "lower"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "says"),
+    [
+        ("add", {"a": "one"}, 'TypeError: can only concatenate str (not "int") to str'),
+        ("add", {"c": 1}, "TypeError: add() got an unexpected keyword argument 'c'"),
+        ("hangs", {"seconds": 9.0}, "took longer than 1 s and was stopped"),
+        ("dies", {"status": 0}, "its process ended"),
+    ],
+)
+def test_a_tool_that_fails_says_so_and_the_next_call_works(
+    name: str, arguments: dict[str, Any], says: str, tools: dict[str, Callable[..., Any]], source: Source
+) -> None:
+    before = source.errors[name], source.calls[name]
+    with pytest.raises(ToolError) as caught:
+        tools[name](**arguments)
+    assert str(caught.value) == says
+    assert tools["add"](a=1) == "3"
+    assert source.errors[name] == before[0] + 1
+    assert source.calls[name] > before[1]
+
+
+def test_a_result_without_end_is_cut(tools: dict[str, Callable[..., Any]]) -> None:
+    assert len(tools["repeats"](count=10_000_000)) == 100_001
+
+
+def test_each_environment_has_a_state_and_a_process_of_its_own(file: Path) -> None:
+    source = Source([f"{file}:Counter"], is_environment=True, timeout=5.0)
+    kind = environment_of(source)
+    assert kind.__name__ == "Counter"
+    one, other = kind(), kind()
+    assert one.reset(start=3, image=object(), answer="5") == "at 3"
+    assert other.reset() is None
+    assert (one.add(number=4), other.add(number=1)) == ("7", "1")
+    assert (one.get_reward(), other.get_reward()) == (0.7, 0.1)
+    assert one._state() == {"count": 7, "columns": ["answer"]}
+    assert len({one.process(), other.process(), str(os.getpid())}) == 3
+    with pytest.raises(ToolError, match="its process ended"):
+        one.add(number=-1)
+    with pytest.raises(ToolError, match="its process has ended"):
+        one.add(number=1)
+    assert (one.get_reward(), one._state()) == (None, {})
+    assert other.add(number=1) == "2"
+    assert one.reset(start=1) == "at 1"
+    assert one.add(number=1) == "2"
+    processes = [int(each.process()) for each in (one, other)]
+    source.close()
+    until = time.monotonic() + 20
+    while any(map(is_running, processes)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(is_running, processes))
+
+
+def test_the_process_that_forks_is_started_again(file: Path) -> None:
+    source = Source([f"{file}:Counter"], is_environment=True, timeout=5.0)
+    source.process.kill()
+    source.process.wait()
+    environment = environment_of(source)()
+    assert environment.reset(start=2) == "at 2"
+    source.close()
+
+
+def is_running(process: int) -> bool:
+    """Whether a process is there, and not only its exit status."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_file_that_ends_its_process_is_named_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text("import os\nos._exit(3)\n")
+    with pytest.raises(ValueError, match=r"ends\.py:f: its process ended while it was imported"):
+        Source([f"{tmp_path}/ends.py:f"], is_environment=False, timeout=1.0)
+
+
+@pytest.mark.parametrize(
+    ("names", "is_environment", "says"),
+    [
+        (["untyped"], False, "untyped: Argument a is missing a type hint"),
+        (["silent"], False, "silent: Cannot generate JSON schema for silent because it has no docstring!"),
+        (["add", "add2"], False, "there is another tool of the name add"),
+        (["Counter"], False, "a tool is a function; a class with tools is an environment: task.environment"),
+        (["NoReset"], True, "NoReset has no method reset, which begins an episode; it has: add"),
+        (["NoTools"], True, "NoTools: there is no method that a model could call"),
+        (["missing"], False, "no function missing in"),
+    ],
+)
+def test_what_cannot_be_used_is_explained(file: Path, names: list[str], is_environment: bool, says: str) -> None:
+    copy = file.with_name("other.py")
+    copy.write_text(TOOLS)
+    places = [f"{copy}:add" if name == "add2" else f"{file}:{name}" for name in names]
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        Source(places, is_environment, timeout=1.0)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)

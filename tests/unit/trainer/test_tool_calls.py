@@ -1,0 +1,197 @@
+"""Rollouts with tools and environments beside stock TRL's, by policies whose turns are drawn from a seed."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from pandas import read_parquet
+from transformers import AutoTokenizer
+from trl import GRPOTrainer
+
+from grpo.config.schema import ROOT, Rollout
+from grpo.tasks.calculator import calculator
+from grpo.trainer import ExactGRPOTrainer
+from tests.stock_trl import (
+    KL_FOUR_SLICES,
+    SMALL,
+    generated_at_once,
+    make,
+    note_kept,
+    relative_difference,
+    tiny_llama,
+    train,
+)
+
+TOKENIZER = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny_calculator")
+QUESTIONS = [f"Mia has {number} apples. How many apples does she have now?" for number in range(48)]
+PROMPTS = [[{"role": "user", "content": question}] for question in QUESTIONS]
+
+
+class Game:
+    """A number is to be guessed."""
+
+    def reset(self, number: int, **columns: Any) -> str:
+        self.number, self.guesses = number, 0
+        return " Ben has 5."
+
+    def calculator(self, expression: int) -> str:
+        """Guess the number, under names that the vocabulary has.
+
+        Args:
+            expression: From 0 to 9
+        """
+        self.guesses += 1
+        return "now" if expression == self.number else "more" if expression < self.number else "times"
+
+    def get_reward(self) -> float:
+        return float(self.guesses % 3)
+
+
+def drawn_turn(trainer: Any, generator: torch.Generator) -> list[int]:
+    """A call, a call with wrong arguments, half of a call, a call of no tool, or any tokens."""
+    kind, number = (int(torch.randint(0, 10, (), generator=generator)) for _ in range(2))
+    plays = trainer.environment_factories is not None
+    calls = {0: "{", 1: json.dumps({"name": "apples", "arguments": {}})}
+    calls[2] = json.dumps({"name": "calculator", "arguments": {"expression": "apples", "name": 1}})
+    call = {"name": "calculator", "arguments": {"expression": number if plays else f"{number} * {kind}"}}
+    text = calls.get(kind, json.dumps(call))
+    if kind < 6:
+        return TOKENIZER(f"<tool_call>{text}</tool_call>")["input_ids"] + [TOKENIZER.eos_token_id]
+    length = int(torch.randint(1, 8, (), generator=generator))
+    tokens = torch.randint(7, len(TOKENIZER), (length,), generator=generator).tolist()
+    return tokens + [TOKENIZER.eos_token_id] * (kind % 2)
+
+
+def with_tools(kind: type[GRPOTrainer], directory: Path, **options: Any) -> Any:
+    """A trainer whose policy takes drawn turns, the same ones for each kind of trainer."""
+    if not options.keys() & {"tools", "environment_factory", "rollout_func"}:
+        options["tools"] = [calculator]
+    defaults = {"rollout_func": None, "max_completion_length": 60, "max_tool_calling_iterations": 2}
+    data = Dataset.from_dict({"prompt": PROMPTS, "number": [row % 10 for row in range(48)]})
+    known = {"model": tiny_llama(len(TOKENIZER)), "processing_class": TOKENIZER, "train_dataset": data}
+    trainer = make(kind, directory, **{**defaults, "reward_funcs": reward, **known, **options})
+    generator = torch.Generator().manual_seed(7)
+
+    def single_turn(prompt_ids: list, images: Any, fields: Any, num_generations: int, **how: Any) -> tuple[list, None]:
+        return [drawn_turn(trainer, generator) for _ in prompt_ids], None
+
+    trainer._generate_single_turn = single_turn
+    return trainer
+
+
+def reward(completion_ids: list[list[int]], prompts: list, **columns: Any) -> list[float]:
+    """Anything, but equal within the groups of every third problem."""
+    return [
+        0.5 if len(prompt[0]["content"]) % 3 == 0 else (sum(ids) % 7) / 3
+        for ids, prompt in zip(completion_ids, prompts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["tools", "environment"])
+@pytest.mark.parametrize("options", [{"loss_type": "dapo"}, KL_FOUR_SLICES], ids=["dapo", "KL, two iterations, slices"])
+def test_the_gradient_with_tools_is_that_of_stock_trl(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    given = {"environment_factory": Game} if kind == "environment" else {}
+    mine = train(with_tools(ExactGRPOTrainer, tmp_path, update=SMALL, **options, **given))
+    theirs = train(with_tools(GRPOTrainer, tmp_path, **options, **given), start_from=mine.weights)
+    for gradient, expected in zip(mine.gradients, theirs.gradients, strict=True):
+        assert relative_difference(gradient, expected) < 1e-5
+    assert mine.logs[0]["tools/call_frequency"] > 0.3
+    for row, expected in zip(mine.logs, theirs.logs, strict=True):
+        for name in ("loss", "reward", "tools/call_frequency", "tools/failure_frequency", "completions/mean_length"):
+            assert row.get(name) == pytest.approx(expected.get(name), abs=1e-6), name
+
+
+@pytest.mark.parametrize("kind", ["tools", "environment"])
+def test_dynamic_sampling_keeps_whole_conversations(tmp_path: Path, kind: str) -> None:
+    given = {"environment_factory": Game} if kind == "environment" else {}
+    rollout = Rollout(dynamic_sampling=True)
+    trainer = with_tools(ExactGRPOTrainer, tmp_path, update=SMALL, rollout=rollout, log_completions=True, **given)
+    kept = note_kept(trainer)
+    mine = train(trainer)
+    assert any(0 in one.mask for generation in kept for one in generation)
+    rows = generated_at_once(trainer, kept)
+    stock = with_tools(GRPOTrainer, tmp_path / "stock", reward_funcs=scores_of(trainer, kept), **rows)
+    theirs = train(stock, start_from=mine.weights)
+    for gradient, expected in zip(mine.gradients, theirs.gradients, strict=True):
+        assert relative_difference(gradient, expected) < 1e-5
+    for row, generation in zip(mine.logs, kept, strict=True):
+        results = [message for one in generation for message in one.messages if message["role"] == "tool"]
+        assert row["tools/call_frequency"] == pytest.approx(len(results) / len(generation))
+        assert 0 < row["tools/failure_frequency"] < 1
+    logged = read_parquet(tmp_path / "completions" / "completions_00002.parquet")["completion"]
+    assert [len(messages) for messages in logged] == [len(one.messages) for one in kept[-1]]
+
+
+def scores_of(trainer: Any, kept: list) -> Any:
+    """A reward that repeats what the kept completions have earned, all rewards together."""
+    generations = iter(kept)
+
+    def repeated(completion_ids: list, **columns: Any) -> list[float]:
+        return [float(sum(one.rewards)) for one in next(generations)]
+
+    return repeated
+
+
+def test_calls_and_errors_of_each_tool_are_counted_with_those_of_dropped_groups(tmp_path: Path) -> None:
+    calls, errors = Counter[str](), Counter[str]()
+
+    def counting(expression: str) -> str:
+        """Calculate.
+
+        Args:
+            expression: Any
+        """
+        calls["counting"] += 1
+        if expression[0] < "5":
+            errors["counting"] += 1
+            raise ValueError("three")
+        return calculator(expression)
+
+    counting.__name__ = "calculator"
+    trainer = with_tools(ExactGRPOTrainer, tmp_path, tools=[counting], rollout=Rollout(dynamic_sampling=True))
+    trainer.tool_counts = lambda: (
+        Counter({"calculator": calls["counting"]}),
+        Counter({"calculator": errors["counting"]}),
+    )
+    logs = train(trainer).logs
+    assert sum(row["tools/calculator/calls"] for row in logs) == calls["counting"] > 0
+    assert sum(row["tools/calculator/errors"] for row in logs) == errors["counting"] > 0
+    assert all(0 < row["tools/unanswered"] < 1 for row in logs)
+
+
+def test_conversations_whose_arguments_have_different_types_are_logged(tmp_path: Path) -> None:
+    trainer = with_tools(ExactGRPOTrainer, tmp_path, log_completions=True, environment_factory=Game, max_steps=1)
+    train(trainer)
+    (file,) = (tmp_path / "completions").glob("*.parquet")
+    calls = [
+        json.loads(call["function"]["arguments"])
+        for messages in read_parquet(file)["completion"]
+        for message in messages
+        if message.get("tool_calls") is not None
+        for call in message["tool_calls"]
+    ]
+    assert {type(call["expression"]) for call in calls if call} == {int, str}
+
+
+def test_an_evaluation_calls_tools_greedily_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    trainer = with_tools(ExactGRPOTrainer, tmp_path, environment_factory=Game)
+    how, seen = [], trainer._generate_single_turn
+
+    def noted(*args: Any, **options: Any) -> Any:
+        how.append((trainer.generation_config.do_sample, trainer.num_generations_eval))
+        return seen(*args, **options)
+
+    trainer._generate_single_turn = noted
+    before = trainer.generation_config
+    trainer.model.eval()
+    conversations = trainer.answers([trainer.train_dataset[row] for row in range(8)])
+    assert set(how) == {(False, 1)}
+    assert len(how) == 3  # a turn, and one after each of two calls
+    assert any(message["role"] == "tool" for messages in conversations for message in messages)
+    assert trainer.generation_config is before
+    assert trainer.generation_config.do_sample
+    assert not trainer._metrics["train"]
