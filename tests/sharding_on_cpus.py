@@ -28,6 +28,10 @@ def enable() -> None:
             self.fsdp_plugin = fsdp_plugin
 
     def _prepare_backend(self: Any, *args: Any, **options: Any) -> tuple[str, DistributedType]:
+        if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":  # gloo does what it would compile a minute for
+            import deepspeed
+
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         found = backend(self, *args, **options)
         return ("gloo", DistributedType.MULTI_CPU) if found[0] is None and "LOCAL_RANK" in os.environ else found
 
