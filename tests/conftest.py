@@ -1,6 +1,7 @@
 """What several test modules need."""
 
 import functools
+import gc
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -15,6 +16,13 @@ from grpo.config.schema import ROOT, register
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub: no test needs the network
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch: a worker of pytest-xdist has one core
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_garbage_collection() -> None:
+    """Exempt what there is from later collections: accelerate asks for one in each training, which took most of it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

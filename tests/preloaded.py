@@ -1,5 +1,7 @@
 """Libraries that take seconds to import; `tests.commands` forks processes that have them already."""
 
+import gc
+
 import bitsandbytes  # noqa: F401
 import datasets  # noqa: F401
 import hydra  # noqa: F401
@@ -9,3 +11,5 @@ import peft  # noqa: F401
 import torch  # noqa: F401
 import transformers.trainer  # noqa: F401
 import trl.trainer.grpo_trainer  # noqa: F401
+
+gc.freeze()  # what is here for good costs no garbage collection
