@@ -9,7 +9,7 @@ import string
 from pathlib import Path
 from typing import Any
 
-from grpo.cli import leave
+from grpo.cli import leave, quick_imports
 from grpo.errors import ConfigError
 from grpo.runs.run_dir import Run, read_run
 from rewards.text import printable
@@ -82,9 +82,10 @@ def main() -> None:
         run = read_run(Path(args.run))
         length = args.length or run.config.train.max_completion_length
         prompt_of("", run)
-        from trl import prepare_multimodal_messages
+        with quick_imports():
+            from trl import prepare_multimodal_messages
 
-        from grpo import policy
+            from grpo import policy
 
         model, processing_class = policy.load(run.model, run.config.model)
 

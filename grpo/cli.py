@@ -1,6 +1,7 @@
 """What the command lines share: one line on stderr for what is wrong, and an exit status."""
 
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -110,6 +111,21 @@ def start(job: Callable[[], object], program: str) -> None:
         if WANTS_TRACEBACK:
             raise
         leave(error, program)
+
+
+@contextlib.contextmanager
+def quick_imports() -> Iterator[None]:
+    """Import libraries without garbage collection, and exempt what they have created from later ones.
+
+    It would find nothing, and take a quarter of the time.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not gc.get_freeze_count():  # in a second job of this process, what the first one has left would stay, too
+            gc.freeze()
+        gc.enable()
 
 
 @contextlib.contextmanager

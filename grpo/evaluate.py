@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from grpo.cli import WANTS_TRACEBACK, leave, output_in, start
+from grpo.cli import WANTS_TRACEBACK, leave, output_in, quick_imports, start
 from grpo.config.check import check
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
@@ -62,7 +62,8 @@ def evaluate_in(output: Path, config: DictConfig) -> float:
         if taken := take_one_gpu():
             print(taken, file=sys.stderr)
         check_pytorch_sees_gpu()
-    from grpo.evaluation.model import evaluate_model
+    with quick_imports():
+        from grpo.evaluation.model import evaluate_model
 
     console = Console(file=sys.stderr)
     try:

@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 
 from grpo.atomic import atomic
-from grpo.cli import leave
+from grpo.cli import leave, quick_imports
 from grpo.errors import ConfigError
 from grpo.reporting.model_card import model_card
 from grpo.runs.run_dir import Run, read_run
@@ -31,10 +31,11 @@ def export(run: Run, output: Path, dtype: str | None = None) -> str:
     """
     if output.exists():
         raise ConfigError(f"{output} is there already; name another folder with --output")
-    import torch
+    with quick_imports():
+        import torch
 
-    from grpo import policy
-    from grpo.vision import takes_images
+        from grpo import policy
+        from grpo.vision import takes_images
 
     model, processing_class = policy.load(run.model, run.config.model, "float32", "cpu")
     name = dtype or str(run.config.model.dtype)

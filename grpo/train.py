@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from grpo.cli import WANTS_TRACEBACK, leave, start
+from grpo.cli import WANTS_TRACEBACK, leave, quick_imports, start
 from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.schema import ROOT
 from grpo.distributed import (
@@ -107,7 +107,8 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
         prepare_gpu(settled(config, plan))
     if config.plan.enforce:
         check_gpu(config.gpu)
-    from grpo.run import run
+    with quick_imports():
+        from grpo.run import run
 
     return run(config, run_dir, plan)
 

@@ -1,6 +1,7 @@
 """Run by torchrun: stock TRL and ours on two processes that share one sharded policy; writes what it found as JSON."""
 
 import copy
+import gc
 import json
 import sys
 import tempfile
@@ -86,6 +87,7 @@ def shard_options(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    gc.freeze()  # accelerate collects garbage before each training: not what the libraries have created
     tiny_llama()  # before there are several: afterwards only the first would save its whole policy
     enable()
     shard, file = sys.argv[1:]

@@ -1,5 +1,6 @@
 """Run by `torchrun`: stock TRL and ours on two processes, several cases; writes what it found as JSON."""
 
+import gc
 import json
 import sys
 import tempfile
@@ -70,6 +71,7 @@ def differences(record: Record, reference: Record) -> list[float]:
 
 
 def main() -> None:
+    gc.freeze()  # accelerate collects garbage before each training: not what the libraries have created
     found: dict[str, Any] = {}
     folder = Path(tempfile.mkdtemp())
     for name, case in CASES.items():
