@@ -1,5 +1,6 @@
 """One line for a package that is not there, wherever its absence shows."""
 
+import gc
 import importlib
 import sys
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from grpo.cli import leave, missing_package
+from grpo.cli import leave, missing_package, quick_imports
 from grpo.config.schema import Gpu
 
 
@@ -58,3 +59,17 @@ def test_a_value_for_a_gpu_without_a_profile_is_one_line(capsys: pytest.CaptureF
     assert capsys.readouterr().err == (
         "grpo.plan: gpu.…: there is no GPU profile to change; append one, +gpu=any or one for the GPU\n"
     )
+
+
+def test_imports_wait_for_no_garbage_collection_and_what_a_first_job_leaves_is_still_collected() -> None:
+    gc.unfreeze()
+    with quick_imports():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    exempt = gc.get_freeze_count()
+    assert exempt > 0
+    left: list[list[int]] = [[] for _ in range(1000)]
+    with pytest.raises(ImportError), quick_imports():
+        importlib.import_module("no_such_library")
+    assert gc.isenabled()
+    assert gc.get_freeze_count() <= exempt, left
