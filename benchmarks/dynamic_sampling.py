@@ -1,6 +1,6 @@
 """Dynamic sampling against training without it, and against stock TRL: accuracy over completions and over time.
 
-`python -m benchmarks.dynamic_sampling` trains the demo and SmolLM2 with three seeds each, four hours on one core. It
+`python -m benchmarks.dynamic_sampling` trains the demo and SmolLM2 with three seeds each, three hours on one core. It
 prints tables, and writes `benchmarks/dynamic_sampling.json` after every run, and `docs/dynamic_sampling.png`. Runs that
 are in the file are not repeated.
 """

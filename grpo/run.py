@@ -190,9 +190,10 @@ def problems_of(config: DictConfig, processing_class: Any, tools: Tools, console
         ConfigError: the data cannot be loaded.
     """
     check_used(config, processing_class)
-    problems, train = load_task(config.task, processing_class, tools.described()), config.train
+    described, train = tools.described(), config.train
+    problems = load_task(config.task, processing_class, described)
     console.print(str(problems), highlight=False, soft_wrap=True)
-    if names := ", ".join(tool.__name__ for tool in tools.described()):
+    if names := ", ".join(tool.__name__ for tool in described):
         console.print(f"the policy may call {names}", highlight=False, soft_wrap=True)
     if train.use_vllm:
         where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]

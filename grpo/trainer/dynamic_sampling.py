@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import gather_object
@@ -42,6 +42,7 @@ class Completion:
 
 
 Group = list[Completion]
+T = TypeVar("T")
 
 
 class RoundDone(Exception):
@@ -70,7 +71,6 @@ class DynamicSamplingTrainer(OverlapTrainer):
         self._order: ProblemOrder | None = None
         self._round: list[Completion] | None = None  # of this process, while it is generated
         self._kept: list[Completion] | None = None  # of all processes, while TRL continues with them
-        self._mine: list[Completion] | None = None  # of these, this process's
 
     @property
     def order(self) -> ProblemOrder:
@@ -90,9 +90,8 @@ class DynamicSamplingTrainer(OverlapTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> Batch:
         if not (self.takes_problems and self.model.training) or self._round is not None:
             return super()._generate_and_score_completions(inputs)
-        kept = self._informative(len(inputs))
-        mine = kept[self.accelerator.process_index * len(inputs) :][: len(inputs)]
-        self._kept, self._mine = kept, mine
+        self._kept = self._informative(len(inputs))
+        mine = self._share(self._kept)
         try:
             with (
                 replaced(self, "rollout_func", lambda *_: as_rollout(mine)),
@@ -101,7 +100,12 @@ class DynamicSamplingTrainer(OverlapTrainer):
             ):
                 return super()._generate_and_score_completions([self._problem(one) for one in mine])
         finally:
-            self._kept, self._mine = None, None
+            self._kept = None
+
+    def _share(self, of_all: Sequence[T]) -> Sequence[T]:
+        """Return this process's part of what is divided equally over all processes."""
+        size = len(of_all) // self.accelerator.num_processes
+        return of_all[self.accelerator.process_index * size :][:size]
 
     def _problem(self, completion: Completion) -> dict[str, Any]:
         return self.train_dataset[completion.problem]
@@ -133,9 +137,7 @@ class DynamicSamplingTrainer(OverlapTrainer):
 
     def _scored(self, problems: Sequence[int]) -> list[tuple[Group, bool]]:
         """Return the groups of some problems, each with whether all of its rewards are equal."""
-        share = len(problems) // self.accelerator.num_processes
-        mine = problems[self.accelerator.process_index * share :][:share]
-        size = self.num_generations
+        mine, size = self._share(problems), self.num_generations
         self._round = [Completion(problem, [], [], None, None) for problem in mine for _ in range(size)]
         metrics, seen = self._metrics, self.state.num_input_tokens_seen
         self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}  # TRL's are of what is trained on
@@ -161,10 +163,11 @@ class DynamicSamplingTrainer(OverlapTrainer):
 
     def _tool_call_loop(self, *args: Any) -> Any:
         """Return what TRL's loop has returned for these completions in their rounds, and the counts of their calls."""
-        if self._mine is None:
+        if self._kept is None:
             return super()._tool_call_loop(*args)
-        found = as_rollout(self._mine)
-        messages = [[loggable(message) for message in one.messages] for one in self._mine]
+        mine = self._share(self._kept)
+        found = as_rollout(mine)
+        messages = [[loggable(message) for message in one.messages] for one in mine]
         results = [message for conversation in messages for message in conversation if message["role"] == "tool"]
         failures = sum(str(message["content"]).startswith("{'error': ") for message in results)
         no_images: list[list] = [[] for _ in messages]
@@ -183,7 +186,7 @@ class DynamicSamplingTrainer(OverlapTrainer):
     def _calculate_rewards(self, inputs: list, prompts: list, *args: Any) -> torch.Tensor:
         if self._kept is not None:
             self._rewards = torch.tensor([one.rewards for one in self._kept], device=self.accelerator.device)
-            for one in self._mine or ():
+            for one in self._share(self._kept):
                 for column, value in one.columns.items():
                     self._log_completion_extra(column, [value])
             thumbnails.strip_images(inputs, prompts)
