@@ -16,6 +16,7 @@ from grpo.config.schema import REWARD_MODEL, Engine, Rollout, Update, train_argu
 from grpo.config.secrets import is_secret
 from grpo.distributed import world_size
 from grpo.errors import ConfigError
+from grpo.planning.sharding import sharding_of
 from grpo.reward import load_reward_model
 from grpo.tools.running import Tools
 from grpo.trainer import ExactGRPOTrainer
@@ -42,6 +43,8 @@ def make_trainer(
     user_init_kwargs = arguments.pop("model_init_kwargs", {})
     if world_size() > 1 and not torch.accelerator.is_available() and not arguments.get("deepspeed"):
         arguments["use_cpu"] = True  # else accelerate takes each process for the only one
+    if backend := backend_of(config):
+        arguments["ddp_backend"] = backend
     name, shares = config.model.model_name_or_path, config.engine.share_weights is True
     if not shares:
         arguments["model_init_kwargs"] = {**policy.model_init_kwargs(config.model), **user_init_kwargs}
@@ -81,6 +84,17 @@ def make_trainer(
     freeze(trainer.model, config.model.freeze)
     detach_frozen_tower(trainer.model)
     return trainer
+
+
+def backend_of(config: DictConfig) -> str | None:
+    """Return `train.ddp_backend`, with gloo beside NCCL where FSDP offloads to CPU, so that gradients can be clipped.
+
+    accelerate adds gloo only for `accelerate launch`: its variables stand before the process group is made, and those
+    of `fsdp_config` after it.
+    """
+    backend, sharding = config.train.get("ddp_backend"), sharding_of(config)
+    offloads = sharding.library == "fsdp" and sharding.offload_weights and not config.train.use_cpu
+    return "cpu:gloo,cuda:nccl" if offloads and torch.cuda.is_available() and backend in (None, "nccl") else backend
 
 
 def scorers_of(config: DictConfig, rewards: Mapping[str, Reward]) -> list[tuple[Any, Any]]:
