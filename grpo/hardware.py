@@ -3,9 +3,11 @@
 import contextlib
 import gc
 import os
+import runpy
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import pynvml
@@ -13,7 +15,7 @@ from omegaconf import DictConfig
 
 from grpo.distributed import is_launched
 from grpo.errors import ConfigError
-from grpo.limits import CONTEXT, GB
+from grpo.limits import CONTEXT, GB, held_back, on_wsl
 
 
 def describe() -> str:
@@ -24,7 +26,7 @@ def describe() -> str:
         f"{torch.cuda.get_device_name(i)} with {torch.cuda.get_device_properties(i).total_memory / GB:.0f} GiB"
         for i in range(torch.cuda.device_count())
     ]
-    return ", ".join(gpus) or "no NVIDIA GPU"
+    return ", ".join(gpus) or "no GPU"
 
 
 def check_gpu(gpu: DictConfig | None) -> None:
@@ -102,7 +104,9 @@ def described_gpus() -> dict[str, Gpu]:
 
 
 def free_gpu_memory(processes: int = 1) -> tuple[str, float, float] | None:
-    """Return name, total and free bytes of the NVIDIA GPU that a run would use; None without one.
+    """Return name, total and free bytes of the GPU that a run would use; None without one.
+
+    What the driver reports as free and does not give, as on WSL2, is not counted as free.
 
     Args:
         processes: one takes the freest of several GPUs; several take one each, and the one with least free memory
@@ -112,7 +116,7 @@ def free_gpu_memory(processes: int = 1) -> tuple[str, float, float] | None:
     if not gpus:
         return gpu_of_pytorch()
     chosen = (max if processes == 1 else min)(gpus, key=lambda gpu: gpu.free)
-    return chosen.name, chosen.total, chosen.free + own_gpu_memory()
+    return chosen.name, chosen.total, max(0.0, chosen.free + own_gpu_memory() - held_back())
 
 
 def take_one_gpu() -> str | None:
@@ -120,7 +124,11 @@ def take_one_gpu() -> str | None:
 
     With several, TRL would spread the layers of one policy over them (`device_map="auto"`). Only the driver is asked:
     CUDA reads CUDA_VISIBLE_DEVICES once, when it is initialised, and counts as the driver does with PCI_BUS_ID.
+
+    Raises:
+        ConfigError: PyTorch would train on a GPU of another kind, which can be neither planned nor measured.
     """
+    check_kind_of_gpu()
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     visible, described = visible_gpus(), described_gpus()
     if is_launched() or len(visible) < 2:
@@ -135,9 +143,10 @@ def take_one_gpu() -> str | None:
 def use_expandable_segments() -> None:
     """Let PyTorch's allocator grow its segments, which leaves fewer fragments, unless the user has configured it.
 
-    Has to be called before CUDA is initialised. See PyTorch's notes on CUDA semantics, "Optimizing memory usage".
+    Has to be called before CUDA is initialised. See PyTorch's notes on CUDA semantics, "Optimizing memory usage". Many
+    drivers of WSL2 refuse such a segment: https://github.com/pytorch/pytorch/issues/192330.
     """
-    if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+    if not on_wsl() and not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
@@ -151,18 +160,49 @@ def gpu_utilization() -> float | None:
         return None
 
 
+def build_of_pytorch() -> dict[str, Any]:
+    """Return what PyTorch is built for: its `cuda`, `hip` (AMD) and `xpu` (Intel), without importing it."""
+    spec = find_spec("torch")
+    return runpy.run_path(str(Path(str(spec.origin)).with_name("version.py"))) if spec else {}
+
+
+def check_kind_of_gpu() -> None:
+    """Check that this PyTorch would not train on a GPU of Intel, which has another interface than `torch.cuda`.
+
+    Raises:
+        ConfigError: it would.
+    """
+    if not build_of_pytorch().get("xpu"):
+        return
+    import torch
+
+    if torch.xpu.is_available():
+        raise ConfigError(
+            f"PyTorch {torch.__version__} would train on {torch.xpu.get_device_name()}, and GPUs of Intel are not "
+            "supported: train.use_cpu=true trains on the CPU"
+        )
+
+
 def check_pytorch_sees_gpu() -> None:
     """Check that PyTorch can use the GPU that the driver describes: a CPU would run what was planned for a GPU.
 
     Raises:
         ConfigError: with the versions of both and a remedy.
     """
-    gpus = described_gpus()
-    if not gpus:
+    gpus, of_amd = described_gpus(), bool(build_of_pytorch().get("hip"))
+    if not visible_gpus() and not of_amd:
         return
     import torch
 
     if torch.cuda.is_available():
+        if of_amd and not is_launched() and torch.cuda.device_count() > 1:  # only NVIDIA's driver is asked for them
+            raise ConfigError(
+                f"there are {torch.cuda.device_count()} GPUs of AMD: HIP_VISIBLE_DEVICES=0 chooses one, "
+                "`torchrun --nproc-per-node=…` uses several"
+            )
+        check_kernels()
+        return
+    if not gpus:
         return
     name = next(iter(gpus.values())).name
     driver, number = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion_v2()
@@ -178,9 +218,43 @@ def check_pytorch_sees_gpu() -> None:
     )
 
 
+def check_kernels() -> None:
+    """Check that PyTorch has kernels for the GPU of this process, which it would miss in its first operation.
+
+    Raises:
+        ConfigError: with those that it has.
+    """
+    import torch
+
+    index, built_for = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.get_arch_list()
+    if torch.version.hip or not built_for or index >= torch.cuda.device_count():
+        return
+    major, minor = torch.cuda.get_device_capability(index)
+    if not any(runs_on(architecture, major, minor) for architecture in built_for):
+        raise ConfigError(
+            f"{torch.cuda.get_device_name(index)} has compute capability {major}.{minor}, and PyTorch "
+            f"{torch.__version__} has kernels for {', '.join(built_for)} only: install a build of PyTorch for "
+            f"sm_{major}{minor}, as those for an older CUDA are; train.use_cpu=true trains on the CPU"
+        )
+
+
+def runs_on(architecture: str, major: int, minor: int) -> bool:
+    """Tell whether a GPU of a compute capability runs code for an architecture, as `torch.cuda.get_arch_list` names it.
+
+    Machine code (`sm_80`) runs on its major version, from its minor version on; PTX (`compute_80`) is compiled for any
+    GPU as new or newer. With an `a`, either is for its version alone; with an `f`, for its major version. See NVIDIA's
+    CUDA programming guide, "Compute capabilities".
+    """
+    kind, _, version = architecture.partition("_")
+    built, wanted = int(version.rstrip("af")), 10 * major + minor
+    if version.endswith("a"):
+        return built == wanted
+    return built <= wanted and (built // 10 == major or (kind == "compute" and not version.endswith("f")))
+
+
 def gpu_of_pytorch() -> tuple[str, float, float] | None:
-    """Ask PyTorch where NVML says nothing: of a slice of a GPU (MIG), or of memory shared with the CPU."""
-    if not Path("/dev/nvidiactl").exists():
+    """Ask PyTorch where NVML says nothing: of a slice of a GPU (MIG), of memory shared with the CPU, of AMD's GPUs."""
+    if not (Path("/dev/nvidiactl").exists() or build_of_pytorch().get("hip")):
         return None
     import torch
 

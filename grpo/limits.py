@@ -1,5 +1,7 @@
 """Numbers that the plan and the run share."""
 
+from pathlib import Path
+
 GB = 2**30
 
 CONTEXT = 0.6 * GB
@@ -17,3 +19,16 @@ UNMEASURED = 1024
 
 ENGINE = 1.5 * GB
 """Memory of vLLM beside weights and cache, in bytes: activations of a batch, CUDA graphs."""
+
+HELD_BY_WSL = 2 * GB
+"""GPU memory that WSL2 reports as free and does not give, in bytes: https://github.com/microsoft/WSL/issues/41176."""
+
+
+def on_wsl(kernel: Path = Path("/proc/sys/kernel/osrelease")) -> bool:
+    """Tell whether this is Linux inside of Windows (WSL2), by the name of its kernel."""
+    return kernel.exists() and "microsoft" in kernel.read_text().lower()
+
+
+def held_back() -> float:
+    """Return the bytes of a GPU that its driver reports as free and does not give."""
+    return HELD_BY_WSL if on_wsl() else 0

@@ -8,9 +8,11 @@ TEXTS = (
     "Triton Error [CUDA]: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA driver error: device not ready",
+    "CUDA driver error: unknown error",
 )
 """Of the CUDA runtime and driver (`CUDA error: …`, `CUDA driver error: …`), Triton, cuBLAS and cuDNN, which allocate
-outside of PyTorch's allocator."""
+outside of PyTorch's allocator; the last two are WSL2's, where the driver cannot map memory that it reports as free."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

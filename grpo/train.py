@@ -119,9 +119,19 @@ def prepare_gpu(config: DictConfig) -> None:
     Raises:
         ConfigError: it cannot.
     """
-    if not (config.train.use_vllm and config.train.vllm_enable_sleep_mode):  # whose memory pool refuses it
+    if expands(config.train):
         use_expandable_segments()
     check_pytorch_sees_gpu()
+
+
+def expands(train: DictConfig) -> bool:
+    """Return whether nothing of a settled run refuses expandable memory.
+
+    The memory pool of a sleeping vLLM does, and the custom all-reduce of one over several GPUs: CUDA cannot export such
+    memory to another process (https://github.com/vllm-project/vllm/issues/42609).
+    """
+    colocated = train.use_vllm and train.vllm_mode == "colocate"
+    return not (colocated and (train.vllm_enable_sleep_mode or train.vllm_tensor_parallel_size > 1))
 
 
 def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from accelerate.utils.memory import clear_device_cache
 
-from grpo.limits import UNMEASURED, USABLE
+from grpo.limits import UNMEASURED, USABLE, held_back
 
 
 class TokenBudget:
@@ -72,6 +72,7 @@ class TokenBudget:
         """After an update whose largest micro-batch had so many tokens: grow by at most two, as memory allows."""
         if self.measured and largest:
             total = torch.cuda.get_device_properties().total_memory * torch.cuda.get_per_process_memory_fraction()
+            total -= held_back()
             self.tokens = self.grown(largest, torch.cuda.max_memory_allocated() - self.asleep(), total)
 
     def grown(self, largest: int, peak: float, total: float) -> int:

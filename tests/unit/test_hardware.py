@@ -8,11 +8,13 @@ import pynvml
 import pytest
 import torch
 
+from grpo import hardware, limits
 from grpo.errors import ConfigError
 from grpo.hardware import (
     check_pytorch_sees_gpu,
     free_gpu_memory,
     host_memory,
+    runs_on,
     take_one_gpu,
     use_expandable_segments,
     visible_gpus,
@@ -118,6 +120,99 @@ def test_segments_are_expandable_unless_the_user_has_configured_the_allocator(mo
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128")
     use_expandable_segments()
     assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+
+
+@pytest.fixture
+def wsl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel's name under WSL2, where `grpo.limits` reads it."""
+    kernel = tmp_path / "osrelease"
+    kernel.write_text("6.18.33.2-microsoft-standard-WSL2\n")
+    monkeypatch.setattr(limits.on_wsl, "__defaults__", (kernel,))
+
+
+@pytest.mark.usefixtures("fresh_environment", "wsl")
+def test_wsl_gets_no_expandable_segments_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_expandable_segments()
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    use_expandable_segments()
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+
+
+@pytest.mark.usefixtures("fresh_environment", "wsl")
+def test_wsl_gives_two_gib_less_than_it_reports_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch, GPUS[:1])
+    assert free_gpu_memory() == (*GPUS[0][1:3], (14000 - 2048) * MB)
+    driver(monkeypatch, [("GPU-x", "small", 2048 * MB, 1024 * MB)])
+    assert free_gpu_memory() == ("small", 2048 * MB, 0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "runs", "not_on"),
+    [
+        ("sm_80", [(8, 0), (8, 6), (8, 9)], [(7, 5), (9, 0)]),
+        ("sm_86", [(8, 6), (8, 9)], [(8, 0), (12, 0)]),
+        ("sm_120", [(12, 0), (12, 1)], [(10, 0), (7, 0)]),
+        ("compute_80", [(8, 0), (8, 6), (9, 0), (12, 0)], [(7, 5)]),
+        ("sm_90a", [(9, 0)], [(8, 0), (10, 0)]),
+        ("compute_90a", [(9, 0)], [(10, 0), (12, 0)]),
+        ("sm_100f", [(10, 0), (10, 3)], [(9, 0), (12, 0)]),
+        ("compute_100f", [(10, 0), (10, 3)], [(12, 0)]),
+    ],
+)
+def test_kernels_run_on_their_major_version_and_ptx_on_later_ones(
+    architecture: str, runs: list[tuple[int, int]], not_on: list[tuple[int, int]]
+) -> None:
+    assert all(runs_on(architecture, *capability) for capability in runs)
+    assert not any(runs_on(architecture, *capability) for capability in not_on)
+
+
+@pytest.mark.usefixtures("fresh_environment")
+def test_a_gpu_without_kernels_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch, [("GPU-v", "Tesla V100-SXM2-32GB", 32768 * MB, 32000 * MB)])
+    names = {"is_available": lambda: True, "device_count": lambda: 1, "get_device_name": lambda index: "Tesla V100"}
+    for name, value in names.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "compute_120"])
+    with pytest.raises(ConfigError) as raised:
+        check_pytorch_sees_gpu()
+    assert str(raised.value).startswith(
+        f"Tesla V100 has compute capability 7.0, and PyTorch {torch.__version__} has kernels for sm_75, sm_80, "
+        "compute_120 only: install a build of PyTorch for sm_70"
+    )
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_70"])
+    check_pytorch_sees_gpu()
+
+
+@pytest.mark.usefixtures("fresh_environment")
+def test_a_gpu_of_amd_is_planned_by_its_name_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        pynvml, "nvmlInit", mock.Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
+    )
+    monkeypatch.setattr(hardware, "build_of_pytorch", lambda: {"hip": "7.1"})
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60 * MB, 64 * MB))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "AMD Instinct MI210")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["gfx90a"])
+    assert take_one_gpu() is None
+    assert free_gpu_memory() == ("AMD Instinct MI210", 64 * MB, 60 * MB)
+    check_pytorch_sees_gpu()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    with pytest.raises(ConfigError, match="4 GPUs of AMD: HIP_VISIBLE_DEVICES=0 chooses one"):
+        check_pytorch_sees_gpu()
+
+
+def test_a_gpu_of_intel_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "build_of_pytorch", lambda: {"xpu": "20260100"})
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda: "Intel Arc B580")
+    with pytest.raises(ConfigError, match=r"would train on Intel Arc B580, .* train.use_cpu=true trains on the CPU"):
+        take_one_gpu()
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    take_one_gpu()
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,11 @@ from grpo.train import prepare_gpu
         (("generation=vllm_colocate",), True),
         (("generation=vllm_colocate", "train.vllm_enable_sleep_mode=true"), False),
         (("train.vllm_enable_sleep_mode=true",), True),
+        (("generation=vllm_colocate", "train.vllm_tensor_parallel_size=2"), False),
+        (("generation=vllm_server", "train.vllm_tensor_parallel_size=2"), True),
     ],
 )
-def test_segments_are_expandable_but_not_beside_an_engine_that_sleeps(
+def test_segments_are_expandable_unless_the_engine_refuses_it(
     composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], expandable: bool
 ) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 0)

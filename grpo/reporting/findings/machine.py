@@ -90,7 +90,7 @@ def fragments(run: Run) -> Finding | None:
         "GPU memory is reserved but unallocated",
         f"at the peaks {reserved:.1f} GiB reserved, {allocated:.1f} GiB of them allocated",
         "fragments of PyTorch's allocator: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which is set unless the "
-        "environment has another value or vLLM sleeps (train.vllm_enable_sleep_mode)",
+        "environment has another value, vLLM sleeps (train.vllm_enable_sleep_mode) or spans GPUs, or this is WSL2",
     )
 
 

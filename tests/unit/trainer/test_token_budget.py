@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from grpo.config.schema import Update
 from grpo.oom import is_out_of_memory
+from grpo.trainer import token_budget
 from grpo.trainer.token_budget import UNMEASURED, TokenBudget
 from tests.cuda_driver import GB, CudaDriver
 
@@ -91,6 +92,16 @@ def test_auto_grows_on_a_gpu_without_an_index_and_within_the_share_of_it_that_th
     assert budget.tokens == int(1000 * (0.9 * 8 - 2) / 4)
 
 
+def test_auto_leaves_what_wsl_holds_back(cuda_driver: CudaDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_budget, "held_back", lambda: 2 * GB)
+    budget = TokenBudget("auto", torch.device("cuda"))
+    budget.begin(1000)
+    budget.watch()
+    cuda_driver.allocate(8 * GB)
+    budget.grow(1000)
+    assert budget.tokens == int(1000 * 0.9 * 14 / 8)
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -99,8 +110,10 @@ def test_auto_grows_on_a_gpu_without_an_index_and_within_the_share_of_it_that_th
         RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA driver error: device not ready"),
+        RuntimeError("CUDA driver error: unknown error"),
     ],
-    ids=["runtime", "driver", "triton", "cudnn", "cublas"],
+    ids=["runtime", "driver", "triton", "cudnn", "cublas", "WSL2's residency", "WSL2's expandable segments"],
 )
 def test_libraries_that_allocate_by_themselves_run_out_of_memory_too(error: Exception) -> None:
     assert is_out_of_memory(error)
