@@ -91,6 +91,49 @@ def long_first(prompts: list[str], trainer: Any) -> dict[str, Any]:
     return rollouts(prompts, trainer, lambda generator: longest)
 
 
+class ScriptedEngine:
+    """In the place of vLLM: the fixed completions, with log-probabilities that are the policy's but for rounding.
+
+    Args:
+        trainer: gets it as its engine, instead of a `rollout_func`.
+        shift: nats that are added to each log-probability.
+        noise: standard deviation of the rounding, nats.
+        length: of a completion.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        shift: float = 0.0,
+        noise: float = 0.0,
+        length: Callable[[torch.Generator], int] | None = None,
+    ) -> None:
+        self.trainer, self.shift, self.noise, self.length = trainer, shift, noise, length
+        trainer.rollout_func, trainer.use_vllm, trainer.vllm_mode = None, True, "colocate"
+        trainer.vllm_generation, trainer._last_loaded_step = self, -1
+
+    def sync_weights(self) -> None:
+        """Take the policy as it is."""
+
+    def changed_weights(self) -> list[str]:
+        """Return that nothing has written to shared weights."""
+        return []
+
+    def generate(self, prompts: list[list[int]], *args: Any, **options: Any) -> tuple:
+        """Return the completions, and the log-probability of each of their tokens, as TRL's connection to vLLM does."""
+        completions = rollouts([""] * len(prompts), self.trainer, self.length)["completion_ids"]
+        model, logps = self.trainer.accelerator.unwrap_model(self.trainer.model), []
+        model.eval()
+        with torch.no_grad():
+            for prompt, completion in zip(prompts, completions, strict=True):
+                logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+                scored = logits.log_softmax(-1)[torch.arange(len(completion)), torch.tensor(completion)]
+                rounding = torch.randn(len(completion), generator=torch.Generator().manual_seed(sum(completion)))
+                logps.append([[value] for value in (scored + self.shift + self.noise * rounding).tolist()])
+        model.train()
+        return prompts, completions, logps, None
+
+
 class Record(TrainerCallback):
     """The weights before each step, the gradients before the optimizer takes them, and what was logged."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from grpo.trainer.batch import BOTH, COMPLETION, IMAGES, PROMPT, Batch
+from grpo.trainer.batch import BOTH, COMPLETION, IMAGES, NEUTRAL, PROMPT, Batch
 
 SPLITS = (1, 2, 3, 4)
 """Micro-batches per process that are tried where the token budget allows fewer."""
@@ -25,7 +25,8 @@ def everyones(accelerator: Any, batch: Batch) -> Batch:
     for key, value in batch.items():
         if isinstance(value, torch.Tensor) and value.ndim:
             if key in (*PROMPT, *COMPLETION) and value.ndim == 2:
-                value = accelerator.pad_across_processes(value, dim=1, pad_first=key in PROMPT)
+                fill = NEUTRAL.get(key, 0)
+                value = accelerator.pad_across_processes(value, dim=1, pad_index=fill, pad_first=key in PROMPT)
             value = accelerator.gather(value)
         gathered[key] = value
     return gathered

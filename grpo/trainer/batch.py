@@ -32,6 +32,11 @@ IMAGES = (
     "image_sizes",
     "image_position_ids",
 )
+COUNTS = ("num_images", "num_tiles")
+"""Lists of how many images, and of how many of their tiles, each row has."""
+NEUTRAL = {"importance_sampling_ratio": 1.0, "tool_mask": 1}
+"""What keys are padded with so that padding changes nothing, where it is not 0: TRL's VESPO adds up the logarithms of
+a row's ratios, those of its padding included."""
 Batch = dict[str, Any]
 
 
@@ -126,7 +131,7 @@ def longest(batch: Batch, completion_length: int) -> tuple[Batch, Microbatch]:
     for key, value in picked.items():
         if (key in COMPLETION and value.ndim == 2 and value.size(1) == present) or key in BOTH:
             # of a reference, a log-probability that makes its exponential zero
-            fill = -1e4 if key == "ref_per_token_logps" else 0
+            fill = -1e4 if key == "ref_per_token_logps" else NEUTRAL.get(key, 0)
             picked[key] = torch.nn.functional.pad(value, (0, missing), value=fill)
     picked["completion_mask"] = torch.ones_like(picked["completion_ids"])
     # a loss of exactly zero, whatever the padding: no token counts, and no importance weight comes from zeros

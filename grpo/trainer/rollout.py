@@ -1,6 +1,7 @@
 """Rollouts that fit into memory: generation by halves, log-probabilities by micro-batches, and the time of each."""
 
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from grpo.images import unexpanded
 from grpo.oom import is_out_of_memory
 from grpo.patching import replaced
 from grpo.trainer import engine_check, thumbnails
-from grpo.trainer.batch import BOTH, IMAGES, Batch, lengths, loss_mask, pick, take
+from grpo.trainer.batch import BOTH, COUNTS, IMAGES, Batch, lengths, loss_mask, pick, take
 from grpo.trainer.checkpoint import CheckpointTrainer
 from grpo.trainer.image_tokens import by_prompt, can_split, end_before
 from grpo.trainer.memory_readings import MemoryReadings
@@ -78,7 +79,8 @@ class RolloutTrainer(CheckpointTrainer):
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._logps: torch.Tensor | None = None  # of the last micro-batch, (rows, completion length)
         self._rewards = torch.empty(0)  # of the rollouts at hand, (completions of all processes, rewards)
-        self._next_engine_check = 0
+        self._script_generates = self.rollout_func is not None
+        self._next_engine_check: float = 0
         self._rolled_out = False  # whether the rollouts of the step at hand are there
 
     def _survives(self, error: RuntimeError) -> bool:
@@ -118,7 +120,7 @@ class RolloutTrainer(CheckpointTrainer):
         equal = self._zero_variance()
         first = self.accelerator.process_index * len(inputs)
         batch["advantages"][equal[first : first + len(inputs)]] = 0.0
-        if self.model.training and batch.get("sampling_per_token_logps") is not None:
+        if self.use_vllm and self.model.training and batch.get("sampling_per_token_logps") is not None:
             self._check_engine(batch)
         ratio = batch.get("importance_sampling_ratio")
         if ratio is not None and self.vllm_importance_sampling_mode.endswith("_mask"):
@@ -142,7 +144,8 @@ class RolloutTrainer(CheckpointTrainer):
     def _check_engine(self, batch: Batch) -> None:
         """Compare the engine's log-probabilities of some rollouts with the policy's, now and then.
 
-        Not where sampling filters change the engine's alone.
+        Not where sampling filters change the engine's alone. What a script's `rollout_func` returns is its own affair:
+        a difference is worth a warning.
 
         Raises:
             GenerationError: the engine has other weights than the policy.
@@ -153,7 +156,7 @@ class RolloutTrainer(CheckpointTrainer):
         count = len(batch["prompt_ids"])
         some = pick(batch, range(0, count, -(-count // engine_check.COMPLETIONS)))
         ids, mask = (torch.cat((some[f"prompt_{kind}"], some[f"completion_{kind}"]), 1) for kind in ("ids", "mask"))
-        fields = {key: value for key, value in some.items() if key in (*IMAGES, *BOTH, "num_images")}
+        fields = {key: value for key, value in some.items() if key in (*IMAGES, *BOTH, *COUNTS)}
         self.model.eval()  # the engine has no dropout
         try:
             with torch.no_grad():
@@ -168,7 +171,10 @@ class RolloutTrainer(CheckpointTrainer):
         written = self.vllm_generation.changed_weights() if self.use_vllm else []
         (differs,) = self._any(not found <= allowed or bool(written))
         verdict = {"engine/logp_difference": found, "engine/tolerance": allowed, "engine/is_policy": float(not differs)}
-        if differs:
+        if differs and self._script_generates:
+            self._next_engine_check = math.inf
+            log.warning("rollout_func: %s", engine_check.not_the_policy(found, allowed, dtype, written))
+        elif differs:
             self.log(verdict)
             raise GenerationError(engine_check.not_the_policy(found, allowed, dtype, written))
         for name, value in verdict.items():
@@ -255,7 +261,7 @@ class RolloutTrainer(CheckpointTrainer):
         completions = []
         for rows in (range(middle), range(middle, count)):
             part = pick(fields, rows)
-            part = {key: value for key, value in part.items() if key not in ("num_images", "num_tiles")}
+            part = {key: value for key, value in part.items() if key not in COUNTS}
             part_images = [images[row] for row in rows] if images else None
             part_ids = [prompt_ids[row] for row in rows]
             completions += self._generate_single_turn(part_ids, part_images, part, num_generations, **options)[0]

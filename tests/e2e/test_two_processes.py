@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpo.config.schema import ROOT
+from grpo.config.schema import LOSS_MEANS, ROOT
 
 SCRIPT = Path(__file__).parent / "two_processes.py"
 EXACT = (
@@ -24,6 +24,7 @@ EXACT = (
     "dynamic sampling",
     "out of memory, forward",
     "out of memory, backward",
+    *(f"{loss_type} with correction" for loss_type in LOSS_MEANS),
 )
 
 
@@ -51,6 +52,14 @@ def test_the_cases_are_what_they_say(found: dict[str, Any]) -> None:
     assert found["one process has nothing to do"]["logs"][0]["update/rows_skipped"] >= 16
     assert found["nothing to do at all"]["logs"][0]["update/rows_skipped"] == 32
     assert found["nothing to do at all"]["logs"][0]["update/microbatches"] == 0
+    for loss_type in LOSS_MEANS:
+        first = found[f"{loss_type} with correction"]["logs"][0]
+        assert (
+            first["sampling/importance_sampling_ratio/min"]
+            < 0.99
+            < 1.01
+            < (first["sampling/importance_sampling_ratio/max"])
+        )
 
 
 def test_a_process_with_short_completions_computes_some_of_the_others(found: dict[str, Any]) -> None:

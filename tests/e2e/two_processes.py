@@ -12,12 +12,15 @@ import torch.distributed as dist
 from accelerate import PartialState
 from trl import GRPOTrainer
 
-from grpo.config.schema import Rollout
+from grpo.config.schema import LOSS_MEANS, Rollout
 from grpo.patching import replaced
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update, exact
 from tests.stock_trl import (
     KL_FOUR_SLICES,
+    LONGEST,
     Record,
+    ScriptedEngine,
+    any_length,
     generated_at_once,
     idle_second,
     long_first,
@@ -48,6 +51,21 @@ CASES: dict[str, dict[str, Any]] = {
     "bnpo": {"loss_type": "bnpo"},
     "undivided": {"top_entropy_quantile": 0.2},
 }
+CORRECTED = {
+    loss_type: {"loss_type": loss_type, "num_iterations": 2, "vllm_importance_sampling_mode": "token_truncate"}
+    for loss_type in LOSS_MEANS
+}
+"""Losses with vLLM's correction."""
+
+
+def corrected(trainer: GRPOTrainer) -> GRPOTrainer:
+    """Let an engine generate whose log-probabilities differ from the policy's, so that the correction acts.
+
+    The first process has completions of all lengths, the second short ones, which get into micro-batches with these.
+    """
+    longest = LONGEST if RANK == 0 else 4
+    ScriptedEngine(trainer, noise=0.05, length=lambda generator: 1 + any_length(generator) % longest)
+    return trainer
 
 
 def out_of_memory(trainer: GRPOTrainer, where: str, *calls: int) -> None:
@@ -79,6 +97,12 @@ def main() -> None:
         trainer = make(ExactGRPOTrainer, folder, update=SMALL, **{**OPTIONS, **case})
         ours = train(trainer, start_from=theirs.weights)
         found[name] = {"gradient": max(differences(ours, theirs)), "logs": ours.logs, "trl": theirs.logs}
+
+    for name, case in CORRECTED.items():
+        theirs = train(corrected(make(GRPOTrainer, folder, **{**OPTIONS, **case})))
+        trainer = make(ExactGRPOTrainer, folder, update=LARGE, **{**OPTIONS, **case})
+        ours = train(corrected(trainer), start_from=theirs.weights)
+        found[f"{name} with correction"] = {"gradient": max(differences(ours, theirs)), "logs": ours.logs}
 
     trainer = make(ExactGRPOTrainer, folder, update=SMALL, rollout=Rollout(dynamic_sampling=True), **OPTIONS)
     kept = note_kept(trainer)

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
+from transformers import AutoModelForImageTextToText, InternVLConfig, InternVLVisionConfig, LlamaConfig
 
 from grpo.callbacks import MetricsFile
 from grpo.errors import GenerationError
 from grpo.trainer import ExactGRPOTrainer, engine_check
 from grpo.trainer.engine_check import difference, masked, tolerance
-from tests.stock_trl import ours, rollouts
+from tests.stock_trl import VOCABULARY, ScriptedEngine, ours, rollouts, tiny_llama
 
 NAN = float("nan")
 
@@ -43,22 +44,9 @@ def test_what_trls_mask_removes_is_counted_among_what_is_in_the_loss(ratio: list
 
 
 def checked(directory: Path, shift: float, **options: Any) -> ExactGRPOTrainer:
-    """A trainer whose rollouts bring log-probabilities as an engine does: the policy's, shifted."""
-
-    def generate(prompts: list[str], trainer: ExactGRPOTrainer) -> dict[str, Any]:
-        found = rollouts(prompts, trainer)
-        pairs = list(zip(found["prompt_ids"], found["completion_ids"], strict=True))
-        logps = []
-        trainer.model.eval()
-        with torch.no_grad():
-            for prompt, completion in pairs:
-                logits = trainer.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-                scored = logits.log_softmax(-1)[torch.arange(len(completion)), torch.tensor(completion)]
-                logps.append([float(value) + shift for value in scored])
-        trainer.model.train()
-        return found | {"logprobs": logps}
-
-    trainer = ours(directory, rollout_func=generate, **options)
+    """A trainer whose engine has the policy's log-probabilities, shifted."""
+    trainer = ours(directory, rollout_func=None, **options)
+    ScriptedEngine(trainer, shift)
     trainer.add_callback(MetricsFile(directory / "metrics.jsonl"))
     return trainer
 
@@ -80,12 +68,11 @@ def test_a_healthy_engine_is_checked_at_the_first_step_and_then_now_and_then(
     assert rows[3]["engine/tolerance"] == engine_check.ON_CPU
 
 
-@pytest.mark.parametrize("shift", [0.01, NAN])
+@pytest.mark.parametrize("shift", [0.01, 0.0])
 def test_an_engine_with_other_weights_ends_the_run_and_the_verdict_is_kept(tmp_path: Path, shift: float) -> None:
     trainer = checked(tmp_path, shift, max_steps=5)
-    if shift != shift:  # a policy without a number is not the engine either
+    if not shift:  # a policy without a number is not the engine either
         trainer._get_per_token_logps_and_entropies = lambda *args, **options: (torch.tensor(NAN), None, None)
-        trainer.rollout_func = checked(tmp_path, 0.0).rollout_func
     with pytest.raises(GenerationError, match="the engine is not the policy: their log-probabilities differ by"):
         trainer.train()
     (row,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -100,3 +87,47 @@ def test_filters_that_change_the_engines_log_probabilities_alone_are_not_taken_f
     trainer = checked(tmp_path, shift=0.5, max_steps=1, **options)
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+@pytest.mark.parametrize("use_vllm", [False, True])
+def test_a_script_that_generates_is_warned_at_most_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, use_vllm: bool
+) -> None:
+    def placeholders(prompts: list[str], trainer: ExactGRPOTrainer) -> dict[str, Any]:
+        found = rollouts(prompts, trainer)
+        return found | {"logprobs": [[0.0] * len(ids) for ids in found["completion_ids"]]}
+
+    trainer = ours(tmp_path, rollout_func=placeholders, max_steps=2)
+    if use_vllm:
+        ScriptedEngine(trainer)
+        trainer.rollout_func = placeholders
+    monkeypatch.setattr(engine_check, "EVERY", 1)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert caplog.text.count("rollout_func") == use_vllm
+
+
+def test_images_in_tiles_follow_their_prompts_into_the_check(tmp_path: Path) -> None:
+    """InternVL's tensors have tiles, and a prompt any number of them."""
+    tower = InternVLVisionConfig(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=[8, 8],
+        patch_size=[4, 4],
+    )
+    image, text = VOCABULARY - 1, LlamaConfig.from_pretrained(tiny_llama())
+    config = InternVLConfig(vision_config=tower, text_config=text, image_token_id=image, image_seq_length=1)
+    trainer = ours(tmp_path, model=AutoModelForImageTextToText.from_config(config), rollout_func=None)
+    ScriptedEngine(trainer)
+    prompts, completions = torch.tensor([[0, 0, 5, image], [5, image, image, image]]), torch.tensor([[7, 8], [9, 10]])
+    images = {"pixel_values": torch.randn(4, 3, 8, 8), "num_images": [1, 1], "num_tiles": [1, 3]}
+    ids, mask = torch.cat((prompts, completions), 1), torch.cat((prompts != 0, completions != 0), 1).long()
+    with torch.no_grad():
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model.eval(), ids, mask, 2, **images)
+    trainer.model.train()
+    parts = {"prompt_ids": prompts, "prompt_mask": mask[:, :4], "completion_ids": completions}
+    parts |= {"completion_mask": mask[:, 4:], "sampling_per_token_logps": logps}
+    trainer._check_engine(parts | images)
+    assert trainer._metrics["train"]["engine/logp_difference"] == [pytest.approx(0.0, abs=1e-6)]
