@@ -33,7 +33,8 @@ def evaluate_policy(
     Args:
         trainer: an `ExactGRPOTrainer`.
         length: tokens of the longest completion.
-        batch_size: completions that transformers generates at once; vLLM takes `BATCH`.
+        batch_size: completions that transformers generates at once; vLLM takes `BATCH`; with an
+            environment, at most as many as a rollout.
         file: gets the completions as JSON lines, in place of its former content.
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -47,6 +48,8 @@ def evaluate_policy(
         generate, batch_size = partial(answer, trainer), BATCH
     if trainer.tools:
         generate, asked = partial(converse, trainer), dict
+    if trainer.environment_factories:  # TRL keeps them for the rollouts: no more than these use at once
+        batch_size = min(batch_size, trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
     whole: Any = nullcontext()
     if trainer.is_deepspeed_enabled and not trainer.use_vllm:  # as TRL generates rollouts
         gather = trainer.args.ds3_gather_for_generation

@@ -6,14 +6,12 @@ A call that raises, hangs or dies ends in a `ToolError`, which TRL shows to the 
 import contextlib
 import inspect
 import logging
-import os
-import signal
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import send_handle
+from multiprocessing.reduction import sendfds
 from typing import Any
 
 from transformers.utils.chat_template_utils import get_json_schema
@@ -86,21 +84,37 @@ class Source:
             return f"{self.description['name']}: there is no method that a model could call"
         return None
 
-    def instance(self) -> "Instance":
-        """Return a new set of these tools, or a new environment, in a process of its own."""
+    def fork(self) -> tuple[Connection, int]:
+        """Start a process for a set of these tools, or for an environment; return the line to it and its number.
+
+        Raises:
+            ToolError: the system refuses another process or file; the processes in use are not touched.
+        """
         try:
-            return self._fork()
-        except (EOFError, OSError):  # something has ended the process
+            if not self.connection.closed:
+                return self._fork()
+        except (EOFError, OSError):  # something has ended the process that forks, and with it all that it has forked
             self.close()
+        try:
             self._start()
             return self._fork()
+        except (EOFError, OSError) as error:
+            raise ToolError(f"its process could not be started: {error}") from error
 
-    def _fork(self) -> "Instance":
-        mine, theirs = socket.socketpair()
-        self.connection.send("fork")
-        send_handle(self.connection, theirs.fileno(), self.process.pid)
-        theirs.close()
-        return Instance(Connection(mine.detach()), self.connection.recv())
+    def _fork(self) -> tuple[Connection, int]:
+        with contextlib.ExitStack() as stack:
+            try:  # all files that this takes, before anything is sent: a refusal leaves no half of a message
+                line, theirs = map(stack.enter_context, socket.socketpair())
+                parent = socket.fromfd(self.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
+            except OSError as error:
+                raise ToolError(f"its process could not be started: {error.strerror}") from error
+            stack.enter_context(parent)
+            self.connection.send("fork")
+            sendfds(parent, [theirs.fileno()])
+            number, refused = self.connection.recv()
+            if refused:
+                raise ToolError(f"its process could not be started: {refused}")
+            return Connection(line.detach()), number
 
     def described(self, name: str, function: Callable[..., Any], is_method: bool = False) -> Callable[..., Any]:
         """Return a function of keyword arguments with the name, docstring and signature of a tool."""
@@ -121,14 +135,19 @@ class Source:
         """Return functions that describe each tool, and that nothing calls."""
         return [self.described(name, lambda **arguments: None) for name in self.description["tools"]]
 
-    def call(self, instance: "Instance", name: str | None, arguments: dict[str, Any]) -> Any:
+    def call(self, instance: "Instance", name: str | None, arguments: dict[str, Any], starts: bool = False) -> Any:
         """Call a method of an instance, and count the call.
+
+        Args:
+            starts: whether the instance gets a process if it has none; otherwise the call fails.
 
         Raises:
             ToolError: it failed.
         """
         self.calls[str(name)] += 1
         try:
+            if starts:
+                instance.start()
             return instance.call(name, arguments, self.timeout)
         except ToolError as error:
             self.errors[str(name)] += 1
@@ -149,22 +168,33 @@ class Source:
 class Instance:
     """A set of tools, or an environment, in a process of its own."""
 
-    def __init__(self, connection: Connection, process: int) -> None:
-        self.connection, self.process = connection, process
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._line: Connection | None = None
+
+    def start(self) -> None:
+        """Start its process, unless it is there.
+
+        Raises:
+            ToolError: the system refuses another process or file.
+        """
+        if self._line is None:
+            self._line, self.process = self._source.fork()
+            self._parent = self._source.connection
 
     def call(self, name: str | None, arguments: dict[str, Any], timeout: float) -> Any:
         """Call a method and return its result; None asks for the public attributes.
 
         Raises:
-            ToolError: the method raised, took too long or died.
+            ToolError: the method raised, took too long or died, or there is no process.
         """
-        if self.connection.closed:
+        if self._line is None:
             raise ToolError("its process has ended")
         start = time.monotonic()
         with contextlib.suppress(EOFError, OSError):
-            self.connection.send((name, arguments, timeout))
-            if self.connection.poll(timeout + 1):
-                result, failed, where = self.connection.recv()
+            self._line.send((name, arguments, timeout))
+            if self._line.poll(timeout + 1):
+                result, failed, where = self._line.recv()
                 if failed:
                     raise ToolError(failed, where)
                 return result
@@ -173,22 +203,21 @@ class Instance:
         raise ToolError(f"took longer than {timeout:g} s and was stopped" if hung else "its process ended")
 
     def end(self) -> None:
-        """End the process."""
-        if not self.connection.closed:
-            self.connection.close()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process, signal.SIGKILL)
+        """End the process: its parent does, which alone knows whether the number is still that of its child."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+            with contextlib.suppress(OSError):  # the parent has ended, and with it all its children
+                self._parent.send(self.process)
 
 
 def tools_of(source: Source) -> list[Callable[..., Any]]:
     """Return the tools of a source as TRL takes them: functions of one process, which is started again if it ends."""
-    current: list[Instance] = []
+    instance = Instance(source)
 
     def function(name: str) -> Callable[..., Any]:
         def tool(**arguments: Any) -> Any:
-            if not current or current[0].connection.closed:
-                current[:] = [source.instance()]
-            return source.call(current[0], name, arguments)
+            return source.call(instance, name, arguments, starts=True)
 
         return source.described(name, tool)
 
@@ -201,15 +230,13 @@ class Environment:
     _source: Source
 
     def __init__(self) -> None:
-        self._instance = self._source.instance()
+        self._instance = Instance(self._source)  # without a process until `reset`, which can say that it was refused
 
     def reset(self, **columns: Any) -> Any:
         """Begin an episode with the columns of a row, and return what is added to the prompt."""
-        if self._instance.connection.closed:
-            self._instance = self._source.instance()
         given = {name: value for name, value in columns.items() if is_plain(value)}
         try:
-            return self._source.call(self._instance, "reset", given)
+            return self._source.call(self._instance, "reset", given, starts=True)
         except ToolError as error:
             return f" {FAILED}: {error}"
 

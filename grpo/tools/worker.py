@@ -20,7 +20,7 @@ from typing import Any
 
 from rewards.runtime.call import plain
 from rewards.runtime.loader import load, what_and_where
-from rewards.runtime.supervisor import supervise
+from rewards.runtime.supervisor import reap, supervise
 
 LONGEST = 100_000
 """Characters of a tool's result; the rest is cut."""
@@ -46,21 +46,29 @@ def main() -> None:
     except Exception as error:
         description, problem = {}, f"{names[0]}: {what_and_where(error)}"
     connection.send((problem, description))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended instances are gone at once
+    children: set[int] = set()
     while True:
         try:
-            connection.recv()
+            asked = connection.recv()
+            children -= reap().keys()
+            if asked in children:  # it is to end; until it is reaped, no other process has its number
+                os.kill(asked, signal.SIGKILL)
+            if asked != "fork":
+                continue
             own = recv_handle(connection)
         except (EOFError, OSError):
             return
-        process = os.fork()
+        try:
+            process, refused = os.fork(), None
+        except OSError as error:
+            process, refused = None, error.strerror
         if process == 0:
             connection.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             serve(Connection(own), make)
             os._exit(0)
         os.close(own)
-        connection.send(process)
+        children |= {process} if process else set()
+        connection.send((process, refused))
 
 
 def by_name(loaded: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:

@@ -1,6 +1,8 @@
 """Tools and environments that raise, hang, die and eat memory, each in a process of its own."""
 
 import os
+import resource
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 from grpo.tools.isolation import Source, ToolError, environment_of, tools_of
 
 TOOLS = '''
-import os, time
+import os, signal, time
 from typing import Literal
 
 def add(a: int, b: int = 2) -> int:
@@ -94,6 +96,10 @@ class Counter:
     def process(self) -> str:
         """Return the process."""
         return str(os.getpid())
+
+    def hang(self) -> str:
+        """Hang where nothing in its process can end it."""
+        os.kill(os.getpid(), signal.SIGSTOP)
 
     def get_reward(self) -> float:
         return self.count / 10
@@ -191,10 +197,7 @@ def test_each_environment_has_a_state_and_a_process_of_its_own(file: Path) -> No
     assert one.add(number=1) == "2"
     processes = [int(each.process()) for each in (one, other)]
     source.close()
-    until = time.monotonic() + 20
-    while any(map(is_running, processes)) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(map(is_running, processes))
+    assert comes_true(lambda: not any(map(is_running, processes)), 20)
 
 
 def test_the_process_that_forks_is_started_again(file: Path) -> None:
@@ -204,6 +207,72 @@ def test_the_process_that_forks_is_started_again(file: Path) -> None:
     environment = environment_of(source)()
     assert environment.reset(start=2) == "at 2"
     source.close()
+
+
+def test_a_refused_start_costs_its_own_completion_only(file: Path) -> None:
+    source = Source([f"{file}:Counter"], is_environment=True, timeout=5.0)
+    kind = environment_of(source)
+    first, limits = kind(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert first.reset(start=3) == "at 3"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, limits[1]))
+    try:
+        others = [kind() for _ in range(40)]
+        begun = [each.reset(start=1) for each in others]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    refused = begun.index(" The environment could not begin: its process could not be started: Too many open files")
+    assert begun[:refused] == ["at 1"] * refused
+    assert refused >= 10
+    assert set(begun[refused:]) == {begun[refused]}
+    with pytest.raises(ToolError, match="its process has ended"):
+        others[-1].add(number=1)
+    assert (first.add(number=4), others[0].add(number=1)) == ("7", "2")
+    assert others[-1].reset(start=2) == "at 2"
+    source.close()
+
+
+def test_a_refused_fork_costs_its_own_completion_only(file: Path, tmp_path: Path) -> None:
+    refuses = tmp_path / "refuses.py"
+    lines = "import errno\ndef fork(real=os.fork, left=[2]):\n    left[0] -= 1\n    if left[0] < 0:\n"
+    lines += "        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))\n"
+    lines += "    return real()\nos.fork = fork\n"
+    refuses.write_text(TOOLS + lines)
+    source = Source([f"{refuses}:Counter"], is_environment=True, timeout=5.0)
+    one, other, refused = (environment_of(source)() for _ in range(3))
+    assert [one.reset(start=1), other.reset(start=1)] == ["at 1"] * 2
+    assert refused.reset() == (
+        " The environment could not begin: its process could not be started: Resource temporarily unavailable"
+    )
+    assert source.errors["reset"] == 1
+    assert (one.add(number=1), other.add(number=2)) == ("2", "3")
+    source.close()
+
+
+def test_a_number_that_another_process_has_got_is_not_killed(file: Path) -> None:
+    source = Source([f"{file}:Counter"], is_environment=True, timeout=1.0)
+    environment = environment_of(source)()
+    environment.reset()
+    first = int(environment.process())
+    with pytest.raises(ToolError, match="took longer than 1 s"):
+        environment.hang()
+    assert comes_true(lambda: not is_running(first)), "a stopped process is ended by its parent"
+    environment.reset()
+    with subprocess.Popen(["sleep", "60"]) as other:
+        environment._instance.process = other.pid
+        with pytest.raises(ToolError, match="its process ended"):
+            environment.add(number=-1)
+        assert environment.reset(start=1) == "at 1"  # by then the parent has read what it was sent before
+        assert other.poll() is None
+        other.kill()
+    source.close()
+
+
+def comes_true(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    """Whether a condition comes true in time."""
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.05)
+    return condition()
 
 
 def is_running(process: int) -> bool:

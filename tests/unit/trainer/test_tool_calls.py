@@ -1,20 +1,26 @@
 """Rollouts with tools and environments beside stock TRL's, by policies whose turns are drawn from a seed."""
 
+import io
 import json
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
 from pandas import read_parquet
+from rich.console import Console
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
 from grpo.config.schema import ROOT, Rollout
+from grpo.evaluation.in_training import evaluate_policy
 from grpo.tasks.calculator import calculator
 from grpo.trainer import ExactGRPOTrainer
+from rewards.runtime.isolation import Reward
 from tests.stock_trl import (
     KL_FOUR_SLICES,
     SMALL,
@@ -195,3 +201,19 @@ def test_an_evaluation_calls_tools_greedily_and_leaves_nothing_behind(tmp_path: 
     assert trainer.generation_config is before
     assert trainer.generation_config.do_sample
     assert not trainer._metrics["train"]
+
+
+def test_an_evaluation_has_no_more_environments_than_a_rollout(tmp_path: Path) -> None:
+    trainer = with_tools(ExactGRPOTrainer, tmp_path, environment_factory=Game)
+    rows = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    trainer.use_vllm, trainer.vllm_mode = True, "server"  # whose evaluations take 1,024 prompts at once
+    trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None, greedy=nullcontext)
+    held_out = trainer.train_dataset.add_column("answer", ["7"] * 48)
+    grader, console = Reward("rewards.correctness.correctness", "correctness"), Console(file=io.StringIO())
+    try:
+        result = evaluate_policy(trainer, held_out, grader, 60, 8, None, tmp_path / "evaluation.jsonl", console)
+    finally:
+        grader.close()
+    assert result["samples"] == 48 > rows
+    (pool,) = trainer._environment_pool.values()
+    assert len(pool) == rows
