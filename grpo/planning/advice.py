@@ -50,14 +50,14 @@ class Planner:
                 OmegaConf.update(config, key, OmegaConf.create(f"value: {value}").value)
         return config
 
-    def plan(self, change: dict[str, str]) -> Plan | None:
-        """Plan with other overrides; None if they exclude each other."""
+    def plan(self, change: dict[str, str], least: bool = False) -> Plan | None:
+        """Plan with other overrides, with the `least` memory if wanted; None if they exclude each other."""
         try:
             config = self.config(change)
             check(config)
             check_shard(config)
             self.machine = self.machine or machine_for(config)
-            return make_plan(config, self.machine)
+            return make_plan(config, self.machine, least)
         except (ConfigError, HydraException, OmegaConfBaseException):
             return None
 

@@ -113,21 +113,22 @@ class Plan:
         }
 
 
-def make_plan(config: DictConfig, machine: Machine | None = None) -> Plan:
+def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = False) -> Plan:
     """Plan the run of a composed configuration.
 
     Args:
         machine: to plan for; None for the one that the configuration is for.
+        least: choose what takes the least memory, whatever there is: one completion generated at a time.
 
     Raises:
         ConfigError: a number that memory follows from is missing or impossible.
     """
     machine = machine or machine_for(config)
     if config.train.use_vllm is None:
-        return plan_generation(config, machine)
+        return plan_generation(config, machine, least)
     shape = find_shape(config.model)
     workload = replace(workload_of(config, machine.device), gpu_memory=machine.total or machine.capacity)
-    workload, settings = choose(config, shape, workload, USABLE * machine.capacity)
+    workload, settings = choose(config, shape, workload, 0.0 if least else USABLE * machine.capacity)
     return Plan(
         model=config.model.model_name_or_path,
         device=machine.name,
@@ -144,7 +145,7 @@ def make_plan(config: DictConfig, machine: Machine | None = None) -> Plan:
     )
 
 
-def plan_generation(config: DictConfig, machine: Machine) -> Plan:
+def plan_generation(config: DictConfig, machine: Machine, least: bool = False) -> Plan:
     """Plan with vLLM where it is installed, supports the policy, is faster and fits; else with transformers."""
     parameters, tokens = VLLM_PAYS[machine.device]
     large = find_shape(config.model).parameters() >= parameters
@@ -153,10 +154,10 @@ def plan_generation(config: DictConfig, machine: Machine) -> Plan:
     if config.peft and config.peft.get("quantization"):
         able = able and find_spec(QUANTIZES) is not None and sends_adapter(config)
     able = able and not sampling_filters(config.train)
-    for use_vllm in (True, False) if pays and able else (False,):
+    for use_vllm in (True, False) if pays and able and not least else (False,):
         chosen = copy.deepcopy(config)
         chosen.train.use_vllm = use_vllm
-        plan = make_plan(chosen, machine)
+        plan = make_plan(chosen, machine, least)
         if not plan.problem:
             break
     plan.settings = {"train.use_vllm": use_vllm, **plan.settings}

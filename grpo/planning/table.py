@@ -1,4 +1,4 @@
-"""Models x methods for one GPU, with one completion per micro-batch: `python -m grpo.plan plan.table=true`."""
+"""Models x methods for one GPU, with one completion at a time: `python -m grpo.plan plan.table=true`."""
 
 import json
 from collections.abc import Sequence
@@ -50,6 +50,7 @@ def models_by_methods(overrides: Sequence[str], run_dir: Path, as_json: bool) ->
         console = Console()
         console.print(as_text(cells))
         console.print(f"models: {', '.join(MODELS.values())}", highlight=False, soft_wrap=True)
+        console.print("at least: with one completion at a time, generated and in a micro-batch", highlight=False)
         console.print(f"red: more than {1 - HEADROOM:.0%} of {cells['capacity_gb']:.1f} GiB", highlight=False)
     (run_dir / "plan.json").write_text(json.dumps(cells, indent=2) + "\n")
     draw(cells, run_dir / "plan.png")
@@ -58,7 +59,7 @@ def models_by_methods(overrides: Sequence[str], run_dir: Path, as_json: bool) ->
 
 
 def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the peak of each method (rows) and model (columns), GiB; None where the two exclude each other."""
+    """Return the least peak of each method (rows) and model (columns), GiB; None where the two exclude each other."""
     # the table chooses these itself
     planner = Planner([word for word in overrides if not word.lstrip("+~").startswith(("model", "peft"))])
     machine = planner.machine = machine_for(planner.config({}))
@@ -66,7 +67,7 @@ def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
     for method, change in track(METHODS.items(), "planning", console=Console(stderr=True), transient=True):
         rows[method] = {}
         for size, model in MODELS.items():
-            plan = planner.plan({**change, **LEAST, "model": model})
+            plan = planner.plan({**change, **LEAST, "model": model}, least=True)
             rows[method][size] = plan.peak_gb if plan else None
     if not any(any(row.values()) for row in rows.values()):
         raise ConfigError("plan.table: no cell can be planned with this command line; try it without plan.table")
@@ -75,7 +76,7 @@ def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
 
 def as_text(cells: dict[str, Any]) -> Table:
     """Return the table for the terminal."""
-    title = f"{cells['device']}, GiB, with one completion per micro-batch"
+    title = f"{cells['device']}, GiB at least"
     table = Table("", *MODELS, title=title, title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -106,6 +107,7 @@ def draw(cells: dict[str, Any], path: Path) -> None:
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_title(f"GiB on {cells['device']}, {capacity:.1f} GiB; red does not fit", fontsize=10, pad=12)
+    title = f"GiB at least, on {cells['device']}, {capacity:.1f} GiB; red does not fit"
+    axes.set_title(title, fontsize=10, pad=12)
     figure.tight_layout()
     figure.savefig(path, dpi=150)

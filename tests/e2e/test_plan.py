@@ -66,8 +66,9 @@ def test_planning_loads_neither_pytorch_nor_transformers(tmp_path: Path) -> None
     assert done.stderr.strip() == ""
 
 
-def test_the_table_of_models_and_methods_is_printed_and_drawn(tmp_path: Path) -> None:
-    done = command("grpo.plan", tmp_path, "+gpu=a100_80gb", "plan.table=true")
+@pytest.mark.parametrize("gpu", ["a100_80gb", "rtx3080"])
+def test_the_table_of_models_and_methods_is_printed_and_drawn(tmp_path: Path, gpu: str) -> None:
+    done = command("grpo.plan", tmp_path, f"+gpu={gpu}", "plan.table=true")
     assert done.returncode == 0, done.stderr
     for text in ("0.5B", "14B", "full", "+ 8-bit AdamW", "+ gradients offloaded to CPU", "LoRA", "QLoRA"):
         assert text in done.stdout
