@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from grpo.trainer import ExactGRPOTrainer, Update
-from tests.stock_trl import ours, reward, train
+from tests.stock_trl import ours, train
 
 
 class States(TrainerCallback):
@@ -111,13 +112,15 @@ def test_after_too_many_skipped_steps_the_run_stops_with_a_checkpoint_and_advice
     assert [row["update/steps_skipped"] for row in record.logs] == [0, 1, 1]
 
 
-def test_a_loss_scale_that_is_still_too_high_does_not_stop_the_run(tmp_path: Path) -> None:
-    """As in float16: the scaler halves its scale at each step that overflows, until it fits."""
-    large = {"scale_rewards": "none", "reward_funcs": lambda **columns: [64 * value for value in reward(**columns)]}
-    trainer = ours(tmp_path, Update(100, max_skipped_steps=2), max_steps=10, max_grad_norm=1.0, **large)
-    scaler = trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
-    # what accelerate does before it clips, under fp16, which it has on GPUs only
-    trainer.accelerator.unscale_gradients = lambda: scaler.unscale_(trainer.optimizer.optimizer)
+@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
+def test_a_loss_scale_that_is_still_too_high_does_not_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_grad_norm: float
+) -> None:
+    """In float16 the scaler halves its scale at each step that overflows, until it fits, clipped or not."""
+    trainer = ours(tmp_path, Update(100, max_skipped_steps=2), max_steps=8, max_grad_norm=max_grad_norm)
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22)
+    trainer.accelerator.native_amp = True  # which accelerate has on GPUs only
+    monkeypatch.setitem(AcceleratorState._shared_state, "_mixed_precision", "fp16")
     record = train(trainer)
     skipped = [row["update/steps_skipped"] for row in record.logs]
     assert skipped[:3] == [1, 1, 1]
