@@ -131,7 +131,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         compute_bytes=2 if half else size,
         quantized=quantized,
         double_quantized=bool(quantization.get("bnb_4bit_use_double_quant")),
-        adapter=adapter_of(peft, in_half=bool(quantized) and not train.fp16) if peft else None,
+        adapter=adapter_of(peft) if peft else None,
         optimizer=optimizer,
         checkpointing=train.gradient_checkpointing,
         reference=bool(train.beta) and not peft,
@@ -171,11 +171,8 @@ def reward_models_of(config: DictConfig) -> tuple[tuple[Shape, int], ...]:
     return tuple(found)
 
 
-def adapter_of(peft: DictConfig, in_half: bool) -> Adapter:
+def adapter_of(peft: DictConfig) -> Adapter:
     """Return the adapter that the options of `peft.LoraConfig` describe.
-
-    Args:
-        in_half: whether its numbers have 2 bytes.
 
     Raises:
         ConfigError: the rank is not positive.
@@ -185,4 +182,4 @@ def adapter_of(peft: DictConfig, in_half: bool) -> Adapter:
     rank = peft.get("r", 8)
     if not isinstance(rank, int) or rank < 1:
         raise ConfigError(f"peft.r={rank}: a positive number is needed")
-    return Adapter(rank, names, 2 if in_half else 4, bool(peft.get("vision")))
+    return Adapter(rank, names, bool(peft.get("vision")))

@@ -95,7 +95,7 @@ def dequantized(shape: Shape, workload: Workload) -> float:
 def trained(shape: Shape, workload: Workload) -> tuple[float, float]:
     """Number of trained parameters, and bytes per number in them and in their gradients."""
     if workload.adapter:
-        return adapter_parameters(shape, workload.adapter), workload.adapter.number_bytes
+        return adapter_parameters(shape, workload.adapter), 4  # also on a base in half precision, or quantized
     frozen = shape.vision.parameters_of(*workload.freeze) if shape.vision else 0
     return shape.parameters() - frozen, 4 if workload.sharding.float32 else workload.weight_bytes
 

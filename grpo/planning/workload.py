@@ -15,8 +15,6 @@ class Adapter:
     """Rank of the two matrices that a linear module gets."""
     modules: tuple[str, ...] | None = None
     """Names of the adapted modules, such as `q_proj`; None for all linear modules but the output embedding."""
-    number_bytes: int = 4
-    """Bytes per parameter of the adapter: PEFT holds float32, TRL bfloat16 on a quantized base but with `fp16`."""
     vision: bool = False
     """Whether the vision tower and the projector have adapters too (`peft.vision`)."""
 

@@ -19,9 +19,10 @@ def check_one_device(model: torch.nn.Module) -> None:
 
 
 def train_in_float32(model: torch.nn.Module) -> None:
-    """Make trained weights float32: a gradient scaler cannot unscale gradients in half precision.
+    """Make trained weights float32.
 
-    TRL makes the adapters of a quantized base bfloat16, which GPUs that need float16 do not compute in either.
+    In float16 a gradient scaler cannot unscale gradients in half precision. TRL makes the adapters of a quantized base
+    bfloat16, whose 8 bits a step of a small learning rate does not change.
     """
     for weight in model.parameters():
         if weight.requires_grad:

@@ -56,7 +56,7 @@ class RolloutTrainer(CheckpointTrainer):
             for function in self.reward_funcs
         ]
         check_one_device(self.model)
-        if self.args.fp16:
+        if self.args.fp16 or getattr(self.model, "is_quantized", False):
             train_in_float32(self.model)
         self.update = update or Update()
         forbidden = Path(self.args.output_dir) / "out_of_memory.json"

@@ -7,7 +7,6 @@ import pynvml
 import pytest
 from omegaconf import DictConfig
 
-from grpo.planning.from_config import workload_of
 from grpo.train import prepare_gpu
 
 
@@ -31,12 +30,3 @@ def test_segments_are_expandable_unless_the_engine_refuses_it(
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
     prepare_gpu(composed(*overrides))
     assert (os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == "expandable_segments:True") == expandable
-
-
-@pytest.mark.parametrize(("profile", "size"), [("t4", 4), ("a10g", 2)])
-def test_the_plan_counts_adapters_on_a_quantized_base_as_they_are_trained(
-    composed: Callable[..., DictConfig], profile: str, size: int
-) -> None:
-    adapter = workload_of(composed(f"+gpu={profile}", "peft=qlora"), "cuda").adapter
-    assert adapter
-    assert adapter.number_bytes == size

@@ -14,11 +14,11 @@ from trl import GRPOTrainer
 
 from grpo.data import load_held_out
 from grpo.evaluation.in_training import evaluate_policy
+from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.batch import idle
+from grpo.trainer.placement import train_in_float32
 from rewards.runtime.isolation import Reward
-from tests.stock_trl import make, ours, train
-
-LORA = LoraConfig(r=4, target_modules="all-linear")
+from tests.stock_trl import make, ours, relative_difference, train
 
 
 def test_a_policy_that_is_spread_over_gpus_is_refused_with_what_to_do(
@@ -35,23 +35,32 @@ def test_a_policy_that_is_spread_over_gpus_is_refused_with_what_to_do(
         ours(tmp_path)
 
 
-def test_trained_weights_are_float32_under_float16_also_on_a_quantized_base(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
-    options = {"quantization_config": quantization, "peft_config": LORA}
-    stock = make(GRPOTrainer, tmp_path, **options)
-    dtypes = {weight.dtype for weight in stock.model.parameters() if weight.requires_grad}
-    assert dtypes == {torch.bfloat16}, "TRL's, for which this is"
-    made = GRPOTrainer.__init__
+QUANTIZED = {
+    "quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+    "peft_config": LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False),
+}
+"""QLoRA, with adapters that are not zero, so that both of their matrices have gradients."""
 
-    def in_float16(self: GRPOTrainer, *args: object, **kwargs: object) -> None:
-        made(self, *args, **kwargs)
-        self.args.fp16 = True  # which accelerate refuses on a CPU
 
-    monkeypatch.setattr(GRPOTrainer, "__init__", in_float16)
-    mine = ours(tmp_path, **options)
-    assert {weight.dtype for weight in mine.model.parameters() if weight.requires_grad} == {torch.float32}
+def test_a_small_step_changes_every_weight_of_an_adapter(tmp_path: Path) -> None:
+    before, changed = {}, {}
+    for kind in (GRPOTrainer, ExactGRPOTrainer):
+        trainer = make(kind, tmp_path, **QUANTIZED, learning_rate=1e-5, adam_epsilon=1e-12, max_steps=1)
+        named = {name: weight for name, weight in trainer.model.named_parameters() if "lora_A" in name}
+        before = {name: weight.detach().clone() for name, weight in named.items()}
+        trainer.train()
+        moved = torch.cat([(named[name] != weight).flatten() for name, weight in before.items()])
+        changed[kind] = float(moved.float().mean())
+    assert changed[GRPOTrainer] < 0.5, "of TRL's bfloat16 most do not change"
+    assert changed[ExactGRPOTrainer] > 0.99
+
+
+def test_the_gradient_on_a_quantized_base_is_stock_trls(tmp_path: Path) -> None:
+    stock, mine = (make(GRPOTrainer, tmp_path, **QUANTIZED, max_steps=1), ours(tmp_path, **QUANTIZED, max_steps=1))
+    train_in_float32(stock.model)
+    mine.model.load_state_dict(stock.model.state_dict(), strict=False)  # adapters, which are random
+    (theirs,), (found,) = train(stock).gradients, train(mine).gradients
+    assert relative_difference(found, theirs) <= 1e-5
 
 
 def test_both_evaluations_of_a_policy_in_float32_compute_in_bfloat16_as_its_training_does(
