@@ -1,5 +1,6 @@
 """The number of tokens that a micro-batch may have: it grows with free memory and halves after an OOM."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import torch
 from accelerate.utils.memory import clear_device_cache
 
+from grpo.atomic import atomic
+from grpo.distributed import is_main_process, rank
 from grpo.limits import UNMEASURED, USABLE, held_back
 
 
@@ -17,7 +20,8 @@ class TokenBudget:
         """Begin with a number of tokens, or with `auto`: the longest possible sequence first.
 
         Args:
-            file: keeps what did not fit where the process cannot go on after an OOM, for the next one.
+            file: keeps what did not fit where the process cannot go on after an OOM, for the next one; processes but
+                rank 0 write files of similar names.
         """
         self.measured = setting == "auto" and device.type == "cuda"  # of this process's GPU, the current device
         self.tokens = setting if isinstance(setting, int) else UNMEASURED
@@ -27,8 +31,9 @@ class TokenBudget:
         self.occupied = 0
         self.file = file
         self.most: float = float("inf")
-        if file and file.exists():
-            self.most = max(1, json.loads(file.read_text())["tokens"] // 2)
+        for noted in file.parent.glob(f"{file.stem}*{file.suffix}") if file else ():  # by any process
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # torn or foreign: a restart has to begin
+                self.most = min(self.most, max(1, int(json.loads(noted.read_bytes())["tokens"]) // 2))
 
     def begin(self, longest: int) -> None:
         """Start `auto` at the longest possible sequence, of so many tokens."""
@@ -46,8 +51,10 @@ class TokenBudget:
         With sharded weights all processes gather each layer together: when one fails within a micro-batch, the others
         already wait for its part of the next layer, and nothing ends that wait but the end of the process.
         """
-        if self.file:
-            self.file.write_text(json.dumps({"tokens": tokens}))
+        if self.file:  # several processes can fail in the same step: a file for each, of which the least counts
+            own = self.file if is_main_process() else self.file.with_name(f"{self.file.stem}.{rank()}.json")
+            with atomic(own) as partial:
+                partial.write_text(json.dumps({"tokens": tokens}))
         return (
             f"out of memory in the update, at {tokens} tokens at once, with sharded weights, whose processes cannot "
             f"repeat a step; continued, the run takes at most {tokens // 2}, and with launch.max_restarts it continues "

@@ -1,5 +1,7 @@
 """How many tokens a micro-batch may have."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -100,6 +102,26 @@ def test_auto_leaves_what_wsl_holds_back(cuda_driver: CudaDriver, monkeypatch: p
     cuda_driver.allocate(8 * GB)
     budget.grow(1000)
     assert budget.tokens == int(1000 * 0.9 * 14 / 8)
+
+
+def test_the_least_that_did_not_fit_on_any_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for process, tokens in ((1, 600), (0, 1000), (2, 800)):
+        monkeypatch.setenv("RANK", str(process))
+        TokenBudget(5000, CPU, tmp_path / "out_of_memory.json").forbid(tokens)
+    for process in range(3):
+        monkeypatch.setenv("RANK", str(process))
+        assert TokenBudget(5000, CPU, tmp_path / "out_of_memory.json").allowed() == 300
+
+
+@pytest.mark.parametrize("content", ["", '{"tok', "{}", "[1]", '{"tokens": null}', "\xff"])
+def test_a_torn_note_of_what_did_not_fit_is_none(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "out_of_memory.json"
+    file.write_text(content, encoding="latin-1")
+    budget = TokenBudget(5000, CPU, file)
+    assert budget.allowed() == 5000
+    budget.forbid(1000)
+    assert TokenBudget(5000, CPU, file).allowed() == 500
+    assert [left.name for left in tmp_path.iterdir()] == [file.name]
 
 
 @pytest.mark.parametrize(
