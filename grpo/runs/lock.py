@@ -23,10 +23,14 @@ def take(run_dir: Path) -> None:
         ConfigError: another process has it.
     """
     stream = (run_dir / LOCK).open("a+")
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(taken(run_dir)) from error
+    while True:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError as error:
+            if is_running(run_dir):
+                raise ConfigError(taken(run_dir)) from error
+        time.sleep(0.01)  # another process was only looking, as `is_running` does
     stream.truncate(0)
     stream.write(f"process {os.getpid()} on {socket.gethostname()}")
     stream.flush()

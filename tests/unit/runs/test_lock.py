@@ -1,17 +1,20 @@
 """One run per directory."""
 
+import fcntl
 import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from grpo.errors import ConfigError
-from grpo.runs.lock import check_directory, is_running, new_directory, take
+from grpo.runs.lock import LOCK, check_directory, is_running, new_directory, take
 
 
 @pytest.fixture
@@ -38,6 +41,31 @@ def test_a_directory_has_one_process_until_it_dies_however_it_dies(
     assert not is_running(tmp_path)
     take(tmp_path)
     assert (tmp_path / ".running").read_text().startswith(f"process {os.getpid()} on ")
+
+
+def test_a_process_that_only_looks_does_not_stop_another_from_taking(tmp_path: Path) -> None:
+    (tmp_path / LOCK).touch()
+    with (tmp_path / LOCK).open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)  # as `is_running` does, for a moment
+        threading.Timer(0.2, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
+        take(tmp_path)
+    assert is_running(tmp_path)
+
+
+def taken_among_others(run_dir: Path) -> bool:
+    try:
+        take(run_dir)
+    except ConfigError:
+        return False
+    time.sleep(1)
+    return True
+
+
+def test_of_processes_that_look_and_take_at_once_a_single_process_takes(tmp_path: Path) -> None:
+    with multiprocessing.get_context("fork").Pool(8) as pool:
+        for _ in range(200):
+            pool.apply_async(is_running, (tmp_path,))
+        assert sum(pool.map(taken_among_others, [tmp_path] * 8, chunksize=1)) == 1
 
 
 @pytest.mark.parametrize(("status", "said"), [("completed", "completed"), ("failed", "failed"), ("running", "killed")])
