@@ -186,9 +186,10 @@ class DynamicSamplingTrainer(OverlapTrainer):
     def _calculate_rewards(self, inputs: list, prompts: list, *args: Any) -> torch.Tensor:
         if self._kept is not None:
             self._rewards = torch.tensor([one.rewards for one in self._kept], device=self.accelerator.device)
-            for one in self._share(self._kept):
-                for column, value in one.columns.items():
-                    self._log_completion_extra(column, [value])
+            mine = self._share(self._kept)
+            for column in dict.fromkeys(column for one in self._kept for column in one.columns):
+                self._log_completion_extra(column, [one.columns.get(column) for one in mine])
+            self._complete_columns(len(mine))
             thumbnails.strip_images(inputs, prompts)
             return self._rewards
         rewards = super()._calculate_rewards(inputs, prompts, *args)

@@ -127,6 +127,8 @@ class RolloutTrainer(CheckpointTrainer):
             masked, total = self.accelerator.gather(engine_check.masked(ratio, loss_mask(batch))).sum(0).tolist()
             mode = "train" if self.model.training else "eval"
             self._metrics[mode]["sampling/masked_share"].append(masked / max(1, total))
+        for values in self._logs["extra"].values():  # a column that begins after other rows were logged
+            values.extendleft([None] * (len(self._logs["prompt"]) - len(values)))
         logged = self._logs["advantages"]  # as many of the newest as a generation has; an evaluation may have more
         for behind, is_equal in enumerate(equal.flip(0)[: len(logged)].tolist(), 1):
             if is_equal:
@@ -202,8 +204,14 @@ class RolloutTrainer(CheckpointTrainer):
             failed[reward.faulted if reward else []] = True
         rewards[self.accelerator.gather(failed)] = torch.nan
         self._rewards = rewards
+        self._complete_columns(len(prompts))
         thumbnails.strip_images(inputs, prompts)
         return rewards
+
+    def _complete_columns(self, count: int) -> None:
+        """Log None for so many completions in columns that these did not log, as a table has all or none of a row."""
+        for column in self._logs["extra"].keys() - self._pending_extra_logs.keys():
+            self._log_completion_extra(column, [None] * count)
 
     def _keep_columns(self, inputs: list) -> None:
         """Log the columns of the data with the completions, so that these can be scored again later."""

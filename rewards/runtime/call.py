@@ -42,8 +42,8 @@ class Outcome:
     """Faults by the index of their completion."""
     failed: Fault | None = None
     """Fault of the call itself, which then has no rewards."""
-    extra: list[tuple[str, list[Any]]] = field(default_factory=list)
-    """Calls of TRL's `log_extra`, to be repeated in the process of the trainer."""
+    extra: dict[str, list[Any]] = field(default_factory=dict)
+    """What TRL's `log_extra` was called with: columns with a value per completion."""
     metrics: list[tuple[str, float]] = field(default_factory=list)
     """Calls of TRL's `log_metric`, to be repeated in the process of the trainer."""
 
@@ -57,7 +57,7 @@ def call(function: Callable[..., Any], arguments: dict[str, Any], run: Callable[
         kept = [plain(value) for value in values]
         if any(new is None and value is not None for new, value in zip(kept, values, strict=True)):
             warnings.warn(f"log_extra({column!r}): only numbers, text, times, lists and dictionaries", stacklevel=2)
-        outcome.extra.append((column, kept))
+        outcome.extra.setdefault(column, []).extend(kept)
 
     def log_metric(name: str, value: float) -> None:
         outcome.metrics.append((name, float(value)))
@@ -79,11 +79,19 @@ def call(function: Callable[..., Any], arguments: dict[str, Any], run: Callable[
             outcome.rewards.append(number)
             if fault:
                 outcome.faults[row] = fault
-        outcome.extra = [(column, values) for column, values in outcome.extra if len(values) == count]
+        outcome.extra = of_each(outcome.extra, count)
     except BaseException as error:  # SystemExit too: a function that calls exit() has given no reward
         message, place = what_and_where(error), traceback.format_exc()
         return Outcome(failed=Fault(type(error).__name__, message, place))
     return outcome
+
+
+def of_each(columns: dict[str, list[Any]], count: int) -> dict[str, list[Any]]:
+    """Return the columns that have a value for each of so many completions, and warn of others."""
+    for column, values in columns.items():
+        if len(values) != count:
+            warnings.warn(f"log_extra({column!r}): {len(values)} values for {count} completions", stacklevel=2)
+    return {column: values for column, values in columns.items() if len(values) == count}
 
 
 def plain(value: Any) -> Any:

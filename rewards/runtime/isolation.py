@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rewards.runtime.call import Fault, Outcome
-from rewards.runtime.process import Worker
+from rewards.runtime.process import Worker, has_ended
 from rewards.text import printable
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,10 @@ class Reward:
         self.name, self.timeout, self.on_error, self.errors_file = name, timeout, on_error, errors_file
         self.errors: Counter[str] = Counter()
         """Number of skipped completions by kind of error, over all calls."""
+        self.scored = 0
+        """Number of completions that it did not fail on, over all calls."""
+        self.fault = ""
+        """The message of the last fault."""
         self.faulted: list[int] = []
         """Indices of the completions of the last call that were skipped because the function failed on them."""
         source = Path(fn.rpartition(":")[0])
@@ -112,7 +116,7 @@ class Reward:
             for worker, part in enumerate(parts)
         ]
         outcome = join([future.result() for future in futures])
-        for column, values in outcome.extra if log_extra else ():
+        for column, values in outcome.extra.items() if log_extra else ():
             if column not in columns:  # the trainer keeps these anyway
                 log_extra(column, values)
         for metric, value in outcome.metrics if log_metric else ():
@@ -126,7 +130,8 @@ class Reward:
         """Score some completions in one worker: in one call, and if that fails, one by one."""
 
         def call(rows: Sequence[int]) -> Outcome:
-            if self._workers[worker].process.poll() is not None and not self._closed:
+            if has_ended(self._workers[worker].process) and not self._closed:
+                self._workers[worker].stop()
                 self._workers[worker] = self._start()
             arguments = {key: [values[row] for row in rows] for key, values in columns.items()}
             return self._workers[worker].call({**arguments, "trainer_state": state}, self.timeout)
@@ -144,9 +149,7 @@ class Reward:
             else:
                 one = call([row])
             alone.append(one)
-        logged = dict.fromkeys(column for one in alone for column, _ in one.extra)
-        nothing = [(column, [None]) for column in logged]
-        scored = join([Outcome([None], {0: one.failed}, extra=nothing) if one.failed else one for one in alone])
+        scored = join([Outcome([None], {0: one.failed}) if one.failed else one for one in alone])
         scored.failed = at_once.failed
         return scored
 
@@ -160,8 +163,10 @@ class Reward:
         faults = list(outcome.faults.items())
         if outcome.failed and not faults:
             faults = [(0, outcome.failed)]
+        self.scored += len(outcome.rewards) - len(outcome.faults)
         for row, fault in faults:
             self.errors[fault.kind] += 1
+            self.fault = fault.message
             if self.errors[fault.kind] > 1:
                 continue
             content = {key: values[row] for key, values in columns.items()}
@@ -203,12 +208,14 @@ def split_by_prompt(prompts: Sequence[Any], count: int) -> list[range]:
 
 
 def join(outcomes: Sequence[Outcome]) -> Outcome:
-    """Join the outcomes of consecutive completions."""
-    joined = Outcome()
+    """Join the outcomes of consecutive completions; a column that some of them did not log is None there."""
+    columns = dict.fromkeys(column for one in outcomes for column in one.extra)
+    joined = Outcome(extra={column: [] for column in columns})
     for one in outcomes:
+        for column, values in joined.extra.items():
+            values += one.extra.get(column, [None] * len(one.rewards))
         joined.faults |= {len(joined.rewards) + row: fault for row, fault in one.faults.items()}
         joined.rewards += one.rewards
-        joined.extra += one.extra
         joined.metrics += one.metrics
         joined.failed = joined.failed or one.failed
     return joined

@@ -265,6 +265,14 @@ def test_logged_values_have_a_place_for_completions_that_failed(file: Path) -> N
     assert [value for column, values in logged for value in values] == [1, None, 3]
 
 
+def test_a_worker_that_logs_nothing_leaves_places_for_its_completions(file: Path) -> None:
+    logged: list[Any] = []
+    reward = Reward(f"{file}:logs_and_fails", "mine", workers=3)
+    completions = ["raise", "a", "raise", "raise"]
+    reward.score(prompts=[1, 2, 3, 3], completions=completions, log_extra=lambda *call: logged.append(call))
+    assert logged == [("length", [None, 1, None, None])]
+
+
 def test_a_reward_that_never_works_ends_the_run_after_five_batches(file: Path) -> None:
     reward = Reward(f"{file}:reward", "mine")
     for _ in range(4):

@@ -1,8 +1,10 @@
 """Rounds of generation until every group teaches something, beside stock TRL on the groups that are kept."""
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from datasets import Dataset
 from trl import GRPOTrainer
@@ -87,6 +89,35 @@ def test_columns_that_rewards_log_stay_beside_their_completions(tmp_path: Path) 
     trainer, kept = recorded(tmp_path, max_steps=2, reward_funcs=logging)
     train(trainer)
     assert list(trainer._logs["extra"]["length"]) == [len(one.ids) for one in kept[-1]]
+
+
+def test_a_column_of_some_rounds_alone_stays_beside_its_completions(tmp_path: Path) -> None:
+    rounds = count()
+
+    def logging(prompts: list[str], completion_ids: list[list[int]], log_extra: Any, **kwargs: Any) -> list[float]:
+        if next(rounds) % 2:
+            log_extra("length", [len(ids) for ids in completion_ids])
+        return reward(prompts, completion_ids)
+
+    trainer, kept = recorded(tmp_path, max_steps=3, reward_funcs=logging)
+    train(trainer)
+    column = list(trainer._logs["extra"]["length"])
+    assert {value == len(one.ids) for value, one in zip(column, kept[-1], strict=True) if value is not None} == {True}
+    assert None in column
+
+
+@pytest.mark.parametrize("logs_at", [0, 1])
+def test_a_column_of_one_step_is_empty_in_the_others(tmp_path: Path, logs_at: int) -> None:
+    def logging(prompts: list[str], completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+        if kwargs["trainer_state"].global_step == logs_at:
+            kwargs["log_extra"]("length", [len(ids) for ids in completion_ids])
+        return reward(prompts, completion_ids)
+
+    trainer = ours(tmp_path, max_steps=logs_at + 2, reward_funcs=logging, log_completions=True)
+    train(trainer)
+    for step in range(logs_at, logs_at + 2):
+        table = pandas.read_parquet(tmp_path / "completions" / f"completions_{step + 1:05d}.parquet")
+        assert table["length"].isna().all() == (step != logs_at)
 
 
 def test_an_evaluation_generates_once(tmp_path: Path) -> None:
