@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -70,8 +71,7 @@ class Worker:
             return
         self.connection.close()
         os.close(self.traceback)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(0.2)  # it may end by itself, with a status that tells the reason
+        has_ended(self.process, 0.2)  # it may end by itself, with a status that tells the reason
         end_process(self.process)
 
 
@@ -97,11 +97,36 @@ def start_process(module: str, output: Any, *inherited: int) -> tuple[subprocess
     return process, Connection(mine.detach())
 
 
+def has_ended(process: subprocess.Popen, seconds: float = 0.0) -> bool:
+    """Return whether a process ends within some seconds. Its number stays taken until `process.wait()`.
+
+    Until then a signal to this number, or to the group that has it, reaches no other process. (A pidfd has no group.)
+    """
+    until, pause = time.monotonic() + seconds, 0.0005
+    try:
+        while process.returncode is None:
+            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                break
+            if (left := until - time.monotonic()) <= 0:
+                return False
+            pause = min(2 * pause, left, 0.05)
+            time.sleep(pause)
+    except ChildProcessError:  # something else has waited for it
+        process.wait()
+    return True
+
+
 def end_process(process: subprocess.Popen) -> None:
     """End a process that is supervised (`rewards.runtime.supervisor`), and with it all that it has started."""
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(END_LIMIT)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    if not has_ended(process):
+        os.kill(process.pid, signal.SIGTERM)  # not `terminate`, which waits for one that has ended by now
+        has_ended(process, END_LIMIT)
+    end_group(process)
+
+
+def end_group(process: subprocess.Popen) -> None:
+    """End a process and its group, of which it is the leader, unless it has been waited for."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -8,13 +8,14 @@ import contextlib
 import json
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
+from rewards.runtime.process import end_group, has_ended
 from rewards.sandbox import bubblewrap
 
 LONGEST_VERDICT = 10_000
@@ -39,14 +40,21 @@ def verdict(
         process = stack.enter_context(tester)
         for end in (code_in, to_code, from_code, code_out):
             end.close()  # so that each process sees when the other one has gone
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(json.dumps(start).encode() + b"\n", timeout=seconds + START_LIMIT)
+        threading.Thread(target=give, args=(process, json.dumps(start).encode() + b"\n"), daemon=True).start()
+        has_ended(process, seconds + START_LIMIT)
         output.seek(0)
         last = output.read(LONGEST_VERDICT).decode(errors="replace").strip().rpartition("\n")[2]
     given, _, result = last.partition(" ")
     if given == word and result not in ("passed", "failed"):
         return ValueError(result)
     return float((given, result) == (word, "passed"))
+
+
+def give(process: subprocess.Popen[bytes], text: bytes) -> None:
+    """Write to the standard input of a process and close it; one that does not read it is killed in the end."""
+    assert process.stdin
+    with contextlib.suppress(BrokenPipeError), process.stdin as line:
+        line.write(text)
 
 
 def at_once() -> int:
@@ -87,6 +95,4 @@ def running(
         try:
             yield process
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end_group(process)
