@@ -5,6 +5,7 @@ It downloads and imports only what it needs, so that it answers in a second on a
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import hydra
@@ -26,6 +27,8 @@ from grpo.planning.fit import AT_ONCE, Plan, make_plan
 
 PROGRAM = "grpo.plan"
 FORMATS = ("text", "json")
+KEEPS = ("hydra.run.dir=", "hydra.sweep.dir=", "plan.table=")
+"""What is typed for a directory that stays: its name, or a picture to write."""
 PHASES = {"load": "load", "rollout": "rollout", "reward": "reward", "logprobs": "log-probabilities", "update": "update"}
 
 
@@ -101,8 +104,11 @@ def show(plan: Plan, duration: Duration | None, console: Console) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
-    start(job, PROGRAM)
+    """Run the command line: its directory goes with it, unless it was named or there is a picture in it."""
+    with tempfile.TemporaryDirectory(prefix="grpo-plan-") as folder:
+        if not any(word.startswith(KEEPS) for word in sys.argv):
+            sys.argv += [f"hydra.run.dir='{folder}'", f"hydra.sweep.dir='{folder}'"]
+        start(job, PROGRAM)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The reward functions of a run, each in a process of its own."""
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -81,6 +82,25 @@ def errors_of_all(rewards: dict[str, Reward]) -> dict[str, dict[str, int]]:
     everywhere = gathered([errors_of(rewards)])
     names = dict.fromkeys(name for one in everywhere for name in one)
     return {name: dict(sum((Counter(one.get(name, {})) for one in everywhere), Counter())) for name in names}
+
+
+def counts(rewards: Mapping[str, Reward]) -> dict[str, tuple[int, int]]:
+    """Return how many completions the rewards of this process have scored and failed on."""
+    return {name: (reward.scored, reward.errors.total()) for name, reward in rewards.items()}
+
+
+def useless(rewards: Mapping[str, Reward], before: Mapping[str, tuple[int, int]]) -> str | None:
+    """Return which reward has failed on every completion of all processes since `before`; each has to ask."""
+    now = counts(rewards)
+    here = {name: (now[name][0] - before[name][0], now[name][1] - before[name][1]) for name in rewards}
+    everywhere = gathered([{name: (*here[name], reward.fault) for name, reward in rewards.items()}])
+    for name, reward in rewards.items():
+        scored, errors = (sum(one[name][part] for one in everywhere) for part in (0, 1))
+        if errors and not scored:
+            fault = next(one[name][2] for one in everywhere if one[name][2])
+            where = f"; the completion is in {os.path.relpath(reward.errors_file)}" if reward.errors_file else ""
+            return f"reward.{name}: failed on every completion: {fault}{where}"
+    return None
 
 
 @contextmanager

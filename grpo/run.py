@@ -25,7 +25,7 @@ from grpo.callbacks import (
     WhenSharded,
 )
 from grpo.cli import output_in
-from grpo.config.batch import completions, longest_request
+from grpo.config.batch import completions, evaluated_at_once, longest_request
 from grpo.config.secrets import without_secrets
 from grpo.data import Problems, load_task, reward_columns
 from grpo.distributed import agreed, is_main_process, log_name
@@ -38,7 +38,16 @@ from grpo.monitor import Monitor
 from grpo.outcome import give_way, reason_of, write_outcome
 from grpo.planning.fit import Plan, settled
 from grpo.planning.from_config import find_shape
-from grpo.reward import check_grader, errors_of, errors_of_all, grader_of, reward_options, running_rewards
+from grpo.reward import (
+    check_grader,
+    counts,
+    errors_of,
+    errors_of_all,
+    grader_of,
+    reward_options,
+    running_rewards,
+    useless,
+)
 from grpo.runs.files import ERRORS_FILE, RESOLVED_CONFIG, read_json, write_json
 from grpo.runs.resume import differences, resolve
 from grpo.runs.storage import storage_fault
@@ -50,7 +59,7 @@ from grpo.trainer.checkpoint import save_model
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer_from_config import make_trainer
 from grpo.vllm_lora import sends_adapter, why_merged, why_not_shared
-from rewards.runtime.isolation import Reward
+from rewards.runtime.isolation import Reward, RewardError
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +252,7 @@ def evaluated(
             held_out,
             grader,
             length=config.train.max_completion_length,
-            batch_size=config.train.per_device_eval_batch_size,
+            batch_size=evaluated_at_once(config),
             difficulty=config.task.eval.difficulty,
             file=run_dir / f"evaluation_{when}.jsonl",
             console=console,
@@ -274,7 +283,12 @@ def train(
     monitor: Monitor,
     stop: StopOnSignal,
 ) -> dict[str, Any]:
-    """Train, from `checkpoint` if there is one, and return `status` and `reason`: completed, or stopped and why."""
+    """Train, from `checkpoint` if there is one, and return `status` and `reason`: completed, or stopped and why.
+
+    Raises:
+        RewardError: a reward has failed on every completion, so that nothing has been learned by it.
+    """
+    before = counts(rewards)
     guard = HostMemoryGuard(config.plan.host_gb)
     progress = ProgressBar(console, f"rewards/{config.task.eval.reward}/mean", list(rewards.values()))
     mismatch = MismatchWarning(console, config.train)
@@ -293,4 +307,6 @@ def train(
     reason = trainer.stop_reason or guard.reason
     if stop.received and not reason:
         reason = f"{stop.received} after step {trainer.state.global_step}"
+    if (problem := useless(rewards, before)) and not reason:
+        raise RewardError(problem)
     return {"status": "stopped" if reason else "completed", "reason": reason}

@@ -121,12 +121,14 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
         least: choose what takes the least memory, whatever there is: one completion generated at a time.
 
     Raises:
-        ConfigError: a number that memory follows from is missing or impossible.
+        ConfigError: a number that memory follows from is missing or impossible, or the model cannot see the images.
     """
     machine = machine or machine_for(config)
     if config.train.use_vllm is None:
         return plan_generation(config, machine, least)
     shape = find_shape(config.model)
+    if config.task.images and not shape.takes_images:
+        raise ConfigError(f"task.images={config.task.images}: the model takes text alone; choose one that takes images")
     workload = replace(workload_of(config, machine.device), gpu_memory=machine.total or machine.capacity)
     workload, settings = choose(config, shape, workload, 0.0 if least else USABLE * machine.capacity)
     return Plan(

@@ -56,7 +56,9 @@ class Shape:
     given_parameters: int = 0
     """Number of parameters if it is known; 0 to compute it from the shape."""
     vision: Vision | None = None
-    """Vision tower and projector of a model that takes images."""
+    """Vision tower and projector of a model that takes images, as far as the plan knows them."""
+    takes_images: bool = False
+    """Whether the model takes images beside text."""
 
     @property
     def query_width(self) -> int:
@@ -181,4 +183,5 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         num_sliding_layers=sum(kind == "sliding_attention" for kind in kinds) if kinds else sliding * bool(window),
         given_parameters=number("parameters", 0),
         vision=vision_of(config),
+        takes_images="vision_config" in config,
     )

@@ -57,6 +57,17 @@ def test_json_is_all_there_is_on_stdout_and_the_status_says_whether_it_fits(tmp_
     assert all("=" in word for suggestion in plan["suggestions"] for word in suggestion["overrides"])
 
 
+@pytest.mark.parametrize("arguments", [(), ("plan.format=json",), ("-m", "train.num_generations=4,8")])
+def test_planning_leaves_no_folder_behind(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = commands.command("grpo.plan", *arguments, "+gpu=rtx3080", cwd=tmp_path)
+    assert (done.returncode, list(tmp_path.iterdir())) == (0, []), done.stderr
+
+
+def test_the_picture_of_the_table_is_kept_where_it_is_said_to_be(tmp_path: Path) -> None:
+    done = commands.command("grpo.plan", "+gpu=rtx3080", "plan.table=true", cwd=tmp_path)
+    assert (tmp_path / done.stdout.split()[-1]).is_file()
+
+
 def test_planning_loads_neither_pytorch_nor_transformers(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv[1:] = ['+gpu=h100', 'hydra.run.dir=run']; from grpo.plan import main; main(); "

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -285,6 +286,16 @@ def test_a_reward_that_is_to_raise_ends_the_run_with_the_row_saved(
     assert "mine.py" in caplog.text  # the traceback
 
 
+def test_a_reward_that_fails_on_every_completion_fails_the_run(composed: Compose, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def fails(completions):\n    return [1 / 0 for _ in completions]\n")
+    reason = r"reward\.mine: failed on every completion: ZeroDivisionError: .*; the completion is in .*jsonl"
+    with pytest.raises(RunError, match=f"failed: {reason}"):
+        train(composed, tmp_path / "run", f"+reward.mine.fn={tmp_path}/mine.py:fails")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["steps"], summary["accuracy_after"]) == ("failed", 2, None)
+    assert re.match(reason, summary["reason"])
+
+
 def test_a_reward_that_hangs_or_holds_the_interpreter_does_not_freeze_the_run(
     composed: Compose, tmp_path: Path
 ) -> None:
@@ -292,7 +303,10 @@ def test_a_reward_that_hangs_or_holds_the_interpreter_does_not_freeze_the_run(
         "import re\ndef stuck(completions):\n    return [re.match('(a+)+$', 'a' * 50 + 'b') for _ in completions]\n"
     )
     overrides = [f"+reward.mine.fn={tmp_path}/mine.py:stuck", "+reward.mine.timeout=0.2", "train.max_steps=1"]
-    assert train(composed, tmp_path / "run", *overrides)["reward_errors"] == {"mine": {"Timeout": 8}}
+    with pytest.raises(RunError, match=r"reward\.mine: failed on every completion: "):
+        train(composed, tmp_path / "run", *overrides)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["reward_errors"] == {"mine": {"Timeout": 8}}
     assert metrics(tmp_path / "run")[0]["reward"] is None  # every row is left out
 
 

@@ -105,6 +105,12 @@ def test_what_the_user_has_set_is_kept(composed: Compose) -> None:
     assert plan.phases["rollout"]["vllm"] == 0.5 * 80
 
 
+def test_a_model_of_text_with_images_is_refused(composed: Compose) -> None:
+    with pytest.raises(ConfigError, match=r"task\.images=picture: the model takes text alone; choose one that takes"):
+        make_plan(composed("+gpu=rtx3080", "task.images=picture"))
+    assert not make_plan(composed("+gpu=h100", "model=qwen2_5_vl_3b", "task.images=picture")).problem
+
+
 def test_the_plan_settles_what_is_left_open_only_for_the_machine_at_hand(
     composed: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
