@@ -91,7 +91,7 @@ def show(result: dict[str, Any], output: Path) -> None:
     for name in ("pass@k", "maj@k"):
         for k, estimate in result.get(name, {}).items():
             table.add_row(name.replace("k", k), with_interval(estimate["value"], estimate["interval"]))
-    for kind, count in result.get("judge_errors", {}).items():
+    for kind, count in result.get("grader_errors", {}).items():
         table.add_row("not graded", f"[red]{count} completions: {kind}[/]")
     table.add_row("in", os.path.relpath(output))
     Console().print(table)

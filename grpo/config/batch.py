@@ -48,6 +48,16 @@ def completions(train: DictConfig, processes: int | None) -> int:
     return train.generation_batch_size or train.per_device_train_batch_size * slices
 
 
+def completions_per_process(config: DictConfig) -> int:
+    """Return how many completions a process generates at a time."""
+    return -(-completions(config.train, processes(config)) // processes(config))
+
+
+def evaluated_at_once(config: DictConfig) -> int:
+    """Return how many problems a process evaluates at once with transformers: as many as a rollout, unless set."""
+    return config.train.per_device_eval_batch_size or completions_per_process(config)
+
+
 def check_batch(train: DictConfig, problems: int, processes: int | None = None) -> None:
     """Check that there are enough problems for a batch; with fewer TRL does no step, and calls that a success."""
     prompts = completions(train, processes) // train.num_generations

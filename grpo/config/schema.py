@@ -34,6 +34,8 @@ LOSS_MEANS = {
 generation, a number that no micro-batch changes. A loss that is not here is not divided into micro-batches."""
 # Fields of GRPOConfig that null leaves to the plan.
 PLANNED = ("use_vllm", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_max_model_length")
+# Fields that may be null: with `per_device_eval_batch_size` an evaluation takes as many problems at once as a rollout.
+NULLABLE = (*PLANNED, "per_device_eval_batch_size")
 
 REWARD_MODEL = "rewards.model.model"
 """`fn` of a reward model, which is part of the trainer and no function in a process of its own."""
@@ -315,7 +317,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("if", lambda value, then, otherwise: then if value else otherwise, replace=True)
     OmegaConf.register_new_resolver("package", package_folder, replace=True)
     train = [
-        (name, kind | None if name in PLANNED else kind, field(default=default))
+        (name, kind | None if name in NULLABLE else kind, field(default=default))
         for name, (kind, default) in library_fields(GRPO_CONFIG).items()
         if name not in NOT_SETTABLE
     ]
@@ -353,8 +355,9 @@ def make_room(group: str) -> None:
 
 
 def train_arguments(train: DictConfig) -> dict[str, Any]:
-    """Return the arguments of `trl.GRPOConfig` that differ from TRL's own defaults."""
+    """Return the arguments of `trl.GRPOConfig` that differ from TRL's own defaults and are not left to this program."""
     known = library_fields(GRPO_CONFIG)
     values = OmegaConf.to_container(train, resolve=True)
     assert isinstance(values, dict)
-    return {str(name): value for name, value in values.items() if value != known[str(name)][1]}
+    given = {str(name): value for name, value in values.items() if not (value is None and name in NULLABLE)}
+    return {name: value for name, value in given.items() if value != known[name][1]}

@@ -11,7 +11,7 @@ from rich.console import Console
 from trl.models import unwrap_model_for_generation
 
 from grpo.evaluation.loop import Decoding, evaluate, own_file
-from grpo.generation.local import Generate, complete
+from grpo.generation.local import Completer, Generate
 from grpo.generation.vllm_engine import BATCH, answer
 from grpo.images import prompt_of
 from rewards.runtime.isolation import Reward
@@ -41,7 +41,7 @@ def evaluate_policy(
     was_training = model.training
     model.eval()
     own_file(file).unlink(missing_ok=True)
-    generate: Generate = partial(complete, model, trainer.processing_class, length)
+    generate: Generate = Completer(model, trainer.processing_class, length)
     asked: Callable[[dict[str, Any]], Any] = prompt_of
     if trainer.use_vllm:
         trainer.vllm_generation.sync_weights()

@@ -66,7 +66,7 @@ def evaluate(
 
     Returns:
         `accuracy`, `correct`, `samples`, `interval` (95 %) of the greedy completions, `decoding`, with samples `pass@k`
-        and `maj@k`, each with its interval, with `difficulty` `by_difficulty`, and `judge_errors` if there are any.
+        and `maj@k`, each with its interval, with `difficulty` `by_difficulty`, and `grader_errors` if there are any.
     """
     answered, errors = _answered_by_all(generate, problems, grader, decoding, file, batch_size, console, policy, asked)
     greedy = [rows[0]["correct"] for rows in answered]
@@ -83,7 +83,7 @@ def evaluate(
     if difficulty:
         result["by_difficulty"] = _by_difficulty(list(problems[difficulty]), greedy)
     if errors:
-        result["judge_errors"] = dict(errors)
+        result["grader_errors"] = dict(errors)
     return result
 
 
@@ -111,8 +111,9 @@ def _answered_by_all(
     each = -(-len(problems) // world_size())
     mine = problems.select([min(each * rank() + row, len(problems) - 1) for row in range(each)])
     answered = _answer_all(generate, mine, decoding, own, batch_size, console, policy, asked)
+    answered = answered[: max(0, len(problems) - each * rank())]
     _grade_all(grader, mine, answered)
-    answered = gathered(answered)[: len(problems)]
+    answered = gathered(answered)
     if is_main_process():
         rows = [{**row, "problem": problem} for problem, rows in enumerate(answered) for row in rows]
         write_lines(file, list((_read(file) | {row["key"]: row for row in rows}).values()))

@@ -1,11 +1,12 @@
 """Evaluating one model as configured, by transformers or by vLLM."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from grpo import policy
@@ -55,13 +56,30 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
                 batch_size=BATCH if vllm else options.batch_size,
                 console=console,
                 difficulty=config.task.eval.difficulty,
-                policy=fingerprint(name),
+                policy=fingerprint(config, name, "vllm" if vllm else "transformers", on_gpu),
             )
         except RewardError as error:
             raise RunError(f"failed: {error}") from error
     return result | {"model": name, "engine": "vllm" if vllm else "transformers", "data": counts}
 
 
-def fingerprint(name: str) -> str:
-    """Return a fingerprint of a policy: its name, and the times of writing of its weights if it is a folder."""
-    return " ".join([name, *(str(file.stat().st_mtime_ns) for file in sorted(Path(name).glob("*.safetensors")))])
+def fingerprint(config: DictConfig, name: str, engine: str, on_gpu: bool) -> str:
+    """Return a fingerprint of what decides the completions of a prompt, but for how these are sampled.
+
+    Args:
+        name: of the model, or a folder with a model or an adapter.
+        engine: `vllm` or `transformers`.
+        on_gpu: where it computes.
+    """
+    adapter = policy.adapter_config(name) or {}
+    folders = [Path(name), Path(str(adapter.get("base_model_name_or_path") or name))]
+    files = sorted({file for folder in folders if folder.is_dir() for file in folder.iterdir() if file.is_file()})
+    decisive = {
+        "name": name,
+        "files": [(str(file), file.stat().st_mtime_ns) for file in files],
+        "options": OmegaConf.to_container(OmegaConf.masked_copy(config, ["model", "peft"]), resolve=True),
+        "pixels": (config.task.min_pixels, config.task.max_pixels),
+        "engine": engine,
+        "on_gpu": on_gpu,
+    }
+    return json.dumps(decisive)

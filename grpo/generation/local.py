@@ -15,41 +15,51 @@ Generate = Callable[[list[Any], float, list[int]], list[str]]
 """From prompts, a temperature (0 is greedy) and a seed for each to completions."""
 
 
+class Completer:
+    """Continues prompts, plain or conversational, by transformers' `generate`.
+
+    Prompts that do not fit into memory together are completed in two halves, and from then on no more of them at once;
+    not where the weights are sharded, as the other processes already wait for this one.
+
+    Args:
+        model: in evaluation mode.
+        processing_class: its tokenizer or processor.
+        length: of the longest completion, tokens.
+    """
+
+    def __init__(self, model: PreTrainedModel, processing_class: Any, length: int) -> None:
+        self.model, self.processing_class, self.length = model, processing_class, length
+        self.at_once: int | None = None
+        """Prompts that fit, once it is known that not all do."""
+
+    def __call__(self, prompts: list[Any], temperature: float = 0.0, seeds: Sequence[int] = (0,)) -> list[str]:
+        """Return the completion of each prompt; with temperature 0 the likeliest."""
+        count = len(prompts)
+        if count <= (self.at_once or count):
+            try:
+                return complete(self.model, self.processing_class, self.length, prompts, temperature, seeds[0])
+            except RuntimeError as error:
+                sharded = is_fsdp_managed_module(self.model) or is_deepspeed_zero3_enabled()
+                if count == 1 or sharded or not is_out_of_memory(error):
+                    raise
+            gc.collect()
+            torch.cuda.empty_cache()
+            self.at_once = count - count // 2
+        half = count // 2
+        first, second = (prompts[:half], seeds), (prompts[half:], seeds[half:] or [seeds[0] + 1])
+        return [text for part, own in (first, second) for text in self(part, temperature, own)]
+
+
+@torch.no_grad()
 def complete(
     model: PreTrainedModel,
     processing_class: Any,
     length: int,
     prompts: list[Any],
     temperature: float = 0.0,
-    seeds: Sequence[int] = (0,),
+    seed: int = 0,
 ) -> list[str]:
-    """Continue each prompt, plain or conversational, by at most `length` tokens; with temperature 0 the likeliest.
-
-    Prompts that do not fit into memory together are completed in two halves; not where the weights are sharded, as the
-    other processes already wait for this one.
-    """
-    try:
-        return _complete(model, processing_class, length, prompts, temperature, seeds[0])
-    except RuntimeError as error:
-        sharded = is_fsdp_managed_module(model) or is_deepspeed_zero3_enabled()
-        if len(prompts) == 1 or sharded or not is_out_of_memory(error):
-            raise
-    gc.collect()
-    torch.cuda.empty_cache()
-    half = len(prompts) // 2
-    halves = ((prompts[:half], seeds), (prompts[half:], seeds[half:] or [seeds[0] + 1]))
-    return [text for part, own in halves for text in complete(model, processing_class, length, part, temperature, own)]
-
-
-@torch.no_grad()
-def _complete(
-    model: PreTrainedModel,
-    processing_class: Any,
-    length: int,
-    prompts: list[Any],
-    temperature: float,
-    seed: int,
-) -> list[str]:
+    """Continue each prompt by at most `length` tokens; with temperature 0 the likeliest."""
     inputs = encode(processing_class, prompts).to(model.device)
     # whatever the model's generation_config.json says: rollouts are made without penalties and filters too
     how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}

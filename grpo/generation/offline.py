@@ -2,7 +2,6 @@
 
 import os
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from grpo import policy
-from grpo.generation.local import Generate, complete
+from grpo.generation.local import Completer, Generate
 from grpo.generation.vllm_on_cpu import cpu_options, one_adapter
 from grpo.images import images_in, unexpanded
 from grpo.vllm_lora import engine_rank
@@ -24,7 +23,7 @@ def with_transformers(
     """Return a generator of completions of at most `length` tokens by transformers, of a model or an adapter."""
     quantization = policy.quantization_config(peft) if policy.adapter_config(name) else None
     model, tokenizer = policy.load(name, model_group, device=device, quantization=quantization)
-    return partial(complete, model, tokenizer, length)
+    return Completer(model, tokenizer, length)
 
 
 def with_vllm(name: str, dtype: str, longest: int, length: int, processing_class: Any) -> Generate:

@@ -3,6 +3,7 @@
 The estimate is for completions of half the limit on average, of which the longest reaches it. Rewards are not in it.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -138,8 +139,8 @@ def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
     shape, workload = find_shape(config.model), workload_of(config, device)
     at_once = plan.settings.get(AT_ONCE, workload.sequences)
     phases = step_phases(config.train, shape, workload, speed, at_once)
-    batches = -(-config.task.eval.size // config.train.per_device_eval_batch_size)
-    batch = min(config.task.eval.size, config.train.per_device_eval_batch_size)
+    batch = min(config.task.eval.size, config.train.per_device_eval_batch_size or at_once)
+    batches = math.ceil(config.task.eval.size / max(1, batch))
     evaluation = 2 * batches * generation(shape, workload, speed, batch, bool(config.train.use_vllm))
     price = config.plan.hourly_price
     return Duration(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from grpo.config.batch import completions, processes
+from grpo.config.batch import completions_per_process, processes
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.config.schema import REWARD_MODEL, ROOT
 from grpo.distributed import local_world_size
@@ -117,7 +117,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
     colocated = train.use_vllm and train.vllm_mode == "colocate"
     images = bool(config.task.images)
     share = config["update"].share_prompts and not images  # the trainer computes prompts with images one by one
-    per_generation = -(-completions(train, processes(config)) // processes(config))
+    per_generation = completions_per_process(config)
     per_step = min(per_generation, train.per_device_train_batch_size * train.gradient_accumulation_steps)
     return Workload(
         prompt=config.task.max_prompt_length,

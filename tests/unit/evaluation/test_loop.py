@@ -1,5 +1,6 @@
 import io
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import combinations
@@ -14,9 +15,12 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grpo.tiny
+from grpo.config.batch import evaluated_at_once
+from grpo.config.schema import train_arguments
 from grpo.data import load_held_out
 from grpo.evaluation.loop import Decoding, evaluate
-from grpo.generation.local import complete
+from grpo.evaluation.model import fingerprint
+from grpo.generation.local import Completer
 from rewards.runtime.isolation import Reward
 
 TINY = Path(grpo.tiny.__file__).parent
@@ -31,7 +35,7 @@ def held_out(composed: Callable[..., DictConfig]) -> Dataset:
 def tiny() -> Callable[..., list[str]]:
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype="float32").eval()
     tokenizer = AutoTokenizer.from_pretrained(TINY)
-    return partial(complete, model, tokenizer, 24)
+    return Completer(model, tokenizer, 24)
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +179,11 @@ def test_prompts_that_do_not_fit_together_are_completed_in_halves(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return prompts
 
-    monkeypatch.setattr("grpo.generation.local._complete", out_of_memory)
-    assert complete(None, None, 24, list(held_out["prompt"])) == list(held_out["prompt"])
-    assert sizes == [24, 12, 6, 6, 12, 6, 6]
+    monkeypatch.setattr("grpo.generation.local.complete", out_of_memory)
+    completer = Completer(None, None, 24)
+    for _ in range(2):
+        assert completer(list(held_out["prompt"])) == list(held_out["prompt"])
+    assert sizes == [24, 12, 6, 6, 6, 6] + [6] * 4, "what did not fit once is not tried again"
 
 
 def test_another_policy_or_decoding_is_not_taken_for_this_one(
@@ -194,4 +200,52 @@ def test_completions_that_the_grader_fails_on_are_incorrect_and_counted(
 ) -> None:
     (tmp_path / "grader.py").write_text("def grade(completions):\n    return [1.0] + ['?'] * (len(completions) - 1)\n")
     result = run(tiny, held_out, Reward(f"{tmp_path}/grader.py:grade", "grader"), tmp_path / "completions.jsonl")
-    assert (result["correct"], result["judge_errors"]) == (1, {"NotANumber": 23})
+    assert (result["correct"], result["grader_errors"]) == (1, {"NotANumber": 23})
+
+
+def test_on_several_processes_an_error_of_the_grader_counts_once(
+    held_out: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "grader.py").write_text("def grade(completions):\n    return ['?'] * len(completions)\n")
+    monkeypatch.setattr("grpo.evaluation.loop.world_size", lambda: 2)
+    monkeypatch.setattr("grpo.evaluation.loop.gathered", lambda rows: rows)  # of this process alone
+    errors = []
+    for rank in range(2):
+        monkeypatch.setattr("grpo.evaluation.loop.rank", lambda rank=rank: rank)
+        grader = Reward(f"{tmp_path}/grader.py:grade", "grader")
+        generate, three = lambda prompts, *how: ["5"] * len(prompts), held_out.select(range(3))
+        errors.append(run(generate, three, grader, tmp_path / f"{rank}.jsonl")["grader_errors"]["NotANumber"])
+    assert errors == [2, 1], "each process generates two, the last one a copy"
+
+
+OTHER = {
+    "data type": ("model.dtype=bfloat16",),
+    "revision": ("model.model_revision=other",),
+    "attention": ("model.attn_implementation=eager",),
+    "pixels": ("task.max_pixels=1000",),
+    "quantization": ("peft=qlora",),
+}
+
+
+def test_what_decides_a_completion_tells_evaluations_apart(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
+    found = {name: fingerprint(composed(*words), str(TINY), "transformers", False) for name, words in OTHER.items()}
+    found["nothing"] = fingerprint(composed(), str(TINY), "transformers", False)
+    found["vLLM"] = fingerprint(composed(), str(TINY), "vllm", False)
+    found["GPU"] = fingerprint(composed(), str(TINY), "transformers", True)
+    model = shutil.copytree(TINY, tmp_path / "model")
+    found["another folder"] = fingerprint(composed(), str(model), "transformers", False)
+    (model / "tokenizer_config.json").write_text("{}")
+    found["another chat template"] = fingerprint(composed(), str(model), "transformers", False)
+    assert len(set(found.values())) == len(found)
+    assert fingerprint(composed("evaluate.samples=3"), str(TINY), "transformers", False) == found["nothing"]
+
+
+@pytest.mark.parametrize(("overrides", "expected"), [((), 128), (("train.per_device_eval_batch_size=5",), 5)])
+def test_an_evaluation_takes_as_many_problems_as_a_rollout_unless_set(
+    composed: Callable[..., DictConfig], overrides: tuple[str, ...], expected: int
+) -> None:
+    config = composed(
+        "+gpu=any", "train.per_device_train_batch_size=32", "train.gradient_accumulation_steps=4", *overrides
+    )
+    assert evaluated_at_once(config) == expected
+    assert "per_device_eval_batch_size" not in train_arguments(config.train) or overrides
