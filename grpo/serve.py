@@ -22,6 +22,7 @@ from grpo.config.batch import longest_request
 from grpo.config.check import check
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
+from grpo.generation.server_key import KEY, MIDDLEWARE
 from grpo.generation.vllm_server import LAUNCHER, answers, is_taken
 from grpo.hardware import free_gpu_memory
 from grpo.vllm_lora import LOOPBACK, computed_in, engine_rank, sends_adapter
@@ -67,6 +68,7 @@ def command(config: DictConfig) -> list[str]:
         "max-logprobs": -1,
     }
     switches = ["--enable-scale-out"] if Version(version) >= Version("0.30") else []  # for images
+    switches += ["--middleware", MIDDLEWARE] if os.environ.get(KEY) else []
     if sends_adapter(config):
         switches.append("--enable-lora")
         options |= {"quantization": "bitsandbytes"} if config.peft.get("quantization") else {}
@@ -84,13 +86,18 @@ def serve(config: DictConfig, log: Path) -> int:
         log: file for the output of the server.
 
     Raises:
-        ConfigError: the port is in use, or vLLM is not installed.
+        ConfigError: the port is in use, other machines reach the server and there is no key, or vLLM is not installed.
         RunError: the server ended; the message has the last error of its log.
     """
     host, port = config.train.vllm_server_host, config.train.vllm_server_port
     if is_taken(host, port):
         raise ConfigError(
             f"port {port} of {host} is in use: choose another with train.vllm_server_port={port + 1}, for the run too"
+        )
+    if host not in LOOPBACK and not os.environ.get(KEY):
+        raise ConfigError(
+            f"train.vllm_server_host={host}: everyone who reaches it could replace the weights: set {KEY} to a secret, "
+            f"here and for the run (export {KEY}=$(openssl rand -hex 32))"
         )
     print(f"starting a vLLM server for {config.model.model_name_or_path}, which may take minutes; see {log}")
     if free_gpu_memory() is None and not sends_adapter(config):

@@ -26,6 +26,7 @@ from grpo.errors import GenerationError
 from grpo.generation.adapter import adapter_file, adapter_weights
 from grpo.generation.background import BackgroundGeneration
 from grpo.generation.merged_weights import merged_weights, trains_tied_weight
+from grpo.generation.server_key import headers
 from grpo.generation.shared_weights import fingerprint, share
 from grpo.generation.vllm_on_cpu import cpu_options, loadable, one_adapter
 from grpo.generation.vllm_server import LAUNCHER, answers
@@ -318,7 +319,7 @@ def free_port() -> str:
 
 def started_at(url: str) -> str:
     """Return when the process of a server was started, as its metrics say; nothing if they do not."""
-    answer = requests.get(f"{url}/metrics", timeout=60)
+    answer = requests.get(f"{url}/metrics", headers=headers(), timeout=60)
     answer.raise_for_status()
     lines = answer.text.splitlines()
     return next((line for line in lines if line.startswith("process_start_time_seconds")), "")

@@ -11,6 +11,7 @@ import requests
 from omegaconf import DictConfig
 
 from grpo.errors import ConfigError
+from grpo.generation.server_key import KEY, headers
 from grpo.vllm_lora import QUANTIZES
 
 LAUNCHER = "launch/vllm_server.sh"
@@ -72,7 +73,9 @@ def settings_of(url: str) -> dict[str, Any]:
     Raises:
         ConfigError: it does not say so.
     """
-    answer = requests.get(f"{url}/server_info", params={"config_format": "json"}, timeout=60)
+    answer = requests.get(f"{url}/server_info", params={"config_format": "json"}, headers=headers(), timeout=60)
+    if answer.status_code == 401:
+        raise ConfigError(f"the server at {url} asks for its key: set {KEY} to what it is where the server was started")
     if answer.status_code == 404:
         raise ConfigError(f"the server at {url} cannot take weights, as VLLM_SERVER_DEV_MODE=1 was not set: {AGAIN}")
     try:
@@ -107,7 +110,7 @@ def check_server(train: DictConfig, wanted: str, needed: int, peft: DictConfig |
             f"the policy at this temperature: {AGAIN}, or train.vllm_importance_sampling_correction=false"
         )
     images = model["multimodal_config"] is not None
-    if images and requests.get(f"{url}/v1/chat/completions/render", timeout=60).status_code == 404:
+    if images and requests.get(f"{url}/v1/chat/completions/render", headers=headers(), timeout=60).status_code == 404:
         raise ConfigError(f"the server at {url} cannot take images, without --enable-scale-out: {AGAIN}")
     check_room(train, needed)
     if peft is None and is_taken("", train.vllm_group_port):
@@ -128,7 +131,7 @@ def check_lora(url: str, settings: dict[str, Any], peft: DictConfig) -> None:
     quantization = settings["model_config"]["quantization"]
     if peft.get("quantization") and quantization is None:
         raise ConfigError(f"the server at {url} has whole weights, this run peft.quantization: {AGAIN}")
-    if requests.get(f"{url}/v1/load_lora_adapter", timeout=60).status_code == 404:
+    if requests.get(f"{url}/v1/load_lora_adapter", headers=headers(), timeout=60).status_code == 404:
         raise ConfigError(
             f"the server at {url} cannot take adapters, as VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 was not set: {AGAIN}"
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import requests
 
+from grpo.generation.server_key import headers
 from grpo.generation.vllm_server import answers
 
 PAUSE = 5.0
@@ -27,6 +28,7 @@ class WatchedSession(requests.Session):
 
     def __init__(self, base_url: str) -> None:
         super().__init__()
+        self.headers.update(headers())
         self.base_url = base_url
         self._lock = threading.Lock()  # TRL sends many requests at once, and one of them asks for all
         self._asked = time.monotonic()

@@ -25,6 +25,7 @@ from grpo.config.batch import longest_request
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, GenerationError, RunError
 from grpo.generation import vllm_server
+from grpo.generation.server_key import KEY
 from grpo.generation.vllm_engine import PolicyEngine, started_at
 from grpo.generation.vllm_server import check_room, check_server, check_vllm, is_taken, server_url
 from grpo.serve import command, serve
@@ -167,8 +168,9 @@ def served(composed: Compose, tmp_path_factory: pytest.TempPathFactory) -> Itera
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         patch.setattr(launcher, "more_options", ["--enforce-eager"])
         config = composed(SERVER, f"train.vllm_server_port={free_port()}")
+        patch.setenv(KEY, "a secret of this test")
         process = psutil.Process(serve(config, tmp_path_factory.mktemp("server") / "log"))
-    yield config, process
+        yield config, process
     if process.is_running():
         process.terminate()
 
@@ -195,6 +197,13 @@ def test_the_server_that_the_launcher_starts_is_as_trl_needs_it(served: tuple[Di
     check_room(served[0].train, 88)
     with pytest.raises(ConfigError, match="has room for 88 tokens, a prompt and its completion take 89"):
         check_room(served[0].train, 89)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("path", ["health", "v1/models", "server_info", "sleep", "collective_rpc", "update_weights"])
+def test_the_server_answers_nobody_without_its_key(served: tuple[DictConfig, Any], path: str) -> None:
+    answer = requests.get(f"{server_url(served[0].train)}/{path}", timeout=60)
+    assert answer.status_code == (200 if path == "health" else 401)
 
 
 @pytest.mark.vllm
