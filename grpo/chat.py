@@ -25,11 +25,12 @@ def prompt_of(question: str, run: Run) -> Any:
     """
     from grpo.data import make_prompt
 
-    columns = [name for _, name, _, _ in string.Formatter().parse(run.config.task.prompt) if name]
+    prompt = run.config.task.prompt
+    columns = (
+        [prompt] if prompt.isidentifier() else [name for _, name, _, _ in string.Formatter().parse(prompt) if name]
+    )
     if len(set(columns)) != 1:
-        raise ConfigError(
-            f"task.prompt={run.config.task.prompt!r} is built from {len(columns)} columns, not from a question"
-        )
+        raise ConfigError(f"task.prompt={prompt!r} is built from {len(columns)} columns, not from a question")
     return make_prompt({columns[0]: question}, run.config.task)
 
 

@@ -4,7 +4,7 @@ import importlib
 import logging
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,7 @@ def _prepare(
     dataset, counts = _with_prompts(dataset, task)
     if processing_class is not None:
         if view:
-            lengths = images.prompt_lengths(dataset, view, task.max_prompt_length, split)
+            lengths = images.prompt_lengths(dataset, view, task.max_prompt_length, split, tools)
         else:
             lengths = prompt_lengths(list(dataset["prompt"]), processing_class, tools)
         dataset = _keep(dataset, [length <= task.max_prompt_length for length in lengths], counts, "too_long")
@@ -195,7 +195,7 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
     """Add the prompts and the answers, filter rows without a question or an answer, and count."""
     _check_columns(dataset, task)
     counts = {"rows": len(dataset), "used": 0, **dict.fromkeys(FILTERED, 0), "not_a_number": 0}
-    named = _columns_of(task.prompt)
+    named = _columns_of(template_of(task, dataset.column_names))
     keep: list[bool] = []
     columns: dict[str, list[Any]] = {"prompt": [], "answer": []}
     try:
@@ -228,7 +228,7 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
 
 def _check_columns(dataset: Dataset, task: DictConfig) -> None:
     try:
-        wanted = _columns_of(task.prompt)
+        wanted = _columns_of(template_of(task, dataset.column_names))
         groups = re.compile(task.answer.pattern or "()").groups
     except (ValueError, re.error) as error:
         raise ConfigError(f"task.prompt or task.answer.pattern: {error}") from error
@@ -245,6 +245,11 @@ def _check_columns(dataset: Dataset, task: DictConfig) -> None:
             )
 
 
+def template_of(task: DictConfig, columns: Container[str]) -> str:
+    """Return `task.prompt` with columns in braces; the name of a column alone stands for that column."""
+    return f"{{{task.prompt}}}" if task.prompt in columns else str(task.prompt)
+
+
 def _columns_of(template: str) -> list[str]:
     """Return the columns that `task.prompt` names: `{question}`, `{row[name]}`, `{table.name}`."""
     fields = [name for _, name, _, _ in string.Formatter().parse(template) if name]
@@ -253,13 +258,13 @@ def _columns_of(template: str) -> list[str]:
 
 def make_prompt(row: dict[str, Any], task: DictConfig) -> str | list[dict[str, str]]:
     """Return the prompt of a row, with the system prompt and the examples before it."""
-    shots = []
+    shots, template = [], template_of(task, row)
     for example in task.few_shot.examples:
         try:
-            shots.append((task.prompt.format(**example), task.few_shot.completion.format(**example)))
+            shots.append((template.format(**example), task.few_shot.completion.format(**example)))
         except KeyError as error:
             raise ConfigError(f"task.few_shot.examples: {example} lacks {error}, which task.prompt names") from error
-    text = task.prompt.format(**row)
+    text = template.format(**row)
     if not task.conversational:
         system = f"{task.system_prompt}\n\n" if task.system_prompt else ""
         return system + "".join(asked + said for asked, said in shots) + text

@@ -1,9 +1,13 @@
 """One line for what Hydra and OmegaConf raise: where, what was meant, which values are possible."""
 
 import difflib
+import shlex
+import sys
 from collections.abc import Iterable
 
-from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
@@ -29,10 +33,12 @@ def explain(error: Exception) -> str:
     if "Ambiguous value for argument" in str(error):
         override = str(error).split("'")[1]
         key, _, values = override.partition("=")
-        return f"{override}: several values are a sweep, python -m grpo.train -m …; one list is {key}=[{values}]"
+        text = f", one text is {quoted}" if (quoted := to_paste(override)) and " " in values else ""
+        return f"{override}: several values are a sweep, python -m grpo.train -m …; one list is {key}=[{values}]{text}"
     if isinstance(error, OverrideParseException):
-        how = "write key=value, in quotes if it has spaces or braces"
-        return f"{error.override}: not an override ({_first_line(error)}); {how}"
+        quoted = to_paste(str(error.override))
+        how = f"type {quoted}, as the shell takes its quotes away" if quoted else "write key=value"
+        return f"{' '.join(str(error.override).split())}: not an override ({_first_line(error)}); {how}"
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if isinstance(cause, MissingMandatoryValue):
         return f"{cause.full_key or ''}: needs a value".lstrip(": ")
@@ -46,12 +52,36 @@ def explain(error: Exception) -> str:
                 "peft": f"; any other field of peft.LoraConfig is added with a plus: +{cause.full_key}=…",
             }
             return f"{cause.full_key}: no such key{meant(cause.key, _possible_keys(cause))}{plus.get(group, '')}"
-        return (
-            f"{cause.full_key}: {_first_line(cause).removeprefix('ConfigError raised while resolving interpolation: ')}"
-        )
+        return f"{cause.full_key}: {_wrong_value(cause)}"
     if "use +" in str(error):  # a group that is not in the defaults list
         return f"{str(error).rpartition('use ')[2].strip()}: a group outside of the defaults is appended with a plus"
     return " ".join(str(error).split("\n")[:2])
+
+
+def to_paste(override: str) -> str | None:
+    """Return an override as it has to be typed in a shell for its value to be text; None if it is no `key=value`.
+
+    Hydra's grammar needs quotes around braces, brackets and other signs, and the shell needs some around those.
+    """
+    key, equals, value = override.partition("=")
+    text = f"{key}={QuotedString(value, Quote.single).with_quotes()}"
+    try:
+        OverridesParser.create().parse_override(text)
+    except (HydraException, OmegaConfBaseException):
+        return None
+    if not equals:
+        return None
+    if "\n" in text:
+        return "$'" + text.replace("\\", r"\\").replace("'", r"\'").replace("\n", r"\n") + "'"
+    return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
+
+
+def _wrong_value(error: OmegaConfBaseException) -> str:
+    problem = _first_line(error).removeprefix("ConfigError raised while resolving interpolation: ")
+    typed = next((word for word in sys.argv if word.lstrip("+").startswith(f"{error.full_key}=")), None)
+    if typed and "to string: " in problem:  # Hydra has read a list or a mapping
+        problem += f"; as text it is {to_paste(typed)}"
+    return problem
 
 
 def _first_line(error: Exception) -> str:

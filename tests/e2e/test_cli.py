@@ -47,6 +47,15 @@ WRONG = {
     "another run directory": (["train.output_dir=here"], "hydra.run.dir="),
     "a reward without the plus": (["reward.mine.fn=mine.py:f"], "added with a plus: +reward.mine.fn="),
     "a wrong type": (["train.num_generations=four"], "train.num_generations: Value 'four'"),
+    "quotes that the shell took": (
+        ["task.prompt={q}"],
+        "type \"task.prompt='{q}'\", as the shell takes its quotes away",
+    ),
+    "text with a comma": (
+        ["task.prompt=Think, then answer."],
+        "one text is \"task.prompt='Think, then answer.'\"",
+    ),
+    "text that is a list": (["task.system_prompt=[INST]"], "as text it is \"task.system_prompt='[INST]'\""),
     "no override at all": (["train.num_generations"], "write key=value"),
     "several values": (["train.num_generations=4,8"], "several values are a sweep, python -m grpo.train -m"),
     "a sweep to go on with": (["sweep.resume=true"], "a sweep is run with -m"),

@@ -70,6 +70,18 @@ def test_a_plain_prompt_begins_with_the_system_prompt(composed: Callable[..., Di
     assert load_task(task).train[0]["prompt"] == f"{task.system_prompt}\n\n1,000?"
 
 
+def test_the_name_of_a_column_alone_is_the_prompt(composed: Callable[..., DictConfig], local: list[str]) -> None:
+    tasks = [composed(*local, f"task.prompt={prompt}").task for prompt in ("question", "'{question}'")]
+    named, braces = (load_task(task).train for task in tasks)
+    assert list(named["prompt"]) == list(braces["prompt"])
+    shots = [
+        composed("task=sums", "task.dataset.size=4", f"task.prompt={name}").task for name in ("question", "answer")
+    ]
+    asked = [load_task(task).train[0]["prompt"] for task in shots]
+    assert asked[0].endswith(load_task(shots[0]).train[0]["question"])
+    assert asked[1] != asked[0]
+
+
 def test_without_evaluation_no_split_is_held_out(composed: Callable[..., DictConfig], local: list[str]) -> None:
     assert load_task(composed(*local, "task.eval.size=0", "task.eval.split=nothing").task).held_out is None
 

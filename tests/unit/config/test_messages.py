@@ -1,0 +1,37 @@
+"""What a message says to type, typed in a shell."""
+
+import subprocess
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from grpo.config.messages import to_paste
+
+VALUES = [
+    "{q}",
+    "What is {q}?",
+    "{q}: {c}",
+    "train[200:]",
+    "Think, then answer.",
+    r"####\s*(.*)",
+    r"\boxed{(.*)}",
+    "it's {q}",
+    'say "{q}"',
+    """it's "{q}" for $5 or `more`!""",
+    "{q}\nIt's \\n.",
+]
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_what_is_printed_can_be_pasted(value: str) -> None:
+    line = to_paste(f"+task.prompt={value}")
+    assert line is not None
+    assert "\n" not in line
+    word = subprocess.run(["bash", "-c", f"printf %s {line}"], capture_output=True, text=True, check=True).stdout
+    override = OverridesParser.create().parse_override(word)
+    assert (override.input_line.partition("=")[0], override.value()) == ("+task.prompt", value)
+
+
+def test_plain_values_are_printed_as_the_documentation_has_them() -> None:
+    assert to_paste("task.prompt={q}") == "\"task.prompt='{q}'\""
+    assert to_paste("train.num_generations") is None
