@@ -3,6 +3,7 @@
 import hashlib
 import io
 import math
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -183,13 +184,14 @@ def with_sizes(dataset: Dataset, task: DictConfig, view: View, split: str) -> Da
     return dataset
 
 
-def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str) -> list[int]:
-    """Return the tokens of prompts with their images.
+def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str, tools: Sequence[Any] = ()) -> list[int]:
+    """Return the tokens of prompts with their images and the descriptions of tools.
 
     Args:
         dataset: with `prompt` and what `with_sizes` adds.
         limit: `task.max_prompt_length`.
         split: what the rows are of.
+        tools: that the prompts describe.
 
     Raises:
         ConfigError: images take too much of a prompt whose text fits, or the model does not take as many.
@@ -200,7 +202,7 @@ def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str) -> list
         for prompt, shown in zip(dataset["prompt"], sizes, strict=True)
     ]
     lengths = []
-    for row, (ids, shown) in enumerate(zip(unexpanded(processor, prompts), sizes, strict=True)):
+    for row, (ids, shown) in enumerate(zip(unexpanded(processor, prompts, tools), sizes, strict=True)):
         if ids.count(processor.image_token_id) != len(shown):
             raise ConfigError(f"task.images: row {row} of {split}: the model's chat template does not show its images")
         words = len(ids) - len(shown)
@@ -214,19 +216,21 @@ def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str) -> list
                 f"task.max_prompt_length={lengths[-1]} fits"
             )
     most = max(range(len(sizes)), key=lambda row: len(sizes[row]))
-    check_processor(prompts[most], sizes[most], lengths[most], processor)
+    check_processor(prompts[most], sizes[most], lengths[most], processor, tools)
     return lengths
 
 
-def unexpanded(processor: Any, prompts: list[Any], **options: Any) -> list[list[int]]:
+def unexpanded(processor: Any, prompts: list[Any], tools: Sequence[Any] = (), **options: Any) -> list[list[int]]:
     """Return the tokens of conversations in which an image is one token, as an engine takes them beside the images.
 
     Args:
         prompts: messages with parts of text and images.
+        tools: that the prompts describe.
         options: of the chat template.
     """
     messages, tokenizer = [prepare_multimodal_messages(prompt) for prompt in prompts], processor.tokenizer
-    texts = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options)
+    options |= {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
+    texts = processor.apply_chat_template(messages, **options)
     begun = tokenizer.bos_token is not None and texts[0].startswith(tokenizer.bos_token)  # as transformers decides
     return tokenizer(texts, add_special_tokens=not begun)["input_ids"]
 
@@ -237,13 +241,16 @@ def images_in(prompt: list[dict[str, Any]]) -> list[Any]:
     return [part["image"] for part in parts if part["type"] == "image"]
 
 
-def check_processor(prompt: list[dict[str, Any]], sizes: list[list[int]], length: int, processor: Any) -> None:
+def check_processor(
+    prompt: list[dict[str, Any]], sizes: list[list[int]], length: int, processor: Any, tools: Sequence[Any] = ()
+) -> None:
     """Check with blank images that the processor makes as many tokens of a prompt as are expected.
 
     Raises:
         ConfigError: it does not, or takes fewer images.
     """
-    (text,) = processor.apply_chat_template([prompt], add_generation_prompt=True, tokenize=False)
+    how = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
+    (text,) = processor.apply_chat_template([prompt], **how)
     blank = [Image.new("RGB", (width, height)) for width, height in sizes]
     try:
         found = len(processor(text=[text], images=[blank] if blank else None)["input_ids"][0])

@@ -50,23 +50,23 @@ class ImagesOnly(Qwen2_5_VLProcessor):
         return None if argument is None else super().check_argument_for_proper_class(argument_name, argument)
 
 
-def tokenizer_with(*tokens: str) -> PreTrainedTokenizerBase:
-    """The built-in policy's tokenizer and some more tokens."""
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny")
+def tokenizer_with(*tokens: str, base: str = "tiny") -> PreTrainedTokenizerBase:
+    """The tokenizer of a built-in policy and some more tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / base)
     tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
     return tokenizer
 
 
-def make_processor(family: str) -> Any:
-    """The processor of a family."""
+def make_processor(family: str, base: str = "tiny") -> Any:
+    """The processor of a family, with the tokenizer of a built-in policy."""
     if family == "llava_next":
         side = {"height": 16, "width": 16}
         images = LlavaNextImageProcessor(size={"shortest_edge": 16}, crop_size=side, image_grid_pinpoints=TILES)
-        template, tokenizer = TEMPLATE.replace("IMAGE", "<image>"), tokenizer_with("<image>")
+        template, tokenizer = TEMPLATE.replace("IMAGE", "<image>"), tokenizer_with("<image>", base=base)
         return LlavaNextProcessor(images, tokenizer, 8, "default", template, "<image>", num_additional_image_tokens=1)
     pixels = {"shortest_edge": 64, "longest_edge": 1024}
     images = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, temporal_patch_size=2, size=pixels)
-    tokenizer = tokenizer_with("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+    tokenizer = tokenizer_with("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", base=base)
     template = TEMPLATE.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
     return ImagesOnly(images, tokenizer, None, chat_template=template)
 

@@ -34,6 +34,8 @@ class Completion:
     """1 for tokens of the policy, 0 for those of tools; None without tools."""
     logps: list | None
     """By the engine, for each token, as TRL's `rollout_func` returns them."""
+    prompt: Any = None
+    """The prompt with what an environment's `reset` has added, without its images."""
     messages: Any = None
     """Its text, or its messages, tool calls and their results included."""
     rewards: list[float] = field(default_factory=list)
@@ -55,7 +57,8 @@ class DynamicSamplingTrainer(OverlapTrainer):
     Only as `rollout` says; its defaults leave both to TRL.
 
     Raises:
-        ValueError: `engine.staleness=1` as well, which begins with problems that would not be taken.
+        ValueError: `engine.staleness=1` as well, which begins with problems that would not be taken, or several kinds
+            of environments.
     """
 
     _metrics: Any
@@ -66,6 +69,8 @@ class DynamicSamplingTrainer(OverlapTrainer):
         self.rollout = rollout or Rollout()
         if self.takes_problems and self._overlaps:
             raise ValueError("engine.staleness=1: works without rollout.dynamic_sampling and rollout.prioritize")
+        if self.takes_problems and self._multi_environment:
+            raise ValueError("rollout.dynamic_sampling and rollout.prioritize: work with one environment, not several")
         self.accuracy_reward: str = self.reward_func_names[0]
         """Which reward is 1 for a correct completion, and 0 for others."""
         self._order: ProblemOrder | None = None
@@ -98,7 +103,8 @@ class DynamicSamplingTrainer(OverlapTrainer):
                 replaced(self, "environment_factories", None),  # their episodes are over
                 replaced(self, "environments", None),
             ):
-                return super()._generate_and_score_completions([self._problem(one) for one in mine])
+                rows = [self._problem(one) | {"prompt": one.prompt} for one in mine]
+                return super()._generate_and_score_completions(rows)
         finally:
             self._kept = None
 
@@ -155,7 +161,9 @@ class DynamicSamplingTrainer(OverlapTrainer):
         found = super()._generate(prompts)
         if self._round is not None:
             prompt_ids, ids, masks, messages, logps, *_ = found
+            shown = {"image", "images"} & set(self.train_dataset.column_names)
             for row, completion in enumerate(self._round):
+                completion.prompt = thumbnails.without_images(prompts[row]) if shown else prompts[row]
                 completion.prompt_ids, completion.ids, completion.messages = prompt_ids[row], ids[row], messages[row]
                 completion.mask = masks[row] if masks is not None else None
                 completion.logps = logps[row] if logps is not None else None

@@ -27,12 +27,16 @@ def can_split(fields: Batch, images: list | None, prompt_ids: Sequence[list[int]
     )
 
 
+def as_tensors(fields: Batch) -> Batch:
+    """Return fields whose images are tensors; some processors give lists, of which TRL's loop of tool calls fails."""
+    return fields | {key: torch.as_tensor(np.array(fields[key])) for key in IMAGES if key in fields}
+
+
 def by_prompt(fields: Batch, images: list | None, prompt_ids: Sequence[list[int]], processor: Any) -> Batch:
     """Return the tensors of generation with the numbers of images, and of tiles, by which `pick` divides them."""
     if not images:
         return dict(fields)
-    found = fields | {key: torch.as_tensor(np.array(fields[key])) for key in IMAGES if key in fields}
-    found["num_images"] = [len(row or []) for row in images]
+    found = fields | {"num_images": [len(row or []) for row in images]}
     if sum(count := tiles(prompt_ids, processor)) == len(fields.get("pixel_values", ())):
         found["num_tiles"] = count
     return found

@@ -24,7 +24,7 @@ from grpo.patching import replaced
 from grpo.trainer import engine_check, thumbnails
 from grpo.trainer.batch import BOTH, COUNTS, IMAGES, Batch, lengths, loss_mask, pick, take
 from grpo.trainer.checkpoint import CheckpointTrainer
-from grpo.trainer.image_tokens import by_prompt, can_split, end_before
+from grpo.trainer.image_tokens import as_tensors, by_prompt, can_split, end_before
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch, half, pack
 from grpo.trainer.placement import check_one_device, train_in_float32
@@ -232,8 +232,9 @@ class RolloutTrainer(CheckpointTrainer):
         images = images and [row or [] for row in images]  # processors refuse None, which TRL has for no image
         if images and self.use_vllm and self.vllm_mode == "colocate":
             options = {"chat_template": self.chat_template, **self.chat_template_kwargs}
-            self.vllm_generation.give_images(prompt_ids, unexpanded(self.processing_class, prompts, **options))
-        return prompt_ids, images, fields
+            given = unexpanded(self.processing_class, prompts, self.tools or (), **options)
+            self.vllm_generation.give_images(prompt_ids, given)
+        return prompt_ids, images, as_tensors(fields)
 
     def _generate_single_turn(
         self, prompt_ids: list, images: list | None, multimodal_fields: Batch, num_generations: int, **options: Any

@@ -20,6 +20,7 @@ from trl import prepare_multimodal_messages
 from grpo.data import load_task, reward_columns
 from grpo.errors import ConfigError
 from grpo.images import View, prompt_lengths
+from grpo.tasks.calculator import calculator
 from grpo.tasks.shapes import rows
 from grpo.tiny_vision.build import make_processor
 
@@ -154,6 +155,21 @@ def test_prompts_are_as_long_as_the_processor_makes_them(tmp_path: Path, compose
     ]
     view = View(processor, None, None, None)
     assert prompt_lengths(problems, view, 512, "train") == [len(row) for row in ids] == [37, 21, 5]
+
+
+def test_prompts_with_images_are_longer_by_the_tools_that_they_describe(tmp_path: Path, composed: Any) -> None:
+    processor = make_processor()
+    processor.chat_template += "{% for tool in tools or [] %}{{ tool['function']['name'] }} is a tool{% endfor %}"
+    task = task_of(composed, tmp_path, [[picture()], []])
+    problems, view = load_task(task, processor).train, View(processor, None, None, None)
+    prompts = [prepare_multimodal_messages(row["prompt"], row["images"]) for row in problems]
+    how: dict[str, Any] = {"tools": [calculator], "add_generation_prompt": True, "tokenize": True, "return_dict": True}
+    expected = [len(row) for row in processor.apply_chat_template(prompts, **how)["input_ids"]]
+    assert prompt_lengths(problems, view, 512, "train", [calculator]) == expected
+    task.max_prompt_length = max(expected) - 1
+    with pytest.raises(ConfigError, match=r"row 0 of train: images of 40 x 30 pixels"):
+        load_task(task, processor, [calculator])
+    load_task(task, processor)
 
 
 @settings(max_examples=40, deadline=None)

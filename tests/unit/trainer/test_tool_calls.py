@@ -14,7 +14,7 @@ from datasets import Dataset
 from pandas import read_parquet
 from rich.console import Console
 from transformers import AutoTokenizer
-from trl import GRPOTrainer
+from trl import GRPOTrainer, prepare_multimodal_messages
 
 from grpo.config.schema import ROOT, Rollout
 from grpo.evaluation.in_training import evaluate_policy
@@ -31,6 +31,7 @@ from tests.stock_trl import (
     tiny_llama,
     train,
 )
+from tests.vision_policies import make_policy, make_processor, problems
 
 TOKENIZER = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny_calculator")
 QUESTIONS = [f"Mia has {number} apples. How many apples does she have now?" for number in range(48)]
@@ -130,6 +131,51 @@ def test_dynamic_sampling_keeps_whole_conversations(tmp_path: Path, kind: str) -
         assert 0 < row["tools/failure_frequency"] < 1
     logged = read_parquet(tmp_path / "completions" / "completions_00002.parquet")["completion"]
     assert [len(messages) for messages in logged] == [len(one.messages) for one in kept[-1]]
+
+
+def test_what_an_environment_says_first_is_in_the_prompts_that_are_kept(tmp_path: Path) -> None:
+    options = {"environment_factory": Game, "rollout": Rollout(dynamic_sampling=True), "log_completions": True}
+    train(with_tools(ExactGRPOTrainer, tmp_path, **options))
+    for file in (tmp_path / "completions").glob("*.parquet"):
+        for prompt in read_parquet(file)["prompt"]:
+            assert prompt[-1]["content"].endswith("now? Ben has 5.")
+
+
+WITH_IMAGES = (
+    "{% for message in messages %}{% if message['role'] == 'tool' %}<tool_response>{% endif %}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{{ '<|vision_start|><|image_pad|><|vision_end|>' if part['type'] == 'image' else part['text'] }}"
+    "{% endfor %}{% endif %}{% for call in message['tool_calls'] or [] %}"
+    "<tool_call>{{ call['function'] | tojson }}</tool_call>{% endfor %}"
+    "{{ {'tool': '</tool_response>\\n', 'assistant': eos_token}.get(message['role'], '\\n') }}{% endfor %}"
+)
+
+
+def test_environments_with_images_are_sampled_dynamically(tmp_path: Path) -> None:
+    processor = make_processor("qwen2_vl", base="tiny_calculator")
+    processor.chat_template = WITH_IMAGES
+    data = problems().add_column("number", [row % 10 for row in range(16)])
+    options = {"environment_factory": Game, "rollout": Rollout(dynamic_sampling=True), "log_completions": True}
+    known = {"model": make_policy("qwen2_vl", processor), "processing_class": processor, "train_dataset": data}
+    trainer = with_tools(ExactGRPOTrainer, tmp_path, **options, **known)
+    assert len(train(trainer).logs) == 2
+    for prompt in read_parquet(tmp_path / "completions" / "completions_00002.parquet")["prompt"]:
+        assert prompt[-1]["content"][-1]["text"].endswith(" Ben has 5.")
+
+
+def test_an_engine_reads_the_descriptions_of_tools_beside_images(tmp_path: Path) -> None:
+    processor = make_processor("qwen2_vl", base="tiny_calculator")
+    processor.chat_template = WITH_IMAGES + "{% for tool in tools or [] %}<tool_call>{% endfor %}"
+    known = {"model": make_policy("qwen2_vl", processor), "processing_class": processor, "train_dataset": problems()}
+    trainer = with_tools(ExactGRPOTrainer, tmp_path, tools=[calculator], **known)
+    given: list[list[list[int]]] = []
+    trainer.use_vllm, trainer.vllm_mode = True, "colocate"
+    trainer.vllm_generation = SimpleNamespace(give_images=lambda *prompts: given.extend(prompts))
+    row = trainer.train_dataset[0]
+    trainer._tokenize_prompts([prepare_multimodal_messages(row["prompt"], row["images"])])
+    expanded, unexpanded = ([token for token in ids[0] if token != processor.image_token_id] for ids in given)
+    assert expanded == unexpanded
+    assert expanded[-1] == processor.tokenizer.convert_tokens_to_ids("<tool_call>")
 
 
 def scores_of(trainer: Any, kept: list) -> Any:
