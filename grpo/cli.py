@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
@@ -21,6 +23,7 @@ from grpo.config.secrets import refuse_secrets
 from grpo.distributed import is_first_to_fail, log_name
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import visible_gpus
+from grpo.patching import replaced
 from grpo.runs.lock import new_directory
 
 WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ
@@ -101,7 +104,8 @@ def start(job: Callable[[], object], program: str) -> None:
     register_resolvers()
     RefuseSecrets.program = program
     try:
-        job()
+        with replaced(ConfigLoaderImpl, "get_group_options", choices):
+            job()
     except BrokenPipeError:  # whoever read the output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -111,6 +115,13 @@ def start(job: Callable[[], object], program: str) -> None:
         if WANTS_TRACEBACK:
             raise
         leave(error, program)
+
+
+def choices(
+    self: ConfigLoaderImpl, group_name: str, results_filter: ObjectType = ObjectType.CONFIG, **options: Any
+) -> list[str]:
+    """Return the choices of a group for `--help`: Hydra's method copies all configurations for each, for seconds."""
+    return self.repository.get_group_options(group_name, results_filter)
 
 
 @contextlib.contextmanager

@@ -6,15 +6,13 @@ import re
 import string
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, load_dataset
 from omegaconf import DictConfig, OmegaConf
 
 from grpo import images
-from grpo.config.library import BUILDERS
-from grpo.config.secrets import is_secret
+from grpo.config.data_files import from_file, in_one_line
 from grpo.errors import ConfigError
 from rewards.text import numbers
 
@@ -40,6 +38,16 @@ class Problems:
     """The same columns; None if `task.eval.size` is 0."""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     """For `train` and `held_out`: rows read, used, filtered by reason, and with answers that are not numbers."""
+    view: images.View | None = None
+    """What the policy sees of images; None without any."""
+
+    @property
+    def most_images(self) -> int | None:
+        """Images in the prompt with the most of them; None if no prompt has any."""
+        if self.view is None:
+            return None
+        splits = [self.train, *([self.held_out] if self.held_out else [])]
+        return max(len(sizes) for split in splits for sizes in split.with_format(None)["shown_sizes"]) or None
 
     def __str__(self) -> str:
         lines = []
@@ -62,7 +70,8 @@ def load_task(task: DictConfig, processing_class: Any = None, tools: Sequence[An
         ConfigError: a file, a split, a column or every row is missing.
     """
     train, counts = _prepare(load_split(task, task.split), task, processing_class, task.split, tools)
-    problems = Problems(train, None, {"train": counts})
+    view = images.view_of(task, processing_class) if processing_class else None
+    problems = Problems(train, None, {"train": counts}, view)
     if task.eval.size:
         problems.held_out, problems.counts["held_out"] = load_held_out(task, processing_class, tools)
         known = set(_questions(problems.held_out))
@@ -139,39 +148,15 @@ def load_split(task: DictConfig, split: str) -> Dataset:
         else:
             dataset = load_dataset(**from_file(arguments), split=split)
     except StopIteration:  # what `datasets` makes of an empty file
-        raise ConfigError(f"task.dataset={_flat(arguments)}, split {split}: there are no rows in it") from None
+        raise ConfigError(f"task.dataset={in_one_line(arguments)}, split {split}: there are no rows in it") from None
     except Exception as error:
         reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
         if "Unknown split" in reason:
             reason += " Parts of one split are \"task.split='train[200:]'\" \"task.eval.split='train[:200]'\""
-        raise ConfigError(f"task.dataset={_flat(arguments)}, split {split}: {reason}") from error
+        raise ConfigError(f"task.dataset={in_one_line(arguments)}, split {split}: {reason}") from error
     if len(dataset) == 0:
-        raise ConfigError(f"task.dataset={_flat(arguments)}, split {split}: there are no rows in it")
+        raise ConfigError(f"task.dataset={in_one_line(arguments)}, split {split}: there are no rows in it")
     return dataset
-
-
-def from_file(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments of `datasets.load_dataset`, with the builder for `path` or `data_files` if these are files."""
-    path, files = str(arguments.get("path") or ""), arguments.get("data_files")
-    if not files and not path:
-        raise ValueError("name your file: task.dataset.path=my_problems.jsonl")
-    if path and (files or Path(path).suffix not in BUILDERS):
-        return arguments  # a builder, a folder, or a data set on the hub
-    first = files or path
-    while isinstance(first, dict | list) and first:
-        first = next(iter(first.values())) if isinstance(first, dict) else first[0]
-    suffix = Path(str(first)).suffix
-    if suffix not in BUILDERS:
-        raise ValueError(f"{first}: of files only these are read: {', '.join(BUILDERS)}")
-    if "://" not in str(first) and "*" not in str(first) and not Path(str(first)).is_file():
-        raise FileNotFoundError(f"there is no file {Path(str(first)).absolute()}")
-    return {**arguments, "path": BUILDERS[suffix], "name": None, "data_files": files or path}
-
-
-def _flat(arguments: dict[str, Any]) -> str:
-    """Return arguments in one line, without secrets."""
-    shown = {key: "…" if is_secret(key, value) else value for key, value in arguments.items()}
-    return "{" + ", ".join(f"{key}: {value}" for key, value in shown.items()) + "}"
 
 
 def _prepare(
@@ -206,7 +191,7 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
                 columns["answer"].append(_answer(row, task))
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"task.dataset={_flat(dict(task.dataset))}: not UTF-8, {error}; save the file as UTF-8"
+            f"task.dataset={in_one_line(dict(task.dataset))}: not UTF-8, {error}; save the file as UTF-8"
         ) from error
     dataset = _keep(dataset, keep, counts, "no_question")
     # added anew: `map` would give an answer the type that its column has in the file, such as a number

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from grpo.cli import WANTS_TRACEBACK, leave, output_in, quick_imports, start
 from grpo.config.check import check
+from grpo.config.data_files import check_files
 from grpo.config.schema import ROOT
 from grpo.errors import ConfigError, RunError
 from grpo.hardware import check_pytorch_sees_gpu, take_one_gpu
@@ -36,6 +37,7 @@ def job(config: DictConfig) -> float:
     """Evaluate one model; return its greedy accuracy."""
     try:
         check(config)
+        check_files(config.task)
         if config.evaluate.samples < 0 or config.evaluate.batch_size < 1 or config.evaluate.temperature <= 0:
             raise ConfigError("evaluate: samples from 0, temperature above 0, batch_size from 1")
         if not config.task.eval.size:

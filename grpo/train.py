@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 from grpo.cli import WANTS_TRACEBACK, leave, quick_imports, start
 from grpo.config.check import check, check_deepspeed, check_shard
+from grpo.config.data_files import check_files
 from grpo.config.schema import ROOT
 from grpo.distributed import (
     BY_US,
@@ -89,6 +90,7 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
     check(config)
     check_shard(config)
     check_deepspeed(config.train)
+    check_files(config.task)
     if is_main_process() and BY_US not in os.environ and (is_launched() or is_first(config)):  # else another has it
         take(run_dir)
     if config.launch.nodes > 1 or has_other_machines():

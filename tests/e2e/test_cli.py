@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,38 @@ def test_help_fits_one_screen_and_says_how_to_choose(tmp_path: Path) -> None:
     for word in ("+gpu=", "model=", "task=", "reward=", "-m ", "--cfg job", "rtx3080", "qwen2_5_1_5b", "gsm8k"):
         assert word in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+HELP = """
+import sys
+from hydra._internal.config_repository import CachingConfigRepository as Copy
+from grpo.train import main
+made, init = [], Copy.__init__
+Copy.__init__ = lambda *arguments: made.append(init(*arguments))
+sys.argv = ["grpo.train", "--help"]
+try:
+    main()
+finally:
+    sys.exit(len(made))
+"""
+
+
+def test_help_copies_the_configurations_once(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, "to compose; a copy per group takes seconds"
+
+
+@pytest.mark.parametrize("module", ["train", "evaluate"])
+def test_a_missing_data_file_is_reported_before_libraries_load(tmp_path: Path, module: str) -> None:
+    code = (
+        f"import sys; sys.argv[1:] = ['task=jsonl', 'task.dataset.path=no.jsonl']\nfrom grpo.{module} import main\n"
+        "try: main()\nfinally: sys.exit(', '.join({'torch', 'transformers', 'trl', 'datasets'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    program, _, message = done.stderr.partition(": ")
+    assert (program, message.count("\n")) == (f"grpo.{module}", 2), "with an empty list of libraries"
+    assert message.startswith("task.dataset={path: no.jsonl, data_files: None}: there is no file ")
+    assert message.strip().endswith("no.jsonl")
 
 
 def test_the_whole_configuration_is_shown_without_running(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""The files of `task.dataset`: which builder reads them, and whether they are there. No heavy import here."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from grpo.config.library import BUILDERS
+from grpo.config.secrets import is_secret
+from grpo.errors import ConfigError
+
+
+def check_files(task: DictConfig) -> None:
+    """Check that the file to train or to evaluate on is there, before any library is loaded.
+
+    Raises:
+        ConfigError: it is not, or it is of a kind that is not read.
+    """
+    arguments: dict[str, Any] = OmegaConf.to_container(task.dataset, resolve=True)  # type: ignore[assignment]
+    if "generator" in arguments:
+        return
+    try:
+        from_file(arguments)
+    except (ValueError, FileNotFoundError) as error:
+        raise ConfigError(f"task.dataset={in_one_line(arguments)}: {error}") from error
+
+
+def from_file(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of `datasets.load_dataset`, with the builder for `path` or `data_files` if these are files."""
+    path, files = str(arguments.get("path") or ""), arguments.get("data_files")
+    if not files and not path:
+        raise ValueError("name your file: task.dataset.path=my_problems.jsonl")
+    if path and (files or Path(path).suffix not in BUILDERS):
+        return arguments  # a builder, a folder, or a data set on the hub
+    first = files or path
+    while isinstance(first, dict | list) and first:
+        first = next(iter(first.values())) if isinstance(first, dict) else first[0]
+    suffix = Path(str(first)).suffix
+    if suffix not in BUILDERS:
+        raise ValueError(f"{first}: of files only these are read: {', '.join(BUILDERS)}")
+    if "://" not in str(first) and "*" not in str(first) and not Path(str(first)).is_file():
+        raise FileNotFoundError(f"there is no file {Path(str(first)).absolute()}")
+    return {**arguments, "path": BUILDERS[suffix], "name": None, "data_files": files or path}
+
+
+def in_one_line(arguments: dict[str, Any]) -> str:
+    """Return arguments in one line, without secrets."""
+    shown = {key: "…" if is_secret(key, value) else value for key, value in arguments.items()}
+    return "{" + ", ".join(f"{key}: {value}" for key, value in shown.items()) + "}"
