@@ -105,3 +105,40 @@ def test_the_norm_is_clipped_as_torch_clips_it() -> None:
 def test_it_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="one process, in bfloat16 or float32"):
         make(ExactGRPOTrainer, tmp_path, update=Update(gradients_on_host=True), fp16=True)
+
+
+class Stream:
+    """A stream of CUDA that notes for which others it waits."""
+
+    def __init__(self, name: str, happened: list[str]) -> None:
+        self.name, self.happened = name, happened
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.happened.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_bitsandbytes_steps_after_clipping_and_before_the_next_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_host: bool
+) -> None:
+    """Its kernels run on CUDA's default stream, and vLLM moves the process to another one."""
+    happened: list[str] = []
+    current, default = Stream("current", happened), Stream("default", happened)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda: default)
+    options = {"optim": "adamw_8bit", "max_grad_norm": 0.01, "max_steps": 1}
+    trainer = make(ExactGRPOTrainer, tmp_path, update=replace(PARTS, gradients_on_host=on_host), **options)
+    with monkeypatch.context() as on_a_gpu:
+        on_a_gpu.setattr(type(trainer.accelerator), "device", torch.device("cuda"))
+        trainer.create_optimizer()
+    update = type(trainer.optimizer).update_step
+
+    def noted(*args: Any) -> None:
+        happened.append("step")
+        update(*args)
+
+    monkeypatch.setattr(type(trainer.optimizer), "update_step", noted)
+    trainer.train()
+    weights = len(list(trainer.model.parameters()))
+    before, after = "default waits for current", "current waits for default"
+    assert happened == ([before, "step", after] * weights if on_host else [before, *["step"] * weights, after])
