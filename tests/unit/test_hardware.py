@@ -160,7 +160,7 @@ def test_wsl_gives_two_gib_less_than_it_reports_as_free(monkeypatch: pytest.Monk
         ("compute_100f", [(10, 0), (10, 3)], [(12, 0)]),
     ],
 )
-def test_kernels_run_on_their_major_version_and_ptx_on_later_ones(
+def test_kernels_run_on_one_major_version_and_ptx_on_later_ones(
     architecture: str, runs: list[tuple[int, int]], not_on: list[tuple[int, int]]
 ) -> None:
     assert all(runs_on(architecture, *capability) for capability in runs)
