@@ -35,7 +35,7 @@ from grpo.generation.vllm_server import check_server, check_vllm, server_url
 from grpo.hardware import gpu_utilization
 from grpo.images import check_used
 from grpo.monitor import Monitor
-from grpo.outcome import give_way, reason_of, write_outcome
+from grpo.outcome import ends_when_stuck, give_way, reason_of, write_outcome
 from grpo.planning.fit import Plan, settled
 from grpo.planning.from_config import find_shape
 from grpo.reward import (
@@ -74,7 +74,7 @@ def run(config: DictConfig, run_dir: Path, plan: Plan | None = None) -> dict[str
         ConfigError: the input was wrong; nothing has been trained.
         RunError: the run broke; the log has the traceback.
     """
-    with StopOnSignal() as stop:
+    with ends_when_stuck(run_dir), StopOnSignal() as stop:
         summary = run_until(stop, config, run_dir, plan)
     if is_main_process():
         report(summary, run_dir)
@@ -101,7 +101,7 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
             summary |= {"accuracy_before": None, "accuracy_after": None}
             columns, errors_file = reward_columns(problems.train), run_dir / ERRORS_FILE
             with running_rewards(options_of_rewards(config, problems), columns, run_dir, errors_file) as rewards:
-                trainer = make_trainer(config, run_dir, problems.train, processing_class, rewards, tools)
+                trainer = make_trainer(config, run_dir, problems, processing_class, rewards, tools)
                 memory.asleep, trainer.memory = trainer.memory.asleep, memory
                 utilization = gpu_utilization if memory.on_gpu else None
                 try:

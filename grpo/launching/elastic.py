@@ -18,6 +18,8 @@ from grpo.runs.resume import how_to_continue
 SAME_COMMAND = "start the same command on each of them, with an address that all can reach"
 STOPPED = 130
 """Exit status of a run that was told to stop."""
+SIGTERM_TO_SIGKILL = 30
+"""Seconds that torchelastic leaves to the processes of a machine after one of them has failed; it has no option."""
 
 
 def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
@@ -112,14 +114,17 @@ def reported(error: Exception, config: DictConfig, summary: Path) -> BaseExcepti
 def first_cause(error: Any) -> tuple[int, Any]:
     """Return rank and failure of the process that the others have followed.
 
-    One that was killed says nothing, and the others lose their connections to it; SIGTERM is what they get after that.
+    One that was killed says nothing, and the others lose their connections to it; SIGTERM is what they get after that,
+    and SIGKILL if it has not ended them.
 
     Args:
         error: torchelastic's `ChildFailedError`.
     """
+    first = min(failure.timestamp for failure in error.failures.values())
 
     def order(one: tuple[int, Any]) -> tuple[int, int]:
-        code = one[1].exitcode
-        return (1 if code >= 0 else 2 if code == -signal.SIGTERM else 0), one[1].timestamp
+        code, seconds = one[1].exitcode, one[1].timestamp - first
+        ended_for_it = code == -signal.SIGTERM or (code == -signal.SIGKILL and seconds >= SIGTERM_TO_SIGKILL - 1)
+        return (1 if code >= 0 else 2 if ended_for_it else 0), one[1].timestamp
 
     return min(error.failures.items(), key=order)

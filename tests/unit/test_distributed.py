@@ -1,6 +1,12 @@
 """What processes agree on, where the store between them is gone; and which of them failed first."""
 
+import json
+import os
 import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -34,6 +40,71 @@ def test_the_process_that_the_others_follow_is_named(codes: list[int], rank: int
         rank: ProcessFailure(local_rank=rank, pid=rank, exitcode=code, error_file="") for rank, code in enumerate(codes)
     }
     assert first_cause(ChildFailedError("grpo.train", failures))[0] == rank
+
+
+def test_a_process_that_is_killed_half_a_minute_later_is_not_the_cause() -> None:
+    """torchelastic kills a process that waits in NCCL for the one that has failed."""
+    codes = {0: (-signal.SIGKILL, 1030), 1: (1, 1000), 2: (-signal.SIGKILL, 1030), 3: (1, 1015)}
+    failures = {
+        rank: ProcessFailure(local_rank=rank, pid=rank, exitcode=code, error_file="")
+        for rank, (code, _) in codes.items()
+    }
+    for rank, (_, seconds) in codes.items():
+        failures[rank].timestamp = seconds
+    assert first_cause(ChildFailedError("grpo.train", failures))[0] == 1
+
+
+STUCK = """
+import ctypes, os, sys
+from pathlib import Path
+from grpo import outcome
+from grpo.callbacks import StopOnSignal
+from grpo.distributed import agreed, is_first_to_fail, store
+outcome.STUCK = 1.0
+store()
+with outcome.ends_when_stuck(Path(sys.argv[1])), StopOnSignal() as stop:
+    stop.begin(None)
+    agreed("a start", lambda: 1)
+    if os.environ["RANK"] == "1":
+        assert not sys.argv[2:] or is_first_to_fail(f"failed: {sys.argv[2]}")
+        print("failed", flush=True)
+        sys.stdin.read()
+    mutex = (ctypes.c_char * 64)()
+    wait = ctypes.CDLL(None).pthread_mutex_lock
+    wait(mutex)
+    print("waits", flush=True)
+    wait(mutex)  # as in NCCL: no signal interrupts it, and no handler runs
+"""
+
+
+@pytest.mark.parametrize("reason", ["the reward is asleep", None])
+def test_a_process_that_waits_in_c_ends_soon_after_another_has_failed(tmp_path: Path, reason: str | None) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "running", "reason": None}))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
+    line = [sys.executable, "-c", STUCK, str(tmp_path), *([reason] if reason else [])]
+    processes = [
+        subprocess.Popen(
+            line, env={**os.environ, **place, "RANK": rank}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for rank in "01"
+    ]
+    try:
+        for process, said in zip(processes, ("waits", "failed"), strict=True):
+            assert process.stdout
+            assert process.stdout.readline() == f"{said}\n"
+        processes[0].terminate()
+        if reason:
+            assert processes[0].wait(20) == 1
+            assert json.loads((tmp_path / "summary.json").read_text()) == {"status": "failed", "reason": reason}
+        else:  # a run that is to stop has the time that its launcher gives it
+            with pytest.raises(subprocess.TimeoutExpired):
+                processes[0].wait(5)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 def test_a_process_that_is_stopped_for_another_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
