@@ -25,6 +25,7 @@ from grpo.errors import ConfigError, RunError
 from grpo.hardware import visible_gpus
 from grpo.patching import replaced
 from grpo.runs.lock import new_directory
+from rewards.runtime.process import check_system
 
 WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ
 
@@ -51,6 +52,18 @@ def leave(error: Exception, program: str) -> NoReturn:
     if is_first_to_fail(message):
         print(f"{program}: {message}", file=sys.stderr)
     sys.exit(status)
+
+
+def check_linux() -> None:
+    """Check that this system can train and evaluate.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        check_system()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 class RefuseSecrets(Callback):

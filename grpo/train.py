@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from grpo.cli import WANTS_TRACEBACK, leave, quick_imports, start
+from grpo.cli import WANTS_TRACEBACK, check_linux, leave, quick_imports, start
 from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.data_files import check_files
 from grpo.config.schema import ROOT
@@ -80,6 +80,7 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
         ConfigError: the input is wrong, the run does not fit, or the directory is that of another.
         RunError: the run broke.
     """
+    check_linux()
     if config.sweep.resume:
         raise ConfigError(
             "sweep.resume=true: a sweep is run with -m; a run resumes with train.resume_from_checkpoint=auto"

@@ -17,7 +17,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import get_json_schema
 
 from rewards.runtime.call import PLAIN
-from rewards.runtime.process import IMPORT_LIMIT, end_process, start_process
+from rewards.runtime.process import IMPORT_LIMIT, check_system, end_process, start_process
 
 log = logging.getLogger(__name__)
 FAILED = "The environment could not begin"
@@ -52,6 +52,7 @@ class Source:
     def __init__(self, names: Sequence[str], is_environment: bool | None, timeout: float, output: Any = None) -> None:
         self.timeout, self.errors, self.calls = timeout, Counter[str](), Counter[str]()
         self._reported = set[str]()
+        check_system()
         self._named, self._output = (list(names), is_environment), output
         problem = self._start()
         if problem is None:

@@ -21,6 +21,19 @@ END_LIMIT = 5
 """Limit on the end of a process and of all that it has started, seconds."""
 
 
+def check_system() -> None:
+    """Check that processes with functions of the user can be started, kept in view and ended here.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    if sys.platform != "linux":
+        system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
+        raise ValueError(
+            f"training, rewards and tools need Linux, and this is {system}: use WSL2, a container or a server"
+        )
+
+
 class Worker:
     """A process with one reward function.
 
@@ -29,6 +42,7 @@ class Worker:
     """
 
     def __init__(self, fn: str, name: str, kwargs: dict[str, Any], output: Any = None) -> None:
+        check_system()
         self.traceback = os.memfd_create("traceback")
         self.process, self.connection = start_process("rewards.runtime.worker", output, self.traceback)
         self.connection.send((fn, name, kwargs))

@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -17,14 +16,12 @@ INTERVAL = 1.0
 def supervise(trainer: int, *inherited: int) -> None:
     """Return in a new process. This one waits for the end of it or of the trainer, ends what is left, and itself.
 
-    Its exit status is that of the new process. Elsewhere than on Linux, return without a new process.
+    Its exit status is that of the new process.
 
     Args:
         trainer: process without which the new one has no purpose.
         inherited: file descriptors of which only the new process keeps its own.
     """
-    if sys.platform != "linux":
-        return
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, EVENTS)

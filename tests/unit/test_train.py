@@ -1,13 +1,16 @@
 """What a run does before anything is loaded."""
 
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pynvml
 import pytest
 from omegaconf import DictConfig
 
-from grpo.train import prepare_gpu
+from grpo.errors import ConfigError
+from grpo.train import prepare_gpu, start_run
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,14 @@ def test_segments_are_expandable_unless_the_engine_refuses_it(
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
     prepare_gpu(composed(*overrides))
     assert (os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == "expandable_segments:True") == expandable
+
+
+def test_a_run_elsewhere_than_on_linux_is_one_line(
+    composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(
+        ConfigError, match="training, rewards and tools need Linux, and this is macOS: use WSL2, a cont"
+    ):
+        start_run(composed("launch.processes=2"), tmp_path, [])
+    assert not list(tmp_path.iterdir())

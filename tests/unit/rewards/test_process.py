@@ -100,3 +100,10 @@ def test_the_processes_of_a_verdict_are_signalled_at_their_numbers(program: str,
 def test_tests_that_do_not_fit_into_a_pipe_are_read() -> None:
     tests = "\n".join(["assert f() == 1"] * 20_000)
     assert verdict("def f():\n    return 1", tests, None, 20, 500, boxed=False) == 1.0
+
+
+@pytest.mark.parametrize(("system", "name"), [("darwin", "macOS"), ("win32", "Windows")])
+def test_other_systems_than_linux_are_one_line(system: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    with pytest.raises(ValueError, match=f"training, rewards and tools need Linux, and this is {name}: use WSL2"):
+        Reward("rewards.brevity.brevity", "brevity")

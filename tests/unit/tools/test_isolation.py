@@ -3,6 +3,7 @@
 import os
 import resource
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -265,6 +266,12 @@ def test_a_number_that_another_process_has_got_is_not_killed(file: Path) -> None
         assert other.poll() is None
         other.kill()
     source.close()
+
+
+def test_tools_elsewhere_than_on_linux_are_one_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ValueError, match="training, rewards and tools need Linux, and this is macOS"):
+        Source([f"{file}:add"], is_environment=False, timeout=1.0)
 
 
 def comes_true(condition: Callable[[], bool], seconds: float = 10) -> bool:
