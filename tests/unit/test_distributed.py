@@ -42,7 +42,7 @@ def test_the_process_that_the_others_follow_is_named(codes: list[int], rank: int
     assert first_cause(ChildFailedError("grpo.train", failures))[0] == rank
 
 
-def test_a_process_that_is_killed_half_a_minute_later_is_not_the_cause() -> None:
+def test_a_process_killed_half_a_minute_later_is_not_the_cause() -> None:
     """torchelastic kills a process that waits in NCCL for the one that has failed."""
     codes = {0: (-signal.SIGKILL, 1030), 1: (1, 1000), 2: (-signal.SIGKILL, 1030), 3: (1, 1015)}
     failures = {
@@ -78,7 +78,7 @@ with outcome.ends_when_stuck(Path(sys.argv[1])), StopOnSignal() as stop:
 
 
 @pytest.mark.parametrize("reason", ["the reward is asleep", None])
-def test_a_process_that_waits_in_c_ends_soon_after_another_has_failed(tmp_path: Path, reason: str | None) -> None:
+def test_a_process_that_waits_in_c_ends_after_another_failed(tmp_path: Path, reason: str | None) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"status": "running", "reason": None}))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -65,7 +65,7 @@ def test_a_process_keeps_its_number_until_it_is_signalled(code: str, status: int
     assert len(taken) == (2 if status == -15 else 1), "nothing once it has been waited for"
 
 
-def test_a_process_that_does_not_end_is_waited_for_as_long_as_asked() -> None:
+def test_a_process_is_waited_for_as_long_as_asked() -> None:
     process = started("import time; time.sleep(60)")
     begun = time.monotonic()
     assert not has_ended(process, 0.3)
@@ -92,7 +92,7 @@ def test_a_reward_that_has_ended_is_signalled_at_its_number(way: str, tmp_path: 
 
 
 @pytest.mark.parametrize("program", ["def f():\n    return 1", "def f():\n    return 2", "import os\nos._exit(0)"])
-def test_the_processes_of_a_verdict_are_signalled_at_their_numbers(program: str, taken: list[bool]) -> None:
+def test_processes_of_a_verdict_are_signalled_at_their_numbers(program: str, taken: list[bool]) -> None:
     assert verdict(program, "assert f() == 1", None, 20, 500, boxed=False) == float("1" in program)
     assert taken == [True, True]
 

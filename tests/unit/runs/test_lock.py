@@ -43,7 +43,7 @@ def test_a_directory_has_one_process_until_it_dies_however_it_dies(
     assert (tmp_path / ".running").read_text().startswith(f"process {os.getpid()} on ")
 
 
-def test_a_process_that_only_looks_does_not_stop_another_from_taking(tmp_path: Path) -> None:
+def test_a_look_at_a_lock_does_not_stop_another_from_taking(tmp_path: Path) -> None:
     (tmp_path / LOCK).touch()
     with (tmp_path / LOCK).open() as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)  # as `is_running` does, for a moment
@@ -61,7 +61,7 @@ def taken_among_others(run_dir: Path) -> bool:
     return True
 
 
-def test_of_processes_that_look_and_take_at_once_a_single_process_takes(tmp_path: Path) -> None:
+def test_of_processes_that_take_at_once_a_single_one_does(tmp_path: Path) -> None:
     with multiprocessing.get_context("fork").Pool(8) as pool:
         for _ in range(200):
             pool.apply_async(is_running, (tmp_path,))
