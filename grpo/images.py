@@ -107,6 +107,23 @@ class View:
         size = self.size(*image.size)
         return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
 
+    def shown(self, rows: list[dict[str, Any]], opened: dict[str, Image.Image]) -> list[dict[str, Any]]:
+        """Return rows with their images as the policy sees them.
+
+        Args:
+            opened: images by what tells them apart; gets those that are opened now, so that each is opened once.
+        """
+        found = []
+        for row in rows:
+            pictures = []
+            for value in images_of(row.get(COLUMN)):
+                if not isinstance(value, Image.Image):
+                    name = _name(value)
+                    value = opened.get(name) or opened.setdefault(name, self.show(value))
+                pictures.append(value)
+            found.append({**row, COLUMN: pictures})
+        return found
+
     def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Open the images of rows that are read from the data set."""
         if COLUMN in rows:
@@ -233,6 +250,24 @@ def unexpanded(processor: Any, prompts: list[Any], tools: Sequence[Any] = (), **
     texts = processor.apply_chat_template(messages, **options)
     begun = tokenizer.bos_token is not None and texts[0].startswith(tokenizer.bos_token)  # as transformers decides
     return tokenizer(texts, add_special_tokens=not begun)["input_ids"]
+
+
+def engine_options(processor: Any, most_images: int | None) -> dict[str, Any]:
+    """Return what an engine of vLLM has to know of a policy's images, so that it prepares for these and no larger ones.
+
+    Args:
+        processor: of the policy, or its tokenizer.
+        most_images: in a prompt; None if it is not known.
+    """
+    if not hasattr(processor, "image_processor"):
+        return {}
+    limits = {"video": 0} | ({"image": most_images} if most_images else {})
+    options: dict[str, Any] = {"limit_mm_per_prompt": limits}
+    images = processor.image_processor
+    if hasattr(images, "merge_size") and images.size.longest_edge:  # Qwen's: both edges are numbers of pixels
+        pixels = {"min_pixels": images.size.shortest_edge, "max_pixels": images.size.longest_edge}
+        options["mm_processor_kwargs"] = pixels
+    return options
 
 
 def images_in(prompt: list[dict[str, Any]]) -> list[Any]:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from omegaconf import DictConfig
 from transformers import PrinterCallback
 from trl import GRPOConfig
@@ -14,6 +13,7 @@ from grpo import policy
 from grpo.config.batch import check_batch
 from grpo.config.schema import REWARD_MODEL, Engine, Rollout, Update, train_arguments
 from grpo.config.secrets import is_secret
+from grpo.data import Problems
 from grpo.distributed import world_size
 from grpo.errors import ConfigError
 from grpo.planning.sharding import sharding_of
@@ -27,7 +27,7 @@ from rewards.runtime.isolation import Reward
 def make_trainer(
     config: DictConfig,
     run_dir: Path,
-    problems: Dataset,
+    problems: Problems,
     processing_class: Any,
     rewards: Mapping[str, Reward],
     tools: Tools,
@@ -37,7 +37,7 @@ def make_trainer(
     Raises:
         ConfigError: TRL, transformers or PEFT refused it.
     """
-    check_batch(config.train, len(problems))
+    check_batch(config.train, len(problems.train))
     arguments = train_arguments(config.train)
     arguments.pop("resume_from_checkpoint", None)
     user_init_kwargs = arguments.pop("model_init_kwargs", {})
@@ -60,7 +60,9 @@ def make_trainer(
                 disable_tqdm=True,
                 **arguments,
             ),
-            train_dataset=problems,
+            train_dataset=problems.train.with_format(None),  # the trainer opens the images of a generation
+            view=problems.view,
+            most_images=problems.most_images,
             processing_class=processing_class,
             quantization_config=policy.quantization_config(config.peft),
             peft_config=policy.peft_config(config.peft, config.model),

@@ -37,7 +37,10 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
     problems, counts = load_held_out(config.task, processing_class)
     count_used("held_out", counts)
     longest = config.task.max_prompt_length  # images count
-    if not config.task.images:
+    most_images = None
+    if config.task.images:
+        most_images = max(map(len, problems.with_format(None)["shown_sizes"])) or None
+    else:
         longest = max(prompt_lengths(list(problems["prompt"]), processing_class))
     on_gpu = torch.cuda.is_available() and not config.train.use_cpu
     vllm = find_spec("vllm") is not None and (on_gpu or config.train.use_vllm)
@@ -46,7 +49,7 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
         check_grader(rewards[config.task.eval.reward])
         try:
             result = evaluate(
-                generate=with_vllm(name, model.dtype, longest, length, processing_class)
+                generate=with_vllm(name, model.dtype, longest, length, processing_class, most_images)
                 if vllm
                 else with_transformers(name, model, config.peft, length, "cuda" if on_gpu else "cpu"),
                 problems=problems,

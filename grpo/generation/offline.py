@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from grpo import policy
 from grpo.generation.local import Completer, Generate
 from grpo.generation.vllm_on_cpu import cpu_options, one_adapter
-from grpo.images import images_in, unexpanded
+from grpo.images import engine_options, images_in, unexpanded
 from grpo.vllm_lora import engine_rank
 
 VLLM_SHARE = {"cuda": 0.9, "cpu": 0.15}  # of the memory
@@ -26,7 +26,9 @@ def with_transformers(
     return Completer(model, tokenizer, length)
 
 
-def with_vllm(name: str, dtype: str, longest: int, length: int, processing_class: Any) -> Generate:
+def with_vllm(
+    name: str, dtype: str, longest: int, length: int, processing_class: Any, most_images: int | None = None
+) -> Generate:
     """Return a generator of completions by vLLM.
 
     Args:
@@ -34,6 +36,7 @@ def with_vllm(name: str, dtype: str, longest: int, length: int, processing_class
         longest: tokens of the longest prompt, with its images.
         length: tokens of the longest completion.
         processing_class: the tokenizer or processor.
+        most_images: in a prompt; None if none has any.
     """
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # it logs where everything else does
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process, which nothing can outlive
@@ -52,6 +55,7 @@ def with_vllm(name: str, dtype: str, longest: int, length: int, processing_class
             max_lora_rank=engine_rank(adapter["r"] if adapter else 1),
             **({"gpu_memory_utilization": VLLM_SHARE["cuda"]} if on_gpu else cpu_options(VLLM_SHARE["cpu"], weights=0)),
             max_model_len=longest + length,
+            **engine_options(processing_class, most_images),
         )
 
     def with_images(prompts: list[Any]) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ from grpo.generation.shared_weights import fingerprint, share
 from grpo.generation.vllm_on_cpu import cpu_options, loadable, one_adapter
 from grpo.generation.vllm_server import LAUNCHER, answers
 from grpo.generation.watched_session import FAILURES, PAUSE, WatchedSession
+from grpo.images import engine_options
 from grpo.patching import replaced
 from grpo.vllm_lora import LOOPBACK, engine_rank, why_not
 
@@ -53,6 +54,7 @@ class PolicyEngine(VLLMGeneration):
     Args:
         lora: `adapter` or `merged`, as `engine.lora` in the configuration.
         shares: whether the policy gets its frozen weights from a colocated engine.
+        most_images: in a prompt; None if it is not known.
     """
 
     sends_adapter = False
@@ -61,10 +63,17 @@ class PolicyEngine(VLLMGeneration):
     """Prompts with images as `give_images` keeps them, by all of their tokens."""
 
     def __init__(
-        self, model: torch.nn.Module, *args: Any, lora: str = "adapter", shares: bool = False, **options: Any
+        self,
+        model: torch.nn.Module,
+        *args: Any,
+        lora: str = "adapter",
+        shares: bool = False,
+        most_images: int | None = None,
+        **options: Any,
     ) -> None:
         config = model.peft_config["default"].to_dict() if is_peft_model(model) else None
         self.sends_adapter = config is not None and lora == "adapter" and why_not(config) is None
+        self._most_images = most_images
         self._shares, self._shared, self._fingerprint = shares, dict[str, torch.Tensor](), list[int]()
         self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run
         super().__init__(model, *args, **options)
@@ -87,6 +96,7 @@ class PolicyEngine(VLLMGeneration):
             options = cpu_options(self.gpu_memory_utilization, weights) if on_cpu else {}
             revision = getattr(self.model.config, "_commit_hash", None)
             options |= {"dtype": dtype, "revision": revision, "tokenizer_revision": revision}
+            options |= engine_options(self.processing_class, self._most_images)
             if self.sends_adapter:
                 options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
             os.environ.setdefault("MASTER_PORT", free_port())
@@ -138,6 +148,7 @@ class PolicyEngine(VLLMGeneration):
                 return
             if self.mode == "colocate":
                 super().sync_weights()
+                self.llm.llm_engine.reset_encoder_cache()  # of images, as the tower's weights saw them before
                 return
             self._check_server()
             if self._dist.is_fsdp:

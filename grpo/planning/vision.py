@@ -20,6 +20,8 @@ SHUFFLES = ("smolvlm", "idefics3")
 """Families whose projector is one matrix, over several patches beside each other. Their processors give a mask."""
 HEADS = ("num_heads", "num_attention_heads", "attention_heads")
 """Names of the number of attention heads."""
+ENGINE_TOKENS = 4096
+"""Tokens of images that vLLM computes, and keeps, at once: `max_num_batched_tokens`, as TRL sets it."""
 TILES = {"smolvlm": 17, "idefics3": 17, "internvl": 13, "llava_next": 5}
 """Most tiles that an image is cut into, the whole image in small included, as published processors do."""
 
@@ -268,9 +270,19 @@ def in_update(vision: Vision | None, workload: Workload) -> tuple[float, float]:
 def decoded(vision: Vision | None, workload: Workload) -> float:
     """Bytes of host memory that the images of a generation take in a process: decoded, and three times pixel values.
 
-    Those of the processor, and two copies on their way to the device (`_generate_single_turn` of TRL).
+    Each distinct image is decoded once, and TRL copies the prompts (`_generate`). Pixel values are the processor's, and
+    two copies on their way to the device (`_generate_single_turn` of TRL).
     """
     if not (vision and workload.images):
         return 0.0
     picture = 3 * vision.patch_size**2 * patches(vision, workload)
-    return workload.images.per_generation * (picture + 3 * pixel_values(vision, workload))
+    return 2 * workload.images.opened * picture + workload.images.per_generation * 3 * pixel_values(vision, workload)
+
+
+def profiled(vision: Vision | None, workload: Workload) -> float:
+    """Bytes that vLLM keeps free for its tower: for so many patches at once as `ENGINE_TOKENS`, or one image, has."""
+    if not (vision and workload.images):
+        return 0.0
+    count = max(ENGINE_TOKENS * vision.spatial_merge_size**2, patches(vision, workload))
+    kept = ENGINE_TOKENS * workload.compute_bytes * vision.out_hidden_size  # features of images for later requests
+    return count * (forward(vision, workload) + workload.compute_bytes * vision.patch_numbers) + kept

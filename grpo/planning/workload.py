@@ -31,6 +31,8 @@ class Images:
     """Completions whose images are on the device at once: those of a generation."""
     per_step: int
     """Completions of an optimizer step on one device."""
+    opened: int = 1
+    """Images that are open at once in host memory: each distinct one of a generation."""
     max_pixels: int | None = None
     """`task.max_pixels`: width times height of the largest image; None for as large as the prompt's tokens allow."""
 

@@ -147,7 +147,7 @@ def charts(run: Run) -> list[Chart]:
         ("Learning rate", {"rate": "learning_rate"}, False),
         ("Skipped completions (zero advantage)", {"completions": "update/rows_skipped"}, False),
         ("Difference of vLLM's log-probabilities", {"nats": "sampling/sampling_logp_difference/mean"}, False),
-        ("Time by phase, s/step", {phase: f"time/{phase}" for phase in PHASES}, False),
+        ("Time by phase, s/step", {phase: f"time/{phase}" for phase in ("data", *PHASES)}, False),
         ("GPU utilization", {"GPU": "gpu/utilization"}, True),
         ("Memory by phase, GiB", {phase: f"memory/{phase}_gb" for phase in (*PHASES, "host")}, False),
     ]

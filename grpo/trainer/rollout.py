@@ -18,7 +18,7 @@ from grpo.config.schema import Engine, Update
 from grpo.diagnosis import sampling_filters
 from grpo.errors import DoesNotFit, GenerationError
 from grpo.generation.vllm_engine import PolicyEngine, compute_type
-from grpo.images import unexpanded
+from grpo.images import View, unexpanded
 from grpo.oom import is_out_of_memory
 from grpo.patching import replaced
 from grpo.trainer import engine_check, thumbnails
@@ -46,15 +46,25 @@ class RolloutTrainer(CheckpointTrainer):
     _current_train_step_time: float
     _entropy_window_stats: torch.Tensor | None
 
-    def __init__(self, *args: Any, update: Update | None = None, engine: Engine | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        update: Update | None = None,
+        engine: Engine | None = None,
+        view: View | None = None,
+        most_images: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         engine = engine or Engine(lora="merged")  # as TRL does
-        connection = partial(PolicyEngine, lora=engine.lora, shares=engine.share_weights is True)
+        shares = engine.share_weights is True
+        connection = partial(PolicyEngine, lora=engine.lora, shares=shares, most_images=most_images)
         with replaced(grpo_trainer, "VLLMGeneration", connection):
             super().__init__(*args, **kwargs)
         self.reward_funcs = [
             MicrobatchedRewardModel(function, self) if isinstance(function, torch.nn.Module) else function
             for function in self.reward_funcs
         ]
+        self.view, self._opened = view, dict[str, Any]()  # the images of the rollouts at hand
         check_one_device(self.model)
         if self.args.fp16 or getattr(self.model, "is_quantized", False):
             train_in_float32(self.model)
@@ -105,6 +115,7 @@ class RolloutTrainer(CheckpointTrainer):
         with self._clock("rollout"):
             inputs = super()._prepare_inputs(generation_batch)
         self._rolled_out = True
+        self._opened.clear()
         return inputs
 
     def _generate(self, prompts: list) -> Any:
@@ -116,6 +127,9 @@ class RolloutTrainer(CheckpointTrainer):
 
         The step is that of training: an evaluation in between makes rollouts too.
         """
+        if self.view:
+            with self._clock("data"):
+                inputs = self.view.shown(inputs, self._opened)
         batch = super()._generate_and_score_completions(inputs)
         equal = self._zero_variance()
         first = self.accelerator.process_index * len(inputs)
@@ -188,6 +202,10 @@ class RolloutTrainer(CheckpointTrainer):
             return list(flags)
         mine = torch.tensor(flags, dtype=torch.int, device=self.accelerator.device)
         return [bool(count) for count in self.accelerator.reduce(mine, "sum").tolist()]
+
+    def _of_all(self, number: int) -> list[int]:
+        """Return the number of each process."""
+        return self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).tolist()
 
     def _calculate_rewards(self, inputs: list, prompts: list, *args: Any) -> torch.Tensor:
         """Score the completions, (completions, rewards), and skip a completion on which a reward failed.

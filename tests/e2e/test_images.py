@@ -22,6 +22,7 @@ SMALL += ["train.per_device_train_batch_size=8", "train.num_generations=4"]
 TORCHVISION = ROOT / ".venv" / "torchvision"
 REMEDY = ROOT / "tests" / "torchvision_on_cpus"
 needs_torchvision = pytest.mark.skipif(not TORCHVISION.is_dir(), reason="needs torchvision: make extras")
+ODD = "def odd(completion_ids, **columns):\n    return [sum(i) % 7 for i in completion_ids]\n"
 BUILT_IN = ROOT / "grpo" / "tiny_vision"
 
 
@@ -85,9 +86,7 @@ def test_qwens_own_processor_shows_images_and_keeps_the_limit_of_pixels(tmp_path
     """A tiny Qwen2.5-VL, its tower frozen."""
     folder = save_qwen(tmp_path / "qwen")
     before = load_file(folder / "model.safetensors")
-    (tmp_path / "odd.py").write_text(
-        "def odd(completion_ids, **columns):\n    return [sum(i) % 7 for i in completion_ids]\n"
-    )
+    (tmp_path / "odd.py").write_text(ODD)
     line = [*SMALL, f"model.model_name_or_path={folder}", "+reward.odd.fn=odd.py:odd", "model.freeze=[vision]"]
     with_torchvision("grpo.train", *line, "task.max_pixels=2304", f"hydra.run.dir={tmp_path}/run", cwd=tmp_path)
     saved = json.loads((tmp_path / "run" / "model" / "processor_config.json").read_text())
@@ -105,6 +104,7 @@ def test_qwens_own_processor_shows_images_and_keeps_the_limit_of_pixels(tmp_path
 def test_vllm_sees_the_images_that_the_policy_sees(tmp_path: Path) -> None:
     """Its log-probabilities are the policy's, with rows of one image, of two and of none; so are its greedy answers."""
     folder = save_qwen(tmp_path / "qwen")
+    (tmp_path / "odd.py").write_text(ODD)
     draw = random.Random(0)
     rows = []
     for row in range(24):
@@ -116,10 +116,14 @@ def test_vllm_sees_the_images_that_the_policy_sees(tmp_path: Path) -> None:
     (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     line = ["task=jsonl", "task.dataset.path=problems.jsonl", "task.images=image", "task.eval.size=8", *SMALL[3:]]
     line += ["task.split=train", "task.eval.split=train", f"model.model_name_or_path={folder}", "model.dtype=float32"]
-    line += ["generation=vllm_colocate", "reward=correctness", "train.max_completion_length=8"]
-    with_torchvision("grpo.train", *line, f"hydra.run.dir={tmp_path}/run", cwd=tmp_path)
-    (first, *_) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert first["engine/logp_difference"] < 1e-3
+    line += ["generation=vllm_colocate", "reward=correctness", "train.max_completion_length=8", "task.max_pixels=2304"]
+    again = ["task.split='train[10:12]'", "train.max_steps=3", "train.num_train_epochs=3", "train.learning_rate=1e-2"]
+    again += ["+reward.odd.fn=odd.py:odd"]
+    with_torchvision("grpo.train", *line, *again, f"hydra.run.dir={tmp_path}/run", cwd=tmp_path)
+    seen = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert seen[0]["engine/logp_difference"] < 1e-3
+    assert len(seen) == 3
+    assert max(row["sampling/sampling_logp_difference/max"] for row in seen) < 1e-3, "of images that come again too"
     lora = ["peft=lora", "train.learning_rate=1e-2", f"hydra.run.dir={tmp_path}/lora"]
     with_torchvision("grpo.train", *line, *lora, cwd=tmp_path)
     adapted = [json.loads(line) for line in (tmp_path / "lora" / "metrics.jsonl").read_text().splitlines()]

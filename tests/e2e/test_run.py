@@ -156,7 +156,7 @@ def qlora(composed: Compose, folder: Path) -> torch.nn.Module:
     config = composed(*SMALL, "peft=qlora")
     rewards = {"correctness": Reward("rewards.correctness.correctness", "correctness")}
     processing_class = policy.load_processing_class(config.model)
-    return make_trainer(config, folder, load_task(config.task).train, processing_class, rewards, Tools()).model
+    return make_trainer(config, folder, load_task(config.task), processing_class, rewards, Tools()).model
 
 
 def test_qlora_holds_its_base_in_four_bits(composed: Compose, tmp_path: Path) -> None:

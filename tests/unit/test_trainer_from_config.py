@@ -40,7 +40,7 @@ def test_gradients_that_are_offloaded_can_be_clipped(
         monkeypatch.setenv(name, value)
     config = composed(*overrides)
     config.reward = {}
-    problems = load_task(config.task).train
+    problems = load_task(config.task)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "init_process_group", init_process_group)

@@ -260,9 +260,9 @@ def test_pixel_values_stay_on_the_device_for_every_completion_of_a_generation() 
 
 def test_the_processor_takes_host_memory_in_every_process() -> None:
     shape, qwen = described("qwen2_5_vl")
-    some = workload(images=Images(per_generation=10**5, per_step=8), processes=3)
+    some = workload(images=Images(per_generation=10**5, per_step=8, opened=10**4), processes=3)
     assert host(shape, some)["images"] == 3 * decoded(qwen, some)
-    assert decoded(qwen, some) == 10**5 * 4 * 100 * (3 * 14 * 14 + 3 * 4 * 1176)
+    assert decoded(qwen, some) == 4 * 100 * (2 * 10**4 * 3 * 14 * 14 + 10**5 * 3 * 4 * 1176)
     assert "images" not in host(shape, replace(some, images=None))
 
 
@@ -379,7 +379,7 @@ def test_images_frozen_parts_and_adapters_are_read_from_the_configuration(compos
     line = (*IMAGES, "task.max_pixels=200704", "train.per_device_train_batch_size=4", "train.num_generations=4")
     line = (*line, "train.gradient_accumulation_steps=2", "train.steps_per_generation=4")
     full = workload_of(composed(*line, "peft=none", "model.freeze=[vision]"), "cuda")
-    assert full.images == Images(per_generation=16, per_step=8, max_pixels=200704)
+    assert full.images == Images(per_generation=16, per_step=8, opened=4, max_pixels=200704)
     assert full.freeze == ("vision",)
     assert full.completions_per_sequence == 1, "prompts with images are not shared"
     lora = workload_of(composed(*line, "peft=lora", "peft.vision=true"), "cuda")

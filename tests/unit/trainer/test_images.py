@@ -7,8 +7,9 @@ import pytest
 import torch
 from datasets import Dataset
 
-from benchmarks.exactness import IMAGES, compare
-from grpo.config.schema import Update
+from benchmarks.exactness import FOUR, IMAGES, compare
+from grpo.config.schema import Rollout, Update
+from grpo.images import View
 from grpo.trainer import ExactGRPOTrainer
 from tests.stock_trl import make, train
 from tests.vision_policies import FAMILIES, METHODS, options
@@ -57,3 +58,28 @@ def test_generation_with_images_is_split_between_prompts(tmp_path: Path) -> None
         completions[limit] = list(trainer._logs["completion"])
     assert record.logs[0]["update/oom_retries"] == 2
     assert completions[99] == completions[4]
+
+
+@pytest.mark.parametrize("rollout", [Rollout(), Rollout(prioritize=True)], ids=["TRL's order", "prioritize"])
+def test_each_image_of_a_generation_is_opened_once(tmp_path: Path, rollout: Rollout) -> None:
+    given = options("qwen2_vl", "full") | {"rollout_func": None, "max_steps": 4, "num_iterations": 2}
+    rows = list(given["train_dataset"])
+    for place, row in enumerate(rows):
+        row["images"][0].save(tmp_path / f"{place}.png")
+    paths = [{"prompt": row["prompt"], "images": [f"{place}.png"]} for place, row in enumerate(rows)]
+    view, opened = View(given["processing_class"], str(tmp_path), None, None), list[str]()
+    show = view.show
+
+    def noted(name: str) -> Any:
+        opened.append(name)
+        return show(name)
+
+    view.show = noted  # type: ignore[method-assign]
+    given |= {"train_dataset": Dataset.from_list(paths), "view": view, **FOUR, "log_completions": True}
+    trainer = make(ExactGRPOTrainer, tmp_path, rollout=rollout, **given)
+    trainer.keeps_columns = True
+    logs = train(trainer).logs
+    assert len(opened) == 2 * 16 // 4, "two generations of four prompts, each used for two steps of four slices"
+    assert len(set(opened[:4])) == len(set(opened[4:])) == 4
+    assert [log["time/data"] > 0 for log in logs] == [True, False, True, False]
+    assert len(list((tmp_path / "completions" / "images").iterdir())) == len(set(opened))
