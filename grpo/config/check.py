@@ -86,7 +86,8 @@ def check_tools(config: DictConfig) -> None:
     if processes(config) > 1 and (together := generates_together(config.train)):
         raise ConfigError(
             f"task.{key}: with {together} all processes generate each turn together, and in TRL they have different "
-            "numbers of turns: use one process, generation=vllm_colocate, or shard=none or zero2"
+            "numbers of turns: use one process, generation=vllm_colocate train.vllm_enable_sleep_mode=false, or "
+            "shard=none or zero2"
         )
 
 
@@ -94,13 +95,26 @@ def generates_together(train: DictConfig) -> str | None:
     """Return what makes several processes generate together; None if each does so by itself."""
     if train.use_vllm and train.vllm_mode == "server":
         return "a vLLM server"
-    if train.use_vllm:
-        size = train.vllm_tensor_parallel_size
-        return f"train.vllm_tensor_parallel_size={size}" if size > 1 else None
+    sharded = shards_weights(train)
+    if train.use_vllm and train.vllm_tensor_parallel_size > 1:
+        return f"train.vllm_tensor_parallel_size={train.vllm_tensor_parallel_size}"
+    if train.use_vllm:  # an engine that sleeps after each turn gets the weights again, which are gathered from all
+        return f"train.vllm_enable_sleep_mode=true and {sharded}" if train.vllm_enable_sleep_mode and sharded else None
+    return sharded
+
+
+def shards_weights(train: DictConfig) -> str | None:
+    """Return what divides the weights over processes; None if each has all of them."""
     if train.fsdp:
         return "train.fsdp"
     stage = OmegaConf.select(train, "deepspeed.zero_optimization.stage") if train.deepspeed else None
     return "ZeRO-3" if stage == 3 else None
+
+
+def keeps_engine_awake(config: DictConfig) -> bool:
+    """Whether the plan must not let a colocated engine sleep; see `generates_together`."""
+    turns = bool(config.task.tools or config.task.environment)
+    return turns and processes(config) > 1 and shards_weights(config.train) is not None
 
 
 def check_rewards(config: DictConfig) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from grpo.config.check import keeps_engine_awake
 from grpo.config.library import GRPO_CONFIG, library_fields
 from grpo.config.schema import PLANNED
 from grpo.diagnosis import sampling_filters
@@ -201,7 +202,7 @@ def choose(config: DictConfig, shape: Shape, workload: Workload, limit: float) -
         if config.engine.share_weights is True and reason:
             raise ConfigError(f"engine.share_weights=true: {reason}; use auto")
         shares = reason is None and bool(config.engine.share_weights)
-        workload = with_vllm(config.train, shape, workload, limit, shares)
+        workload = with_vllm(config.train, shape, workload, limit, shares, keeps_engine_awake(config))
         settings |= {"engine.share_weights": workload.shares_weights} if config.peft is not None else {}
         chosen = {
             "vllm_gpu_memory_utilization": workload.vllm_share,

@@ -7,6 +7,7 @@ from omegaconf import DictConfig
 
 from grpo.errors import ConfigError
 from grpo.limits import ENGINE, GB
+from grpo.planning import vision
 from grpo.planning.memory import adapter_parameters, peak, phases, weights
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Workload
@@ -16,18 +17,21 @@ USEFUL_TOKENS = 4096
 """Tokens per micro-batch below which small micro-batches cost more time than a sleeping vLLM does."""
 
 
-def with_vllm(train: DictConfig, shape: Shape, workload: Workload, limit: float, shares: bool = False) -> Workload:
+def with_vllm(
+    train: DictConfig, shape: Shape, workload: Workload, limit: float, shares: bool = False, awake: bool = False
+) -> Workload:
     """Return the workload with vLLM's share; vLLM sleeps during updates if no useful micro-batch fits beside it.
 
     Args:
         limit: bytes of the device that may be filled.
         shares: whether the policy can have its frozen weights from an engine that does not sleep.
+        awake: whether the engine must not sleep.
 
     Raises:
         ConfigError: the configured share does not hold vLLM's weights.
     """
     tried: list[tuple[float, Workload]] = []
-    modes = (False,) if workload.quantized else (False, True)  # from which weights for an engine cannot be merged
+    modes = (False,) if awake or workload.quantized else (False, True)  # of quantized weights none can be merged again
     for sleeps in modes if train.vllm_enable_sleep_mode is None else (train.vllm_enable_sleep_mode,):
         sleeps = sleeps and workload.device == "cuda"  # on a CPU it cannot
         workload = replace(workload, vllm_sleeps=sleeps, shares_weights=shares and not sleeps)
@@ -66,6 +70,7 @@ def vllm_share(shape: Shape, workload: Workload, limit: float) -> float:
     if workload.vllm_sleeps:  # beside which the next completions are generated
         elsewhere = phases(shape, replace(plain, on_server=True))["rollout"]
         taken += elsewhere.get("optimizer", 0.0) + elsewhere.get("pixel values", 0.0)
-    least, wanted = ((copy + ENGINE + part) / workload.gpu_memory for part in (cache / workload.sequences, cache))
+    own = copy + ENGINE + vision.profiled(shape.vision, workload)
+    least, wanted = ((own + part) / workload.gpu_memory for part in (cache / workload.sequences, cache))
     left = (limit - taken) / workload.gpu_memory
     return max(ceil(100 * least), min(ceil(100 * wanted), floor(100 * left))) / 100

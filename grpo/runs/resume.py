@@ -22,6 +22,23 @@ DECISIVE = (
     "train.seed",
     "task.dataset",
     "task.split",
+    "task.prompt",
+    "task.system_prompt",
+    "task.conversational",
+    "task.few_shot",
+    "task.images",
+    "task.image_folder",
+    "task.min_pixels",
+    "task.max_pixels",
+    "task.tools",
+    "task.environment",
+    "task.answer",
+    "task.max_prompt_length",
+    "task.eval.split",
+    "task.eval.size",
+    "task.eval.reward",
+    "rollout.dynamic_sampling",
+    "rollout.prioritize",
     "train.per_device_train_batch_size",
     "train.gradient_accumulation_steps",
     "train.num_generations",
@@ -32,7 +49,11 @@ DECISIVE = (
     "train.deepspeed",
     "peft",
 )
-"""Keys with other values of which a checkpoint is one of another run."""
+"""Keys with other values of which a checkpoint is one of another run.
+
+Those of `task` decide which problems there are, as held-out ones and those with long prompts are filtered, and so in
+which order they come; the grader decides which of them `rollout.prioritize` takes more often.
+"""
 MAX_VALUE = 80
 """Characters of a value in a message."""
 

@@ -32,6 +32,7 @@ from grpo.trainer.microbatch import cost, has_work, loss_shares
 from grpo.trainer.rollout import too_long
 from grpo.trainer.step import StepMicrobatch, batches_of, count, nothing, worst_case
 from grpo.trainer.step_metrics import StepMetrics, merge
+from grpo.trainer.streams import step_on_default_stream
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ class ExactGRPOTrainer(DynamicSamplingTrainer):
         update: the `update` group of the configuration; its defaults if None.
         engine: the `engine` group of the configuration; adapters are merged, as TRL does, if None.
         rollout: the `rollout` group of the configuration; its defaults if None.
+        view: opens the images of each generation, once each; None where the data has them open.
+        most_images: images of a prompt at most, for an engine of vLLM; None if it is not known.
     """
 
     def __init__(self, *args: Any, update: Update | None = None, engine: Engine | None = None, **kwargs: Any) -> None:
@@ -85,6 +88,8 @@ class ExactGRPOTrainer(DynamicSamplingTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Keep a slice of the rollouts; with the last one of the optimizer step, compute its gradient."""
         started = time.perf_counter()
+        if self.is_deepspeed_enabled:  # it steps within the backward pass, and checks gradients in half precision alone
+            self.deepspeed.optimizer.check_grad_overflow = True
         if self._divisible:
             model.train()
             if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers
@@ -115,7 +120,7 @@ class ExactGRPOTrainer(DynamicSamplingTrainer):
         if self.accelerator.sync_gradients:
             seconds, self._seconds = self._seconds, defaultdict(float)
             seconds["update"] = seconds.pop("step") - seconds.pop("rollout", 0.0)
-            for phase in ("generate", "reward", "logprobs", "update"):
+            for phase in ("data", "generate", "reward", "logprobs", "update"):
                 self._metrics["train"][f"time/{phase}"].append(seconds[phase])
         return loss
 
@@ -300,10 +305,6 @@ class ExactGRPOTrainer(DynamicSamplingTrainer):
         finally:
             self._metrics["train"], self.entropy_coef = metrics, coefficient
 
-    def _of_all(self, number: int) -> list[int]:
-        """Return the number of each process."""
-        return self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).tolist()
-
     def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return TRL's loss; its batch is kept until the gradient is known to be finite."""
         loss = super().compute_loss(model, inputs, *args, **kwargs)
@@ -314,6 +315,8 @@ class ExactGRPOTrainer(DynamicSamplingTrainer):
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create the optimizer; with `update.gradients_on_host` its gradients are offloaded to CPU."""
         optimizer = super().create_optimizer(*args, **kwargs)
+        if self.accelerator.device.type == "cuda" and type(optimizer).__module__.startswith("bitsandbytes"):
+            step_on_default_stream(optimizer)
         if self.update.gradients_on_host and self._offloaded_gradients is None:
             self._offloaded_gradients = OffloadedGradients(self.model, optimizer)
         return optimizer
@@ -337,7 +340,8 @@ class ExactGRPOTrainer(DynamicSamplingTrainer):
         return grad_norm
 
     def _drop_gradients(self, model: Any) -> None:
-        model.zero_grad(set_to_none=True)
+        if not self.is_deepspeed_enabled:  # which drops them itself
+            model.zero_grad(set_to_none=True)
         if self._offloaded_gradients:
             self._offloaded_gradients.drop()
 

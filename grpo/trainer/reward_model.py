@@ -36,6 +36,8 @@ class MicrobatchedRewardModel(torch.nn.Module):
         while True:
             budget = int(min(self.trainer.budget.allowed(), self.most))
             parts = pack([0] * len(lengths), lengths, budget)
+            if self.trainer.sharded:  # every pass gathers weights from all processes: as many on each
+                parts += [parts[-1]] * (max(self.trainer._of_all(len(parts))) - len(parts))
             try:
                 with self.trainer.memory.of("reward"):
                     for part in parts:

@@ -107,6 +107,12 @@ def main() -> None:
         found[name] = {"sharding": trainer.accelerator.distributed_type.value, "logs": logs, "trl": trl_logs}
         assert not theirs or any(one.any() for one in theirs.values()), "nothing was trained"
         found[name] |= {"shares": shares, "change": relative_difference(ours, theirs) if theirs else None}
+    spoilt = make(ExactGRPOTrainer, folder, update=SMALL, **copy.deepcopy(options))
+    if spoilt.accelerator.process_index == 1:
+        compute = spoilt._compute_loss
+        spoilt._compute_loss = lambda *args: compute(*args) * float("nan")
+    changes, logs = change(spoilt)
+    found["not finite"] = {"logs": logs, "unchanged": not any(weight.any() for weight in changes.values())}
     sent = adapter_weights(trainer.model, DistributedBackend(trainer.accelerator).gather_params)
     adapter = {name: weight for name, weight in Weights(trainer).now().items() if "lora_" in name}
     whole = {name.replace(".default.", "."): weight for name, weight in adapter.items()}

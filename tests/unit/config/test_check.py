@@ -108,6 +108,16 @@ def test_close_names_are_offered_once() -> None:
             ["+experiment=calculator", "launch.processes=2", "generation=vllm_server", "peft=lora"],
             "task.tools: with a vLLM server all processes generate each turn together",
         ),
+        (
+            [
+                "+experiment=calculator",
+                "launch.processes=2",
+                "shard=fsdp2",
+                "generation=vllm_colocate",
+                "train.vllm_enable_sleep_mode=true",
+            ],
+            "task.tools: with train.vllm_enable_sleep_mode=true and train.fsdp all processes generate each turn",
+        ),
         (["+reward=judge"], "reward.judge.kwargs.model: needs a value"),
         (["train.gradient_accumulation_steps=0"], "train.gradient_accumulation_steps=0: at least 1"),
         (["train.loss_type=grop"], "did you mean grpo?"),

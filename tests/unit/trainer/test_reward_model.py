@@ -97,6 +97,17 @@ def test_after_an_oom_it_scores_fewer_at_once(tmp_path: Path) -> None:
         MicrobatchedRewardModel(Hungry(most=10), trainer)(input_ids=mask, attention_mask=mask)
 
 
+def test_with_sharded_weights_all_processes_make_as_many_passes(tmp_path: Path) -> None:
+    trainer, sizes = trainer_for(tmp_path), list[int]()
+    trainer.sharded, trainer._of_all = True, lambda number: [number, 7]
+    mask = torch.tensor([[1] * length + [0] * (LONGEST - length) for length in (3, 20, 7, 24, 1)])
+    scorer = Hungry(most=1000)
+    scorer.register_forward_pre_hook(lambda *args, **kwargs: sizes.append(1), with_kwargs=True)
+    logits = MicrobatchedRewardModel(scorer, trainer)(input_ids=mask, attention_mask=mask).logits
+    assert logits[:, 0].tolist() == [3, 20, 7, 24, 1]
+    assert len(sizes) == 7
+
+
 def test_what_is_no_reward_model_is_explained(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"not a reward model: its files lack score\.weight"):
         load(str(ROOT / "grpo" / "tiny"))
