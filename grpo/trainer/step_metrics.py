@@ -75,9 +75,9 @@ class StepMetrics:
             count = self.counts[name]
             if name in CLIP_RATIOS:
                 count = self.rows if self.by_sequence else self.tokens
-            mean = total / count if count else math.nan
+            mean = total / count if count else 0.0  # of nothing, as in TRL
             if name in UNKNOWN_FOR_SKIPPED:
-                result[f"update/{name}"] = mean
+                result[f"update/{name}"] = mean if count or not self.skipped_tokens else math.nan
                 if self.skipped_tokens:
                     continue
             result[name] = mean

@@ -46,6 +46,19 @@ def test_metrics_mean_what_they_mean_in_trl(loss_type: str, level: str) -> None:
         assert compared.ours.logs[-1]["clip_ratio/region_mean"] > 0
 
 
+@pytest.mark.parametrize("loss_type", ["grpo", "cispo"])
+def test_metrics_of_a_step_without_a_token_in_the_loss_are_trls(loss_type: str) -> None:
+    def truncated(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        return {"prompt_ids": [[4, 6]] * len(prompts), "completion_ids": [[5, 7]] * len(prompts), "logprobs": None}
+
+    masked = {"mask_truncated_completions": True, "rollout_func": truncated, "beta": 0.04, "loss_type": loss_type}
+    compared = compare(masked)
+    for mine, stock in zip(compared.ours.logs, compared.theirs.logs, strict=True):
+        for name, value in stock.items():
+            if name.startswith(TRL_METRICS) and value is not None:  # of no sequence there is no extreme either
+                assert mine[name] == value == 0.0, name
+
+
 def test_clip_ratios_count_skipped_rows_and_entropy_is_named_for_what_it_is_over() -> None:
     compared = compare({"num_iterations": 2, "epsilon": 0.01, "max_steps": 4})
     for mine, stock in zip(compared.ours.logs, compared.theirs.logs, strict=True):
