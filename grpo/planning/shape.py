@@ -183,5 +183,5 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         num_sliding_layers=sum(kind == "sliding_attention" for kind in kinds) if kinds else sliding * bool(window),
         given_parameters=number("parameters", 0),
         vision=vision_of(config),
-        takes_images="vision_config" in config,
+        takes_images=any("vision" in key or "image" in key for key in config),
     )
