@@ -19,7 +19,7 @@ from trl import prepare_multimodal_messages
 
 from grpo.data import load_task, reward_columns
 from grpo.errors import ConfigError
-from grpo.images import View, prompt_lengths
+from grpo.images import View, engine_options, prompt_lengths
 from grpo.tasks.calculator import calculator
 from grpo.tasks.shapes import rows
 from grpo.tiny_vision.build import make_processor
@@ -197,3 +197,13 @@ def test_other_images_are_scaled_within_the_limits(processor: Any) -> None:
     assert view.size(200, 100) == (141, 70)
     assert view.size(20, 20) == (44, 44)
     assert view.size(80, 60) == (80, 60)
+
+
+def test_an_engine_prepares_for_the_images_of_the_task(processor: Any) -> None:
+    qwen: Any = SimpleNamespace(image_processor=Qwen2VLImageProcessorPil())
+    View(qwen, None, 784, 50_000)
+    limits = {"limit_mm_per_prompt": {"video": 0, "image": 3}}
+    assert engine_options(qwen, 3) == limits | {"mm_processor_kwargs": {"min_pixels": 784, "max_pixels": 50_000}}
+    assert engine_options(processor, 3) == limits
+    assert engine_options(processor, None) == {"limit_mm_per_prompt": {"video": 0}}
+    assert engine_options(processor.tokenizer, 3) == {}

@@ -42,11 +42,13 @@ from grpo.planning.shape import Shape, shape_of
 from grpo.planning.vision import (
     Vision,
     decoded,
+    forward,
     images_at_once,
     in_update,
     layer_kept,
     patches,
     pixel_values,
+    profiled,
 )
 from grpo.planning.workload import Adapter, Images, Workload
 from grpo.vision import freeze, parts
@@ -368,6 +370,22 @@ def test_an_update_with_images_takes_what_the_simulation_says(family: str, metho
     shape["vision_config"] |= {"hidden_size": 256, "intermediate_size": 700}
     simulated = simulate(shape, method, checkpointing=False, rows=2, side=20)
     assert plan(shape, method, checkpointing=False, rows=2, side=20) == pytest.approx(simulated, rel=0.1)
+
+
+def test_an_engine_has_room_for_what_it_computes_of_images_when_it_starts(composed: Callable[..., DictConfig]) -> None:
+    """As vLLM profiles it: 4,096 tokens of images, or the largest one if that has more."""
+    _, qwen = described("qwen2_5_vl")
+    some, large = (workload(images=Images(2, 2, max_pixels=28 * 28 * tokens)) for tokens in (64, 16_384))
+    large = replace(large, prompt=20_000)
+    assert profiled(qwen, some) < profiled(qwen, large) < 4 * profiled(qwen, some)
+    assert profiled(qwen, some) > 4096 * 4 * forward(qwen, some)
+    assert profiled(qwen, replace(some, images=None)) == profiled(None, some) == 0
+    line = (*IMAGES, "+gpu=rtx3090", "generation=vllm_colocate", "task.max_pixels=200704")
+    shares = [
+        make_plan(composed(*line, *text)).settings["train.vllm_gpu_memory_utilization"]
+        for text in (("task.images=null",), ())
+    ]
+    assert shares[0] < shares[1]
 
 
 # --- From the configuration ---
