@@ -57,7 +57,7 @@ def names(toy: bool) -> list[str]:
             planned = memory.plan_cells(None)
         cells = [name for name, plan in planned.items() if plan["planned_gb"] + 1.5 <= room]
     order = list(EXPERIMENTS)
-    behind = order.index("vllm") + 1
+    behind = order.index("vllm asleep") + 1
     return [*order[:behind], *(f"cell {name}" for name in cells), *order[behind:]]
 
 

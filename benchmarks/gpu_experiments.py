@@ -6,13 +6,16 @@ also runs without a GPU. Weights and rollouts are random, and nothing is downloa
 
 import argparse
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from accelerate.utils.memory import clear_device_cache
@@ -178,6 +181,22 @@ def little_memory(made: Any, limit: float) -> Iterator[None]:
     hook.remove()
 
 
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """While inside, kernels add in the same order each time, and those that cannot raise.
+
+    Has to begin before the process's first matrix product on a GPU, as PyTorch and cuBLAS read the variable once. Not
+    `warn_only`: with it the backward pass of attention keeps its faster kernels, which add in any order.
+    """
+    with patch.dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8"):
+        torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
+@deterministic()
 def gradients_on_host(scale: Scale) -> Result:
     """Train all weights with gradients on the GPU and offloaded to CPU: memory, time and weights."""
     found: dict[str, Result] = {}
@@ -226,31 +245,32 @@ def summary_of(made: Any, logs: list[dict[str, Any]]) -> Result:
     }
 
 
-def vllm(scale: Scale) -> Result:
-    """Train with vLLM beside the policy, awake and asleep during updates: the engine check, memory and time."""
-    found: Result = {}
-    for name, sleeps in (("awake", False), ("asleep", True)) if scale.device == "cuda" else (("awake", False),):
-        with tempfile.TemporaryDirectory() as folder:
-            build_policy(scale.model, scale.device).save_pretrained(folder)
-            AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny").save_pretrained(folder)
-            options = {
-                "use_vllm": True,
-                "vllm_mode": "colocate",
-                "vllm_enable_sleep_mode": sleeps,
-                "vllm_gpu_memory_utilization": 0.3 if scale.device == "cuda" else 0.1,
-                "vllm_max_model_length": scale.completion + 128,
-            }
-            common = {"model": folder, "max_steps": 3, "rollout_func": None, "peft_config": LORA}
-            dtype = "bfloat16" if scale.device == "cuda" else "float32"
-            made = trainer(scale, folder, **common | options | {"model_init_kwargs": {"dtype": dtype}})
-            logs = train(made).logs
-        found[name] = {
-            **summary_of(made, logs),
-            "generate_s": min(row["time/generate"] for row in logs),
-            **{key: logs[0][key] for key in ("engine/logp_difference", "engine/tolerance", "engine/is_policy")},
+def vllm(scale: Scale, sleeps: bool) -> Result:
+    """Train with vLLM beside the policy, awake or asleep during updates: the engine check, memory and time.
+
+    Each is an experiment of its own, as an engine may keep its memory until its process ends.
+    """
+    if sleeps and scale.device == "cpu":
+        return {"skipped": "vLLM sleeps on GPUs only"}
+    with tempfile.TemporaryDirectory() as folder:
+        build_policy(scale.model, scale.device).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny").save_pretrained(folder)
+        options = {
+            "use_vllm": True,
+            "vllm_mode": "colocate",
+            "vllm_enable_sleep_mode": sleeps,
+            "vllm_gpu_memory_utilization": 0.3 if scale.device == "cuda" else 0.1,
+            "vllm_max_model_length": scale.completion + 128,
         }
-        del made
-    return found
+        common = {"model": folder, "max_steps": 3, "rollout_func": None, "peft_config": LORA}
+        dtype = "bfloat16" if scale.device == "cuda" else "float32"
+        made = trainer(scale, folder, **common | options | {"model_init_kwargs": {"dtype": dtype}})
+        logs = train(made).logs
+    return {
+        **summary_of(made, logs),
+        "generate_s": min(row["time/generate"] for row in logs),
+        **{key: logs[0][key] for key in ("engine/logp_difference", "engine/tolerance", "engine/is_policy")},
+    }
 
 
 def cell(name: str, scale: Scale) -> Result:
@@ -301,13 +321,14 @@ EXPERIMENTS: dict[str, Callable[[Scale], Result]] = {
     "OOM retries": out_of_memory,
     "gradients offloaded to CPU": gradients_on_host,
     "bitsandbytes": bitsandbytes,
-    "vllm": vllm,
+    "vllm awake": partial(vllm, sleeps=False),
+    "vllm asleep": partial(vllm, sleeps=True),
     "update": update_speed,
     "generation": generation,
     "whole step": whole_step,
 }
 """By name, in the order in which they are worth the time; the cells of docs/memory.md come after vLLM."""
-NEEDS_VLLM = ("vllm", "generation")
+NEEDS_VLLM = ("vllm awake", "vllm asleep", "generation")
 
 
 def run(name: str, scale: Scale) -> Result:

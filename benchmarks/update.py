@@ -1,7 +1,8 @@
 """One policy update by stock TRL and by ours, on the same rollouts, in turns: time, memory and gradient.
 
+A first round of both, in which kernels are compiled, is not counted; then they take turns to go first.
 `python -m benchmarks.update` prints a table and writes `benchmarks/update_cpu.json`: SmolLM2-135M's shape in float32,
-about half an hour on two cores. On a GPU it takes the shapes of Qwen2.5-1.5B and 7B, in bfloat16 with LoRA and gradient
+about an hour on two cores. On a GPU it takes the shapes of Qwen2.5-1.5B and 7B, in bfloat16 with LoRA and gradient
 checkpointing, and writes `benchmarks/update_cuda.json`.
 """
 
@@ -156,25 +157,30 @@ def read_peak() -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 2**20
 
 
+def turns(repeats: int) -> list[tuple[str, str]]:
+    """Return who updates first and who second in each round; the first round is the warm-up."""
+    return [("ours", "trl") if place % 2 else ("trl", "ours") for place in range(1 + repeats)]
+
+
 def measure(workload: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Update by both in turns, `args.repeats` times."""
+    """Update by both in turns, `args.repeats` times after a warm-up, in which kernels are compiled."""
     with tempfile.TemporaryDirectory() as folder:
         theirs = trainer_for(GRPOTrainer, workload, args, folder)
         ours = trainer_for(ExactGRPOTrainer, workload, args, folder)
         ours.model.load_state_dict(theirs.model.state_dict())
         times: dict[str, list[float]] = {"trl": [], "ours": []}
         peaks: dict[str, list[float]] = {"trl": [], "ours": []}
-        for _ in range(args.repeats):
-            for name, trainer in (("trl", theirs), ("ours", ours)):
-                seconds, peak, gradients = update(trainer, workload, args.rows)
+        for first, second in turns(args.repeats):
+            gradients = {}
+            for name in (first, second):
+                trainer = theirs if name == "trl" else ours
+                seconds, peak, gradients[name] = update(trainer, workload, args.rows)
                 times[name].append(round(seconds, 3))
                 peaks[name].append(round(peak, 3))
-                if name == "trl":
-                    reference = {key: value.clone() for key, value in gradients.items()}
-                else:
-                    difference = relative_difference(gradients, reference)
                 trainer.model.zero_grad(set_to_none=True)
-                del gradients
+            difference = relative_difference(gradients["ours"], gradients["trl"])
+        for values in (*times.values(), *peaks.values()):
+            del values[0]  # of the warm-up
     metrics = ours._metrics["train"]
     return {
         "workload": f"({workload}) {WORKLOADS[workload][0]}",
@@ -194,7 +200,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--rows", type=int, default=64, help="completions per step, in groups of 8")
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=2, help="updates by each that are counted")
     parser.add_argument("--budget", default="auto", type=lambda text: text if text == "auto" else int(text))
     parser.add_argument("--models", nargs="+", help="names of conf/model")
     parser.add_argument("--no-write", action="store_true")

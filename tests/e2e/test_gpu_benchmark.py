@@ -1,10 +1,13 @@
 """The experiments for a GPU at toy size on the CPU, so that nothing but the hardware is new when there is one."""
 
 import json
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import gpu, gpu_experiments
 from benchmarks.gpu_experiments import EXPERIMENTS, NEEDS_VLLM, TOY
@@ -30,8 +33,33 @@ def test_every_experiment_runs_at_toy_size_and_finds_what_it_should(name: str) -
         assert result["weights bitwise equal"]
     if name == "bitsandbytes":
         assert all(min(part["grad_norms"]) > 1e-4 for part in result.values())
-    if name == "vllm":
-        assert all(part["engine/is_policy"] == 1 for part in result.values())
+    if name == "vllm awake":
+        assert result["engine/is_policy"] == 1
+
+
+def test_bitwise_equal_weights_are_demanded_of_deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, real = [], gpu_experiments.train
+
+    def noted(made: Any) -> Any:
+        strict = (
+            torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+        )
+        seen.append((strict, os.environ.get("CUBLAS_WORKSPACE_CONFIG")))
+        return real(made)
+
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(gpu_experiments, "train", noted)
+    assert gpu_experiments.run("gradients offloaded to CPU", TOY)["weights bitwise equal"]
+    assert seen == [(True, ":4096:8")] * 2
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+def test_vllm_awake_and_asleep_are_processes_of_their_own() -> None:
+    modes = [name for name in EXPERIMENTS if name.startswith("vllm")]
+    assert modes == ["vllm awake", "vllm asleep"]
+    assert set(modes) < set(NEEDS_VLLM)
+    assert gpu.names(toy=True).index("cell full 0.5B") == list(EXPERIMENTS).index("vllm asleep") + 1
 
 
 def test_the_command_writes_json_and_markdown_and_continues_where_it_was_cut_off(
