@@ -37,7 +37,7 @@ def test_every_experiment_runs_at_toy_size_and_finds_what_it_should(name: str) -
         assert result["engine/is_policy"] == 1
 
 
-def test_bitwise_equal_weights_are_demanded_of_deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bitwise_equal_weights_need_deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, real = [], gpu_experiments.train
 
     def noted(made: Any) -> Any:

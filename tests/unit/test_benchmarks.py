@@ -13,7 +13,7 @@ from trl import GRPOTrainer
 from benchmarks import engine_check, update
 
 
-def test_update_discards_a_round_and_alternates_who_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_discard_a_round_and_alternate_who_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     real = update.update
 
