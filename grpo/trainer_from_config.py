@@ -38,27 +38,17 @@ def make_trainer(
         ConfigError: TRL, transformers or PEFT refused it.
     """
     check_batch(config.train, len(problems.train))
-    arguments = train_arguments(config.train)
-    arguments.pop("resume_from_checkpoint", None)
-    user_init_kwargs = arguments.pop("model_init_kwargs", {})
-    if world_size() > 1 and not torch.accelerator.is_available() and not arguments.get("deepspeed"):
-        arguments["use_cpu"] = True  # else accelerate takes each process for the only one
-    if backend := backend_of(config):
-        arguments["ddp_backend"] = backend
-    name, shares = config.model.model_name_or_path, config.engine.share_weights is True
-    if not shares:
-        arguments["model_init_kwargs"] = {**policy.model_init_kwargs(config.model), **user_init_kwargs}
-    scorers = scorers_of(config, rewards)
+    scorers, shares = scorers_of(config, rewards), config.engine.share_weights is True
     try:
         trainer = ExactGRPOTrainer(
-            model=policy.without_weights(config.model) if shares else name,
+            model=policy.without_weights(config.model) if shares else config.model.model_name_or_path,
             reward_funcs=[scorer for scorer, _ in scorers],
             reward_processing_classes=[tokenizer for _, tokenizer in scorers],
             args=GRPOConfig(
                 output_dir=str(run_dir),
                 reward_weights=[reward.get("weight", 1.0) for reward in config.reward.values()],
                 disable_tqdm=True,
-                **arguments,
+                **arguments_of(config),
             ),
             train_dataset=problems.train.with_format(None),  # the trainer opens the images of a generation
             view=problems.view,
@@ -74,7 +64,7 @@ def make_trainer(
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
-    if trainer.accelerator.num_processes != world_size() or (arguments.get("fsdp") and not trainer.sharded):
+    if trainer.accelerator.num_processes != world_size() or (config.train.fsdp and not trainer.sharded):
         raise ConfigError("shard: accelerate shards on GPUs only, and there are none here; use shard=none")
     used = trainer.args.model_init_kwargs or {}  # TensorBoard and others write them
     trainer.args.model_init_kwargs = {key: value for key, value in used.items() if not is_secret(key, value)}
@@ -86,6 +76,20 @@ def make_trainer(
     freeze(trainer.model, config.model.freeze)
     detach_frozen_tower(trainer.model)
     return trainer
+
+
+def arguments_of(config: DictConfig) -> dict[str, Any]:
+    """Return the arguments of `trl.GRPOConfig` in this process, but for those that follow from the run."""
+    arguments = train_arguments(config.train)
+    arguments.pop("resume_from_checkpoint", None)
+    user_init_kwargs = arguments.pop("model_init_kwargs", {})
+    if config.engine.share_weights is not True:
+        arguments["model_init_kwargs"] = {**policy.model_init_kwargs(config.model), **user_init_kwargs}
+    if world_size() > 1 and not torch.accelerator.is_available() and not arguments.get("deepspeed"):
+        arguments["use_cpu"] = True  # else accelerate takes each process for the only one
+    if backend := backend_of(config):
+        arguments["ddp_backend"] = backend
+    return arguments
 
 
 def backend_of(config: DictConfig) -> str | None:

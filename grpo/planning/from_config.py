@@ -119,15 +119,13 @@ def workload_of(config: DictConfig, device: str) -> Workload:
     share = config["update"].share_prompts and not images  # the trainer computes prompts with images one by one
     per_generation = completions_per_process(config)
     per_step = min(per_generation, train.per_device_train_batch_size * train.gradient_accumulation_steps)
-    rounds = config.rollout.max_rounds if config.rollout.dynamic_sampling else 1
-    opened = rounds * -(-per_generation // train.num_generations)
     return Workload(
         prompt=config.task.max_prompt_length,
         completion=train.max_completion_length,
         sequences=per_generation,
         tokens=UNMEASURED if tokens == "auto" else tokens,
         completions_per_sequence=train.num_generations if share else 1,
-        images=Images(per_generation, per_step, opened, config.task.max_pixels) if images else None,
+        images=Images(per_generation, per_step, images_opened(config), config.task.max_pixels) if images else None,
         freeze=tuple(config.model.freeze),
         weight_bytes=size,
         compute_bytes=2 if half else size,
@@ -149,6 +147,12 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         processes=min(processes(config), local_world_size() or -(-processes(config) // config.launch.nodes)),
         sharding=sharding,
     )
+
+
+def images_opened(config: DictConfig) -> int:
+    """Return how many images of prompts a process has open at once: each of a generation, in all of its rounds."""
+    rounds = config.rollout.max_rounds if config.rollout.dynamic_sampling else 1
+    return rounds * -(-completions_per_process(config) // config.train.num_generations)
 
 
 def reward_models_of(config: DictConfig) -> tuple[tuple[Shape, int], ...]:

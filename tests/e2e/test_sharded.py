@@ -63,7 +63,7 @@ def test_no_process_holds_whole_gradients_under_fsdp2(found: dict[str, Any]) -> 
             assert all(0.3 < share < 0.7 for share in found[name]["shares"])
 
 
-def test_a_gradient_that_is_not_finite_leaves_a_sharded_policy_as_it_is(found: dict[str, Any]) -> None:
+def test_a_gradient_not_finite_changes_no_sharded_policy(found: dict[str, Any]) -> None:
     assert [row["update/steps_skipped"] for row in found["not finite"]["logs"]] == [1, 1]
     assert found["not finite"]["unchanged"]
 

@@ -157,7 +157,7 @@ def test_prompts_are_as_long_as_the_processor_makes_them(tmp_path: Path, compose
     assert prompt_lengths(problems, view, 512, "train") == [len(row) for row in ids] == [37, 21, 5]
 
 
-def test_prompts_with_images_are_longer_by_the_tools_that_they_describe(tmp_path: Path, composed: Any) -> None:
+def test_prompts_with_images_are_longer_by_their_tools(tmp_path: Path, composed: Any) -> None:
     processor = make_processor()
     processor.chat_template += "{% for tool in tools or [] %}{{ tool['function']['name'] }} is a tool{% endfor %}"
     task = task_of(composed, tmp_path, [[picture()], []])

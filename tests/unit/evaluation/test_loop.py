@@ -241,7 +241,7 @@ def test_what_decides_a_completion_tells_evaluations_apart(composed: Callable[..
 
 
 @pytest.mark.parametrize(("overrides", "expected"), [((), 128), (("train.per_device_eval_batch_size=5",), 5)])
-def test_an_evaluation_takes_as_many_problems_as_a_rollout_unless_set(
+def test_an_evaluation_takes_as_many_problems_as_a_rollout(
     composed: Callable[..., DictConfig], overrides: tuple[str, ...], expected: int
 ) -> None:
     config = composed(

@@ -184,7 +184,7 @@ def test_vllm_sleeps_only_where_it_does_not_fit_beside_the_update(composed: Comp
     assert list(sleeps.values()) == sorted(sleeps.values(), reverse=True)
 
 
-def test_the_plan_lets_no_engine_sleep_between_turns_for_which_weights_are_gathered(composed: Compose) -> None:
+def test_no_engine_sleeps_between_turns_with_sharded_weights(composed: Compose) -> None:
     line = ("+gpu=rtx3080", *OWN_WEIGHTS, "plan.processes=2", "shard=fsdp2", "train.optim=adamw_torch")
     tools = ("task.tools=[grpo.tasks.calculator.calculator]", "task.conversational=true")
     sleeps = [make_plan(composed(*line, *more)).settings["train.vllm_enable_sleep_mode"] for more in ((), tools)]

@@ -372,7 +372,7 @@ def test_an_update_with_images_takes_what_the_simulation_says(family: str, metho
     assert plan(shape, method, checkpointing=False, rows=2, side=20) == pytest.approx(simulated, rel=0.1)
 
 
-def test_an_engine_has_room_for_what_it_computes_of_images_when_it_starts(composed: Callable[..., DictConfig]) -> None:
+def test_an_engine_has_room_for_images_when_it_starts(composed: Callable[..., DictConfig]) -> None:
     """As vLLM profiles it: 4,096 tokens of images, or the largest one if that has more."""
     _, qwen = described("qwen2_5_vl")
     some, large = (workload(images=Images(2, 2, max_pixels=28 * 28 * tokens)) for tokens in (64, 16_384))

@@ -265,7 +265,7 @@ def test_logged_values_have_a_place_for_completions_that_failed(file: Path) -> N
     assert [value for column, values in logged for value in values] == [1, None, 3]
 
 
-def test_a_worker_that_logs_nothing_leaves_places_for_its_completions(file: Path) -> None:
+def test_a_worker_that_logs_nothing_leaves_places_empty(file: Path) -> None:
     logged: list[Any] = []
     reward = Reward(f"{file}:logs_and_fails", "mine", workers=3)
     completions = ["raise", "a", "raise", "raise"]

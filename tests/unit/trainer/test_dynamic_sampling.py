@@ -91,7 +91,7 @@ def test_columns_that_rewards_log_stay_beside_their_completions(tmp_path: Path) 
     assert list(trainer._logs["extra"]["length"]) == [len(one.ids) for one in kept[-1]]
 
 
-def test_a_column_of_some_rounds_alone_stays_beside_its_completions(tmp_path: Path) -> None:
+def test_a_column_of_some_rounds_stays_beside_its_completions(tmp_path: Path) -> None:
     rounds = count()
 
     def logging(prompts: list[str], completion_ids: list[list[int]], log_extra: Any, **kwargs: Any) -> list[float]:

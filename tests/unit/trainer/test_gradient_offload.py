@@ -118,7 +118,7 @@ class Stream:
 
 
 @pytest.mark.parametrize("on_host", [False, True])
-def test_bitsandbytes_steps_after_clipping_and_before_the_next_use(
+def test_bitsandbytes_steps_after_clipping_before_the_next_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_host: bool
 ) -> None:
     """Its kernels run on CUDA's default stream, and vLLM moves the process to another one."""

@@ -133,7 +133,7 @@ def test_dynamic_sampling_keeps_whole_conversations(tmp_path: Path, kind: str) -
     assert [len(messages) for messages in logged] == [len(one.messages) for one in kept[-1]]
 
 
-def test_what_an_environment_says_first_is_in_the_prompts_that_are_kept(tmp_path: Path) -> None:
+def test_kept_prompts_have_what_the_environment_says_first(tmp_path: Path) -> None:
     options = {"environment_factory": Game, "rollout": Rollout(dynamic_sampling=True), "log_completions": True}
     train(with_tools(ExactGRPOTrainer, tmp_path, **options))
     for file in (tmp_path / "completions").glob("*.parquet"):
