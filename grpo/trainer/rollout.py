@@ -184,7 +184,7 @@ class RolloutTrainer(CheckpointTrainer):
         found = engine_check.difference(policy, some["sampling_per_token_logps"], loss_mask(some))
         dtype = compute_type(self.accelerator, self.model)
         allowed = engine_check.tolerance(dtype, self.accelerator.device.type)
-        written = self.vllm_generation.changed_weights() if self.use_vllm else []
+        written = self.vllm_generation.changed_weights()
         (differs,) = self._any(not found <= allowed or bool(written))
         verdict = {"engine/logp_difference": found, "engine/tolerance": allowed, "engine/is_policy": float(not differs)}
         if differs and self._script_generates:
