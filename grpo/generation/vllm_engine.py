@@ -157,6 +157,9 @@ class PolicyEngine(VLLMGeneration):
                 torch.cuda.synchronize()  # weights are read on streams that do not wait for the optimizer's
             with self._watched():
                 super().sync_weights()
+            if self.accelerator.is_main_process and hasattr(self.processing_class, "image_processor"):
+                session, url = self.vllm_client.session, self.vllm_client.base_url
+                session.post(f"{url}/reset_encoder_cache").raise_for_status()
 
     def _send_adapter(self) -> None:
         """Load the adapter into vLLM under a name that none has had, and remove the one before it.

@@ -122,6 +122,7 @@ class WithoutVLLM(PolicyEngine):
         self._dist = SimpleNamespace(is_fsdp=False)
         self.vllm_client = SimpleNamespace(base_url="http://127.0.0.1:9")
         self._background = SimpleNamespace(wait=lambda: None)
+        self.processing_class = None
 
 
 def given(self: WithoutVLLM, *args: Any, **options: Any) -> Any:
@@ -189,6 +190,21 @@ def test_weights_wait_for_the_completions_by_those_before_them(monkeypatch: pyte
     monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: done.append("sent"))
     engine.sync_weights()
     assert done == ["completed", "sent"]
+
+
+def test_a_server_forgets_the_features_of_images_after_new_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, done = WithoutVLLM(None, mode="server"), list[str]()
+
+    def post(url: str) -> SimpleNamespace:
+        done.append(url.rpartition("/")[2])
+        return SimpleNamespace(raise_for_status=lambda: None)
+
+    engine.processing_class, engine._server_started = SimpleNamespace(image_processor=None), "now"
+    engine.vllm_client.session = SimpleNamespace(post=post)
+    monkeypatch.setattr(vllm_engine, "started_at", lambda url: "now")
+    monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: done.append("sent"))
+    engine.sync_weights()
+    assert done == ["sent", "reset_encoder_cache"]
 
 
 def test_without_vllm_a_script_is_told_that_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
