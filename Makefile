@@ -1,6 +1,9 @@
 # `make demo` and `make test` set up everything on a machine with Python 3.11 or later; the first call installs.
-.PHONY: install extras vllm deepspeed demo test test-vllm test-gpu lint
+.PHONY: install extras vllm deepspeed demo test test-all test-slow test-vllm test-gpu test-newest test-oldest lint
 .DELETE_ON_ERROR:
+
+# A worker per core, each with one torch thread; the tests of a file share what is expensive.
+PYTEST = -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 install: .venv/installed
 
@@ -29,13 +32,29 @@ vllm: .venv/vllm-installed
 demo: .venv/installed
 	@.venv/bin/python -m grpo.train
 
-# A worker per core, each with one torch thread.
+# What a change breaks most likely: five minutes on two cores. CONTRIBUTING.md has the others.
 test: .venv/installed
-	@.venv/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	@.venv/bin/python $(PYTEST)
 
-# Tests with the real engine, which takes half a minute to start.
+# Everything that needs no vLLM.
+test-all: .venv/installed
+	@.venv/bin/python $(PYTEST) -m 'not vllm and not gpu'
+
+# What test-all adds to test: kills, disks, machines, launchers, shards, browsers.
+test-slow: .venv/installed
+	@.venv/bin/python $(PYTEST) -m 'slow and not vllm and not gpu'
+
+# With the real vLLM.
 test-vllm: .venv/vllm-installed
-	@.venv/bin/python -m pytest -m vllm
+	@.venv/bin/python $(PYTEST) -m vllm
+
+# The tests of `make test` with the highest and the lowest versions that pyproject.toml allows.
+test-newest test-oldest: test-%: .venv-%/installed
+	@.venv-$*/bin/python $(PYTEST)
+
+.venv-%/installed: pyproject.toml launch/install.sh
+	@launch/install.sh $*
+	@touch $@
 
 # What only an NVIDIA GPU shows: about ten minutes. `python -m benchmarks.gpu` writes the same as numbers.
 test-gpu: .venv/installed

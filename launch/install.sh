@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Makes .venv and installs the project with the exact versions of constraints.txt: `make install`.
-# With the argument vllm it adds vLLM to it: `make vllm`.
+# With the argument vllm it adds vLLM to it: `make vllm`. With newest or oldest it makes .venv-newest or .venv-oldest, with
+# the highest or the lowest versions that pyproject.toml allows: `make test-newest`, `make test-oldest`.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-log=.venv/install.log
+case "${1:-}" in newest | oldest) venv=.venv-$1 constraints=$venv/constraints.txt ;; *) venv=.venv constraints=constraints.txt ;; esac
+log=$venv/install.log
 
 fail() { echo "install: $*" >&2; exit 1; }
 
 # Shows what is being collected and downloaded; the rest of what pip says is in the log.
 try() { "$@" 2>>"$log" | tee -a "$log" | grep -E --line-buffered '^(Collecting|  Downloading|Installing)'; return "${PIPESTATUS[0]}"; }
-pip() { try .venv/bin/python -m pip install --disable-pip-version-check --retries 2 -c constraints.txt "$@"; }
+pip() { try "$venv/bin/python" -m pip install --disable-pip-version-check --retries 2 -c "$constraints" "$@"; }
 
 install() {
   pip "$@" && return
@@ -31,16 +33,20 @@ for python in "${PYTHON:-}" python3 python3.12 python3.11 python3.13; do
   python=
 done
 [ -n "$python" ] || fail "no Python 3.11 or later found; install one, or name it: make PYTHON=/path/to/python3"
-"$python" -m venv .venv >/dev/null || fail "$python cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv"
+"$python" -m venv "$venv" >/dev/null || fail "$python cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv"
 : >"$log"
+case "${1:-}" in
+  newest) : >"$constraints" ;;
+  oldest) sed -n '/^dependencies = \[/,/^]/s/^ *"\([A-Za-z0-9-]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml >"$constraints" ;;
+esac
 
 # Without an NVIDIA GPU the CUDA packages, several GB, would be of no use: take torch's CPU build, from where pip is told
 # to look or from PyTorch's own index, which uv knows. Only if neither has one, the CUDA build runs on the CPU as well.
-if ! nvidia-smi -L >/dev/null 2>&1; then
-  torch=$(sed -n 's/^torch==//p' constraints.txt)
+torch=$(sed -n 's/^torch==//p' "$constraints")
+if [ -n "$torch" ] && ! nvidia-smi -L >/dev/null 2>&1; then
   echo "no NVIDIA GPU here: looking for the CPU build of torch $torch"
-  pip "torch==$torch+cpu" || { pip uv && try .venv/bin/uv pip install --python .venv --torch-backend=cpu "torch==$torch"; } ||
+  pip "torch==$torch+cpu" || { pip uv && try "$venv/bin/uv" pip install --python "$venv" --torch-backend=cpu "torch==$torch"; } ||
     echo "no CPU build of torch $torch can be had for $("$python" --version): taking the CUDA build"
 fi
 install -e '.[dev]'
-echo "installed in .venv: $(du -sh .venv | cut -f1)"
+echo "installed in $venv: $(du -sh "$venv" | cut -f1)"

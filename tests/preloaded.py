@@ -1,6 +1,9 @@
 """Libraries that take seconds to import; `tests.commands` forks processes that have them already."""
 
 import gc
+import os
+
+os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as grpo.train sets it where processes meet; read when torch loads
 
 import bitsandbytes  # noqa: F401
 import datasets  # noqa: F401

@@ -1,8 +1,7 @@
 """What we rely on in TRL and transformers: the methods that we override and the names that we touch."""
 
-import ast
 import inspect
-import textwrap
+from difflib import unified_diff
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from trl.trainer.utils import RepeatSampler
 from grpo.generation.vllm_engine import PolicyEngine
 from grpo.trainer import ExactGRPOTrainer
 from tests.stock_trl import make
+from tests.trl_contract import FILE, attributes, from_library, overridden, relied_on
 
 MULTIMODAL = (
     "pixel_values, image_grid_thw, num_images, pixel_attention_mask, spatial_shapes, num_tiles, image_sizes, "
@@ -68,15 +68,6 @@ ENGINE = {
 }
 
 
-def own_classes(ours: type, theirs: type) -> list[type]:
-    return list(ours.__mro__[: ours.__mro__.index(theirs)])
-
-
-def overridden(ours: type, theirs: type) -> set[str]:
-    names = {name for kind in own_classes(ours, theirs) for name, value in vars(kind).items() if callable(value)}
-    return {name for name in names if hasattr(theirs, name) and (name == "__init__" or not name.startswith("__"))}
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs", "known"), [(ExactGRPOTrainer, GRPOTrainer, TRAINER), (PolicyEngine, VLLMGeneration, ENGINE)]
 )
@@ -84,31 +75,6 @@ def test_every_method_that_we_override_still_takes_the_same_parameters(ours, the
     assert overridden(ours, theirs) == known.keys()
     for name, parameters in known.items():
         assert ", ".join(inspect.signature(getattr(theirs, name)).parameters) == parameters, name
-
-
-def attributes(kind: type, written: bool) -> set[str]:
-    """Names `x` in `self.x` of a class's source: those that it assigns, or all."""
-    nodes = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind))))
-    found = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
-    return {node.attr for node in found if node.value.id == "self" and (isinstance(node.ctx, ast.Store) or not written)}
-
-
-def from_library(ours: type, theirs: type) -> set[str]:
-    """The attributes of `self` that our classes use and do not make themselves."""
-    classes = own_classes(ours, theirs)
-    inits = [
-        ast.parse(textwrap.dedent(inspect.getsource(vars(kind)["__init__"])))
-        for kind in classes
-        if "__init__" in vars(kind)
-    ]
-    made = {
-        node.attr
-        for tree in inits
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
-    defined = {name for kind in classes for name in vars(kind)} - overridden(ours, theirs)
-    return {name for kind in classes for name in attributes(kind, written=False)} - made - defined
 
 
 def test_every_attribute_of_the_trainer_that_we_touch_is_there_in_stock_trl(tmp_path: Path):
@@ -138,3 +104,10 @@ def test_names_that_are_replaced_or_imported_are_still_where_they_were():
     assert "LLM(" in inspect.getsource(vllm_generation), "the engine is made by this name"
     batch = {"advantages": [1.0, 2.0], "num_items_in_batch": None}
     assert trl_utils.unsplit_pixel_values_by_grid(trl_utils.split_pixel_values_by_grid(batch)) == batch
+
+
+def test_the_source_that_we_rely_on_is_the_one_we_have_read():
+    """docs/architecture.md says what to do when it is not: a new version of TRL."""
+    recorded = FILE.read_text().splitlines()
+    changed = "\n".join(unified_diff(recorded, relied_on(), "read", "installed", lineterm="", n=0))
+    assert not changed, f"{changed}\npython -m tests.trl_contract > {FILE.name} once all of it has been looked at"

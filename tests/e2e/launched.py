@@ -13,6 +13,7 @@ import psutil
 from safetensors.torch import load_file
 
 from grpo.config.schema import ROOT
+from tests.commands import MACHINE, Forked, forked
 
 RUN = [
     "task.dataset.size=32",
@@ -29,19 +30,26 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 def start(
-    folder: Path, *arguments: str, launcher: Sequence[str] = (), within: Sequence[str] = (), named: bool = True
+    folder: Path,
+    *arguments: str,
+    launcher: Sequence[str] = (),
+    machine: str | None = None,
+    named: bool = True,
+    forks: bool = True,
 ) -> subprocess.Popen[str]:
     """Start a run in `folder`, by our launcher with a directory that is named, or by another with one that it finds.
 
     Args:
-        within: a command that runs another one, such as `ip netns exec name`.
+        machine: the network namespace in which it runs.
         named: without it, our launcher finds a directory, too.
+        forks: without it, each process starts Python, and is a child of the process that has started it.
     """
     own = [] if launcher or not named else [f"hydra.run.dir={folder / 'run'}"]
-    line = [*within, sys.executable, *launcher, "-m", "grpo.train", *RUN, *arguments, *own]
+    line = [sys.executable, *launcher, "-m", "grpo.train", *RUN, *arguments, *own]
     folder.mkdir(exist_ok=True)
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(line, env=ENVIRONMENT, cwd=folder, text=True, **pipes)
+    environment = {**ENVIRONMENT, **({MACHINE: machine} if machine else {})}
+    return (Forked if forks else subprocess.Popen)(line, env=environment, cwd=folder, text=True, **pipes)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -64,6 +72,9 @@ def outcome(run_dir: Path) -> dict[str, Any]:
 def processes_of(run_dir: Path) -> dict[int, psutil.Process]:
     """Return the processes that train in a directory, by their rank."""
     found = {}
+    for pid, note in forked().items():
+        if f"hydra.run.dir='{run_dir}'" in note["line"] and psutil.pid_exists(pid):
+            found[int(note["rank"])] = psutil.Process(pid)
     for one in psutil.process_iter(["cmdline"]):
         if f"hydra.run.dir='{run_dir}'" in (one.info["cmdline"] or []):
             found[int(one.environ()["RANK"])] = one

@@ -121,6 +121,7 @@ def test_wrong_options_of_an_evaluation_are_one_line(override: str, says: str, t
     assert says in done.stderr
 
 
+@pytest.mark.slow
 def test_a_gguf_file_becomes_safetensors_once(
     composed: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

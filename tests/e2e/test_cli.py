@@ -167,6 +167,7 @@ def wait_until(happened: Callable[[], bool], running: Command) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_continues_where_it_was(tmp_path: Path) -> None:
     overrides = [*QUICK, "train.max_steps=2000", "train.save_steps=5"]
     running = Command("grpo.train", *overrides, cwd=tmp_path)

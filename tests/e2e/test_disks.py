@@ -9,6 +9,8 @@ import pytest
 from grpo.manifest import difference, is_sealed
 from tests.commands import command
 
+pytestmark = pytest.mark.slow
+
 RUN = [
     "task.dataset.size=8",
     "task.eval.size=4",

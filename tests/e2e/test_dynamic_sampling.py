@@ -15,6 +15,8 @@ KILL = """
 import os, signal, sys
 from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 def kill(completions, trainer_state, **columns):
     '''Kill the trainer in the second round of the fourth step, if armed.'''
     rounds = Path(f"rounds-{trainer_state.global_step}")

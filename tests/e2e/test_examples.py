@@ -16,6 +16,8 @@ from nbclient import NotebookClient
 
 from tests.commands import command
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLUGIN = EXAMPLES / "reward_plugin"
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # tiny tensors: a second thread costs more than it gives

@@ -12,6 +12,8 @@ import torch
 from benchmarks import gpu, gpu_experiments
 from benchmarks.gpu_experiments import EXPERIMENTS, NEEDS_VLLM, TOY
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.vllm] * (name in NEEDS_VLLM)) for name in EXPERIMENTS]

@@ -1,5 +1,6 @@
 """Policies that see images, trained and used as from a terminal."""
 
+import itertools
 import json
 import os
 import random
@@ -22,6 +23,8 @@ SMALL += ["train.per_device_train_batch_size=8", "train.num_generations=4"]
 TORCHVISION = ROOT / ".venv" / "torchvision"
 REMEDY = ROOT / "tests" / "torchvision_on_cpus"
 needs_torchvision = pytest.mark.skipif(not TORCHVISION.is_dir(), reason="needs torchvision: make extras")
+QUICK = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+"""vLLM compiles a function of its sampler otherwise, and fills a larger cache, each of which takes seconds."""
 ODD = "def odd(completion_ids, **columns):\n    return [sum(i) % 7 for i in completion_ids]\n"
 BUILT_IN = ROOT / "grpo" / "tiny_vision"
 
@@ -66,12 +69,13 @@ def test_a_run_with_images_is_evaluated_exported_and_asked(run_dir: Path) -> Non
     assert "--image: there is no file" in wrong.stderr
 
 
-def with_torchvision(*line: object, cwd: Path) -> None:
-    """Run a command where torchvision can be imported, in a process of its own, to its successful end."""
+def with_torchvision(*commands: list[object], cwd: Path) -> None:
+    """Run commands one after the other where torchvision can be imported, all to their successful end."""
     folders = ":".join(map(str, (REMEDY, ROOT, TORCHVISION)))
+    code = "from tests.commands import one_after_the_other; one_after_the_other()"
     done = subprocess.run(
-        [sys.executable, "-m", *map(str, line)],
-        env={**os.environ, "PYTHONPATH": folders, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-c", code, *(json.dumps(line, default=str) for line in commands)],
+        env={**os.environ, "PYTHONPATH": folders, "OMP_NUM_THREADS": "1", **QUICK},
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -82,13 +86,15 @@ def with_torchvision(*line: object, cwd: Path) -> None:
 
 
 @needs_torchvision
+@pytest.mark.slow
 def test_qwens_own_processor_shows_images_and_keeps_the_limit_of_pixels(tmp_path: Path) -> None:
     """A tiny Qwen2.5-VL, its tower frozen."""
     folder = save_qwen(tmp_path / "qwen")
     before = load_file(folder / "model.safetensors")
     (tmp_path / "odd.py").write_text(ODD)
     line = [*SMALL, f"model.model_name_or_path={folder}", "+reward.odd.fn=odd.py:odd", "model.freeze=[vision]"]
-    with_torchvision("grpo.train", *line, "task.max_pixels=2304", f"hydra.run.dir={tmp_path}/run", cwd=tmp_path)
+    line += ["task.max_pixels=2304", f"hydra.run.dir={tmp_path}/run"]
+    with_torchvision(["grpo.train", *line], cwd=tmp_path)
     saved = json.loads((tmp_path / "run" / "model" / "processor_config.json").read_text())
     assert saved["processor_class"] == "Qwen2_5_VLProcessor"
     assert saved["image_processor"]["size"] == {"longest_edge": 2304, "shortest_edge": 64}
@@ -117,25 +123,27 @@ def test_vllm_sees_the_images_that_the_policy_sees(tmp_path: Path) -> None:
     line = ["task=jsonl", "task.dataset.path=problems.jsonl", "task.images=image", "task.eval.size=8", *SMALL[3:]]
     line += ["task.split=train", "task.eval.split=train", f"model.model_name_or_path={folder}", "model.dtype=float32"]
     line += ["generation=vllm_colocate", "reward=correctness", "train.max_completion_length=8", "task.max_pixels=2304"]
-    again = ["task.split='train[10:12]'", "train.max_steps=3", "train.num_train_epochs=3", "train.learning_rate=1e-2"]
-    again += ["+reward.odd.fn=odd.py:odd"]
-    with_torchvision("grpo.train", *line, *again, f"hydra.run.dir={tmp_path}/run", cwd=tmp_path)
+    again = ["task.split='train[10:12]'", "train.max_steps=3", "train.num_train_epochs=3", "+reward.odd.fn=odd.py:odd"]
+    line.append("train.learning_rate=1e-2")
+    commands = [
+        ["grpo.train", *line, *again, f"hydra.run.dir={tmp_path}/run"],
+        ["grpo.train", *line, "peft=lora", f"hydra.run.dir={tmp_path}/lora"],
+    ]
+    for model, engine in itertools.product(("run", "lora"), ("transformers", "vllm_colocate")):
+        end = [f"generation={engine}", "evaluate.samples=0", f"hydra.run.dir={tmp_path}/{model}-{engine}"]
+        commands.append(["grpo.evaluate", tmp_path / model / "model", *line, *end])
+    with_torchvision(*commands, cwd=tmp_path)
+
     seen = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert seen[0]["engine/logp_difference"] < 1e-3
     assert len(seen) == 3
     assert max(row["sampling/sampling_logp_difference/max"] for row in seen) < 1e-3, "of images that come again too"
-    lora = ["peft=lora", "train.learning_rate=1e-2", f"hydra.run.dir={tmp_path}/lora"]
-    with_torchvision("grpo.train", *line, *lora, cwd=tmp_path)
     adapted = [json.loads(line) for line in (tmp_path / "lora" / "metrics.jsonl").read_text().splitlines()]
     assert len(adapted) > 1
     assert max(row["sampling/sampling_logp_difference/max"] for row in adapted) < 1e-3
     for model in ("run", "lora"):
-        answers = []
-        for engine in ("transformers", "vllm_colocate"):
-            end = [*line, f"generation={engine}", "evaluate.samples=0", f"hydra.run.dir={tmp_path}/{model}-{engine}"]
-            with_torchvision("grpo.evaluate", tmp_path / model / "model", *end, cwd=tmp_path)
-            file = tmp_path / f"{model}-{engine}" / "completions.jsonl"
-            answers.append([json.loads(row)["completion"] for row in file.read_text().splitlines()])
+        files = [tmp_path / f"{model}-{engine}" / "completions.jsonl" for engine in ("transformers", "vllm_colocate")]
+        answers = [[json.loads(row)["completion"] for row in file.read_text().splitlines()] for file in files]
         assert answers[0] == answers[1]
         assert len(answers[0]) == 8
 
@@ -153,6 +161,7 @@ def save_qwen(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_what_images_cannot_be_used_with_is_one_line_and_status_2(tmp_path: Path) -> None:
     qwen, halved = save_qwen(tmp_path / "qwen"), tmp_path / "halved"
     shutil.copytree(BUILT_IN, halved, ignore=shutil.ignore_patterns("p*.json", "__pycache__"))

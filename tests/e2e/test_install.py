@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from grpo.config.schema import ROOT
+
+pytestmark = pytest.mark.slow
 
 FILES = ["Makefile", "pyproject.toml", "constraints.txt", "launch/install.sh"]
 

@@ -22,6 +22,8 @@ from safetensors.torch import load_file
 from grpo.manifest import difference, is_sealed
 from tests.commands import Command, command
 
+pytestmark = pytest.mark.slow
+
 RUN = [
     "peft=lora",
     "train.optim=adamw_8bit",

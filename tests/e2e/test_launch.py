@@ -4,7 +4,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,7 +12,10 @@ import yaml
 
 from grpo.config.schema import ROOT
 from grpo.manifest import is_sealed
+from tests.commands import command
 from tests.e2e.launched import AUTO, ENVIRONMENT, RUN, TWO, ended, has_ended, outcome, processes_of, start, wait_for
+
+pytestmark = pytest.mark.slow
 
 FAULTS = f"+reward.fault.fn={Path(__file__).with_name('faults.py')}:fault"
 
@@ -137,7 +139,7 @@ def test_a_killed_process_without_restarts_ends_all_in_one_line(tmp_path: Path) 
 
 
 def test_no_process_outlives_the_one_that_has_started_it(tmp_path: Path) -> None:
-    running, run_dir = start(tmp_path, TWO, "train.max_steps=1000"), tmp_path / "run"
+    running, run_dir = start(tmp_path, TWO, "train.max_steps=1000", forks=False), tmp_path / "run"
     wait_for(lambda: (run_dir / "metrics.jsonl").exists(), running)
     started = list(processes_of(run_dir).values())
     running.kill()
@@ -158,10 +160,10 @@ def test_a_fault_on_one_process_ends_all_with_its_reason_once(tmp_path: Path) ->
 
 
 def test_the_plan_counts_the_processes_that_will_be_launched(tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "grpo.plan", "plan.format=json", f"hydra.run.dir={tmp_path}"]
+    line = ["grpo.plan", "plan.format=json", f"hydra.run.dir={tmp_path}"]
     steps = []
     for processes in ("1", "auto", "2"):
-        done = subprocess.run([*line, f"launch.processes={processes}"], capture_output=True, text=True, env=ENVIRONMENT)
+        done = command(*line, f"launch.processes={processes}", cwd=ROOT)
         assert done.returncode == 0, done.stderr
         steps.append(json.loads(done.stdout)["duration"]["steps"])
     assert steps == [160, 160, 80], "without a GPU auto is one process"

@@ -5,6 +5,8 @@ import yaml
 
 from tests.commands import outcomes, sweep
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["train.max_steps=1", "task.eval.size=4", "task.dataset.size=128", "train.per_device_train_batch_size=16"]
 
 

@@ -2,17 +2,21 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from grpo.config.schema import ROOT
+from tests.commands import finished
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_budget_far_too_large_shrinks_until_it_fits_and_the_gradient_is_the_same() -> None:
     script = Path(__file__).parent / "little_memory.py"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300)
+    done = finished([sys.executable, str(script)], env=environment)
     assert done.returncode == 0, done.stderr[-5000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["logs"][0]["update/oom_retries"] > 0

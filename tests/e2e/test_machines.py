@@ -18,6 +18,8 @@ import pytest
 from grpo.config.schema import ROOT
 from tests.e2e.launched import ENVIRONMENT, RUN, TWO, ended, has_ended, outcome, processes_of, start, wait_for
 
+pytestmark = pytest.mark.slow
+
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 NODES = [f"grpo{os.getpid()}{letter}" for letter in "ab"]
 CABLE = [f"g{os.getpid()}{letter}" for letter in "ab"]
@@ -95,7 +97,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start_both(folder: Path, *arguments: str, named: bool = True) -> list[subprocess.Popen[str]]:
-    return [start(folder, *BOTH, *arguments, within=on(node), named=named) for node in (0, 1)]
+    return [start(folder, *BOTH, *arguments, machine=NODES[node], named=named) for node in (0, 1)]
 
 
 def test_two_machines_50_ms_apart_train_as_one_does(alone: Path, tmp_path: Path) -> None:
@@ -141,8 +143,8 @@ def test_a_machine_that_falls_silent_ends_both_in_time_and_leaves_no_process(tmp
 
 def test_a_machine_that_never_comes_is_one_line_in_time(tmp_path: Path) -> None:
     begun, limit = time.monotonic(), "launch.timeout=10"
-    first = start(tmp_path, *BOTH, limit, within=on(0))
-    second = start(tmp_path, "launch.nodes=2", f"launch.rendezvous={ADDRESSES[0]}:29501", limit, within=on(1))
+    first = start(tmp_path, *BOTH, limit, machine=NODES[0])
+    second = start(tmp_path, "launch.nodes=2", f"launch.rendezvous={ADDRESSES[0]}:29501", limit, machine=NODES[1])
     says = [
         f"grpo.train: failed: launch.nodes=2: not all machines came to {RENDEZVOUS} within launch.timeout=10 s; ",
         f"grpo.train: launch.rendezvous={ADDRESSES[0]}:29501: nobody answers there within 10 s",
@@ -166,7 +168,7 @@ def test_a_port_of_another_program_is_one_line(tmp_path: Path) -> None:
     line = [*on(0), "python3", "-m", "http.server", "29502"]
     with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
         rendezvous = f"launch.rendezvous={ADDRESSES[0]}:29502"
-        status, _, errors = ended(start(tmp_path, "launch.nodes=2", rendezvous, "launch.timeout=5", within=on(1)))
+        status, _, errors = ended(start(tmp_path, "launch.nodes=2", rendezvous, "launch.timeout=5", machine=NODES[1]))
         other.kill()
     assert (status, errors.count("\n")) == (1, 1), errors
     assert "the program that listens there is not this one" in errors

@@ -1,13 +1,14 @@
 """The benchmark for a machine with an NVIDIA GPU, at toy size without one, so that it runs when there is one."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from grpo.config.schema import ROOT
+from tests.commands import command
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -18,8 +19,7 @@ def test_cells_train_real_steps_and_are_written_beside_their_plan(
     tmp_path: Path, arguments: list[str], cells: list[str]
 ) -> None:
     file = tmp_path / "memory.json"
-    line = [sys.executable, "-m", "benchmarks.memory", "--toy", "--output", str(file), *arguments]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = command("benchmarks.memory", "--toy", "--output", file, *arguments, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     results = json.loads(file.read_text())["cells"]
     assert [result["cell"] for result in results] == cells

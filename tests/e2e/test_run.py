@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +24,7 @@ from grpo.errors import ConfigError, RunError
 from grpo.planning.fit import make_plan
 from grpo.run import run
 from grpo.runs.run_dir import read_run
+from tests.commands import command
 
 SMALL = [
     "train.max_steps=2",
@@ -320,9 +319,7 @@ def test_completions_are_kept_with_the_columns_of_their_rows(composed: Compose, 
     train(composed, tmp_path, "task.eval.size=0")
     kept = pandas.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
     assert {"prompt", "completion", "correctness", "question", "answer", "steps"} <= set(kept.columns)
-    again = subprocess.run(
-        [sys.executable, "-m", "rewards.check", "correctness", "--run", tmp_path], capture_output=True, text=True
-    )
+    again = command("rewards.check", "correctness", "--run", tmp_path, cwd=ROOT)
     assert "0 of 16 completions get another reward" in again.stdout
 
 

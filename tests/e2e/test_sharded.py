@@ -17,8 +17,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from grpo.config.schema import ROOT
+from tests.commands import finished
 from tests.e2e.launched import RUN
 from tests.e2e.sharded import CASES
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs `make deepspeed`")
@@ -32,7 +35,7 @@ def on_two_processes(*line: str, folder: Path, **variables: str) -> subprocess.C
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}", *line]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
+    return finished(command, env=environment, cwd=folder)
 
 
 @pytest.fixture(scope="module", params=["fsdp2", *ZERO])

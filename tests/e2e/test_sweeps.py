@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from tests.commands import outcomes, sweep
+from tests.commands import Forked, outcomes, sweep
+
+pytestmark = pytest.mark.slow
 
 SMALL = ["train.max_steps=1", "task.eval.size=4", "task.dataset.size=128", "train.per_device_train_batch_size=16"]
 LONG = "1 " * 800
@@ -109,7 +111,7 @@ def test_each_job_may_have_two_processes_and_one_that_fails_is_reported(tmp_path
 def test_ctrl_c_ends_the_job_with_a_checkpoint_and_the_sweep_with_it(tmp_path):
     arguments = ["train.seed=0,1", "task.eval.size=0", "train.save_steps=1000"]
     line = [sys.executable, "-m", "grpo.train", "-m", f"hydra.sweep.dir={tmp_path}", *arguments]
-    process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    process = Forked(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     metrics = tmp_path / "0" / "metrics.jsonl"
     while not metrics.exists() and process.poll() is None:
         time.sleep(0.2)

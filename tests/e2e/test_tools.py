@@ -97,6 +97,7 @@ def test_a_run_calls_its_tool_with_dynamic_sampling_too_and_shows_the_conversati
     assert "only a run evaluates a policy with its tools" in refused.stderr
 
 
+@pytest.mark.slow
 def test_an_environment_that_hangs_and_dies_costs_its_own_episodes(mine: Path) -> None:
     line = [
         "task.tools=[]",
@@ -120,6 +121,7 @@ def test_an_environment_that_hangs_and_dies_costs_its_own_episodes(mine: Path) -
     assert "took longer than 0.5 s and was stopped" in (mine / "run" / "train.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_reward_model_scores_beside_a_function(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny")
     torch.manual_seed(0)
@@ -159,6 +161,7 @@ def assert_one_line(done: Any, says: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_tools_and_environments_that_cannot_be_used_are_one_line_and_status_2(mine: Path) -> None:
     odd = mine / "odd"
     shutil.copytree(ROOT / "grpo" / "tiny_calculator", odd, ignore=shutil.ignore_patterns("*.py", "__pycache__"))

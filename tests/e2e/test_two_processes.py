@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from grpo.config.schema import LOSS_MEANS, ROOT
+from tests.commands import finished
 
 SCRIPT = Path(__file__).parent / "two_processes.py"
 EXACT = (
@@ -36,9 +36,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         port = str(free.getsockname()[1])
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(SCRIPT), str(file)], env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = finished([*command, str(SCRIPT), str(file)], env=environment)
     assert done.returncode == 0, done.stderr[-5000:]
     return json.loads(file.read_text())
 

@@ -1,64 +1,18 @@
 """Runs with the real vLLM on whatever machine this is, each as its user would start it."""
 
 import json
-import os
-import re
-import socket
-import subprocess
-import sys
-import threading
-import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import pandas
-import psutil
 import pytest
 
-from grpo.config.schema import ROOT
+from tests.e2e.vllm_runs import SMALL, ended, free_port, module, result, started
 
 pytestmark = pytest.mark.vllm
-SMALL = [
-    "generation=vllm_colocate",
-    "peft=lora",
-    "train.max_steps=4",
-    "train.per_device_train_batch_size=16",
-    "train.num_generations=4",
-    "task.eval.size=16",
-]
-
-
-def module(name: str, *arguments: object) -> tuple[subprocess.CompletedProcess[str], list[psutil.Process]]:
-    """Run a module in a session of its own; return what it said, and which processes of the session are left."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", name, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        start_new_session=True,
-    )
-    out, said = process.communicate(timeout=300)
-    left = [
-        other for other in psutil.process_iter() if session(other) == process.pid and other.status() != "zombie"
-    ]  # a zombie has ended, and waits for a parent to look
-    return subprocess.CompletedProcess(process.args, process.returncode, out, said), left
-
-
-def session(process: psutil.Process) -> int | None:
-    try:
-        return os.getsid(process.pid)
-    except ProcessLookupError:
-        return None
-
-
-def result(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text())
 
 
 def test_the_demo_learns_with_vllm_and_leaves_no_process(tmp_path: Path) -> None:
-    overrides = ["train.max_steps=24", "task.eval.size=64", f"hydra.run.dir={tmp_path}/run"]
+    overrides = ["train.max_steps=16", "task.eval.size=64", f"hydra.run.dir={tmp_path}/run"]
     done, left = module("grpo.train", "generation=vllm_colocate", *overrides)
     assert done.returncode == 0, done.stderr
     assert not left
@@ -138,77 +92,6 @@ def test_an_engine_beside_a_quantized_policy_is_the_policy(tmp_path: Path) -> No
     assert max(row["sampling/sampling_logp_difference/mean"] for row in rows) < 0.02
 
 
-# A server on this machine's CPU, which gets adapters.
-
-
-def started(folder: Path, port: int, *overrides: str) -> psutil.Process:
-    """A server as its launcher starts it, with a small cache."""
-    line = ["generation=vllm_server", "peft=lora", f"train.vllm_server_port={port}", f"hydra.run.dir={folder}"]
-    line += overrides
-    done = subprocess.run(
-        [ROOT / "launch" / "vllm_server.sh", *line, "--", "--enforce-eager"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return psutil.Process(int(re.findall(r"stop it with: kill (\d+)", done.stdout)[0]))
-
-
-def ended(server: psutil.Process) -> None:
-    """End a server and all of its processes."""
-    family = [server, *server.children(recursive=True)]
-    server.terminate()
-    _, alive = psutil.wait_procs(family, timeout=60)
-    assert not alive
-
-
-def test_a_server_without_a_gpu_gets_adapters_is_started_again_and_serves_the_next_run(tmp_path: Path) -> None:
-    port = free_port()
-    line = [*SMALL[1:], "generation=vllm_server", f"train.vllm_server_port={port}"]
-    server = started(tmp_path / "server", port)
-    try:
-        done, _ = module("grpo.train", *line, f"hydra.run.dir={tmp_path}/run", "train.max_steps=2")
-        assert done.returncode == 0, done.stderr
-        assert "; it gets the adapter before each generation" in done.stderr
-        wrong, _ = module("grpo.train", *line, f"hydra.run.dir={tmp_path}/wrong", "peft.r=64")
-        assert wrong.returncode == 2
-        assert "takes adapters up to rank 16, this run has peft.r=64: start it with" in wrong.stderr
-    finally:
-        ended(server)
-    server = started(tmp_path / "again", port)
-    try:
-        again = [f"hydra.run.dir={tmp_path}/run", "train.resume_from_checkpoint=auto"]
-        done, left = module("grpo.train", *line, *again)
-        assert done.returncode == 0, done.stderr
-        assert not left
-        overlap = ["engine.staleness=1", "train.learning_rate=1e-2"]
-        done, left = module("grpo.train", *line, *overlap, f"hydra.run.dir={tmp_path}/ahead")
-        assert done.returncode == 0, done.stderr
-        assert not left
-    finally:
-        ended(server)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert max(row["sampling/sampling_logp_difference/max"] for row in rows) < 1e-4
-    assert not [*Path("/dev/shm").glob("adapter-*")]
-    ahead = [json.loads(line) for line in (tmp_path / "ahead" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["sampling/staleness"] for row in ahead] == [0, 0, 1, 1]
-    differences = [row["sampling/sampling_logp_difference/mean"] for row in ahead]
-    assert max(differences[:2]) < 1e-4 < 1e-3 < min(differences[2:]), "old rollouts are of the policy before the update"
-    assert [prompts(tmp_path / "ahead", step) for step in (1, 2, 3, 4)] == [
-        prompts(tmp_path / "run", step) for step in (1, 2, 3, 4)
-    ], "the order of the data is the same"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.mark.parametrize("generation", ["vllm_colocate", "vllm_server"])
 def test_vllm_writes_the_turns_of_a_conversation_with_tools(generation: str, tmp_path: Path) -> None:
     port = free_port()
@@ -226,38 +109,3 @@ def test_vllm_writes_the_turns_of_a_conversation_with_tools(generation: str, tmp
     assert max(row["sampling/sampling_logp_difference/max"] for row in rows) < 1e-4
     summary = result(tmp_path / "run" / "summary.json")
     assert summary["accuracy_before"] is not None
-
-
-def prompts(run: Path, step: int) -> list[str]:
-    return pandas.read_parquet(run / "completions" / f"completions_{step:05d}.parquet")["prompt"].map(str).tolist()
-
-
-class FreezeServer(threading.Thread):
-    """Stop all processes of a server once the first step of a run is done, so that it hangs."""
-
-    def __init__(self, server: psutil.Process, metrics: Path) -> None:
-        super().__init__(daemon=True)
-        self.server, self.metrics = server, metrics
-
-    def run(self) -> None:
-        while not (self.metrics.exists() and self.metrics.read_text()):
-            time.sleep(0.1)
-        for process in [*self.server.children(recursive=True), self.server]:
-            process.suspend()
-
-
-def test_a_run_whose_server_hangs_ends_with_a_reason_and_a_checkpoint(tmp_path: Path) -> None:
-    port = free_port()
-    line = [*SMALL[1:], "generation=vllm_server", f"train.vllm_server_port={port}", "train.max_steps=200"]
-    server = started(tmp_path / "server", port)
-    try:
-        FreezeServer(server, tmp_path / "run" / "metrics.jsonl").start()
-        done, left = module("grpo.train", *line, f"hydra.run.dir={tmp_path}/run")
-        assert done.returncode == 1, done.stderr
-        assert not left
-        assert f"the vLLM server at http://127.0.0.1:{port} went away while it" in done.stderr.splitlines()[-1]
-        assert result(tmp_path / "run" / "summary.json")["steps"] >= 1
-        assert [*(tmp_path / "run").glob("checkpoint-*")]
-    finally:
-        for process in [server, *server.children(recursive=True)]:
-            process.kill()

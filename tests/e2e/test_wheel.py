@@ -10,6 +10,8 @@ import pytest
 
 from grpo.config.schema import ROOT
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = ("grpo", "rewards", "conf")
 DEMOS = {"words": [], "shapes": ["+experiment=shapes"], "calculator": ["+experiment=calculator"]}
 STEP = ["train.max_steps=1", "train.per_device_train_batch_size=8", "train.num_generations=4"]

@@ -217,6 +217,7 @@ def test_without_vllm_a_script_is_told_that_it_is_missing(monkeypatch: pytest.Mo
         engine._init_vllm()
 
 
+@pytest.mark.vllm
 def test_the_memory_of_a_sleeping_engine_is_not_counted_as_the_policys(
     monkeypatch: pytest.MonkeyPatch, cuda_driver: CudaDriver
 ) -> None:

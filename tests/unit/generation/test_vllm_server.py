@@ -29,6 +29,7 @@ from grpo.generation.server_key import KEY
 from grpo.generation.vllm_engine import PolicyEngine, started_at
 from grpo.generation.vllm_server import check_room, check_server, check_vllm, is_taken, server_url
 from grpo.serve import command, serve
+from tests.e2e.vllm_runs import free_port
 
 Compose = Callable[..., DictConfig]
 SERVER = "generation=vllm_server"
@@ -36,12 +37,6 @@ SERVER = "generation=vllm_server"
 
 def check(config: DictConfig) -> None:
     check_server(config.train, config.model.model_name_or_path, longest_request(config))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")

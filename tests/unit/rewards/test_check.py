@@ -13,6 +13,7 @@ from rewards.check import fn_and_kwargs
 from rewards.probing.probes import cheats, correct, final, incorrect
 from rewards.probing.trial import above, try_out
 from rewards.runtime.isolation import Reward
+from tests.commands import finished
 
 MINE = """
 import json
@@ -74,8 +75,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rewards.check", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return finished([sys.executable, "-m", "rewards.check", *map(str, arguments)])
 
 
 @pytest.mark.parametrize(
