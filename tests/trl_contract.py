@@ -5,6 +5,7 @@
 """
 
 import ast
+import functools
 import hashlib
 import importlib
 import inspect
@@ -34,9 +35,16 @@ def overridden(ours: type, theirs: type) -> set[str]:
     return {name for name in names if hasattr(theirs, name) and (name == "__init__" or not name.startswith("__"))}
 
 
+@functools.cache
+def parsed(kind: Any) -> tuple[str, ast.Module]:
+    """The source of a class or a method, and its tree."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    return source, ast.parse(source)
+
+
 def attributes(kind: Any, written: bool) -> set[str]:
     """Names `x` in `self.x` of the source of a class or a method: those that it assigns, or all."""
-    nodes = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind))))
+    nodes = ast.walk(parsed(kind)[1])
     found = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
     return {node.attr for node in found if node.value.id == "self" and (isinstance(node.ctx, ast.Store) or not written)}
 
@@ -44,11 +52,7 @@ def attributes(kind: Any, written: bool) -> set[str]:
 def from_library(ours: type, theirs: type) -> set[str]:
     """The attributes of `self` that our classes use and do not make themselves."""
     classes = own_classes(ours, theirs)
-    inits = [
-        ast.parse(textwrap.dedent(inspect.getsource(vars(kind)["__init__"])))
-        for kind in classes
-        if "__init__" in vars(kind)
-    ]
+    inits = [parsed(vars(kind)["__init__"])[1] for kind in classes if "__init__" in vars(kind)]
     made = {
         node.attr
         for tree in inits
@@ -65,11 +69,12 @@ def digest(source: str) -> str:
 
 def assignments(kind: type, name: str) -> str:
     """The statements of a class that assign `self.NAME`, one per line."""
-    source, found = textwrap.dedent(inspect.getsource(kind)), []
-    for node in ast.walk(ast.parse(source)):
+    (source, tree), found = parsed(kind), []
+    for node in ast.walk(tree):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         parts = [part for target in targets if target for part in ast.walk(target)]
-        if any(isinstance(part, ast.Attribute) and ast.unparse(part) == f"self.{name}" for part in parts):
+        found_here = [part for part in parts if isinstance(part, ast.Attribute) and part.attr == name]
+        if any(isinstance(part.value, ast.Name) and part.value.id == "self" for part in found_here):
             found.append(ast.get_source_segment(source, node) or "")
     return "\n".join(found)
 

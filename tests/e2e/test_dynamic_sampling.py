@@ -4,18 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import load_file
 
 from tests.commands import command
 
+pytestmark = pytest.mark.slow
 SMALL = ["rollout.dynamic_sampling=true", "train.max_steps=5", "train.save_steps=2", "task.eval.size=0"]
 SMALL += ["train.per_device_train_batch_size=32", "train.num_generations=4", "hydra.run.dir=run"]
 SMALL += ["+reward.kill.fn=kill.py:kill", "+reward.kill.weight=0"]
 KILL = """
 import os, signal, sys
 from pathlib import Path
-
-pytestmark = pytest.mark.slow
 
 def kill(completions, trainer_state, **columns):
     '''Kill the trainer in the second round of the fourth step, if armed.'''
