@@ -71,13 +71,13 @@ ENGINE = {
 @pytest.mark.parametrize(
     ("ours", "theirs", "known"), [(ExactGRPOTrainer, GRPOTrainer, TRAINER), (PolicyEngine, VLLMGeneration, ENGINE)]
 )
-def test_every_method_that_we_override_still_takes_the_same_parameters(ours, theirs, known):
+def test_every_overridden_method_still_takes_the_same_parameters(ours, theirs, known):
     assert overridden(ours, theirs) == known.keys()
     for name, parameters in known.items():
         assert ", ".join(inspect.signature(getattr(theirs, name)).parameters) == parameters, name
 
 
-def test_every_attribute_of_the_trainer_that_we_touch_is_there_in_stock_trl(tmp_path: Path):
+def test_every_trainer_attribute_that_we_touch_is_in_stock_trl(tmp_path: Path):
     used = from_library(ExactGRPOTrainer, GRPOTrainer)
     assert {"_step", "_buffered_inputs", "_metrics", "_tokenizer", "_entropy_window_stats"} <= used
     trainer = make(GRPOTrainer, tmp_path)
@@ -87,7 +87,7 @@ def test_every_attribute_of_the_trainer_that_we_touch_is_there_in_stock_trl(tmp_
     assert sorted(name for name in used if not (hasattr(trainer, name) or name in assigned)) == []
 
 
-def test_every_attribute_of_the_engine_that_we_touch_is_there_in_stock_trl():
+def test_every_engine_attribute_that_we_touch_is_in_stock_trl():
     made = {"_server_started", "_background"}
     assigned = {name for kind in VLLMGeneration.__mro__[:-1] for name in attributes(kind, written=True)}
     used = from_library(PolicyEngine, VLLMGeneration) - made
@@ -95,7 +95,7 @@ def test_every_attribute_of_the_engine_that_we_touch_is_there_in_stock_trl():
     assert sorted(name for name in used if name not in assigned and not hasattr(VLLMGeneration, name)) == []
 
 
-def test_names_that_are_replaced_or_imported_are_still_where_they_were():
+def test_replaced_and_imported_names_are_still_where_they_were():
     assert grpo_trainer.VLLMGeneration is VLLMGeneration
     assert "rotate_checkpoints(" in inspect.getsource(transformers.Trainer._save_checkpoint), (
         "sealed before it is called"

@@ -34,7 +34,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_run_is_evaluated_as_it_was_trained_and_again_from_what_is_there(run_dir: Path) -> None:
+def test_evaluating_a_run_matches_training_and_reuses_its_files(run_dir: Path) -> None:
     first = module("grpo.evaluate", run_dir, "evaluate.samples=2")
     assert first.returncode == 0, first.stderr
     for words in ("greedy", "pass@1", "pass@2", "maj@2", "difficulty 1", "difficulty 2"):
@@ -57,7 +57,7 @@ def test_a_model_is_evaluated_with_the_command_line_of_training(tmp_path: Path) 
     assert "pass@" not in done.stdout
 
 
-def test_an_export_is_the_base_with_its_adapter_and_says_where_it_comes_from(run_dir: Path, tmp_path: Path) -> None:
+def test_an_export_merges_base_and_adapter_and_names_its_origin(run_dir: Path, tmp_path: Path) -> None:
     done = module("grpo.export", run_dir, "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")

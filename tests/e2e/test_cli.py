@@ -142,7 +142,7 @@ def test_a_run_from_the_command_line_fills_one_run_directory(tmp_path: Path) -> 
     assert str(run_dir.relative_to(tmp_path)) in done.stdout
 
 
-def test_a_failure_leaves_its_traceback_in_the_log_and_one_line_on_the_terminal(tmp_path: Path) -> None:
+def test_a_failure_logs_its_traceback_and_prints_one_line(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def broken(completions, **columns):\n    return completions[0] + 1\n")
     done = train(tmp_path, *QUICK, "+reward.mine.fn=mine.py:broken", "+reward.mine.on_error=raise")
     assert done.returncode == 1

@@ -32,9 +32,7 @@ AUTO = "train.resume_from_checkpoint=auto"
         ("replace", "the run directory disk/run has been removed or replaced"),
     ],
 )
-def test_a_fault_of_the_disk_is_one_line_and_the_run_continues_from_the_last_checkpoint(
-    small_disk: Path, fault: str, says: str
-) -> None:
+def test_a_disk_fault_fails_with_one_line_and_the_run_resumes(small_disk: Path, fault: str, says: str) -> None:
     run_dir = small_disk / "run"
     line = [*RUN, f"hydra.run.dir={run_dir}", f"+reward.disk.kwargs.run_dir={run_dir}"]
     done = command("grpo.train", *line, f"+reward.disk.kwargs.do={fault}", cwd=small_disk.parent)

@@ -41,7 +41,7 @@ def steps(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if not name.startswith(machine)} for row in rows]
 
 
-def test_a_run_that_is_killed_between_two_rounds_continues_bit_for_bit(tmp_path: Path) -> None:
+def test_a_run_killed_between_two_rounds_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run_in(whole).returncode == 0
     killed.mkdir()

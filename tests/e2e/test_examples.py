@@ -64,11 +64,11 @@ def test_the_plug_in_trains_from_its_own_configuration(tmp_path: Path) -> None:
         assert step["reward"] == pytest.approx(weighted, abs=1e-5)
 
 
-def test_the_check_that_the_plug_in_shows_finds_no_way_to_cheat_its_reward() -> None:
+def test_the_plug_ins_reward_check_finds_no_way_to_cheat() -> None:
     assert "show_work" in python(*shown("-m rewards.check"))  # status 0: nothing earned more than it should
 
 
-def test_the_entry_point_of_the_plug_in_names_a_function_that_is_there() -> None:
+def test_the_plug_ins_entry_point_names_an_existing_function() -> None:
     project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())
     (name, place), *others = project["project"]["entry-points"]["grpo.rewards"].items()
     module, function = place.split(":")

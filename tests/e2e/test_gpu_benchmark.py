@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.vllm] * (name in NEEDS_VLLM)) for name in EXPERIMENTS]
 )
-def test_every_experiment_runs_at_toy_size_and_finds_what_it_should(name: str) -> None:
+def test_every_experiment_runs_at_toy_size_and_finds_its_result(name: str) -> None:
     result = gpu_experiments.run(name, TOY)
     assert json.loads(json.dumps(result)) == result
     if name == "exactness":
@@ -64,7 +64,7 @@ def test_vllm_awake_and_asleep_are_processes_of_their_own() -> None:
     assert gpu.names(toy=True).index("cell full 0.5B") == list(EXPERIMENTS).index("vllm asleep") + 1
 
 
-def test_the_command_writes_json_and_markdown_and_continues_where_it_was_cut_off(
+def test_the_command_writes_json_and_markdown_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "gpu.json"

@@ -87,7 +87,7 @@ def with_torchvision(*commands: list[object], cwd: Path) -> None:
 
 @needs_torchvision
 @pytest.mark.slow
-def test_qwens_own_processor_shows_images_and_keeps_the_limit_of_pixels(tmp_path: Path) -> None:
+def test_qwens_own_processor_shows_images_within_the_pixel_limit(tmp_path: Path) -> None:
     """A tiny Qwen2.5-VL, its tower frozen."""
     folder = save_qwen(tmp_path / "qwen")
     before = load_file(folder / "model.safetensors")
@@ -162,7 +162,7 @@ def save_qwen(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_what_images_cannot_be_used_with_is_one_line_and_status_2(tmp_path: Path) -> None:
+def test_what_images_cannot_be_used_with_fails_with_one_line(tmp_path: Path) -> None:
     qwen, halved = save_qwen(tmp_path / "qwen"), tmp_path / "halved"
     shutil.copytree(BUILT_IN, halved, ignore=shutil.ignore_patterns("p*.json", "__pycache__"))
     cases = {

@@ -111,7 +111,7 @@ def interrupt(running: Command, run_dir: Path, moment: str, seconds: float) -> b
     return False
 
 
-def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(untouched: Path, tmp_path: Path) -> None:
+def test_a_run_killed_repeatedly_ends_like_an_uninterrupted_one(untouched: Path, tmp_path: Path) -> None:
     moments, kills = random.Random(7), collections.Counter[str]()
     done, torn_left = [tmp_path / "0"], 0
     while kills.total() < KILLS:
@@ -156,7 +156,7 @@ def reached(run_dir: Path, what: str) -> Callable[[], bool]:
         (signal.SIGTERM, "evaluation_after.jsonl", "SIGTERM while evaluating after the training"),
     ],
 )
-def test_a_signal_at_any_moment_is_a_line_and_a_summary_and_the_run_continues(
+def test_a_signal_at_any_moment_is_one_line_and_the_run_resumes(
     untouched: Path, tmp_path: Path, number: signal.Signals, moment: str, reason: str
 ) -> None:
     run_dir = tmp_path / "run"
@@ -184,7 +184,7 @@ def test_a_signal_at_any_moment_is_a_line_and_a_summary_and_the_run_continues(
         assert outcome(run_dir)["metrics"] == outcome(untouched)["metrics"]
 
 
-def test_a_signal_to_a_process_that_ends_leaves_its_line_and_status_alone(tmp_path: Path) -> None:
+def test_a_signal_to_an_ending_process_keeps_its_line_and_status(tmp_path: Path) -> None:
     ends = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))"
     line = [sys.executable, "-c", f"{ends}; from grpo.train import main; main()", "train.num_generations=3"]
     done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)

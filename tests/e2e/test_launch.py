@@ -83,7 +83,7 @@ def test_accelerate_reads_the_files_for_it(file: str, kind: str) -> None:
     assert settings.deepspeed_config.get("zero_stage") == (int(file[-1]) if file.startswith("zero") else None)
 
 
-def test_a_stopped_run_has_one_checkpoint_of_all_and_ends_as_one_that_was_not(untouched: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_and_ends_like_an_unstopped_one(untouched: Path, tmp_path: Path) -> None:
     running, run_dir = start(tmp_path, TWO), tmp_path / "run"
     wait_for(lambda: (run_dir / "metrics.jsonl").exists(), running)
     running.send_signal(signal.SIGTERM)
@@ -111,7 +111,7 @@ def steps_done(run_dir: Path) -> int:
     return file.read_text().count("\n") if file.exists() else 0
 
 
-def test_a_killed_process_restarts_all_from_the_newest_checkpoint(untouched: Path, tmp_path: Path) -> None:
+def test_a_killed_process_restarts_all_from_the_last_checkpoint(untouched: Path, tmp_path: Path) -> None:
     running, run_dir = start(tmp_path, TWO, "launch.max_restarts=1"), tmp_path / "run"
     wait_for(lambda: steps_done(run_dir) == 3, running)  # one more than in the newest checkpoint
     processes_of(run_dir)[1].kill()

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 SMALL = ["train.max_steps=1", "task.eval.size=4", "task.dataset.size=128", "train.per_device_train_batch_size=16"]
 
 
-def test_joblib_runs_jobs_at_once_and_a_plan_that_does_not_fit_is_told(tmp_path):
+def test_joblib_runs_jobs_at_once_and_reports_a_plan_too_large(tmp_path):
     pytest.importorskip("joblib", reason="make extras installs it")
     arguments = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "model=tiny,qwen2_5_32b", *SMALL]
     done = sweep(tmp_path, *arguments)

@@ -13,7 +13,7 @@ from tests.commands import finished
 pytestmark = pytest.mark.slow
 
 
-def test_a_budget_far_too_large_shrinks_until_it_fits_and_the_gradient_is_the_same() -> None:
+def test_a_far_too_large_budget_shrinks_and_keeps_the_gradient() -> None:
     script = Path(__file__).parent / "little_memory.py"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = finished([sys.executable, str(script)], env=environment)

@@ -113,7 +113,7 @@ def test_two_machines_50_ms_apart_train_as_one_does(alone: Path, tmp_path: Path)
     assert outcome(run_dir) == outcome(alone)
 
 
-def test_a_killed_process_restarts_both_machines_from_the_newest_checkpoint(alone: Path, tmp_path: Path) -> None:
+def test_both_machines_restart_from_a_checkpoint_after_a_kill(alone: Path, tmp_path: Path) -> None:
     running, run_dir = start_both(tmp_path, "launch.max_restarts=1"), tmp_path / "run"
     wait_for(lambda: (run_dir / "checkpoint-2" / "manifest.json").exists(), running[0])
     processes_of(run_dir)[1].kill()
@@ -123,7 +123,7 @@ def test_a_killed_process_restarts_both_machines_from_the_newest_checkpoint(alon
     assert outcome(run_dir) == outcome(alone)
 
 
-def test_a_machine_that_falls_silent_ends_both_in_time_and_leaves_no_process(tmp_path: Path) -> None:
+def test_a_silent_machine_ends_both_and_leaves_no_process(tmp_path: Path) -> None:
     running, run_dir = start_both(tmp_path, "launch.timeout=30", "train.max_steps=1000"), tmp_path / "run"
     wait_for(lambda: (run_dir / "metrics.jsonl").exists(), running[0])
     others = processes_of(run_dir)
@@ -190,7 +190,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     return {**ENVIRONMENT, **job, **files, "PATH": f"{programs}:{os.environ['PATH']}"}
 
 
-def test_a_job_that_is_out_of_time_is_queued_again_and_resumes_in_its_directory(
+def test_a_job_out_of_time_is_requeued_and_resumes_in_place(
     slurm: dict[str, str],
     tmp_path: Path,
     alone: Path,

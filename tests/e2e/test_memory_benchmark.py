@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
     ("arguments", "cells"),
     [(["--cells", "full 0.5B", "LoRA 14B"], ["full 0.5B", "LoRA 14B"]), (["--cap", "16"], ["rtx3080"])],
 )
-def test_cells_train_real_steps_and_are_written_beside_their_plan(
+def test_cells_train_real_steps_and_are_saved_beside_their_plan(
     tmp_path: Path, arguments: list[str], cells: list[str]
 ) -> None:
     file = tmp_path / "memory.json"

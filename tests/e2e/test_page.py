@@ -53,9 +53,7 @@ def fits(page) -> bool:
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_page_is_readable_on_a_phone_and_a_desktop_in_the_light_and_in_the_dark(
-    size, scheme, composed, tmp_path, opened
-):
+def test_a_page_is_readable_on_phone_and_desktop_light_and_dark(size, scheme, composed, tmp_path, opened):
     file = write_report(write_run(tmp_path / "run", steps=30, groups=2, generations=4))
     page = opened(file, size, color_scheme=scheme)
     assert fits(page)
@@ -83,7 +81,7 @@ def test_what_a_model_wrote_neither_runs_nor_breaks_the_page(text, composed, tmp
     assert shown.bounding_box()["height"] < 400
 
 
-def test_a_script_that_got_into_the_page_all_the_same_would_not_run(composed, tmp_path, opened):
+def test_a_script_that_got_into_the_page_would_not_run(composed, tmp_path, opened):
     file = write_report(write_run(tmp_path / "run", steps=2, groups=1, generations=2))
     file.write_text(
         file.read_text().replace("<main>", "<main><script>document.title = 'stolen'</script><img src='x.png'>")
@@ -155,7 +153,7 @@ SIZES = {"image_sizes": [[[200, 100]]], "shown_sizes": [[[100, 50]]], "answer": 
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_each_prompt_has_its_images_beside_the_completions_and_loads_nothing(size, composed, tmp_path, opened):
+def test_each_prompt_has_its_images_and_the_page_loads_nothing(size, composed, tmp_path, opened):
     folder = write_run(tmp_path / "run", steps=2, groups=2, generations=4)
     names = show_images(folder, 3, per_prompt=2)
     (folder / "completions" / "images" / names[2]).unlink()
@@ -215,7 +213,7 @@ def in_parts(box: dict, image: dict) -> tuple:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_a_model_wrote_beside_an_image_neither_runs_nor_breaks_the_page(text, composed, tmp_path, opened):
+def test_text_beside_an_image_neither_runs_nor_breaks_the_page(text, composed, tmp_path, opened):
     folder = write_run(tmp_path / "run", steps=1, groups=1, generations=2, text=text)
     show_images(folder, 1, **SIZES)
     page = opened(write_report(folder), PHONE)

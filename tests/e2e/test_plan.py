@@ -36,7 +36,7 @@ def test_a_plan_that_fits_is_a_table_a_verdict_and_a_file(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["fits"] is True
 
 
-def test_a_plan_for_several_gpus_is_for_each_of_them_and_for_the_host_of_one_machine(tmp_path: Path) -> None:
+def test_a_plan_for_several_gpus_covers_each_gpu_and_one_host(tmp_path: Path) -> None:
     line = ("+gpu=a100_40gb", "model=qwen2_5_7b", "peft=none", "launch.processes=8", "plan.host_gb=760")
     done = command("grpo.plan", tmp_path, *line, "shard=none")
     assert done.returncode == 1
@@ -48,7 +48,7 @@ def test_a_plan_for_several_gpus_is_for_each_of_them_and_for_the_host_of_one_mac
     assert "host memory per machine 247.0 GiB of 760.0 GiB" in done.stdout
 
 
-def test_json_is_all_there_is_on_stdout_and_the_status_says_whether_it_fits(tmp_path: Path) -> None:
+def test_stdout_is_json_alone_and_the_status_says_if_it_fits(tmp_path: Path) -> None:
     done = command("grpo.plan", tmp_path, *LARGE, "plan.format=json")
     plan = json.loads(done.stdout)
     assert (done.returncode, done.stderr, plan["fits"]) == (1, "", False)
@@ -103,7 +103,7 @@ def test_a_wrong_question_is_answered_in_one_line(tmp_path: Path, arguments: lis
     assert done.stderr.count("\n") == 1
 
 
-def test_training_what_does_not_fit_stops_before_anything_is_loaded_with_what_would(tmp_path: Path) -> None:
+def test_training_what_does_not_fit_stops_before_loading(tmp_path: Path) -> None:
     done = command("grpo.train", tmp_path, *LARGE)
     assert done.returncode == 2
     assert done.stderr.startswith("grpo.train: does not fit: ")
@@ -112,7 +112,7 @@ def test_training_what_does_not_fit_stops_before_anything_is_loaded_with_what_wo
     assert done.stderr.count("\n") == 1
 
 
-def test_a_run_that_may_not_fit_starts_if_it_is_forced_to_and_stops_before_host_memory_is_used_up(
+def test_a_forced_run_stops_before_host_memory_is_used_up(
     tmp_path: Path,
 ) -> None:
     refused = command("grpo.train", tmp_path, *QUICK, "plan.host_gb=0.2")

@@ -89,9 +89,7 @@ def test_a_run_leaves_what_the_run_directory_promises(
     assert "Advantage" in (tmp_path / "train.log").read_text()
 
 
-def test_the_configuration_that_was_run_is_on_disk_and_what_was_composed_stays(
-    composed: Compose, tmp_path: Path
-) -> None:
+def test_the_resolved_configuration_is_saved_as_it_ran(composed: Compose, tmp_path: Path) -> None:
     config = composed(*SMALL, "generation=auto", "task.eval.size=0", "train.max_steps=1")
     composed_before = config.copy()
     run(config, tmp_path, make_plan(config))
@@ -223,7 +221,7 @@ def test_a_continued_run_ends_like_one_that_was_not_interrupted(
         assert torch.equal(value, weights(broken / "model")[name]), name
 
 
-def test_a_signal_ends_a_run_with_a_checkpoint_that_can_be_continued(composed: Compose, tmp_path: Path) -> None:
+def test_a_signal_ends_a_run_with_a_resumable_checkpoint(composed: Compose, tmp_path: Path) -> None:
     def interrupt() -> None:
         while not (tmp_path / "metrics.jsonl").exists():
             time.sleep(0.01)
@@ -252,7 +250,7 @@ def picky(tmp_path: Path) -> str:
     return f"+reward.mine.fn={file}:picky"
 
 
-def test_a_reward_that_fails_on_some_rows_leaves_them_out_and_the_run_goes_on(
+def test_a_run_skips_rows_that_a_reward_fails_on_and_continues(
     composed: Compose, tmp_path: Path, picky: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     summary = train(composed, tmp_path / "run", picky, "train.max_steps=3")
@@ -273,7 +271,7 @@ def test_a_reward_that_fails_on_some_rows_leaves_them_out_and_the_run_goes_on(
     assert "skipped:" in printed.out
 
 
-def test_a_reward_that_is_to_raise_ends_the_run_with_the_row_saved(
+def test_a_reward_set_to_raise_ends_the_run_with_the_row_saved(
     composed: Compose, tmp_path: Path, picky: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(RunError, match=r"failed: reward\.mine: KeyError: 'level' .*; the completion is in .*jsonl"):
@@ -295,9 +293,7 @@ def test_a_reward_that_fails_on_every_completion_fails_the_run(composed: Compose
     assert re.match(reason, summary["reason"])
 
 
-def test_a_reward_that_hangs_or_holds_the_interpreter_does_not_freeze_the_run(
-    composed: Compose, tmp_path: Path
-) -> None:
+def test_a_reward_that_hangs_does_not_freeze_the_run(composed: Compose, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import re\ndef stuck(completions):\n    return [re.match('(a+)+$', 'a' * 50 + 'b') for _ in completions]\n"
     )
@@ -309,7 +305,7 @@ def test_a_reward_that_hangs_or_holds_the_interpreter_does_not_freeze_the_run(
     assert metrics(tmp_path / "run")[0]["reward"] is None  # every row is left out
 
 
-def test_a_column_that_a_reward_needs_and_the_data_lacks_is_one_line(composed: Compose, tmp_path: Path) -> None:
+def test_a_missing_column_for_a_reward_fails_with_one_line(composed: Compose, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def mine(completions, level):\n    return [0.0] * len(completions)\n")
     with pytest.raises(ConfigError, match=r"reward\.mine: needs a column level; the data has: question, answer, steps"):
         train(composed, tmp_path / "run", f"+reward.mine.fn={tmp_path}/mine.py:mine")
@@ -352,7 +348,7 @@ def test_what_the_libraries_refuse_is_one_line(
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"
 
 
-def test_a_file_with_fewer_problems_than_a_batch_takes_is_one_line(composed: Compose, tmp_path: Path) -> None:
+def test_a_file_smaller_than_a_batch_fails_with_one_line(composed: Compose, tmp_path: Path) -> None:
     (tmp_path / "one.jsonl").write_text('{"question": "1 plus 1", "answer": "#### 2"}\n')
     overrides = ["task=gsm8k", "task.dataset.path=json", "task.dataset.name=null", "task.eval.size=0"]
     overrides += [f"+task.dataset.data_files={tmp_path}/one.jsonl", "task.conversational=false"]
@@ -361,9 +357,7 @@ def test_a_file_with_fewer_problems_than_a_batch_takes_is_one_line(composed: Com
         run(composed(*overrides), tmp_path)
 
 
-def test_the_update_group_reaches_the_trainer_and_its_metrics_the_run_directory(
-    composed: Compose, tmp_path: Path
-) -> None:
+def test_the_update_group_reaches_the_trainer_and_the_metrics(composed: Compose, tmp_path: Path) -> None:
     train(composed, tmp_path, "update.max_tokens_per_microbatch=64", "update.skip_zero_advantage=false")
     for row in metrics(tmp_path):
         assert row["update/max_tokens_per_microbatch"] == 64
@@ -372,9 +366,7 @@ def test_the_update_group_reaches_the_trainer_and_its_metrics_the_run_directory(
         assert all(row[f"time/{phase}"] >= 0 for phase in ("generate", "reward", "logprobs", "update"))
 
 
-def test_a_run_whose_gradients_are_not_finite_stops_with_a_checkpoint_and_the_rows(
-    composed: Compose, tmp_path: Path
-) -> None:
+def test_non_finite_gradients_stop_a_run_with_a_checkpoint(composed: Compose, tmp_path: Path) -> None:
     (tmp_path / "infinite.py").write_text("def reward(completions, **columns):\n    return [3e38, -3e38] * 4\n")
     overrides = [f"+reward.infinite.fn={tmp_path}/infinite.py:reward", "train.scale_rewards=none"]
     overrides += ["update.max_skipped_steps=2", "train.max_steps=9"]
@@ -388,7 +380,7 @@ def test_a_run_whose_gradients_are_not_finite_stops_with_a_checkpoint_and_the_ro
     assert all(torch.equal(before[name], value) for name, value in after.items())
 
 
-def test_a_row_that_fits_nowhere_ends_the_run_with_what_to_change(
+def test_a_row_that_fits_nowhere_ends_the_run_with_advice(
     composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_memory(*args: Any, **kwargs: Any) -> None:

@@ -54,7 +54,7 @@ def test_a_sharded_update_is_that_of_stock_trl(found: dict[str, Any]) -> None:
             assert mine["grad_norm"] == pytest.approx(stock["grad_norm"], rel=1e-4), name
 
 
-def test_the_cases_have_several_microbatches_and_skip_completions(found: dict[str, Any]) -> None:
+def test_cases_have_several_micro_batches_and_skip_completions(found: dict[str, Any]) -> None:
     assert found["uneven lengths"]["logs"][0]["update/microbatches"] >= 2
     assert found["zero variance on one process"]["logs"][0]["update/rows_skipped"] >= 16
 
@@ -110,7 +110,7 @@ def test_a_sharded_run_evaluates_resumes_and_saves_a_whole_model(
     assert json.loads((run_dir / "evaluation.json").read_text()) == evaluation
 
 
-def test_after_an_oom_with_sharded_weights_a_run_continues_with_half_the_tokens(tmp_path: Path) -> None:
+def test_a_sharded_run_survives_an_oom_with_half_the_tokens(tmp_path: Path) -> None:
     line = (str(HERE / "train_on_cpus.py"), *RUN, "shard=fsdp2", "train.max_steps=2", "task.eval.size=0")
     line = (*line, "update.max_tokens_per_microbatch=60", f"hydra.run.dir={tmp_path / 'run'}")
     done = on_two_processes(*line, folder=tmp_path, OUT_OF_MEMORY=str(tmp_path / "marker"))

@@ -96,7 +96,7 @@ def test_a_sweep_continues_with_what_failed_and_leaves_the_rest(night):
     assert "#0 completed before" in done.stderr
 
 
-def test_each_job_may_have_two_processes_and_one_that_fails_is_reported(tmp_path):
+def test_jobs_may_have_two_processes_and_a_failure_is_reported(tmp_path):
     small = ["task.dataset.size=32", "task.eval.size=4", "train.max_steps=1", "train.num_generations=4"]
     done = sweep(tmp_path, *small, "train.per_device_train_batch_size=4,3", "launch.processes=2")
     found = outcomes(tmp_path)
@@ -108,7 +108,7 @@ def test_each_job_may_have_two_processes_and_one_that_fails_is_reported(tmp_path
     assert "1 of 2 jobs failed" in done.stderr
 
 
-def test_ctrl_c_ends_the_job_with_a_checkpoint_and_the_sweep_with_it(tmp_path):
+def test_ctrl_c_ends_the_sweep_and_its_job_with_a_checkpoint(tmp_path):
     arguments = ["train.seed=0,1", "task.eval.size=0", "train.save_steps=1000"]
     line = [sys.executable, "-m", "grpo.train", "-m", f"hydra.sweep.dir={tmp_path}", *arguments]
     process = Forked(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)

@@ -74,7 +74,7 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_calls_its_tool_with_dynamic_sampling_too_and_shows_the_conversations(tmp_path: Path) -> None:
+def test_a_run_with_dynamic_sampling_calls_its_tool(tmp_path: Path) -> None:
     done = command("grpo.train", *SMALL, "rollout.dynamic_sampling=true", "hydra.run.dir=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the policy may call calculator" in done.stderr
@@ -98,7 +98,7 @@ def test_a_run_calls_its_tool_with_dynamic_sampling_too_and_shows_the_conversati
 
 
 @pytest.mark.slow
-def test_an_environment_that_hangs_and_dies_costs_its_own_episodes(mine: Path) -> None:
+def test_a_hanging_or_dying_environment_costs_its_own_episodes(mine: Path) -> None:
     line = [
         "task.tools=[]",
         "task.environment=mine.py:Oracle",
@@ -162,7 +162,7 @@ def assert_one_line(done: Any, says: str) -> None:
 
 
 @pytest.mark.slow
-def test_tools_and_environments_that_cannot_be_used_are_one_line_and_status_2(mine: Path) -> None:
+def test_unusable_tools_and_environments_fail_with_one_line(mine: Path) -> None:
     odd = mine / "odd"
     shutil.copytree(ROOT / "grpo" / "tiny_calculator", odd, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     template = odd / "chat_template.jinja"

@@ -60,7 +60,7 @@ def test_the_cases_are_what_they_say(found: dict[str, Any]) -> None:
         )
 
 
-def test_a_process_with_short_completions_computes_some_of_the_others(found: dict[str, Any]) -> None:
+def test_a_process_with_short_completions_helps_the_others(found: dict[str, Any]) -> None:
     most, before = (found[case]["logs"][0]["update/microbatches"] for case in ("unequal numbers", "not balanced"))
     assert most < before
 
@@ -85,7 +85,7 @@ def test_all_processes_end_when_one_row_of_one_does_not_fit(found: dict[str, Any
     assert "does not fit into memory" in found["does not fit"]
 
 
-def test_a_step_that_is_not_finite_on_one_process_is_skipped_on_all(found: dict[str, Any]) -> None:
+def test_a_step_not_finite_on_one_process_is_skipped_on_all(found: dict[str, Any]) -> None:
     assert [row["update/steps_skipped"] for row in found["not finite"]["logs"]] == [1, 1]
     assert found["weights equal"]
     assert 0 < len(found["not finite"]["rows"]) <= 32

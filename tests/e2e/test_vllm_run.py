@@ -44,7 +44,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_run_that_breaks_keeps_the_steps_that_were_done_and_goes_on_with_vllm(adapted: Path) -> None:
+def test_a_broken_run_keeps_its_steps_and_resumes_with_vllm(adapted: Path) -> None:
     assert result(adapted / "summary.json")["status"] == "failed"
     assert (adapted / "checkpoint-2" / "trainer_state.json").exists()
     done, left = module("grpo.train", "train.resume_from_checkpoint=auto", f"hydra.run.dir={adapted}", *SMALL)

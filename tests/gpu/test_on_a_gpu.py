@@ -24,7 +24,7 @@ def measured(name: str) -> dict[str, Any]:
     return result
 
 
-def test_the_gradient_is_that_of_stock_trl_in_float32_and_no_worse_in_bfloat16() -> None:
+def test_the_gradient_matches_stock_trl_and_bfloat16_is_no_worse() -> None:
     result = measured("exactness")
     assert max(result["float32 against TRL"].values()) <= 1e-5
     theirs, ours = (result["error in bfloat16"][f"bfloat16 {trainer}"] for trainer in ("trl", "ours"))
@@ -47,13 +47,13 @@ def test_a_real_oom_is_survived_with_the_same_weights(phase: str) -> None:
     assert phase == "generate" or result["same_completions"]
 
 
-def test_gradients_offloaded_to_cpu_save_memory_and_no_bit_of_the_weights_differs() -> None:
+def test_offloading_gradients_saves_memory_and_changes_no_bit() -> None:
     result = measured("gradients offloaded to CPU")
     assert result["weights bitwise equal"]
     assert result["offloaded"]["update_gb"] < result["on the GPU"]["update_gb"]
 
 
-def test_optimizers_of_8_bits_and_a_base_of_4_bits_train_and_save_memory() -> None:
+def test_optimizers_of_8_bits_and_a_base_of_4_bits_save_memory() -> None:
     result = measured("bitsandbytes")
     assert result["paged_adamw_8bit"]["update_gb"] < result["adamw_8bit"]["update_gb"]
     assert result["adamw_8bit"]["update_gb"] < result["adamw_torch_fused"]["update_gb"]
@@ -61,7 +61,7 @@ def test_optimizers_of_8_bits_and_a_base_of_4_bits_train_and_save_memory() -> No
         assert all(0 < norm < float("inf") for norm in part["grad_norms"])
 
 
-def test_vllm_is_the_policy_awake_and_asleep_and_frees_its_memory_when_it_sleeps() -> None:
+def test_vllm_matches_the_policy_and_frees_its_memory_asleep() -> None:
     awake, asleep = measured("vllm awake"), measured("vllm asleep")
     assert awake["engine/is_policy"] == asleep["engine/is_policy"] == 1
     assert asleep["update_gb"] < awake["update_gb"]

@@ -46,7 +46,7 @@ def test_a_batch_passes_exactly_when_it_holds_whole_groups(size: int, slices: in
 
 
 @given(size=sizes, slices=sizes, generations=st.integers(2, 40))
-def test_every_suggested_size_is_valid_and_none_between_is_nearer(size: int, slices: int, generations: int) -> None:
+def test_every_suggested_size_is_valid_and_none_is_nearer(size: int, slices: int, generations: int) -> None:
     try:
         check_groups(batch(size, slices, generations))
     except ConfigError as error:
@@ -270,7 +270,7 @@ def test_deepspeed_has_to_be_installed(composed: Callable[..., DictConfig], monk
         check_deepspeed(composed("shard=zero2", "launch.processes=2").train)
 
 
-def test_a_gpu_profile_takes_an_optimizer_that_its_sharding_allows(composed: Callable[..., DictConfig]) -> None:
+def test_a_gpu_profile_takes_an_optimizer_its_sharding_allows(composed: Callable[..., DictConfig]) -> None:
     assert composed("+gpu=h100").train.optim == "adamw_8bit"
     config = composed("+gpu=h100", "shard=fsdp2", "launch.processes=2")
     assert config.train.optim == "adamw_torch"

@@ -52,7 +52,7 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize(("key", "value"), SECRETS)
-def test_a_secret_is_refused_wherever_it_is_typed_and_not_printed(key: str, value: str | int) -> None:
+def test_a_secret_is_refused_anywhere_and_never_printed(key: str, value: str | int) -> None:
     config = OmegaConf.create()
     OmegaConf.update(config, key, value)
     for where, typed in ((config, []), (OmegaConf.create(), [f"+{key}={value}"])):
@@ -68,7 +68,7 @@ def test_what_is_no_secret_is_not_refused(key: str, value: object) -> None:
     assert not is_secret(key, value)
 
 
-def test_the_way_through_the_environment_is_open_but_not_for_a_secret_as_its_default() -> None:
+def test_a_secret_comes_from_the_environment_not_from_a_default() -> None:
     refuse_secrets(OmegaConf.create({"token": ["${oc.env:HF_TOKEN}"]}), ["+a.token='${oc.env:HF_TOKEN}'"])
     refuse_secrets(
         OmegaConf.create({"Authorization": "Bearer ${oc.env:HF_TOKEN}"}), ["+a={token: '${oc.env:HF_TOKEN}'}"]
@@ -91,7 +91,7 @@ def test_what_is_written_keeps_secrets_as_interpolations(monkeypatch: pytest.Mon
     assert OmegaConf.to_container(written, resolve=True) == OmegaConf.to_container(config, resolve=True)
 
 
-def test_nothing_is_written_with_a_secret_in_it_and_nothing_secret_by_a_run_that_uses_one(tmp_path: Path) -> None:
+def test_neither_an_error_nor_a_run_writes_a_secret_to_disk(tmp_path: Path) -> None:
     for line in (["+reward.correctness.kwargs.key=canary"], ["-m", "+train.model_init_kwargs.token=canary,canary2"]):
         done = command("grpo.train", *line, cwd=tmp_path)
         assert done.returncode == 2

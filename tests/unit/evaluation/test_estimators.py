@@ -9,7 +9,7 @@ from grpo.evaluation.estimators import majority_at_k, pass_at_k, wilson_interval
 
 
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_the_ends_of_the_interval_are_where_the_score_test_rejects(counts: tuple[int, int]) -> None:
+def test_the_interval_ends_where_the_score_test_rejects(counts: tuple[int, int]) -> None:
     correct, samples = counts
     proportion, z = correct / samples, NormalDist().inv_cdf(0.975)
     low, high = wilson_interval(correct, samples)
@@ -19,7 +19,7 @@ def test_the_ends_of_the_interval_are_where_the_score_test_rejects(counts: tuple
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
-def test_pass_at_k_is_the_fraction_of_subsets_with_a_correct_sample(correct: list[bool], data: st.DataObject) -> None:
+def test_pass_at_k_is_the_fraction_of_subsets_with_a_correct_one(correct: list[bool], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(correct)))
     subsets = [any(subset) for subset in combinations(correct, k)]
     assert pass_at_k(len(correct), sum(correct), k) == pytest.approx(mean(subsets))

@@ -69,9 +69,7 @@ def test_a_correct_answer_counts_and_an_incorrect_one_does_not(
     assert run(tiny, incorrect, grader, tmp_path / "incorrect.jsonl")["accuracy"] == 0
 
 
-def test_plain_and_conversational_prompts_that_read_the_same_get_the_same_completion(
-    tiny: Any, held_out: Dataset
-) -> None:
+def test_prompts_that_read_the_same_get_the_same_completion(tiny: Any, held_out: Dataset) -> None:
     questions = held_out["question"]
     plain = tiny([text + "\n" for text in questions])
     assert plain == tiny([[{"role": "user", "content": text}] for text in questions])
@@ -156,9 +154,7 @@ def test_line_separators_in_a_completion_do_not_break_the_file(
         assert run(strange, held_out, grader, tmp_path / "completions.jsonl")["samples"] == 24
 
 
-def test_where_correctness_does_not_follow_from_the_final_answer_there_is_no_majority(
-    held_out: Dataset, tmp_path: Path
-) -> None:
+def test_no_majority_is_taken_where_the_answer_is_not_decisive(held_out: Dataset, tmp_path: Path) -> None:
     (tmp_path / "grader.py").write_text("def all_correct(completions):\n    return [1.0] * len(completions)\n")
     grader = Reward(f"{tmp_path}/grader.py:all_correct", "grader")
     result = run(
@@ -168,7 +164,7 @@ def test_where_correctness_does_not_follow_from_the_final_answer_there_is_no_maj
     assert "maj@k" not in result
 
 
-def test_prompts_that_do_not_fit_together_are_completed_in_halves(
+def test_prompts_too_many_for_memory_are_completed_in_halves(
     held_out: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -195,9 +191,7 @@ def test_another_policy_or_decoding_is_not_taken_for_this_one(
     assert len(file.read_text().splitlines()) == 48
 
 
-def test_completions_that_the_grader_fails_on_are_incorrect_and_counted(
-    tiny: Any, held_out: Dataset, tmp_path: Path
-) -> None:
+def test_completions_the_grader_fails_on_count_as_incorrect(tiny: Any, held_out: Dataset, tmp_path: Path) -> None:
     (tmp_path / "grader.py").write_text("def grade(completions):\n    return [1.0] + ['?'] * (len(completions) - 1)\n")
     result = run(tiny, held_out, Reward(f"{tmp_path}/grader.py:grade", "grader"), tmp_path / "completions.jsonl")
     assert (result["correct"], result["grader_errors"]) == (1, {"NotANumber": 23})

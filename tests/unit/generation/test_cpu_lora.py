@@ -13,7 +13,7 @@ OUTPUTS = (8, 4, 4)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("slot", [0, 1, -1], ids=["first slot", "second slot", "no adapter"])
-def test_the_output_is_the_exact_one_and_no_further_from_it_than_vllms(slot: int, dtype: torch.dtype) -> None:
+def test_the_output_is_exact_and_no_worse_than_that_of_vllm(slot: int, dtype: torch.dtype) -> None:
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
     from grpo.generation.cpu_lora import OneAdapter

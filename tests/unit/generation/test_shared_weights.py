@@ -51,7 +51,7 @@ class Packed(torch.nn.Module):
         return iter(self.held.items())
 
 
-def test_a_policy_without_weights_takes_no_memory_and_has_the_rest(composed: Any) -> None:
+def test_a_policy_without_weights_has_the_rest_and_no_memory(composed: Any) -> None:
     policy = without_weights(composed().model)
     whole = AutoModelForCausalLM.from_pretrained(TINY)
     assert {name: weight.shape for name, weight in policy.named_parameters()} == {
@@ -63,7 +63,7 @@ def test_a_policy_without_weights_takes_no_memory_and_has_the_rest(composed: Any
     assert policy.name_or_path == whole.name_or_path
 
 
-def test_a_policy_computes_with_the_engine_s_weights_and_trains_its_adapter(composed: Any) -> None:
+def test_a_policy_uses_engine_weights_and_trains_its_adapter(composed: Any) -> None:
     policy, engine = adapted(composed), Packed()
     shared = share(policy, engine)
     ids = torch.arange(3, 20)[None]
@@ -76,7 +76,7 @@ def test_a_policy_computes_with_the_engine_s_weights_and_trains_its_adapter(comp
     assert trained == {name for name, _ in policy.named_parameters() if "lora_" in name}
 
 
-def test_a_write_to_a_shared_weight_changes_its_fingerprint_alone(composed: Any) -> None:
+def test_writing_a_shared_weight_changes_its_fingerprint_alone(composed: Any) -> None:
     engine = Packed()
     shared = share(adapted(composed), engine)
     before = fingerprint(shared)

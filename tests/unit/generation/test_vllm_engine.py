@@ -54,7 +54,7 @@ def policy(kind: str, dtype: torch.dtype = torch.bfloat16) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_vllm_gets_the_weights_of_the_merged_model_under_the_names_of_the_base(kind: str) -> None:
+def test_vllm_gets_merged_weights_under_the_names_of_the_base(kind: str) -> None:
     sent = {name: weight.clone() for name, weight in merged_weights(policy(kind))}
     merged = dict(policy(kind).merge_and_unload().named_parameters())
     assert sent.keys() == merged.keys() == dict(AutoModelForCausalLM.from_pretrained(TINY).named_parameters()).keys()
@@ -63,7 +63,7 @@ def test_vllm_gets_the_weights_of_the_merged_model_under_the_names_of_the_base(k
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_bit_of_the_policy_changes_however_often_its_weights_are_sent(kind: str) -> None:
+def test_sending_weights_never_changes_a_bit_of_the_policy(kind: str) -> None:
     model = policy(kind)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     for _ in range(20):
@@ -74,7 +74,7 @@ def test_no_bit_of_the_policy_changes_however_often_its_weights_are_sent(kind: s
     assert not any(getattr(module, "merged_adapters", None) for module in model.modules())
 
 
-def test_merging_into_the_policy_and_out_of_it_as_trl_does_changes_bits() -> None:
+def test_merging_and_unmerging_the_policy_like_trl_changes_bits() -> None:
     model = policy("lora")
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     model.merge_adapter()
@@ -161,7 +161,7 @@ def test_a_transfer_that_the_server_does_not_take_is_aborted(monkeypatch: pytest
         engine.sync_weights()
 
 
-def test_a_transfer_that_ends_while_the_server_is_asked_keeps_its_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transfer_that_ends_in_time_keeps_its_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = WithoutVLLM(None, mode="server")
     engine.vllm_client.communicator = Communicator()
     engine._server_started = "now"
@@ -192,7 +192,7 @@ def test_weights_wait_for_the_completions_by_those_before_them(monkeypatch: pyte
     assert done == ["completed", "sent"]
 
 
-def test_a_server_forgets_the_features_of_images_after_new_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_forgets_image_features_after_new_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, done = WithoutVLLM(None, mode="server"), list[str]()
 
     def post(url: str) -> SimpleNamespace:
@@ -218,7 +218,7 @@ def test_without_vllm_a_script_is_told_that_it_is_missing(monkeypatch: pytest.Mo
 
 
 @pytest.mark.vllm
-def test_the_memory_of_a_sleeping_engine_is_not_counted_as_the_policys(
+def test_a_sleeping_engines_memory_is_not_counted_as_the_policys(
     monkeypatch: pytest.MonkeyPatch, cuda_driver: CudaDriver
 ) -> None:
     cumem = pytest.importorskip("vllm.device_allocator.cumem")
@@ -273,7 +273,7 @@ def test_weights_that_vllm_does_not_take_end_with_the_reason() -> None:
 
 
 @pytest.mark.usefixtures("_given")
-def test_a_server_that_was_started_again_is_not_taken_for_the_one_that_has_the_weights(
+def test_a_server_restarted_during_a_run_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = WithoutVLLM(([[1]], [[5]], [], None), mode="server")
@@ -286,7 +286,7 @@ def test_a_server_that_was_started_again_is_not_taken_for_the_one_that_has_the_w
 
 
 @pytest.mark.usefixtures("_given")
-def test_answers_are_greedy_and_rollouts_keep_their_settings_afterwards() -> None:
+def test_answers_are_greedy_and_rollouts_keep_their_settings() -> None:
     engine = WithoutVLLM(([[1]], [[5]], [], None))
     own = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2}
     engine.__dict__.update(own, generation_kwargs={"seed": 1})
@@ -356,7 +356,7 @@ def test_vllm_answers_what_transformers_answers(trained: ExactGRPOTrainer) -> No
 @pytest.mark.parametrize(
     "engine", [None, Engine("merged"), Engine("adapter"), Engine("adapter", share_weights=True)], ids=str
 )
-def test_an_adapter_is_trained_and_no_bit_of_what_it_stands_on_changes(tmp_path: Path, engine: Engine | None) -> None:
+def test_training_an_adapter_changes_no_bit_of_its_base(tmp_path: Path, engine: Engine | None) -> None:
     """In a script that asks for nothing, it is merged, as by TRL."""
     made = trainer(tmp_path, LORA, engine=engine, max_steps=4)
     assert made.vllm_generation.sends_adapter == (engine is not None and engine.lora == "adapter")
@@ -371,7 +371,7 @@ def test_an_adapter_is_trained_and_no_bit_of_what_it_stands_on_changes(tmp_path:
 
 
 @pytest.mark.vllm
-def test_an_engine_answers_with_the_newest_adapter_and_never_with_prefixes_of_another(tmp_path: Path) -> None:
+def test_an_engine_answers_with_the_newest_adapter_alone(tmp_path: Path) -> None:
     made = trainer(tmp_path, LORA, engine=Engine("adapter", share_weights=True))
     model = made.model.eval()
     said = []
@@ -437,7 +437,7 @@ class Crash(TrainerCallback):
 
 
 @pytest.mark.vllm
-def test_after_a_crash_of_the_engine_the_steps_that_were_done_are_kept(tmp_path: Path) -> None:
+def test_a_crash_of_the_engine_keeps_the_completed_steps(tmp_path: Path) -> None:
     made = trainer(tmp_path, max_steps=4)
     made.add_callback(Crash(made, 2))
     with pytest.raises(GenerationError, match="vLLM failed while it took the policy's weights"):

@@ -93,7 +93,7 @@ def healthy() -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("_vllm")
-def test_a_server_without_development_endpoints_cannot_take_weights(composed: Compose, healthy: int) -> None:
+def test_a_server_without_development_endpoints_takes_no_weights(composed: Compose, healthy: int) -> None:
     config = composed(SERVER, f"train.vllm_server_port={healthy}")
     check_vllm(config.train, can_send=True)
     with pytest.raises(ConfigError, match="as VLLM_SERVER_DEV_MODE=1 was not set"):
@@ -107,9 +107,7 @@ def test_what_is_no_vllm_server_is_told(composed: Compose, healthy: int, monkeyp
         check(composed(SERVER, f"train.vllm_server_port={healthy}"))
 
 
-def test_the_server_is_told_what_trl_needs_and_stays_on_this_machine(
-    composed: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_gets_what_trl_needs_and_stays_local(composed: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "installed_vllm", lambda: ("vllm", "0.31.0"))
     words = command(composed("+gpu=h100", SERVER, "train.vllm_server_port=8123", "peft=none"))
     options = dict(pairwise(words))
@@ -145,7 +143,7 @@ def test_a_port_in_use_is_one_line(composed: Compose, healthy: int, tmp_path: Pa
         serve(composed(SERVER, f"train.vllm_server_port={healthy}"), tmp_path / "log")
 
 
-def test_options_for_vllm_without_the_dashes_before_them_are_one_line() -> None:
+def test_vllm_options_without_dashes_fail_with_one_line() -> None:
     done = subprocess.run(
         [ROOT / "launch" / "vllm_server.sh", "--enforce-eager"], capture_output=True, text=True, timeout=60
     )
@@ -215,7 +213,7 @@ def test_the_server_answers_nobody_without_its_key(served: tuple[DictConfig, Any
         ({"weight_transfer_config": None}, "", "cannot take weights, without --weight-transfer-config: start it"),
     ],
 )
-def test_what_is_wrong_with_a_server_is_one_line_that_says_how_to_start_it(
+def test_a_faulty_server_fails_with_one_line_on_how_to_start_it(
     served: tuple[DictConfig, Any], monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], of: str, says: str
 ) -> None:
     monkeypatch.setattr(requests, "get", changed(settings, of))
@@ -247,7 +245,7 @@ def test_a_server_that_cannot_come_up_says_why(
 
 
 @pytest.mark.vllm
-def test_a_server_that_goes_away_ends_the_run_with_a_reason_and_leaves_no_process(
+def test_a_server_that_goes_away_ends_the_run_with_a_reason(
     served: tuple[DictConfig, psutil.Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, process = served

@@ -55,9 +55,7 @@ def test_a_request_to_a_server_that_hangs_ends(url: str, monkeypatch: pytest.Mon
     assert time.monotonic() - started < 20
 
 
-def test_a_request_to_a_slow_server_waits_for_its_answer_and_many_ask_once_for_all(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_to_a_slow_server_wait_and_share_health_checks(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Server, "asked", 0)
     session = WatchedSession(url)
     statuses: list[int] = []

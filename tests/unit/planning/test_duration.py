@@ -35,7 +35,7 @@ def expected(config: DictConfig) -> Duration:
 
 
 @pytest.mark.parametrize("overrides", MEASURED, ids=["demo", "smollm2"])
-def test_the_estimate_for_a_cpu_is_within_the_range_that_it_gives(
+def test_the_estimate_for_a_cpu_is_within_its_own_range(
     composed: Compose, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(duration, "speed_of_cpu", lambda: MACHINE)
@@ -46,7 +46,7 @@ def test_the_estimate_for_a_cpu_is_within_the_range_that_it_gives(
     assert found.compared
 
 
-def test_a_server_that_generates_during_the_update_costs_what_is_left_of_generation(composed: Compose) -> None:
+def test_a_server_generating_during_updates_costs_the_remainder(composed: Compose) -> None:
     line = ("+gpu=h100", "generation=vllm_server", "model=qwen2_5_1_5b")
     for length in (64, 4096):  # with updates longer than generations, and the other way round
         overrides = (*line, f"train.max_completion_length={length}")
@@ -54,7 +54,7 @@ def test_a_server_that_generates_during_the_update_costs_what_is_left_of_generat
         assert other.step == pytest.approx(max(one.phases["generation"], one.step - one.phases["generation"]))
 
 
-def test_a_run_is_its_steps_and_two_evaluations_and_costs_by_the_hour(composed: Compose) -> None:
+def test_a_run_takes_its_steps_and_evaluations_and_costs_hourly(composed: Compose) -> None:
     line = ("+gpu=h100", "train.max_steps=100")
     found = expected(composed(*line, "plan.hourly_price=3"))
     assert found.run == pytest.approx(100 * found.step + found.evaluation)
@@ -102,7 +102,7 @@ def test_a_token_takes_two_operations_per_weight(composed: Compose) -> None:
     assert operations(replace(shape, num_hidden_layers=32), 4096) > operations(shape, 4096)
 
 
-def test_every_profile_of_a_gpu_gives_a_time_and_an_unknown_gpu_none(composed: Compose) -> None:
+def test_every_gpu_profile_gives_a_time_and_an_unknown_gpu_none(composed: Compose) -> None:
     profiles = sorted(file.stem for file in (ROOT / "conf" / "gpu").glob("*.yaml"))
     without = [profile for profile in profiles if not duration.speed_of_gpu(composed(f"+gpu={profile}"))]
     assert without == ["any"]

@@ -47,7 +47,7 @@ def advice(composed: Compose) -> Advice:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_profile_fits_its_gpu_with_headroom_and_uses_at_least_half_of_it(composed: Compose, profile: str) -> None:
+def test_every_profile_fits_its_gpu_and_uses_at_least_half_of_it(composed: Compose, profile: str) -> None:
     plan = make_plan(composed(f"+gpu={profile}"))
     assert plan.problem is None
     assert 0.5 * plan.capacity_gb <= plan.peak_gb <= (1 - HEADROOM) * plan.capacity_gb
@@ -55,9 +55,7 @@ def test_every_profile_fits_its_gpu_with_headroom_and_uses_at_least_half_of_it(c
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_profile_fits_with_vllm_beside_it_or_is_advised_to_go_without(
-    composed: Compose, profile: str, advice: Advice
-) -> None:
+def test_every_profile_fits_with_vllm_or_is_advised_against_it(composed: Compose, profile: str, advice: Advice) -> None:
     line = (f"+gpu={profile}", "generation=vllm_colocate")
     plan = make_plan(composed(*line))
     if plan.problem:
@@ -70,7 +68,7 @@ def test_every_profile_fits_with_vllm_beside_it_or_is_advised_to_go_without(
 # --- What is chosen ---
 
 
-def test_micro_batches_grow_with_the_gpu_and_fill_no_more_than_is_usable(composed: Compose) -> None:
+def test_micro_batches_grow_with_the_gpu_within_what_is_usable(composed: Compose) -> None:
     tokens = []
     for memory in (8, 12, 16, 24):
         plan = make_plan(composed("+gpu=rtx3080", f"gpu.memory_gb={memory}"))
@@ -81,7 +79,7 @@ def test_micro_batches_grow_with_the_gpu_and_fill_no_more_than_is_usable(compose
     assert tokens[0] < tokens[-1]
 
 
-def test_fewer_completions_are_generated_at_once_where_the_cache_of_all_does_not_fit(composed: Compose) -> None:
+def test_fewer_completions_are_generated_at_once_on_a_small_gpu(composed: Compose) -> None:
     plan = make_plan(composed("+gpu=rtx3080", "model=qwen3_4b"))
     assert plan.problem is None
     assert plan.settings["rows_generated_at_once"] < 64
@@ -111,9 +109,7 @@ def test_a_model_of_text_with_images_is_refused(composed: Compose) -> None:
     assert not make_plan(composed("+gpu=h100", "model=qwen2_5_vl_3b", "task.images=picture")).problem
 
 
-def test_the_plan_settles_what_is_left_open_only_for_the_machine_at_hand(
-    composed: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_settles_open_values_only_for_this_machine(composed: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     line = ("+gpu=rtx3080", "generation=vllm_colocate")
     elsewhere = composed(*line)
     elsewhere = settled(elsewhere, make_plan(elsewhere))
@@ -128,7 +124,7 @@ def test_the_plan_settles_what_is_left_open_only_for_the_machine_at_hand(
     assert here.train.vllm_gpu_memory_utilization == plan.settings["train.vllm_gpu_memory_utilization"]
 
 
-def test_without_a_profile_the_gpu_here_counts_and_without_a_gpu_the_host(
+def test_without_a_profile_the_gpu_here_or_else_the_host_counts(
     composed: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert make_plan(composed()).unified
@@ -142,7 +138,7 @@ def test_without_a_profile_the_gpu_here_counts_and_without_a_gpu_the_host(
 OWN_WEIGHTS = ("generation=vllm_colocate", "engine.share_weights=false")
 
 
-def test_weights_that_exist_once_leave_vllm_awake_on_a_smaller_gpu(composed: Compose) -> None:
+def test_shared_weights_leave_vllm_awake_on_a_smaller_gpu(composed: Compose) -> None:
     line = ("+gpu=rtx3080", "generation=vllm_colocate")
     once, twice = (make_plan(composed(*line, f"engine.share_weights={value}")) for value in ("auto", "false"))
     assert (once.settings["engine.share_weights"], once.settings["train.vllm_enable_sleep_mode"]) == (True, False)
@@ -155,7 +151,7 @@ def test_weights_that_exist_once_leave_vllm_awake_on_a_smaller_gpu(composed: Com
     assert make_plan(composed(*line, "gpu.memory_gb=10", "engine.share_weights=false")).problem is not None
 
 
-def test_weights_that_cannot_exist_once_are_refused_where_that_was_asked_for(composed: Compose) -> None:
+def test_sharing_weights_that_cannot_be_shared_is_refused(composed: Compose) -> None:
     line = ("+gpu=rtx3080", "generation=vllm_colocate", "engine.share_weights=true")
     with pytest.raises(ConfigError, match=r"engine\.share_weights=true: all weights are trained; use auto"):
         make_plan(composed(*line, "peft=none"))
@@ -172,7 +168,7 @@ def test_an_engine_beside_a_quantized_policy_is_quantized_too(composed: Compose)
     assert plan.phases["rollout"]["vllm"] < 2 * plan.phases["rollout"]["weights"]
 
 
-def test_vllm_sleeps_only_where_it_does_not_fit_beside_the_update(composed: Compose) -> None:
+def test_vllm_sleeps_only_where_the_update_leaves_no_room_for_it(composed: Compose) -> None:
     sleeps = {}
     for memory in (16, 24, 48, 80):
         plan = make_plan(composed("+gpu=rtx3080", f"gpu.memory_gb={memory}", *OWN_WEIGHTS))
@@ -191,7 +187,7 @@ def test_no_engine_sleeps_between_turns_with_sharded_weights(composed: Compose) 
     assert sleeps == [True, False]
 
 
-def test_vllm_that_stays_awake_leaves_useful_micro_batches_and_has_the_cache_of_all_sequences(
+def test_awake_vllm_leaves_useful_micro_batches_and_a_full_cache(
     composed: Compose,
 ) -> None:
     plans = [make_plan(composed("+gpu=rtx3080", f"gpu.memory_gb={memory}", *OWN_WEIGHTS)) for memory in range(16, 32)]
@@ -202,7 +198,7 @@ def test_vllm_that_stays_awake_leaves_useful_micro_batches_and_has_the_cache_of_
         assert plan.phases["rollout"]["vllm"] == pytest.approx(awake[-1].phases["rollout"]["vllm"], abs=0.4)
 
 
-def test_vllm_does_not_sleep_for_a_small_share_that_was_asked_for(composed: Compose) -> None:
+def test_vllm_does_not_sleep_for_a_small_requested_share(composed: Compose) -> None:
     line = ("+gpu=h100", "model=qwen2_5_3b", "generation=vllm_colocate", "train.vllm_gpu_memory_utilization=0.2")
     plan = make_plan(composed(*line))
     assert plan.settings["train.vllm_enable_sleep_mode"] is False
@@ -210,9 +206,7 @@ def test_vllm_does_not_sleep_for_a_small_share_that_was_asked_for(composed: Comp
 
 
 @pytest.mark.parametrize(("lora", "needed"), [("merged", 5.75), ("adapter", 5.80)])
-def test_a_share_that_does_not_hold_vllms_weights_and_an_adapter_is_refused(
-    composed: Compose, lora: str, needed: float
-) -> None:
+def test_a_share_too_small_for_vllms_weights_is_refused(composed: Compose, lora: str, needed: float) -> None:
     line = ("+gpu=rtx3080", "generation=vllm_colocate", "train.vllm_gpu_memory_utilization=0.3", f"engine.lora={lora}")
     with pytest.raises(ConfigError, match=rf"too little for the {needed:.2f} GiB of vLLM's weights; null leaves it"):
         make_plan(composed(*line))
@@ -228,13 +222,13 @@ def test_with_a_server_nothing_is_generated_on_the_gpu(composed: Compose) -> Non
     assert "rows_generated_at_once" not in plan.settings
 
 
-def test_vllm_has_room_for_the_longest_sequence_and_never_sleeps_on_a_cpu(composed: Compose) -> None:
+def test_vllm_holds_the_longest_sequence_and_never_sleeps_on_cpu(composed: Compose) -> None:
     plan = make_plan(composed("generation=vllm_colocate", "train.max_completion_length=40"))
     assert plan.settings["train.vllm_max_model_length"] == 64 + 40
     assert plan.settings["train.vllm_enable_sleep_mode"] is False
 
 
-def test_generation_auto_without_a_length_of_completions_is_one_line(composed: Compose) -> None:
+def test_generation_auto_without_a_length_fails_with_one_line(composed: Compose) -> None:
     with pytest.raises(ConfigError, match=r"train\.max_completion_length=None: the plan needs a positive number"):
         make_plan(composed("generation=auto", "train.max_completion_length=null"))
 
@@ -254,7 +248,7 @@ def test_generation_auto_without_a_length_of_completions_is_one_line(composed: C
         (True, ("model=smollm2_135m", "train.max_completion_length=8"), False),
     ],
 )
-def test_generation_auto_takes_vllm_where_it_is_there_can_fits_and_pays(
+def test_generation_auto_takes_vllm_where_it_works_fits_and_pays(
     composed: Compose, monkeypatch: pytest.MonkeyPatch, installed: bool, line: tuple[str, ...], chosen: bool
 ) -> None:
     monkeypatch.setattr(fit, "find_spec", lambda name: installed or None)
@@ -344,7 +338,7 @@ def test_each_choice_of_shard_is_planned_as_what_it_is(composed: Compose, shard:
     assert workload.processes == 4, "host memory is that of one machine"
 
 
-def test_weights_are_gathered_for_generation_only_by_zero3_without_vllm_and_if_nobody_forbids_it(
+def test_only_zero3_without_vllm_gathers_weights_for_generation(
     composed: Compose,
 ) -> None:
     def gathers(*line: str) -> bool:
@@ -356,7 +350,7 @@ def test_weights_are_gathered_for_generation_only_by_zero3_without_vllm_and_if_n
     assert not gathers("shard=zero2")
 
 
-def test_float32_copies_of_eight_processes_need_that_much_host_memory(composed: Compose) -> None:
+def test_eight_float32_copies_need_that_much_host_memory(composed: Compose) -> None:
     line = ("+gpu=a100_80gb", "model=qwen2_5_14b", "peft=none", "launch.processes=8", "shard=fsdp2")
     plan = make_plan(composed(*line, "plan.host_gb=256"))
     assert plan.problem is not None
@@ -364,7 +358,7 @@ def test_float32_copies_of_eight_processes_need_that_much_host_memory(composed: 
     assert make_plan(composed(*line, "plan.host_gb=512")).problem is None
 
 
-def test_a_policy_that_is_sharded_fits_where_one_gpu_does_not_hold_it(composed: Compose) -> None:
+def test_a_sharded_policy_fits_where_one_gpu_does_not_hold_it(composed: Compose) -> None:
     line = ("+gpu=a100_40gb", "model=qwen2_5_7b", "peft=none", "plan.host_gb=512", "plan.processes=8")
     assert make_plan(composed(*line)).problem
     assert make_plan(composed(*line, "train.fsdp=full_shard")).problem is None
@@ -373,7 +367,7 @@ def test_a_policy_that_is_sharded_fits_where_one_gpu_does_not_hold_it(composed: 
 # --- Where the shape comes from ---
 
 
-def test_the_shape_follows_the_name_and_not_the_choice_it_was_typed_over(composed: Compose) -> None:
+def test_the_shape_follows_the_typed_name_and_not_the_choice(composed: Compose) -> None:
     config = composed("+gpu=any", "model.model_name_or_path=Qwen/Qwen3-8B")
     assert find_shape(config.model).parameters() == 8190735360
 
@@ -395,9 +389,7 @@ def test_a_model_of_ones_own_brings_its_shape_along(composed: Compose) -> None:
 # --- Advice ---
 
 
-def test_every_suggestion_makes_the_run_fit_and_is_not_one_of_many_that_do_not(
-    composed: Compose, advice: Advice
-) -> None:
+def test_every_suggestion_makes_the_run_fit_and_is_unique(composed: Compose, advice: Advice) -> None:
     suggestions = advice(LARGE)
     assert 0 < len(suggestions) <= MAX_SUGGESTIONS
     for suggestion in suggestions:
@@ -479,7 +471,7 @@ def test_several_processes_divide_offload_and_become_more(
     assert [suggested] in [suggestion["overrides"] for suggestion in advice((*SEVERAL, *line))]
 
 
-def test_a_policy_that_nothing_else_makes_fit_one_gpu_is_divided_over_several(advice: Advice) -> None:
+def test_a_policy_that_nothing_else_makes_fit_is_sharded(advice: Advice) -> None:
     line = ("+gpu=rtx3080", "model.model_name_or_path=Qwen/Qwen2.5-14B-Instruct", "peft=lora", "peft.r=8")
     overrides = [suggestion["overrides"] for suggestion in advice(line)]
     assert overrides
@@ -493,7 +485,7 @@ def test_what_is_offloaded_without_need_is_put_back_onto_the_gpu(advice: Advice)
     assert advice((*SEVERAL, "launch.processes=8", "shard=zero3_offload"))[0]["overrides"] == ["shard=zero3"]
 
 
-def test_gathering_for_generation_is_given_up_before_weights_are_offloaded(advice: Advice) -> None:
+def test_gathering_for_generation_is_given_up_before_offloading(advice: Advice) -> None:
     line = ("+gpu=rtx3080", "model=qwen2_5_14b", "peft=lora", "launch.processes=8", "shard=zero3", "plan.host_gb=512")
     assert advice(line)[0]["overrides"] == ["train.ds3_gather_for_generation=false"]
 
@@ -518,7 +510,7 @@ def test_a_gpu_that_is_hardly_used_is_put_to_use(advice: Advice) -> None:
     assert advice(("+gpu=rtx3080",)) == [], "nothing to advise where it fits well"
 
 
-def test_choices_that_what_was_typed_would_spoil_are_not_suggested(advice: Advice) -> None:
+def test_choices_that_typed_values_would_spoil_are_not_suggested(advice: Advice) -> None:
     for line in (
         ("+gpu=h200", "model=qwen2_5_0_5b", "peft.r=64"),
         ("+gpu=h200", "model.model_name_or_path=Qwen/Qwen3-0.6B"),
@@ -529,12 +521,12 @@ def test_choices_that_what_was_typed_would_spoil_are_not_suggested(advice: Advic
             assert not suggestion["overrides"][0].startswith("peft=" if "peft.r=64" in line else "model=")
 
 
-def test_offloaded_gradients_are_not_suggested_where_they_cannot_work(advice: Advice) -> None:
+def test_offloaded_gradients_are_suggested_only_where_they_work(advice: Advice) -> None:
     for line in (("+gpu=t4", "peft=none", "model.dtype=float32"), ("+gpu=h100", "peft=none", "plan.processes=8")):
         assert not any("update.gradients_on_host=true" in found["overrides"] for found in advice(line))
 
 
-def test_vllms_share_is_one_of_the_gpus_total_and_not_of_its_free_memory(
+def test_vllms_share_is_of_the_gpus_total_and_not_free_memory(
     composed: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = ("+gpu=rtx3080", "generation=vllm_colocate")
@@ -585,12 +577,12 @@ def test_wrong_input_is_one_line(composed: Compose, line: tuple[str, ...], messa
     assert "\n" not in str(raised.value)
 
 
-def test_a_batch_larger_than_the_data_is_one_line_before_the_data_is_made(composed: Compose) -> None:
+def test_a_batch_larger_than_the_data_fails_early_with_one_line(composed: Compose) -> None:
     with pytest.raises(ConfigError, match="7 problems to train on, and a batch takes 16"):
         check(composed("task.dataset.size=7", "train.num_generations=8"))
 
 
-def test_a_model_without_a_shape_and_without_a_network_is_one_line(composed: Compose) -> None:
+def test_a_model_without_shape_or_network_fails_with_one_line(composed: Compose) -> None:
     with pytest.raises(ConfigError) as raised:
         make_plan(composed("+gpu=any", "model.model_name_or_path=nobody/nothing"))
     assert str(raised.value).startswith("model.model_name_or_path=nobody/nothing: neither a folder nor a model")
@@ -615,7 +607,7 @@ def test_a_plan_says_the_same_in_json(composed: Compose) -> None:
     assert content["peak_gb"] == pytest.approx(max(sum(parts.values()) for parts in content["phases"].values()))
 
 
-def test_readings_are_expected_without_what_is_outside_of_pytorchs_allocator() -> None:
+def test_expected_readings_exclude_memory_outside_pytorch() -> None:
     phases = {
         "load": {"context": 1.0, "weights": 2.0},
         "rollout": {"context": 1.0, "weights": 2.0, "kv cache": 3.0},

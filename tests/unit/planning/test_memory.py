@@ -68,7 +68,7 @@ def test_weights_take_what_a_models_parameters_take(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("choice", shipped_models())
-def test_the_parameters_of_every_shipped_model_follow_from_its_shape(choice: str) -> None:
+def test_parameters_of_shipped_models_follow_from_their_shape(choice: str) -> None:
     _, shape = shipped_models()[choice]
     assert replace(shape, given_parameters=0).parameters() == shape.given_parameters > 0
 
@@ -134,7 +134,7 @@ def test_the_cache_is_as_large_as_after_a_real_generation() -> None:
     assert kv_cache(SHAPE, workload) - last == cached(NUMBERS, workload.sequences, 20)
 
 
-def test_a_layer_with_a_sliding_window_caches_no_more_than_its_window() -> None:
+def test_a_sliding_window_layer_caches_no_more_than_its_window() -> None:
     numbers = NUMBERS | {"model_type": "mistral", "sliding_window": 8}
     shape = shape_of(numbers)
     assert (shape.sliding_window, shape.num_sliding_layers) == (8, 3)
@@ -261,7 +261,7 @@ def peak(shape: Shape, workload: Workload) -> float:
 
 
 @given(shapes, workloads)
-def test_every_component_is_positive_and_the_weights_are_in_every_phase(shape: Shape, workload: Workload) -> None:
+def test_every_component_is_positive_and_each_phase_has_weights(shape: Shape, workload: Workload) -> None:
     for parts in phases(shape, workload).values():
         assert all(size > 0 for size in parts.values())
         assert parts["weights"] + parts.get("vision weights", 0) == pytest.approx(weights(shape, workload))

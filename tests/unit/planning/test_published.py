@@ -72,7 +72,7 @@ def suggested(composed: Compose, line: tuple[str, ...]) -> list[Any]:
     return [suggestion["overrides"] for suggestion in advise(line, config, make_plan(config))]
 
 
-def test_vlm_r1s_six_h20_hold_four_completions_with_small_images_at_once(composed: Compose) -> None:
+def test_vlm_r1s_six_h20_hold_four_small_image_completions(composed: Compose) -> None:
     plan = make_plan(composed(*VLM_R1))
     assert plan.problem is None
     assert plan.settings["rows_generated_at_once"] == 4
@@ -87,7 +87,7 @@ def test_vlm_r1s_six_h20_hold_four_completions_with_small_images_at_once(compose
 
 
 @pytest.mark.parametrize("tokens", [1536, 2048, 4096])
-def test_vlm_r1s_run_fits_with_images_of_which_stock_trls_four_do_not_fit(composed: Compose, tokens: int) -> None:
+def test_vlm_r1s_run_fits_where_stock_trls_four_at_once_do_not(composed: Compose, tokens: int) -> None:
     line = (*VLM_R1, f"task.max_prompt_length={tokens}")
     at_once = (*line, f"update.max_tokens_per_microbatch={4 * (tokens + 256)}")
     assert "in the update phase" in (make_plan(composed(*at_once)).problem or "")
@@ -96,7 +96,7 @@ def test_vlm_r1s_run_fits_with_images_of_which_stock_trls_four_do_not_fit(compos
     assert ["train.gradient_checkpointing=true"] in suggested(composed, at_once)
 
 
-def test_vlm_r1s_run_with_images_too_large_for_one_sequence_is_advised_to_checkpoint_or_freeze(
+def test_vlm_r1s_run_with_large_images_is_advised_to_checkpoint(
     composed: Compose,
 ) -> None:
     line = (*VLM_R1, "task.max_prompt_length=8192")
@@ -115,7 +115,7 @@ def test_easy_r1s_8_gpus_of_40_gb_need_no_offloading_for_7b(composed: Compose) -
     assert make_plan(composed(*EASY_R1, "shard=fsdp2")).problem is None
 
 
-def test_easy_r1s_host_is_exhausted_where_it_has_as_little_memory_as_offloading_takes(composed: Compose) -> None:
+def test_easy_r1s_host_is_exhausted_by_what_offloading_takes(composed: Compose) -> None:
     line = [word for word in EASY_R1 if not word.startswith("plan.host_gb")]
     needed = make_plan(composed(*line, "shard=fsdp2_offload")).host_gb
     plan = make_plan(composed(*line, "shard=fsdp2_offload", f"plan.host_gb={needed:.0f}"))
@@ -123,7 +123,7 @@ def test_easy_r1s_host_is_exhausted_where_it_has_as_little_memory_as_offloading_
     assert ["shard=zero3"] in suggested(composed, (*line, "shard=fsdp2_offload", f"plan.host_gb={needed:.0f}"))
 
 
-def test_easy_r1s_7b_does_not_fit_undivided_and_dividing_it_is_the_first_advice(composed: Compose) -> None:
+def test_easy_r1s_7b_does_not_fit_and_is_advised_to_shard_first(composed: Compose) -> None:
     plan = make_plan(composed(*EASY_R1, "shard=none"))
     assert "in the update phase" in (plan.problem or "")
     assert suggested(composed, (*EASY_R1, "shard=none"))[0] == ["shard=fsdp2"]
@@ -133,7 +133,7 @@ FULL = ("peft=none", "train.optim=adamw_torch_fused")
 GPUS = {12: "rtx3060", 24: "rtx3090", 32: "rtx5090", 40: "a100_40gb", 80: "a100_80gb"}
 
 
-def test_gr00ts_backbone_fits_24_gb_with_its_tower_frozen_and_four_gpus_with_it_trained(composed: Compose) -> None:
+def test_gr00ts_backbone_fits_24_gb_with_its_tower_frozen(composed: Compose) -> None:
     trained, frozen = make_plan(composed(*GR00T)), make_plan(composed(*GR00T, "model.freeze=[vision]"))
     assert "in the update phase" in (trained.problem or "")
     assert frozen.problem is None
@@ -161,7 +161,7 @@ def test_gr00ts_backbone_fits_24_gb_with_its_tower_frozen_and_four_gpus_with_it_
         ("qwen2_5_32b", ("peft=lora", "shard=fsdp2"), 80, 2, 2),
     ],
 )
-def test_the_models_of_easy_r1s_hardware_table_fit_as_many_gpus_and_not_half_of_them(
+def test_easy_r1s_models_fit_their_gpus_and_not_half_of_them(
     composed: Compose, model: str, method: tuple[str, ...], memory: int, count: int, parallel: int
 ) -> None:
     def fits(count: int) -> bool:

@@ -51,7 +51,7 @@ def test_fsdp2_divides_float32_weights_gradients_and_adamw() -> None:
     assert unsharded_gradients(SHAPE, FSDP2) == pytest.approx(2 * 2 * LAYER)
 
 
-def test_fsdp2_unshards_two_layers_beside_a_tied_embedding_and_their_gradients_beside_a_layer_at_work() -> None:
+def test_fsdp2_unshards_two_layers_and_a_tied_embedding() -> None:
     shape = shipped_models()["llama3_2_1b"][1]
     layer = (shape.parameters() - shape.embeddings) / 16
     assert persistent(shape, FSDP2)["unsharded weights"] == 2 * (shape.embeddings + 2 * layer)
@@ -71,7 +71,7 @@ def test_fsdp2_divides_a_frozen_tower_in_half_precision() -> None:
     assert next(loading) - next(loading) == 8 * (4 - 2) * tower
 
 
-def test_fsdp2_without_resharding_keeps_all_weights_unsharded_beside_the_shards() -> None:
+def test_fsdp2_without_resharding_keeps_all_weights_unsharded() -> None:
     parts = update(SHAPE, with_sharding(FSDP2, stage=2))
     assert (parts["weights"], parts["unsharded weights"]) == (4 * P / 8, 2 * P)
 
@@ -82,7 +82,7 @@ def test_fsdp2_in_pure_half_precision_divides_half_as_much() -> None:
     assert parts["optimizer"] == 4 * P / 8
 
 
-def test_zero2_divides_gradients_float32_weights_and_adamw_but_not_the_weights() -> None:
+def test_zero2_divides_gradients_and_adamw_but_not_the_weights() -> None:
     parts = update(SHAPE, ZERO2)
     assert parts["weights"] == 2 * P
     assert parts["master weights"] == 4 * P / 8
@@ -92,7 +92,7 @@ def test_zero2_divides_gradients_float32_weights_and_adamw_but_not_the_weights()
     assert parts["unsharded weights"] == 0
 
 
-def test_zero3_divides_the_weights_too_and_keeps_a_billion_of_them_unsharded() -> None:
+def test_zero3_divides_weights_and_keeps_a_billion_unsharded() -> None:
     parts = update(SHAPE, ZERO3)
     assert parts["weights"] == 2 * P / 8
     assert parts["master weights"] == 4 * P / 8
@@ -101,7 +101,7 @@ def test_zero3_divides_the_weights_too_and_keeps_a_billion_of_them_unsharded() -
     assert update(SHAPE, with_sharding(ZERO3, bucket=None))["buckets"] == 2 * 4096**2
 
 
-def test_zero3_generates_with_all_weights_unsharded_unless_vllm_does_it_and_fsdp2_never() -> None:
+def test_zero3_generates_with_unsharded_weights_and_fsdp2_never() -> None:
     assert rollout(SHAPE, ZERO3)["unsharded weights"] == 2 * P
     assert logprobs(SHAPE, ZERO3)["unsharded weights"] == 2 * 1e9, "only while it generates"
     assert rollout(SHAPE, with_sharding(ZERO3, gathers_to_generate=False))["unsharded weights"] == 2 * 1e9
@@ -114,7 +114,7 @@ def test_an_adapter_divides_its_frozen_base_in_half_precision() -> None:
     assert persistent(SHAPE, replace(workload, adapter=Adapter(16), quantized=4))["weights"] > 0.5 * LAYER * 32
 
 
-def test_a_reference_is_divided_but_unsharded_as_a_whole_while_it_scores_under_fsdp2() -> None:
+def test_a_reference_under_fsdp2_is_unsharded_while_it_scores() -> None:
     workload = replace(FSDP2, reference=True)
     assert persistent(SHAPE, workload)["reference"] == 2 * P / 8
     assert logprobs(SHAPE, workload)["unsharded reference"] == 2 * P
@@ -124,7 +124,7 @@ def test_a_reference_is_divided_but_unsharded_as_a_whole_while_it_scores_under_f
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_an_update_under_fsdp2_takes_what_a_simulated_process_of_eight_takes(tied: bool) -> None:
+def test_an_fsdp2_update_takes_what_a_simulated_process_takes(tied: bool) -> None:
     numbers = {
         "model_type": "llama",
         "hidden_size": 512,
@@ -146,7 +146,7 @@ def test_an_update_under_fsdp2_takes_what_a_simulated_process_of_eight_takes(tie
 
 
 @pytest.mark.parametrize("workload", [FSDP2, ZERO3])
-def test_offloading_leaves_only_unsharded_weights_and_buffers_on_the_gpu(workload: Workload) -> None:
+def test_offloading_leaves_only_unsharded_weights_and_buffers(workload: Workload) -> None:
     parts = update(SHAPE, offloaded(workload))
     assert parts["weights"] == parts["gradients"] == 0
     assert parts.get("optimizer", 0) == parts["master weights"] == 0
@@ -154,7 +154,7 @@ def test_offloading_leaves_only_unsharded_weights_and_buffers_on_the_gpu(workloa
     assert sum(parts.values()) < sum(update(SHAPE, workload).values())
 
 
-def test_fsdp2_offload_moves_shards_to_host_memory_page_locked_in_powers_of_two() -> None:
+def test_fsdp2_offload_locks_host_memory_in_powers_of_two() -> None:
     parts = host(
         SHAPE, replace(offloaded(FSDP2), processes=2, sharding=replace(offloaded(FSDP2).sharding, processes=2))
     )
@@ -164,7 +164,7 @@ def test_fsdp2_offload_moves_shards_to_host_memory_page_locked_in_powers_of_two(
     assert (locked(2**20), locked(2**20 + 1)) == (2**20, 2**21)
 
 
-def test_zero3_offload_has_weights_gradients_twice_masters_and_adamw_in_host_memory() -> None:
+def test_zero3_offload_keeps_all_states_in_host_memory() -> None:
     parts = host(SHAPE, offloaded(ZERO3))
     assert parts["offloaded weights"] == 8 * locked(2 * P / 8)
     assert parts["offloaded gradients"] == 8 * (locked(2 * P / 8) + locked(4 * P / 8))
@@ -173,20 +173,20 @@ def test_zero3_offload_has_weights_gradients_twice_masters_and_adamw_in_host_mem
 
 
 @pytest.mark.parametrize("workload", [offloaded(FSDP2), offloaded(ZERO3), FSDP2])
-def test_two_machines_of_four_have_half_of_one_machine_of_eight_each(workload: Workload) -> None:
+def test_two_machines_of_four_each_have_half_of_one_of_eight(workload: Workload) -> None:
     alone, half = host(SHAPE, workload), host(SHAPE, replace(workload, processes=4))
     assert alone.keys() == half.keys()
     assert all(half[name] == alone[name] / 2 for name in alone)
 
 
-def test_each_process_casts_all_weights_to_float32_before_fsdp2_divides_them_and_others_map_the_same_file() -> None:
+def test_each_fsdp2_process_loads_all_weights_in_float32() -> None:
     assert host(SHAPE, FSDP2)["loading"] == 8 * 4 * P
     assert host(SHAPE, replace(FSDP2, adapter=Adapter(16)))["loading"] == 2 * P
     assert host(SHAPE, DDP)["loading"] == host(SHAPE, ZERO3)["loading"] == 2 * P
     assert "loading" not in host(SHAPE, replace(WORKLOAD, processes=1))
 
 
-def test_paged_optimizers_of_several_processes_are_all_in_host_memory() -> None:
+def test_paged_optimizers_of_all_processes_are_in_host_memory() -> None:
     one = host(SHAPE, replace(WORKLOAD, processes=1, optimizer="paged_adamw_32bit"))
     several = host(SHAPE, replace(DDP, optimizer="paged_adamw_32bit"))
     assert several["offloaded optimizer"] == 8 * one["offloaded optimizer"] == 8 * 8 * P
@@ -230,6 +230,6 @@ def test_offloading_never_takes_more_of_the_gpu(shape: Any, workload: Workload) 
     assert peak(shape, offloaded(workload)) <= peak(shape, workload)
 
 
-def test_eight_gpus_of_40_gb_hold_a_full_fine_tuning_that_one_does_not() -> None:
+def test_eight_gpus_of_40_gb_hold_a_tuning_that_one_does_not() -> None:
     alone = replace(WORKLOAD, processes=1, sharding=Sharding())
     assert peak(SHAPE, FSDP2) < 36 * GB < peak(SHAPE, alone)

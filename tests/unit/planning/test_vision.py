@@ -116,7 +116,7 @@ def workload(**options: Any) -> Workload:
 
 
 @pytest.mark.parametrize("choice", SHIPPED)
-def test_the_parameters_of_tower_and_projector_are_those_of_the_built_model(choice: str) -> None:
+def test_tower_and_projector_parameters_match_the_built_model(choice: str) -> None:
     shape: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "model" / f"{choice}.yaml").shape)
     total = shape.pop("parameters")
     with torch.device("meta"):
@@ -127,7 +127,7 @@ def test_the_parameters_of_tower_and_projector_are_those_of_the_built_model(choi
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_parameters_of_other_sizes_are_those_of_the_built_model(family: str) -> None:
+def test_the_parameters_of_other_sizes_match_the_built_model(family: str) -> None:
     assert of_parts(small(family)) == counted(described(family)[0])
 
 
@@ -146,7 +146,7 @@ def counted(shape: Shape) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bitsandbytes_quantizes_the_linear_modules_of_the_tower_too(family: str) -> None:
+def test_bitsandbytes_quantizes_linear_modules_of_the_tower_too(family: str) -> None:
     model = small(family)
     config = BitsAndBytesConfig(load_in_4bit=True)
     replace_with_bnb_linear(model, modules_to_not_convert=get_keys_to_not_convert(model), quantization_config=config)
@@ -195,7 +195,7 @@ def test_the_tower_is_a_row_of_its_own_in_every_phase() -> None:
     assert rows["weights"] + rows["vision weights"] == weights(shape, some)
 
 
-def test_a_tower_is_read_from_the_configuration_of_other_families_or_left_to_itself() -> None:
+def test_a_tower_is_read_from_other_families_or_ignored() -> None:
     for family, name in (("internvl", "internvl"), ("mllama", "mllama"), ("qwen3_vl_moe", "qwen3_vl")):
         shape = shape_of(AutoConfig.for_model(family).to_dict())
         assert shape.vision, family
@@ -209,14 +209,14 @@ def test_a_tower_is_read_from_the_configuration_of_other_families_or_left_to_its
 # --- Images ---
 
 
-def test_an_image_has_as_many_patches_as_max_pixels_or_the_prompt_allow() -> None:
+def test_an_image_has_the_patches_that_pixels_or_prompt_allow() -> None:
     _, qwen = described("qwen2_5_vl")
     assert patches(qwen, workload()) == 4 * 100
     assert patches(qwen, workload(images=Images(2, 2, max_pixels=28 * 28 * 64))) == 4 * 64
     assert patches(qwen, workload(images=Images(2, 2, max_pixels=10**7))) == 4 * 100, "longer prompts are filtered"
 
 
-def test_an_image_for_a_tower_of_fixed_size_is_cut_into_as_many_tiles_as_the_prompt_holds() -> None:
+def test_a_fixed_size_tower_gets_the_tiles_that_the_prompt_holds() -> None:
     shape = shipped_models()["smolvlm2"][1]
     assert shape.vision
     tile = 27 * 27
@@ -226,7 +226,7 @@ def test_an_image_for_a_tower_of_fixed_size_is_cut_into_as_many_tiles_as_the_pro
     assert patches(described("llava")[1], replace(workload(), prompt=4000)) == 20 * 20
 
 
-def test_a_micro_batch_has_at_most_as_many_images_as_fit_in_it_with_short_texts() -> None:
+def test_a_micro_batch_has_at_most_as_many_images_as_fit_in_it() -> None:
     _, qwen = described("qwen2_5_vl")
     some = replace(workload(images=Images(64, 64, max_pixels=28 * 28 * 64)), tokens=650)
     assert images_at_once(qwen, some, 64) == 10, "of 64 tokens and one more"
@@ -234,7 +234,7 @@ def test_a_micro_batch_has_at_most_as_many_images_as_fit_in_it_with_short_texts(
     assert images_at_once(qwen, replace(some, tokens=1, prompt=60, completion=1), 64) == 1
 
 
-def test_the_pixel_values_of_an_image_are_as_large_as_the_processors() -> None:
+def test_pixel_values_are_as_large_as_those_of_the_processor() -> None:
     picture = Image.fromarray(np.zeros((280, 280, 3), dtype=np.uint8))
     limits = {
         "shortest_edge": 28 * 28,
@@ -249,7 +249,7 @@ def test_the_pixel_values_of_an_image_are_as_large_as_the_processors() -> None:
     assert planned == smol["pixel_values"].nbytes + smol["pixel_attention_mask"].nbytes
 
 
-def test_pixel_values_stay_on_the_device_for_every_completion_of_a_generation() -> None:
+def test_pixel_values_stay_on_the_device_for_each_completion() -> None:
     shape, qwen = described("qwen2_5_vl")
     some = workload(images=Images(per_generation=32, per_step=8))
     one = pixel_values(qwen, some)
@@ -329,7 +329,7 @@ def kept_by_tower(model: Any) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-def test_a_trained_tower_takes_more_than_a_frozen_one_and_checkpointing_less() -> None:
+def test_a_trained_tower_takes_more_and_checkpointing_less() -> None:
     shape, qwen = described("qwen2_5_vl")
     full = in_update(qwen, workload())[0]
     assert full > in_update(qwen, workload(checkpointing=True))[0]
@@ -393,7 +393,7 @@ def test_an_engine_has_room_for_images_when_it_starts(composed: Callable[..., Di
 IMAGES = ("model=qwen2_5_vl_3b", "task.images=image", "task.conversational=true", "task.max_prompt_length=512")
 
 
-def test_images_frozen_parts_and_adapters_are_read_from_the_configuration(composed: Callable[..., DictConfig]) -> None:
+def test_images_and_frozen_parts_are_read_from_the_configuration(composed: Callable[..., DictConfig]) -> None:
     line = (*IMAGES, "task.max_pixels=200704", "train.per_device_train_batch_size=4", "train.num_generations=4")
     line = (*line, "train.gradient_accumulation_steps=2", "train.steps_per_generation=4")
     full = workload_of(composed(*line, "peft=none", "model.freeze=[vision]"), "cuda")
@@ -426,7 +426,7 @@ def advised(composed: Callable[..., DictConfig], *line: str) -> list[str]:
     return [word for suggestion in advise(line, config, make_plan(config)) for word in suggestion["overrides"]]
 
 
-def test_a_run_whose_trained_tower_does_not_fit_is_advised_to_freeze_it_or_to_show_less(
+def test_freezing_or_fewer_pixels_is_advised_for_a_large_tower(
     composed: Callable[..., DictConfig],
 ) -> None:
     found = advised(composed, *TIGHT)
@@ -449,7 +449,7 @@ def test_what_has_no_effect_is_not_advised(composed: Callable[..., DictConfig]) 
     assert "peft.vision" in keys(*TIGHT, "peft=lora", "peft.vision=true", "update.gradients_on_host=false")
 
 
-def test_other_models_that_are_suggested_take_images_as_the_chosen_one_does(
+def test_suggested_models_take_images_as_the_chosen_one_does(
     composed: Callable[..., DictConfig],
 ) -> None:
     assert set(other_models(composed(*IMAGES), larger=True)) == {"qwen2_5_vl_7b", "qwen3_vl_4b", "qwen3_vl_8b"}

@@ -46,7 +46,7 @@ def recorded(composed: Callable[..., DictConfig]) -> Callable[[str], Run]:
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_recorded_run_shows_what_was_wrong_with_it_and_nothing_else(name, recorded):
+def test_a_recorded_run_shows_its_own_findings_and_no_others(name, recorded):
     assert {finding.name for finding in findings(recorded(name))} == FOUND[name]
 
 
@@ -99,7 +99,7 @@ def test_sequences_that_the_mask_removes_are_reported(share, found, recorded):
     ],
     ids=["grows", "settles", "varies"],
 )
-def test_host_memory_that_grows_by_the_step_is_reported_with_what_is_left(memory, found, recorded):
+def test_growing_host_memory_is_reported_with_what_is_left(memory, found, recorded):
     run = replace(with_metrics(recorded("healthy"), **{"memory/host_gb": memory}), plan={"host_capacity_gb": 32.0})
     assert [finding.name for finding in findings(run)] == ["host_memory_grows"] * found
     if found:
@@ -118,7 +118,7 @@ def test_memory_that_is_reserved_and_not_allocated_is_reported(recorded):
     ("seconds", "advice"),
     [({"time/reward": 9.0}, "reward.<name>.workers"), ({"time/generate": 9.0}, "generation=vllm_colocate")],
 )
-def test_an_idle_gpu_is_reported_with_advice_for_the_longest_phase(seconds, advice, recorded):
+def test_an_idle_gpu_is_reported_with_advice_on_its_main_phase(seconds, advice, recorded):
     metrics = {"gpu/utilization": 0.2, "time/reward": 1.0, "time/generate": 1.0, "time/update": 1.0, **seconds}
     run = with_metrics(recorded("healthy"), **{name: lambda step, v=value: v for name, value in metrics.items()})
     (finding,) = findings(run)
@@ -142,7 +142,7 @@ def test_hacking_names_the_reward_that_rose(recorded):
 
 
 @pytest.mark.parametrize(("answers", "found"), [(0.0, True), (0.02, True), (0.06, False)])
-def test_it_is_no_hacking_where_the_sampled_answers_or_the_held_out_ones_rise(answers, found, recorded):
+def test_rising_sampled_or_held_out_accuracy_is_no_hacking(answers, found, recorded):
     run = recorded("hacking")
     after = {"accuracy": 0.11 + answers, "samples": 200, "interval": [0, 1]}
     changed = replace(run, evaluation={**run.evaluation, "after": after})

@@ -43,7 +43,7 @@ def data_of(page: str) -> dict[str, Any]:
     return json.loads(found[1])
 
 
-def test_each_group_has_its_images_and_each_image_is_embedded_once(composed: Any, tmp_path: Path) -> None:
+def test_each_group_has_its_images_and_each_is_embedded_once(composed: Any, tmp_path: Path) -> None:
     names = show_images(write_run(tmp_path / "run", steps=3, groups=2, generations=4), 3, per_prompt=2)
     found = sample(tmp_path / "run", {"correctness": 1.0})
     assert [group["images"] for group in groups_of(found)] == [[0, 1], [2, 0], [1, 2]] * 2
@@ -69,7 +69,7 @@ def test_the_page_of_a_run_without_images_is_as_before(composed: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("cells", [[3], ["https://nowhere/a.jpg"], [["../../secret.jpg", 5, None]], [None], [[]]])
-def test_a_column_of_the_data_with_the_name_of_ours_shows_nothing(composed: Any, tmp_path: Path, cells: list) -> None:
+def test_a_data_column_with_the_name_of_ours_shows_nothing(composed: Any, tmp_path: Path, cells: list) -> None:
     folder = write_run(tmp_path / "run", steps=1, groups=1, generations=2)
     file = folder / "completions" / "completions_00001.parquet"
     table = pandas.read_parquet(file)
@@ -88,14 +88,14 @@ def test_the_same_question_about_another_image_is_another_group(tmp_path: Path) 
     assert [[each["text"] for each in group["completions"]] for group in found] == [["b", "a"], ["d", "c"]]
 
 
-def test_a_prompt_with_images_is_shown_as_its_text_and_their_places() -> None:
+def test_a_prompt_with_images_is_shown_as_text_and_places() -> None:
     content = [{"type": "image", "text": None}, {"type": "text", "text": "How many?"}]
     assert shortened([{"role": "user", "content": content}]) == "[image] How many?"
     system = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
     assert shortened([system, {"role": "user", "content": content}]) == "system: Be brief.\nuser: [image] How many?"
 
 
-def test_a_page_holds_so_many_images_and_each_step_has_some_of_them(composed: Any, tmp_path: Path) -> None:
+def test_a_page_limits_its_images_and_each_step_has_some(composed: Any, tmp_path: Path) -> None:
     folder = run_with_images(tmp_path / "run", MAX_IMAGES + 100, steps=50, groups=8)
     page = write_report(folder).read_text()
     data = data_of(page)
@@ -137,7 +137,7 @@ def test_a_file_that_is_no_small_jpeg_is_not_embedded(composed: Any, tmp_path: P
     assert "1 of 2 images of these completions are not on this page" in write_report(folder).read_text()
 
 
-def test_small_images_are_enlarged_on_the_page_and_narrow_ones_keep_a_pixel(tmp_path: Path) -> None:
+def test_small_images_are_enlarged_and_narrow_ones_keep_a_pixel(tmp_path: Path) -> None:
     for size, expected in {(8, 8): (192, 192), (256, 1): (256, 1), (2, 1): (192, 96), (200, 100): (200, 100)}.items():
         Image.new("RGB", size).save(tmp_path / "a.jpg")
         found = images.read(tmp_path, "a.jpg")
@@ -155,7 +155,7 @@ def test_boxes_are_drawn_in_parts_of_the_image() -> None:
 
 
 @pytest.mark.parametrize("system", ["original", "shown", "thousandths"])
-def test_a_box_that_is_drawn_on_the_correct_one_has_the_full_reward(system: str) -> None:
+def test_a_box_drawn_on_the_correct_one_has_the_full_reward(system: str) -> None:
     written = {"original": "[20, 10, 120, 60]", "shown": "[10, 5, 60, 30]", "thousandths": "[100, 100, 600, 600]"}
     for text in (written[system], f"<think>[1, 2, 3, 4]</think><answer>{written[system]}</answer>"):
         (scored,) = iou([text], [row(text)["answer"]], **SIZES, coordinates=system)

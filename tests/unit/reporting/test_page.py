@@ -51,7 +51,7 @@ def data_of(page: str) -> dict:
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
 
 
-def test_the_page_of_a_run_says_what_was_trained_how_and_with_what_result(page):
+def test_the_page_says_what_was_trained_how_and_with_what_result(page):
     for text in ("grpo.tasks.arithmetic.rows", "correctness × 1", "groups of 8", "adamw", "11.0%", "95.0%", "0.65"):
         assert text in page
     assert "python -m grpo.train train.seed=3" in page
@@ -152,7 +152,7 @@ def test_a_conversation_with_tools_is_shown_turn_by_turn():
     assert said([answer]) == {"text": "#### 3"}
 
 
-def test_completions_come_in_groups_with_the_highest_reward_first(tmp_path):
+def test_completions_are_grouped_with_the_highest_reward_first(tmp_path):
     rows = {"step": [1] * 4, "prompt": ["a", "a", "b", "b"], "completion": list("wxyz"), "advantage": [0.0] * 4}
     (tmp_path / "completions").mkdir()
     rewards = pandas.DataFrame({**rows, "correct": [0.0, 1.0, None, 0.0], "brief": [0.5, 0.0, None, 1.0]})
@@ -165,7 +165,7 @@ def test_completions_come_in_groups_with_the_highest_reward_first(tmp_path):
     ]
 
 
-def test_a_long_run_is_shown_by_steps_from_its_beginning_to_its_end(composed, tmp_path):
+def test_a_long_run_is_shown_by_steps_from_beginning_to_end(composed, tmp_path):
     folder = write_run(tmp_path / "run", steps=200, groups=1, generations=2)
     found = sample(folder, {"correctness": 1.0})
     numbers = [step["step"] for step in found["steps"]]
@@ -188,7 +188,7 @@ def test_the_command_of_a_run_has_its_folder_of_configurations(composed, tmp_pat
     assert "python -m grpo.train &#39;--config-dir=/my conf&#39; --config-name=mine train.seed=3" in page_of(folder)
 
 
-def test_groups_that_do_not_fit_leave_best_and_worst_of_the_first(tmp_path):
+def test_truncated_groups_keep_the_best_and_worst_of_the_first(tmp_path):
     (tmp_path / "completions").mkdir()
     rows = 4096
     table = pandas.DataFrame(
@@ -260,7 +260,7 @@ def test_the_page_of_a_sweep_compares_its_jobs(composed, tmp_path):
     assert '<a href="1/report.html">' in page
 
 
-def test_tokens_per_second_are_those_of_all_steps_also_where_not_all_are_logged(composed, tmp_path):
+def test_tokens_per_second_count_steps_that_are_not_logged(composed, tmp_path):
     folder = write_run(tmp_path / "run", **RUN)
     rows = [{"step": step, "step_time": 0.5, "num_tokens": 100.0 * step} for step in (10, 20, 25)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -283,14 +283,14 @@ def test_a_directory_with_neither_a_run_nor_a_sweep_says_so(tmp_path):
         write_report(tmp_path / "nowhere")
 
 
-def test_a_run_configuration_with_an_option_of_a_library_only_is_read(composed, tmp_path):
+def test_a_run_configuration_with_a_library_option_is_read(composed, tmp_path):
     folder = write_run(tmp_path / "run", **RUN)
     config = compose("config", ["peft=qlora"])
     (folder / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(config))
     assert "LoRA, r=" in page_of(folder)
 
 
-def test_the_verdicts_about_the_engine_are_on_the_page_also_of_a_run_that_it_has_ended(composed, tmp_path):
+def test_the_page_shows_engine_verdicts_of_a_run_they_ended(composed, tmp_path):
     folder = write_run(tmp_path / "run", **RUN)
     assert "engine check" not in page_of(folder)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

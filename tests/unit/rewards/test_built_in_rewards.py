@@ -17,7 +17,7 @@ ALPHABET = st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answe
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_file_function_and_choice_of_a_reward_share_one_name_and_stay_short(name: str) -> None:
+def test_a_rewards_file_function_and_choice_share_one_name(name: str) -> None:
     assert list(OmegaConf.load(ROOT / "conf" / "reward" / f"{name}.yaml")) == [name]
     text = (ROOT / "rewards" / f"{name}.py").read_text()
     assert f"def {name}(" in text

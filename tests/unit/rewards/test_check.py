@@ -155,7 +155,7 @@ def test_a_naive_reward_for_boxes_or_options_is_caught(
     assert {name: found[name] for name in caught} == caught
 
 
-def test_a_cheat_is_compared_with_the_correct_completion_of_its_own_row(mine: Path) -> None:
+def test_a_cheat_is_compared_with_the_correct_one_of_its_row(mine: Path) -> None:
     rows = [{**row, "pays": pay} for row, pay in zip(CHOICES, (1.0, 0.2, 1.0), strict=True)]  # the second is answered A
     assert too_much(f"{mine}:pays_by_row", rows)["always the first option"] == 0
 
@@ -203,7 +203,7 @@ def test_what_is_asked_wrongly_is_one_line_and_status_2(arguments: list[str], sa
     assert done.stderr.count("\n") == 1
 
 
-def test_a_changed_reward_is_compared_on_the_completions_of_a_run(tmp_path: Path) -> None:
+def test_a_changed_reward_is_compared_on_a_runs_completions(tmp_path: Path) -> None:
     rows = {
         "step": [1, 1],
         "prompt": ["2 + 3?", "1 + 1?"],
@@ -264,7 +264,7 @@ def test_boxes_are_correct_in_each_form_and_coordinate_system(answer: str) -> No
     assert "<|box_start|>(40,30),(200,150)<|box_end|>" in found["box_start"]
 
 
-def test_incorrect_boxes_and_cheats_are_no_boxes_like_the_correct_one() -> None:
+def test_incorrect_boxes_and_cheats_differ_from_the_correct_box() -> None:
     reference = read_reference(BOXES[0]["answer"])
     tricks = {**incorrect(BOXES[0], "bbox_2d"), **cheats(BOXES[0], "bbox_2d")}
     for name in ("moved by its size", "a quarter of it", "the whole image", "the right center, but huge"):
@@ -275,7 +275,7 @@ def test_incorrect_boxes_and_cheats_are_no_boxes_like_the_correct_one() -> None:
     assert read_boxes(tricks["swapped corners"]).tolist() == [[200, 150, 40, 30]]
 
 
-def test_the_whole_image_is_no_cheat_where_the_answer_is_most_of_it() -> None:
+def test_the_whole_image_is_no_cheat_where_it_is_mostly_answer() -> None:
     row = {"answer": "[0, 0, 600, 480]", "image_sizes": [[640, 480]]}
     assert not {"the whole image", "the right center, but huge"} & set(cheats(row, "bbox_2d"))
 
@@ -288,7 +288,7 @@ def test_the_first_option_is_a_cheat_unless_it_is_the_answer() -> None:
     assert incorrect(by_text, "bare") == {"another option": "a dog"}
 
 
-def test_as_much_as_the_correct_answer_is_too_much_only_for_a_reward_of_correctness() -> None:
+def test_only_correctness_rewards_fail_on_a_tie_with_the_answer() -> None:
     assert above([1.0, 0.5, None], [1.0, 1.0, 1.0], discriminates=True) == [0]
     assert above([1.0, 1.5, 0.0], [1.0, 1.0, 1.0], discriminates=False) == [1]
 

@@ -153,7 +153,7 @@ def test_part_of_the_text_of_an_option_is_not_the_option() -> None:
     ("answer", "options"),
     [("", None), ("K", None), ("a cat", None), ("A, B", None), ("Vitamin C", None), ("a bird", OPTIONS), ("", OPTIONS)],
 )
-def test_a_row_whose_answer_is_no_option_is_an_error_of_this_row_alone(answer: str, options: list[str] | None) -> None:
+def test_an_answer_that_is_no_option_fails_its_own_row_alone(answer: str, options: list[str] | None) -> None:
     error, reward = choice(["B", "B"], [answer, "B"], [options, options])
     assert isinstance(error, ValueError)
     assert str(error) == f"answer {answer!r}: give a letter from A to J, or the text of an option"
@@ -163,7 +163,7 @@ def test_a_row_whose_answer_is_no_option_is_an_error_of_this_row_alone(answer: s
 @given(
     st.lists(st.sampled_from("ABCDEFGHIJ"), min_size=2, unique=True), st.sampled_from([", ", " or ", "\n", " ", ") "])
 )
-def test_the_letters_of_several_options_earn_nothing_in_any_order(letters: list[str], between: str) -> None:
+def test_letters_of_several_options_earn_nothing_in_any_order(letters: list[str], between: str) -> None:
     assert {score(between.join(letters), letter) for letter in letters} == {0.0}
 
 
