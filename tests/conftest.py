@@ -39,7 +39,7 @@ def is_group(key: str) -> bool:
 
 
 def compose_quickly(name: str, overrides: list[str]) -> DictConfig:
-    """What `hydra.compose` returns; the groups, which take nearly all of its time, are composed once for each choice."""
+    """What `hydra.compose` returns; the groups, which take most of its time, are composed once for each choice."""
     parsed = OverridesParser.create().parse_overrides(overrides)
     values = [one for one in parsed if not one.is_sweep_override() and not is_group(one.key_or_group)]
     config = groups_of(tuple(one.input_line for one in parsed if one not in values)).copy()

@@ -1,5 +1,6 @@
 """Run directories for tests of the page, as a run leaves them, with any text in place of a model's."""
 
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -22,11 +23,17 @@ HOSTILE = [
 ]
 
 
+@functools.cache
+def configuration(typed: tuple[str, ...]) -> str:
+    """Return a configuration as YAML, while Hydra is initialized."""
+    return OmegaConf.to_yaml(compose("config", list(typed)))
+
+
 def write_run(folder: Path, steps: int, groups: int, generations: int, text: str = "", typed=("train.seed=3",)) -> Path:
     """Write a run directory with so many steps, each of so many groups of completions; return it."""
     (folder / ".hydra").mkdir(parents=True)
     (folder / "completions").mkdir()
-    (folder / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(compose("config", list(typed))))
+    (folder / ".hydra" / "config.yaml").write_text(configuration(tuple(typed)))
     (folder / ".hydra" / "overrides.yaml").write_text(json.dumps([*typed, "hydra.run.dir=x"]))
     with (folder / "metrics.jsonl").open("w") as file:
         for step in range(1, steps + 1):

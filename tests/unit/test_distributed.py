@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from grpo import distributed, outcome
 from grpo.errors import RunError
 from grpo.launching.elastic import first_cause
+from tests.commands import Forked
 
 
 @pytest.mark.parametrize(("rank", "speaks"), [("0", True), ("1", False)])
@@ -83,9 +84,10 @@ def test_a_process_that_waits_in_c_ends_after_another_failed(tmp_path: Path, rea
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
-    line = [sys.executable, "-c", STUCK, str(tmp_path), *([reason] if reason else [])]
+    (tmp_path / "stuck.py").write_text(STUCK)
+    line = [sys.executable, str(tmp_path / "stuck.py"), str(tmp_path), *([reason] if reason else [])]
     processes = [
-        subprocess.Popen(
+        Forked(
             line, env={**os.environ, **place, "RANK": rank}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         for rank in "01"
@@ -100,7 +102,7 @@ def test_a_process_that_waits_in_c_ends_after_another_failed(tmp_path: Path, rea
             assert json.loads((tmp_path / "summary.json").read_text()) == {"status": "failed", "reason": reason}
         else:  # a run that is to stop has the time that its launcher gives it
             with pytest.raises(subprocess.TimeoutExpired):
-                processes[0].wait(5)
+                processes[0].wait(3)
     finally:
         for process in processes:
             process.kill()

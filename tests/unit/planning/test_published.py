@@ -14,6 +14,8 @@ from grpo.planning import machine
 from grpo.planning.advice import advise
 from grpo.planning.fit import make_plan
 
+pytestmark = pytest.mark.slow
+
 Compose = Callable[..., DictConfig]
 
 IMAGES = ("task.images=image", "task.conversational=true")

@@ -7,6 +7,8 @@ import pytest
 
 from rewards.runtime.isolation import Reward
 
+pytestmark = pytest.mark.slow
+
 FUNCTION = """
 import asyncio, ctypes, decimal, gc, logging, os, signal, subprocess, sys, threading, time, warnings
 

@@ -51,6 +51,7 @@ def test_a_guess_is_never_correct():
     assert all(guess(problem, rng) != f"#### {problem.answer}" for problem in SOME)
 
 
+@pytest.mark.slow
 def test_the_policy_rarely_calls_the_tool_and_then_copies_well(tokenizer):
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
     called, copied = 0, 0
