@@ -22,7 +22,7 @@ MULTIMODAL = (
     "pixel_values, image_grid_thw, num_images, pixel_attention_mask, spatial_shapes, num_tiles, image_sizes, "
     "token_type_ids, mm_token_type_ids, image_position_ids"
 )
-# The parameters of each method that we override, as TRL 1.16 and transformers 5.17 have them.
+# The parameters of each method that we override, as TRL 1.16 and transformers 5.19 have them.
 TRAINER = {
     "__init__": "self, model, reward_funcs, args, train_dataset, eval_dataset, processing_class, "
     "reward_processing_classes, callbacks, optimizers, quantization_config, peft_config, tools, rollout_func, "

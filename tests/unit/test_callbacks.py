@@ -23,7 +23,7 @@ def state(step: int, steps: int = 100) -> TrainerState:
     return TrainerState(global_step=step, max_steps=steps)
 
 
-def test_a_row_has_its_step_and_no_number_that_json_does_not_know(tmp_path: Path) -> None:
+def test_a_row_has_its_step_and_only_numbers_that_json_knows(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     MetricsFile(file).on_log(None, state(3), None, logs={**LOGS, "kl": float("nan"), "loss": float("inf")})
     row = json.loads(file.read_text(), parse_constant=pytest.fail)
@@ -91,7 +91,7 @@ def test_a_signal_stops_after_the_step_and_a_second_one_at_once() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_outside_of_the_training_a_signal_interrupts_at_once_with_what_was_being_done(number: signal.Signals) -> None:
+def test_a_signal_outside_the_training_interrupts_at_once(number: signal.Signals) -> None:
     with StopOnSignal() as stop:
         with pytest.raises(KeyboardInterrupt, match=f"{number.name} while loading"):
             os.kill(os.getpid(), number)
@@ -103,7 +103,7 @@ def test_outside_of_the_training_a_signal_interrupts_at_once_with_what_was_being
             stop.begin("saving the model")
 
 
-def test_a_run_stops_with_a_checkpoint_when_host_memory_is_nearly_used_up() -> None:
+def test_a_run_stops_with_a_checkpoint_near_full_host_memory() -> None:
     enough, little = HostMemoryGuard(), HostMemoryGuard(limit_gb=0.1)
     quiet, told = TrainerControl(), TrainerControl()
     enough.on_step_end(None, state(7), quiet)
@@ -121,7 +121,7 @@ def test_a_run_stops_with_a_checkpoint_when_host_memory_is_nearly_used_up() -> N
         (("generation=vllm_server",), "a server with another model, precision or --logprobs-mode"),
     ],
 )
-def test_a_mismatch_with_vllm_is_told_once_with_its_likely_causes(
+def test_a_mismatch_with_vllm_is_reported_once_with_its_causes(
     composed: Callable[..., DictConfig], overrides: tuple[str, ...], first: str
 ) -> None:
     said = io.StringIO()
@@ -136,7 +136,7 @@ def test_a_mismatch_with_vllm_is_told_once_with_its_likely_causes(
 
 
 @pytest.mark.parametrize("made_again", [False, True])
-def test_a_run_directory_that_is_removed_or_replaced_ends_the_run(tmp_path: Path, made_again: bool) -> None:
+def test_a_removed_or_replaced_run_directory_ends_the_run(tmp_path: Path, made_again: bool) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     guard = DiskGuard(run_dir, Console(quiet=True))
@@ -148,9 +148,7 @@ def test_a_run_directory_that_is_removed_or_replaced_ends_the_run(tmp_path: Path
         guard.on_step_end(ARGUMENTS, TrainerState(), TrainerControl())
 
 
-def test_a_checkpoint_that_will_not_fit_is_announced_once_before_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_will_not_fit_is_announced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "checkpoint-3").mkdir()
     (tmp_path / "checkpoint-3" / "weights").write_bytes(bytes(5000))
     said = io.StringIO()

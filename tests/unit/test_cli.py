@@ -27,7 +27,7 @@ def import_wrapped(name: str) -> None:
 
 
 @pytest.mark.parametrize(("library", "command"), [("vllm", "make vllm"), ("some_library", "make install")])
-def test_a_package_that_a_library_lacks_is_one_line_with_the_command_that_installs_it(
+def test_a_missing_package_is_one_line_with_how_to_install_it(
     library: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / library).mkdir()
@@ -61,7 +61,7 @@ def test_a_value_for_a_gpu_without_a_profile_is_one_line(capsys: pytest.CaptureF
     )
 
 
-def test_imports_wait_for_no_garbage_collection_and_what_a_first_job_leaves_is_still_collected() -> None:
+def test_imports_collect_no_garbage_and_a_second_job_still_does() -> None:
     gc.unfreeze()
     with quick_imports():
         assert not gc.isenabled()

@@ -119,7 +119,7 @@ def test_a_generator_of_no_rows_is_one_line(composed: Callable[..., DictConfig])
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
-def test_a_file_of_ones_own_is_read_whatever_its_kind_and_columns(
+def test_a_users_file_is_read_whatever_its_kind_and_columns(
     composed: Callable[..., DictConfig], tmp_path: Path, kind: str
 ) -> None:
     table = pandas.DataFrame({"problem": [f"{number} + 1?" for number in range(20)], "result": range(1, 21)})
@@ -136,9 +136,7 @@ def test_a_file_of_ones_own_is_read_whatever_its_kind_and_columns(
         load_task(composed("task=jsonl", *split, *columns, "task.split=train", "task.eval.split=test").task)
 
 
-def test_rows_without_an_answer_and_those_that_are_no_numbers_are_counted(
-    composed: Callable[..., DictConfig], tmp_path: Path
-) -> None:
+def test_rows_without_a_numeric_answer_are_counted(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
     rows = [{"question": f"{a}?", "answer": a} for a in ("5", "", None, "Paris", "  ")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     problems = load_task(composed("task=jsonl", f"task.dataset.path={tmp_path}/rows.jsonl", "task.eval.size=0",
@@ -147,7 +145,7 @@ def test_rows_without_an_answer_and_those_that_are_no_numbers_are_counted(
     assert str(problems) == "2 problems to train on (filtered: 3 without an answer); 1 answers are not numbers"
 
 
-def test_prompts_over_the_limit_are_filtered_and_counted_in_training_and_held_out(
+def test_prompts_over_the_limit_are_filtered_in_both_splits(
     composed: Callable[..., DictConfig],
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny")
@@ -186,10 +184,9 @@ def test_the_sums_have_their_example_on_a_line_of_its_own(composed: Callable[...
     assert prompt.endswith(" =")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gsm_symbolic", "chain_sum"])
-def test_problems_of_reasoning_gym_are_scored_by_its_own_verifier(
-    composed: Callable[..., DictConfig], name: str
-) -> None:
+def test_reasoning_gym_scores_its_problems_by_its_verifier(composed: Callable[..., DictConfig], name: str) -> None:
     pytest.importorskip("reasoning_gym")
     from rewards.reasoning_gym import reasoning_gym
 
@@ -227,7 +224,7 @@ def test_a_row_without_a_question_is_filtered_and_counted(composed: Callable[...
 
 
 @pytest.mark.parametrize("name", ["completions", "self", "prompts"])
-def test_a_column_with_the_name_of_an_argument_of_rewards_is_one_line(
+def test_a_column_named_like_an_argument_of_rewards_is_one_line(
     composed: Callable[..., DictConfig], tmp_path: Path, name: str
 ) -> None:
     file = tmp_path / "rows.jsonl"
@@ -281,7 +278,7 @@ MALFORMED: dict[str, tuple[bytes, str | int]] = {  # what is said of it, or how 
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_file_is_read_as_far_as_it_can_be_or_one_line(
+def test_a_malformed_file_is_read_in_part_or_fails_with_one_line(
     composed: Callable[..., DictConfig], tmp_path: Path, name: str
 ) -> None:
     content, expected = MALFORMED[name]

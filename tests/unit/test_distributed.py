@@ -18,7 +18,7 @@ from tests.commands import Forked
 
 
 @pytest.mark.parametrize(("rank", "speaks"), [("0", True), ("1", False)])
-def test_where_nobody_can_say_who_failed_first_only_the_first_process_speaks(
+def test_without_a_store_only_the_first_process_reports(
     monkeypatch: pytest.MonkeyPatch, rank: str, speaks: bool
 ) -> None:
     def gone() -> None:

@@ -1,9 +1,12 @@
 """Tables of the docs that say what the code does."""
 
+import ast
 import re
+from pathlib import Path
 
 from grpo.config.schema import LOSS_MEANS, ROOT
 
+TESTS = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
 
 
@@ -12,7 +15,7 @@ def row(package: str) -> str:
     return next(line for line in TEXT.splitlines() if line.startswith(f"| `{package}/`"))
 
 
-def test_every_module_is_on_the_map_and_every_name_on_the_map_is_a_module() -> None:
+def test_every_module_is_on_the_map_and_nothing_else_is() -> None:
     packages = {file.parent.name for file in (ROOT / "grpo").glob("*/__init__.py")} - {"tasks", "tiny"}
     for package in packages:
         there = {file.name for file in (ROOT / "grpo" / package).rglob("*.py")} - {"__init__.py"}
@@ -37,3 +40,22 @@ def test_the_table_of_losses_says_how_the_trainer_weighs_each() -> None:
             if line.startswith("| `") and mean.startswith(words):
                 found |= dict.fromkeys(re.findall(r"`(\w+)`", names), value)
     assert found == LOSS_MEANS
+
+
+def test_names_of_tests_have_at_most_60_characters() -> None:
+    trees = [ast.parse(file.read_text()) for file in TESTS.rglob("test_*.py")]
+    names = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert [name for name in names if name.startswith("test_") and len(name) > 60] == []
+
+
+def test_folders_of_unit_tests_are_packages() -> None:
+    folders = {path.parent.relative_to(TESTS / "unit") for path in (TESTS / "unit").rglob("test_*.py")}
+    for folder in folders:
+        assert (ROOT / "grpo" / folder).is_dir() or (ROOT / folder).is_dir(), folder
+
+
+def test_the_docs_name_tests_that_exist() -> None:
+    docs = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "tests").glob("*.md")]
+    named = {name for file in docs for name in re.findall(r"tests/[\w/]+\.py", file.read_text())}
+    assert named
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []

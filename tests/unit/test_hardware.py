@@ -67,7 +67,7 @@ def test_the_freest_visible_gpu_counts_for_one_process(
     assert free_gpu_memory() == found
 
 
-def test_the_gpu_with_least_free_memory_counts_for_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_count_the_gpu_with_least_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     driver(monkeypatch, GPUS)
     assert free_gpu_memory(processes=2) == GPUS[0][1:]
@@ -87,7 +87,7 @@ def fresh_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     [(None, "1"), ("0,1", "1"), ("0", "0"), ("GPU-aaaa,GPU-bbbb", "GPU-bbbb"), ("MIG-a/1/0,MIG-b/2/0", "MIG-a/1/0")],
 )
 @pytest.mark.usefixtures("fresh_environment")
-def test_a_run_without_a_launcher_takes_the_freest_gpu_and_says_so(
+def test_a_run_without_a_launcher_takes_the_freest_gpu(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, taken: str
 ) -> None:
     driver(monkeypatch, GPUS)
@@ -114,7 +114,7 @@ def test_a_launcher_chooses_the_gpus_of_its_processes(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("fresh_environment")
-def test_segments_are_expandable_unless_the_user_has_configured_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_are_expandable_unless_the_user_configured_them(monkeypatch: pytest.MonkeyPatch) -> None:
     use_expandable_segments()
     assert os.environ.pop("PYTORCH_CUDA_ALLOC_CONF") == "expandable_segments:True"
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128")
@@ -226,7 +226,7 @@ def test_a_gpu_of_intel_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 @pytest.mark.usefixtures("fresh_environment")
-def test_a_gpu_that_pytorch_cannot_use_is_one_line_with_both_versions(
+def test_a_gpu_pytorch_cannot_use_is_one_line_with_both_versions(
     monkeypatch: pytest.MonkeyPatch, built_for: str | None, problem: str
 ) -> None:
     driver(monkeypatch, GPUS)
@@ -240,7 +240,7 @@ def test_a_gpu_that_pytorch_cannot_use_is_one_line_with_both_versions(
     check_pytorch_sees_gpu()
 
 
-def test_a_machine_without_a_driver_or_with_a_broken_one_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_working_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for error in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
         monkeypatch.setattr(pynvml, "nvmlInit", mock.Mock(side_effect=pynvml.NVMLError(error)))
@@ -260,7 +260,7 @@ def write(path: Path, **files: object) -> None:
         (path / name.replace("__", ".")).write_text(f"{content}\n")
 
 
-def test_host_memory_is_that_of_the_tightest_control_group_without_its_cached_files(tmp_path: Path) -> None:
+def test_host_memory_is_that_of_the_tightest_control_group(tmp_path: Path) -> None:
     write(tmp_path / "proc/self", cgroup="0::/outer/inner")
     top = tmp_path / "sys/fs/cgroup"
     stat = "anon 5\ninactive_file 1000000000"

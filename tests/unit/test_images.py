@@ -69,7 +69,7 @@ def test_what_is_held_out_is_known_by_its_picture_too(composed: Callable[..., Di
 
 @pytest.mark.parametrize("kind", ["path", "bytes", "picture"])
 @pytest.mark.parametrize("several", [False, True])
-def test_images_come_from_files_bytes_and_pictures_and_a_row_may_have_none(
+def test_images_come_from_files_bytes_and_pictures_or_none(
     kind: str, several: bool, tmp_path: Path, composed: Callable[..., DictConfig], processor: Any
 ) -> None:
     image = picture()
@@ -174,7 +174,7 @@ def test_prompts_with_images_are_longer_by_their_tools(tmp_path: Path, composed:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(20, 900), st.integers(20, 900), st.sampled_from([None, 50_000, 200_000]))
-def test_the_policy_sees_an_image_as_qwens_processor_would_show_it(width: int, height: int, pixels: int | None) -> None:
+def test_the_policy_sees_an_image_as_qwens_processor_shows_it(width: int, height: int, pixels: int | None) -> None:
     images = Qwen2VLImageProcessorPil()
     view: Any = View(SimpleNamespace(image_processor=images), None, None, pixels)
     shown = view.show(picture(width, height))

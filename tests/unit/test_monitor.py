@@ -19,7 +19,7 @@ def watching(memory: MemoryReadings, folder: Path) -> tuple[Monitor, io.StringIO
     return Monitor(memory, None, folder, Console(file=printed, width=300)), printed
 
 
-def test_a_phase_that_does_not_end_is_reported_once_with_its_name_and_the_stacks(tmp_path: Path) -> None:
+def test_a_phase_that_does_not_end_is_reported_once_with_stacks(tmp_path: Path) -> None:
     memory = MemoryReadings(on_gpu=False)
     watch, printed = watching(memory, tmp_path)
     with memory.of("generate"):

@@ -48,7 +48,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tower_projector_and_language_model_are_found_in_every_family(family: str) -> None:
+def test_tower_projector_and_text_model_are_found_in_each_family(family: str) -> None:
     vision, text = FAMILIES[family]
     config = CONFIG_MAPPING[family](vision_config=vision, text_config=text, pad_token_id=0)
     with torch.device("meta"):
@@ -117,9 +117,7 @@ def test_what_is_frozen_stays_bit_for_bit_and_the_rest_moves(
 
 @pytest.mark.parametrize("method", ["frozen tower", "LoRA", "LoRA of the tower too"])
 @pytest.mark.parametrize("family", vision_policies.FAMILIES)
-def test_checkpointing_computes_no_layer_of_a_frozen_tower_again_and_gradients_stay(
-    family: str, method: str, tmp_path: Path
-) -> None:
+def test_checkpointing_recomputes_no_layer_of_a_frozen_tower(family: str, method: str, tmp_path: Path) -> None:
     calls, gradients = [], []
     for detach in (False, True):
         trainer = ours(tmp_path, gradient_checkpointing=True, **vision_policies.options(family, method))

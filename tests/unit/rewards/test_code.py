@@ -210,7 +210,7 @@ def test_tests_use_the_code_as_if_it_were_theirs() -> None:
     assert code(["pass"] * len(tests), tests, sandbox="none") == [0] * len(tests)
 
 
-def test_pythons_own_names_stay_pythons_unless_the_row_says_that_the_function_has_that_name() -> None:
+def test_pythons_own_names_stay_unless_the_row_says_otherwise() -> None:
     program, tests = "def sum(a, b):\n    return a + b\ndef all(rows):\n    return True", "assert sum(1, 2) == 3"
     lazy = "assert all(sum(x, 1) == -1 for x in range(3))"
     rewards = code([program] * 3, [tests, tests, lazy], entry_point=[None, "sum", "sum"], sandbox="none")
@@ -250,18 +250,18 @@ def test_what_only_looks_correct_to_the_tests_is_not(program: str, tests: str) -
         ("assert np.isclose(double(3), 6)", "the tests use np, which they do not import"),
     ],
 )
-def test_tests_that_say_nothing_of_any_code_are_an_error_of_the_row(tests: str, says: str) -> None:
+def test_tests_that_call_nothing_of_the_code_are_a_row_error(tests: str, says: str) -> None:
     (error,) = code([CORRECT], [tests], sandbox="none")
     assert isinstance(error, ValueError)
     assert says in str(error)
 
 
-def test_a_check_as_humaneval_has_it_is_called_with_the_function_that_the_row_names() -> None:
+def test_a_check_of_humaneval_gets_the_function_its_row_names() -> None:
     tests = "def check(candidate):\n    assert candidate(3) == 6"
     assert code([CORRECT, "double = len"], [tests] * 2, entry_point=["double"] * 2, sandbox="none") == [1, 0]
 
 
-def test_tests_that_give_the_code_what_cannot_be_copied_are_an_error_of_the_row_not_of_the_code() -> None:
+def test_a_test_with_an_argument_not_to_copy_is_a_row_error() -> None:
     reward = Reward("rewards.code.code", "code", {"sandbox": "none"})
     tests = ["class Point:\n    pass\ndouble(Point())", TESTS]
     assert reward.score(completions=[CORRECT] * 2, tests=tests) == [None, 1]
@@ -269,9 +269,7 @@ def test_tests_that_give_the_code_what_cannot_be_copied_are_an_error_of_the_row_
     reward.close()
 
 
-def test_a_machine_without_a_sandbox_is_told_before_the_run_and_none_has_to_be_typed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_machine_without_a_sandbox_is_refused_before_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=r"^reward.code: the program bwrap is missing.*sandbox=none"):
         Reward("rewards.code.code", "code")
@@ -286,7 +284,7 @@ def test_a_machine_without_a_sandbox_is_told_before_the_run_and_none_has_to_be_t
     Reward("rewards.code.code", "code", {"sandbox": "none"}).close()
 
 
-def test_the_filter_names_the_numbers_of_the_machines_own_headers() -> None:
+def test_the_filter_names_the_numbers_of_the_machines_headers() -> None:
     names = "\n".join(f"{name} __NR_{name}" for name in bubblewrap.FORBIDDEN)
     compiler = shutil.which("cc")
     if not compiler:

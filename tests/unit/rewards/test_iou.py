@@ -136,12 +136,12 @@ def test_a_box_is_clipped_to_the_image() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_huge_numbers_earn_nothing_where_the_size_of_the_image_is_not_known() -> None:
+def test_huge_numbers_earn_nothing_without_the_image_size() -> None:
     assert score("[-1e308, -1e308, 1e308, 1e308]", EXACT, image_sizes=None) == 0.0
 
 
 @given(st.lists(BOX, min_size=1, max_size=6), BOX)
-def test_of_several_boxes_for_one_none_earns_more_than_the_best_alone(boxes: list[list[int]], answer: list) -> None:
+def test_several_boxes_for_one_earn_no_more_than_the_best_alone(boxes: list[list[int]], answer: list) -> None:
     together, alone = score(f"{boxes}", answer), max(score(f"{box}", answer) for box in boxes)
     assert together == pytest.approx(alone / len(boxes))
     assert score(f"{boxes}", answer, threshold=0.5) <= (len(boxes) == 1)
@@ -237,7 +237,7 @@ def test_a_wrong_option_or_a_missing_column_is_one_line(kwargs: dict[str, object
         "[" * 100000,
     ],
 )
-def test_a_row_whose_answer_is_no_box_is_an_error_of_this_row_alone(answer: str) -> None:
+def test_a_row_whose_answer_is_no_box_is_an_error_of_that_row(answer: str) -> None:
     sizes = [[[WIDTH, HEIGHT]]] * 2
     error, reward = iou(["[1, 2, 3, 4]"] * 2, [answer, "[1, 2, 3, 4]"], image_sizes=sizes)
     assert isinstance(error, ValueError)
@@ -245,7 +245,7 @@ def test_a_row_whose_answer_is_no_box_is_an_error_of_this_row_alone(answer: str)
     assert reward == 1.0
 
 
-def test_one_box_without_area_among_others_is_an_error_of_its_row() -> None:
+def test_a_reference_box_without_area_is_an_error_of_its_row() -> None:
     with pytest.raises(ValueError, match="write"):
         score("[1, 2, 3, 4]", [[1, 2, 3, 4], [3, 4, 1, 2]])
 

@@ -11,6 +11,7 @@ import pytest
 from rewards.runtime.isolation import Reward
 
 openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.slow
 
 
 class Judge(BaseHTTPRequestHandler):
@@ -60,7 +61,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reward]:
     server.shutdown()
 
 
-def test_every_completion_is_judged_with_its_question_and_reference(judge: Reward) -> None:
+def test_each_completion_is_judged_with_its_own_reference(judge: Reward) -> None:
     rewards = judge.score(prompts=["2 + 3?", "1 + 1?"], completions=["#### 5", "#### 3"], answer=["5", "2"])
     assert rewards == [0.9, 0.2]
     contents = sorted(body["messages"][0]["content"] for body in Judge.asked)
@@ -79,12 +80,12 @@ def test_a_request_that_fails_is_made_again(judge: Reward) -> None:
     assert len(Judge.asked) == 3
 
 
-def test_a_reply_without_a_score_skips_its_completion_and_no_other(judge: Reward) -> None:
+def test_a_reply_without_a_score_skips_its_completion_alone(judge: Reward) -> None:
     assert judge.score(prompts=["?", "?"], completions=["unclear", "#### 5"]) == [None, 0.9]
     assert judge.errors == {"ValueError": 1}
 
 
-def test_a_server_that_is_not_there_is_an_error_of_each_completion_and_no_zero() -> None:
+def test_an_absent_server_is_an_error_per_completion_and_no_zero() -> None:
     kwargs = {"model": "a-judge", "base_url": "http://127.0.0.1:9/v1", "retries": 0}
     reward = Reward("rewards.judge.judge", "judge", kwargs)
     assert reward.score(prompts=["?"], completions=["#### 5"]) == [None]

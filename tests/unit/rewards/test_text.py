@@ -34,7 +34,7 @@ def test_the_final_answer_is_found(completion: str, answer: str) -> None:
     assert final_answer(completion) == answer
 
 
-def test_only_the_chosen_kinds_of_answer_are_looked_for_in_their_order() -> None:
+def test_only_the_chosen_kinds_of_answer_are_found_in_order() -> None:
     text = r"#### 1 and \boxed{2} and 3"
     assert final_answer(text, ["boxed", "hash"]) == "2"
     assert final_answer("the answer is 3", ["hash", "boxed", "answer"]) == ""
@@ -121,6 +121,6 @@ def test_no_text_breaks_the_reading(text: str) -> None:
     assert plain(plain(text)) == plain(text)
 
 
-def test_conversational_completions_are_read_from_their_last_message() -> None:
+def test_conversations_are_read_from_their_last_message() -> None:
     assert text_of([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]) == "b"
     assert text_of("b") == "b"

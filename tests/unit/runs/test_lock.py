@@ -28,9 +28,7 @@ def other(tmp_path: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_directory_has_one_process_until_it_dies_however_it_dies(
-    tmp_path: Path, other: subprocess.Popen[str]
-) -> None:
+def test_a_directory_has_one_process_until_that_process_dies(tmp_path: Path, other: subprocess.Popen[str]) -> None:
     assert is_running(tmp_path)
     with pytest.raises(ConfigError, match=rf"process {other.pid} on .* trains in it: wait for it"):
         take(tmp_path)
@@ -69,9 +67,7 @@ def test_of_processes_that_take_at_once_a_single_one_does(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("status", "said"), [("completed", "completed"), ("failed", "failed"), ("running", "killed")])
-def test_a_new_run_in_the_directory_of_another_is_refused_and_a_continuation_is_not(
-    tmp_path: Path, status: str, said: str
-) -> None:
+def test_a_new_run_in_anothers_directory_is_refused(tmp_path: Path, status: str, said: str) -> None:
     check_directory([f"hydra.run.dir={tmp_path}"])
     (tmp_path / "summary.json").write_text(json.dumps({"status": status}))
     with pytest.raises(ConfigError, match=rf"there is a run in it \({said}\); choose another directory"):
@@ -84,7 +80,7 @@ def make_directory(root: str) -> str:
     return new_directory.__wrapped__(root)
 
 
-def test_runs_that_begin_in_the_same_second_have_directories_of_their_own(tmp_path: Path) -> None:
+def test_runs_that_begin_in_one_second_have_own_directories(tmp_path: Path) -> None:
     with multiprocessing.get_context("fork").Pool(4) as pool:
         made = pool.map(make_directory, [str(tmp_path)] * 20)
     assert len(set(made)) == 20

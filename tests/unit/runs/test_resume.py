@@ -61,7 +61,7 @@ def flipped(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [cut, zeroed, flipped, None])
-def test_a_torn_checkpoint_is_skipped_for_the_one_before_and_that_is_printed(
+def test_a_torn_checkpoint_is_skipped_and_that_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[bytes], bytes] | None
 ) -> None:
     before, newest = write_checkpoint(tmp_path, 5), write_checkpoint(tmp_path, 10)
@@ -76,7 +76,7 @@ def test_a_torn_checkpoint_is_skipped_for_the_one_before_and_that_is_printed(
         resolve(str(newest), tmp_path)
 
 
-def test_if_all_checkpoints_are_torn_the_run_does_not_begin_anew_over_them(tmp_path: Path) -> None:
+def test_a_run_never_starts_anew_over_torn_checkpoints_alone(tmp_path: Path) -> None:
     for step in (5, 10):
         file = write_checkpoint(tmp_path, step) / "optimizer.pt"
         file.write_bytes(zeroed(file.read_bytes()))
@@ -141,7 +141,7 @@ def outputs(tmp_path: Path) -> Iterator[Path]:
 AUTO = "train.resume_from_checkpoint=auto"
 
 
-def test_auto_goes_on_in_the_newest_interrupted_run_of_the_same_command(outputs: Path) -> None:
+def test_auto_resumes_the_newest_interrupted_run_of_the_command(outputs: Path) -> None:
     mine = ["train.seed=1", "+gpu=h100"]
     write_run(outputs, "01-00-00", mine, "stopped")
     killed = write_run(outputs, "02-00-00", [*reversed(mine), AUTO], None)
@@ -202,9 +202,7 @@ def test_what_makes_a_checkpoint_one_of_another_run_is_said(
     assert found == difference or (found or "").startswith(difference or "nothing")
 
 
-def test_a_checkpoint_of_two_processes_is_not_one_of_a_single_process(
-    composed: Callable[..., DictConfig], tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_two_processes_does_not_suit_one(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
     OmegaConf.save(composed(), tmp_path / RESOLVED_CONFIG, resolve=True)
     checkpoint = tmp_path / "checkpoint-1"
     checkpoint.mkdir()
@@ -213,8 +211,11 @@ def test_a_checkpoint_of_two_processes_is_not_one_of_a_single_process(
     assert differences(composed(), checkpoint) == "2 processes instead of 1"
 
 
-@pytest.mark.parametrize("line", [("peft=qlora",), ("+gpu=t4",), ("+gpu=h100", "peft=qlora"), ("+experiment=smollm2",)])
-def test_a_run_does_not_differ_from_itself_once_it_has_been_resolved(
+SMOLLM2 = pytest.param(("+experiment=smollm2",), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("line", [("peft=qlora",), ("+gpu=t4",), ("+gpu=h100", "peft=qlora"), SMOLLM2])
+def test_a_run_does_not_differ_from_itself_once_resolved(
     composed: Callable[..., DictConfig], tmp_path: Path, line: tuple[str, ...]
 ) -> None:
     if "+experiment=smollm2" in line:

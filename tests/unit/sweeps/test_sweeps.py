@@ -59,7 +59,7 @@ def steps_of(folder: Path, generations: int) -> float:
 
 
 @pytest.mark.parametrize("generations", [2, 4, 8, 16, 32])
-def test_a_sweep_over_group_sizes_does_as_many_steps_of_as_many_completions(generations, master):
+def test_a_sweep_over_group_sizes_keeps_steps_and_completions(generations, master):
     assert steps_of(begin(master("train.num_generations=2,4,8,16,32")), generations) == 160
 
 
@@ -128,7 +128,7 @@ def test_a_command_that_came_to_no_job_can_be_corrected(master):
     assert begin(master("train.seed=0,1,2")).exists()
 
 
-def test_a_job_that_was_killed_with_its_sweep_does_not_count_as_running(composed, tmp_path):
+def test_a_job_killed_with_its_sweep_is_not_counted_as_running(composed, tmp_path):
     killed, running = job_in(tmp_path, "0", "train.seed=0"), job_in(tmp_path, "1", "train.seed=1")
     with locked(running / ".lock"):
         for folder in (killed, running):
@@ -169,6 +169,7 @@ def test_a_sweep_is_not_for_torchrun(master, monkeypatch):
         begin(master("train.seed=0,1"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -178,7 +179,7 @@ def test_a_sweep_is_not_for_torchrun(master, monkeypatch):
         ("ray", {"ray": {"init": {"address": None}, "remote": {"num_gpus": 1, "max_calls": 1}}}),
     ],
 )
-def test_launchers_have_settings_that_suit_training_and_their_plugins_others(name, settings, composed, monkeypatch):
+def test_launchers_have_settings_that_suit_training(name, settings, composed, monkeypatch):
     pytest.importorskip(
         {"joblib": "joblib", "ray": "hydra_plugins.hydra_ray_launcher"}.get(
             name, "hydra_plugins.hydra_submitit_launcher"
@@ -192,7 +193,8 @@ def test_launchers_have_settings_that_suit_training_and_their_plugins_others(nam
     assert "_target_" in config, "from the plugin"
 
 
-def test_jobs_run_one_by_one_without_a_gpu_and_take_a_gpu_of_a_cluster(composed, monkeypatch):
+@pytest.mark.slow
+def test_jobs_run_one_at_a_time_on_cpu_and_use_a_clusters_gpu(composed, monkeypatch):
     pytest.importorskip("hydra_plugins.hydra_ray_launcher")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     register_resolvers()
@@ -204,13 +206,15 @@ def test_jobs_run_one_by_one_without_a_gpu_and_take_a_gpu_of_a_cluster(composed,
     assert gpus == {"null": 0, "auto": 1}
 
 
+@pytest.mark.slow
 def test_what_was_typed_for_a_launcher_stays(composed):
     pytest.importorskip("joblib")
     typed = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=-1"]
     assert compose("config", typed, return_hydra_config=True).hydra.launcher.n_jobs == -1
 
 
-def test_optuna_looks_for_the_highest_accuracy_and_survives_failures(composed):
+@pytest.mark.slow
+def test_optuna_maximizes_accuracy_and_survives_failures(composed):
     pytest.importorskip("optuna")
     sweeper = compose("config", ["hydra/sweeper=optuna"], return_hydra_config=True).hydra.sweeper
     assert (str(sweeper.direction), sweeper.max_failure_rate) == ("maximize", 1.0)
@@ -355,7 +359,7 @@ def test_the_cards_are_those_that_the_user_lets_see(visible, cards, monkeypatch)
     assert visible_gpus() == cards
 
 
-def test_a_job_ends_with_its_process_whatever_that_has_left_running(tmp_path):
+def test_a_job_ends_with_its_process_whatever_is_left_running(tmp_path):
     leaves = "import os, subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); os.kill(os.getpid(), 9)"
     start = time.monotonic()
     assert train_in_process(["python3", "-c", leaves], tmp_path, str(tmp_path), {})[0] == -signal.SIGKILL
@@ -366,7 +370,7 @@ def test_a_job_ends_with_its_process_whatever_that_has_left_running(tmp_path):
         time.sleep(0.05)
 
 
-def test_a_sweep_that_is_told_to_stop_tells_its_job_and_waits_for_it(tmp_path, capfd):
+def test_a_stopped_sweep_stops_its_job_and_waits_for_it(tmp_path, capfd):
     save = "lambda *signal: (time.sleep(0.3), print('saved', file=sys.stderr), exit(130))"
     line = ["python3", "-c", f"import signal, sys, time; signal.signal(15, {save}); time.sleep(30)"]
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
@@ -411,7 +415,7 @@ def test_a_command_to_paste_is_quoted(composed, tmp_path):
     assert run.command == """python -m grpo.train 'task.prompt='"'"'a {question}'"'"'' train.seed=1"""
 
 
-def test_a_slice_of_a_gpu_has_a_lock_in_the_directory_of_the_sweep(tmp_path):
+def test_a_slice_of_a_gpu_has_a_lock_in_the_sweeps_directory(tmp_path):
     lock = lock_of("MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/0", tmp_path)
     assert lock.parent == tmp_path
     with locked(lock):

@@ -26,7 +26,7 @@ def test_a_long_microbatch_is_not_added_to_others() -> None:
     assert sorted(map(sorted, deal([10, 1, 2, 3, 4], 2, in_rounds=False))) == [[0], [1, 2, 3, 4]]
 
 
-def test_where_processes_meet_at_each_microbatch_those_of_a_round_cost_about_as_much() -> None:
+def test_microbatches_of_one_round_cost_about_as_much() -> None:
     costs = [9.0, 1.0, 8.0, 2.0, 5.0, 4.0]
     dealt = deal(costs, 2, in_rounds=True)
     assert [{costs[own[turn]] for own in dealt} for turn in range(3)] == [{9.0, 8.0}, {5.0, 4.0}, {2.0, 1.0}]

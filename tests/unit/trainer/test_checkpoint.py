@@ -112,7 +112,7 @@ def test_a_training_continues_from_its_checkpoints_bit_for_bit(tmp_path: Path, c
         assert again._logs["extra"] == whole._logs["extra"], step
 
 
-def test_a_logged_value_that_cannot_be_written_costs_itself_and_not_the_run(tmp_path: Path) -> None:
+def test_a_logged_value_that_cannot_be_written_costs_itself(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"log_extra\('object'\): some values cannot be in one column"):
         made(tmp_path, "columns of a reward beside the completions").train()
     columns = pyarrow.parquet.read_table(sorted((tmp_path / "completions").glob("*.parquet"))[-1]).to_pydict()
@@ -158,7 +158,7 @@ def test_a_checkpoint_is_sealed_before_an_older_one_is_deleted(tmp_path: Path, m
     assert {"manifest.json", "grpo_state.pt", "optimizer.pt", "trainer_state.json"} <= names
 
 
-def test_a_checkpoint_of_the_model_alone_is_none_to_continue_from(tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_model_alone_is_not_resumed(tmp_path: Path) -> None:
     ours(tmp_path, Update(100), **OPTIONS | {"max_steps": 1, "save_only_model": True}).train()
     assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()
     assert not is_sealed(tmp_path / "checkpoint-1")

@@ -21,9 +21,7 @@ from rewards.runtime.isolation import Reward
 from tests.stock_trl import make, ours, relative_difference, train
 
 
-def test_a_policy_that_is_spread_over_gpus_is_refused_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_spread_over_gpus_is_refused_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = GRPOTrainer.__init__
 
     def spread(self: GRPOTrainer, *args: object, **kwargs: object) -> None:
@@ -63,7 +61,7 @@ def test_the_gradient_on_a_quantized_base_is_stock_trls(tmp_path: Path) -> None:
     assert relative_difference(found, theirs) <= 1e-5
 
 
-def test_both_evaluations_of_a_policy_in_float32_compute_in_bfloat16_as_its_training_does(
+def test_evaluations_of_a_float32_policy_compute_in_bfloat16_too(
     tmp_path: Path, composed: Callable[..., DictConfig]
 ) -> None:
     held_out, _ = load_held_out(composed("task.eval.size=2").task)
@@ -84,7 +82,7 @@ def test_both_evaluations_of_a_policy_in_float32_compute_in_bfloat16_as_its_trai
         grader.close()
 
 
-def test_the_idle_microbatch_of_a_text_task_has_no_number_of_images() -> None:
+def test_the_idle_microbatch_of_a_text_task_has_no_images() -> None:
     ones = torch.ones(2, 3, dtype=torch.long)
     masks = {"prompt_ids": ones, "prompt_mask": ones, "completion_ids": ones, "completion_mask": ones}
     batch, part = idle({**masks, "advantages": torch.ones(2), "num_images": None})

@@ -35,7 +35,7 @@ def recorded(directory: Path, rollout: Rollout = ON, **options: Any) -> tuple[Ex
 @pytest.mark.parametrize(
     "options", [{"loss_type": "dapo", "max_steps": 4}, KL_FOUR_SLICES], ids=["dapo", "KL, two iterations, slices"]
 )
-def test_the_gradient_is_that_of_stock_trl_on_the_groups_that_are_kept(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_the_gradient_is_stock_trls_on_the_groups_that_are_kept(tmp_path: Path, options: dict[str, Any]) -> None:
     trainer, kept = recorded(tmp_path, **options)
     mine = train(trainer)
     stock = make(GRPOTrainer, tmp_path, **options, **generated_at_once(trainer, kept))
@@ -47,7 +47,7 @@ def test_the_gradient_is_that_of_stock_trl_on_the_groups_that_are_kept(tmp_path:
             assert row.get(name) == pytest.approx(expected.get(name), abs=1e-6), name
 
 
-def test_groups_with_equal_rewards_make_room_for_further_problems(tmp_path: Path) -> None:
+def test_zero_variance_groups_make_room_for_further_problems(tmp_path: Path) -> None:
     trainer, kept = recorded(tmp_path, max_steps=3)
     logs = train(trainer).logs
     problems = [one.problem for generation in kept for one in generation[::4]]
@@ -64,7 +64,7 @@ def test_groups_with_equal_rewards_make_room_for_further_problems(tmp_path: Path
     assert logs[-1]["rollout/problems"] == sum(row["rollout/groups_generated"] for row in logs)
 
 
-def test_after_the_last_round_the_batch_is_filled_with_equal_groups(tmp_path: Path) -> None:
+def test_zero_variance_groups_fill_the_batch_of_the_last_round(tmp_path: Path) -> None:
     rollout = Rollout(dynamic_sampling=True, max_rounds=2)
     trainer, kept = recorded(tmp_path, rollout, max_steps=1, reward_funcs=lambda prompts, **_: [1.0] * len(prompts))
     (row,) = train(trainer).logs
@@ -135,7 +135,7 @@ def test_the_order_is_that_of_trl_epoch_by_epoch(tmp_path: Path) -> None:
     assert ProblemOrder(3, 42, shuffle=False).take(5) == [0, 1, 2, 0, 1]
 
 
-def test_problems_that_are_solved_or_out_of_reach_are_taken_less_often() -> None:
+def test_problems_solved_or_out_of_reach_are_taken_less_often() -> None:
     order = ProblemOrder(1000, 0, shuffle=True, prioritize=True)
     order.correct = {problem: (0.0, 0.5, 1.0)[problem % 3] for problem in range(999)}  # the last one is unknown
     taken = order.take(4000)

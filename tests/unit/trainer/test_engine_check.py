@@ -38,7 +38,7 @@ def test_the_tolerance_follows_from_the_bits_of_the_data_type() -> None:
     [([[0.0], [1.2], [0.0]], [1, 2]), ([[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]], [2, 3])],
     ids=["sequences", "tokens"],
 )
-def test_what_trls_mask_removes_is_counted_among_what_is_in_the_loss(ratio: list, counts: list[int]) -> None:
+def test_what_trls_mask_removes_is_counted_within_the_loss(ratio: list, counts: list[int]) -> None:
     mask = torch.tensor([[1, 1], [1, 0], [0, 0]])
     assert masked(torch.tensor(ratio), mask).tolist() == [counts]
 
@@ -56,7 +56,7 @@ def checked(directory: Path, shift: float, **options: Any) -> ExactGRPOTrainer:
     [{}, {"peft_config": LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.5)}],
     ids=["full", "dropout"],
 )
-def test_a_healthy_engine_is_checked_at_the_first_step_and_then_now_and_then(
+def test_a_healthy_engine_is_checked_first_and_at_intervals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(engine_check, "EVERY", 3)
@@ -69,7 +69,7 @@ def test_a_healthy_engine_is_checked_at_the_first_step_and_then_now_and_then(
 
 
 @pytest.mark.parametrize("shift", [0.01, 0.0])
-def test_an_engine_with_other_weights_ends_the_run_and_the_verdict_is_kept(tmp_path: Path, shift: float) -> None:
+def test_an_engine_with_other_weights_ends_the_run(tmp_path: Path, shift: float) -> None:
     trainer = checked(tmp_path, shift, max_steps=5)
     if not shift:  # a policy without a number is not the engine either
         trainer._get_per_token_logps_and_entropies = lambda *args, **options: (torch.tensor(NAN), None, None)
@@ -81,9 +81,7 @@ def test_an_engine_with_other_weights_ends_the_run_and_the_verdict_is_kept(tmp_p
 
 
 @pytest.mark.parametrize("options", [{"top_p": 0.9}, {"generation_kwargs": {"top_k": 5}}], ids=str)
-def test_filters_that_change_the_engines_log_probabilities_alone_are_not_taken_for_other_weights(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_filters_of_log_probabilities_are_not_taken_for_weights(tmp_path: Path, options: dict[str, Any]) -> None:
     trainer = checked(tmp_path, shift=0.5, max_steps=1, **options)
     trainer.train()
     assert trainer.state.global_step == 1

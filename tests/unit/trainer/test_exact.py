@@ -59,7 +59,7 @@ def test_metrics_of_a_step_without_a_token_in_the_loss_are_trls(loss_type: str) 
                 assert mine[name] == value == 0.0, name
 
 
-def test_clip_ratios_count_skipped_rows_and_entropy_is_named_for_what_it_is_over() -> None:
+def test_clip_ratios_count_skipped_completions() -> None:
     compared = compare({"num_iterations": 2, "epsilon": 0.01, "max_steps": 4})
     for mine, stock in zip(compared.ours.logs, compared.theirs.logs, strict=True):
         assert mine["update/rows_skipped"] > 0
@@ -71,7 +71,7 @@ def test_clip_ratios_count_skipped_rows_and_entropy_is_named_for_what_it_is_over
     assert compared.ours.logs[-1]["clip_ratio/region_mean"] > 0
 
 
-def test_rows_are_skipped_only_where_the_advantage_is_all_that_acts(tmp_path: Path) -> None:
+def test_completions_are_skipped_if_only_the_advantage_acts(tmp_path: Path) -> None:
     skipped = {}
     for name, options in {"none": {}, "kl": {"beta": 0.04}, "entropy": {"entropy_coef": 0.01}}.items():
         skipped[name] = train(ours(tmp_path, **options)).logs[0]["update/rows_skipped"]
@@ -91,7 +91,7 @@ def test_times_and_the_update_are_logged(tmp_path: Path) -> None:
     assert row["step_time"] >= row["time/update"]
 
 
-def test_importance_weights_are_exactly_one_until_the_policy_changes(tmp_path: Path) -> None:
+def test_importance_weights_are_one_until_the_policy_changes(tmp_path: Path) -> None:
     """As in TRL, where the same row is computed twice in the same way; here rounding would differ."""
     trainer = ours(tmp_path, num_iterations=2, importance_sampling_level="sequence", epsilon=1e-5, learning_rate=0.0)
     score_all = trainer._score_all
@@ -138,7 +138,7 @@ def test_evaluation_during_training_works_as_in_trl(tmp_path: Path) -> None:
         {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 8},
     ],
 )
-def test_an_evaluation_between_steps_leaves_the_old_log_probabilities_of_the_rollouts(tmp_path: Path, reuse) -> None:
+def test_an_evaluation_keeps_the_old_log_probabilities(tmp_path: Path, reuse) -> None:
     held_out = Dataset.from_dict({"prompt": ["How many ?", "1 2"]})
     options = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8, "max_steps": 4, **reuse}
     theirs = train(make(GRPOTrainer, tmp_path, eval_dataset=held_out, **options))
@@ -168,7 +168,7 @@ def test_an_unknown_loss_is_computed_undivided_as_trl_would(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("optimizer", ["galore_adamw_layerwise", "apollo_adamw_layerwise"])
-def test_optimizers_that_step_in_the_backward_pass_step_once_a_step(tmp_path: Path, optimizer: str) -> None:
+def test_optimizers_in_the_backward_pass_step_once_per_step(tmp_path: Path, optimizer: str) -> None:
     options = {"optim": optimizer, "optim_target_modules": ["mlp"], "max_steps": 2}
     theirs = make(GRPOTrainer, tmp_path, **options)
     start = {name: weight.clone() for name, weight in theirs.model.state_dict().items()}

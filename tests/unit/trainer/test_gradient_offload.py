@@ -33,7 +33,7 @@ def test_weights_and_norms_are_bitwise_the_same(tmp_path: Path, optim: str, max_
     assert [row["learning_rate"] for row in logs] == [row["learning_rate"] for row in plain_logs]
 
 
-def test_no_gradient_stays_on_the_device_and_only_one_is_there_in_the_optimizers_step(tmp_path: Path) -> None:
+def test_the_optimizers_step_has_one_gradient_on_the_device(tmp_path: Path) -> None:
     seen = []
 
     class Count(TrainerCallback):
@@ -64,7 +64,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
     assert not trainer._offloaded_gradients.waiting
 
 
-def test_a_step_done_again_for_lack_of_memory_has_the_same_gradient(tmp_path: Path) -> None:
+def test_a_step_repeated_after_an_oom_has_the_same_gradient(tmp_path: Path) -> None:
     def run(failures: list[int]) -> dict[str, torch.Tensor]:
         trainer = make(
             ExactGRPOTrainer, tmp_path, update=replace(PARTS, gradients_on_host=True), max_steps=1, max_grad_norm=1.0

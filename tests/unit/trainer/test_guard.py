@@ -97,7 +97,7 @@ def test_a_reward_that_is_not_a_number_is_left_out_as_in_trl(tmp_path: Path) -> 
     assert all(row["update/rows_skipped"] >= 8 and math.isfinite(row["grad_norm"]) for row in record.logs)
 
 
-def test_after_too_many_skipped_steps_the_run_stops_with_a_checkpoint_and_advice(tmp_path: Path) -> None:
+def test_too_many_skipped_steps_stop_the_run_with_advice(tmp_path: Path) -> None:
     trainer = ours(
         tmp_path, Update(100, max_skipped_steps=2), max_steps=9, save_strategy="steps", save_steps=100, beta=0.04
     )
@@ -113,7 +113,7 @@ def test_after_too_many_skipped_steps_the_run_stops_with_a_checkpoint_and_advice
 
 
 @pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
-def test_a_loss_scale_that_is_still_too_high_does_not_stop_the_run(
+def test_a_loss_scale_that_is_too_high_does_not_stop_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_grad_norm: float
 ) -> None:
     """In float16 the scaler halves its scale at each step that overflows, until it fits, clipped or not."""

@@ -15,7 +15,7 @@ def occupy(megabytes: int) -> None:
     torch.ones(megabytes * MB, dtype=torch.uint8)
 
 
-def test_each_phase_has_its_own_peak_and_what_is_inside_of_another_is_not_counted_twice() -> None:
+def test_nested_phases_have_peaks_of_their_own() -> None:
     readings = MemoryReadings(on_gpu=False)
     with readings.of("idle"):
         occupy(1)

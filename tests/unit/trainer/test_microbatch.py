@@ -28,9 +28,7 @@ def test_no_microbatch_exceeds_the_budget_unless_it_is_one_row(pairs: list[tuple
 
 
 @given(ROWS, BUDGET)
-def test_a_microbatch_is_cut_to_its_own_longest_prompt_and_completion(
-    pairs: list[tuple[int, int]], budget: int
-) -> None:
+def test_a_microbatch_is_trimmed_to_its_own_longest_completion(pairs: list[tuple[int, int]], budget: int) -> None:
     for part in pack(*zip(*pairs, strict=True), budget):
         assert part.prompt_length == max(pairs[row][0] for row in part.rows)
         assert part.completion_length == max(pairs[row][1] for row in part.rows)
@@ -88,7 +86,7 @@ def test_an_odd_row_that_alone_exceeds_the_budget_goes_alone() -> None:
     assert [part.rows for part in parts] == [(1,), (0, 2)]
 
 
-def test_completions_of_unequal_length_are_not_padded_to_the_longest() -> None:
+def test_completions_of_unequal_length_are_not_padded_to_one() -> None:
     parts = pack([10] * 64, [256] * 4 + [20] * 60, budget=4096)
     assert sum(part.tokens for part in parts) == 4 * 266 + 60 * 30
 
@@ -97,7 +95,7 @@ def test_no_rows_make_no_microbatch() -> None:
     assert pack([5, 5], [5, 5], 100, rows=[]) == []
 
 
-def test_a_row_has_work_if_its_loss_counts_a_token_and_something_acts_on_it() -> None:
+def test_a_row_has_work_if_a_token_counts_and_something_acts() -> None:
     assert has_work([3, 0, 3, 3], [1.0, 1.0, 0.0, -1e-9]) == [True, False, False, True]
     assert has_work([3, 0, 3, 3], None) == [True, False, True, True]
 

@@ -63,9 +63,7 @@ def test_the_gradient_is_the_same_after_memory_ran_out(
 
 
 @pytest.mark.parametrize("passes", [(1,), (2, 3)])
-def test_the_gradient_is_the_same_after_memory_ran_out_in_the_log_probabilities(
-    tmp_path: Path, passes: tuple[int, ...]
-) -> None:
+def test_the_gradient_is_the_same_after_an_oom_in_scoring(tmp_path: Path, passes: tuple[int, ...]) -> None:
     options = {"beta": 0.04, "num_iterations": 2}
     untouched = train(ours(tmp_path, Update(400, share_prompts=False), **options))
     trainer = ours(tmp_path, Update(400, share_prompts=False), **options)
@@ -78,7 +76,7 @@ def test_the_gradient_is_the_same_after_memory_ran_out_in_the_log_probabilities(
         assert relative_difference(mine, stock) <= 1e-5
 
 
-def test_adaptive_entropy_is_not_counted_twice_when_a_step_is_done_again(tmp_path: Path) -> None:
+def test_adaptive_entropy_counts_once_when_a_step_is_repeated(tmp_path: Path) -> None:
     options = {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 5.0, "max_steps": 1}
     measured = []
     for calls in ((), (3,)):
@@ -91,7 +89,7 @@ def test_adaptive_entropy_is_not_counted_twice_when_a_step_is_done_again(tmp_pat
     assert measured[0][1] > 0.01
 
 
-def test_a_row_that_does_not_fit_alone_ends_the_run_with_what_to_change(tmp_path: Path) -> None:
+def test_a_row_that_does_not_fit_alone_ends_the_run_with_advice(tmp_path: Path) -> None:
     trainer = ours(tmp_path)
     trainer.model.model.layers[0].register_forward_pre_hook(OutOfMemory(*range(1, 1000)))
     with pytest.raises(
@@ -100,7 +98,7 @@ def test_a_row_that_does_not_fit_alone_ends_the_run_with_what_to_change(tmp_path
         trainer.train()
 
 
-def test_a_loss_that_cannot_be_divided_says_what_to_do_when_it_does_not_fit(tmp_path: Path) -> None:
+def test_a_loss_that_cannot_be_divided_gives_advice_after_an_oom(tmp_path: Path) -> None:
     trainer = ours(tmp_path, top_entropy_quantile=0.2)
     trainer.model.model.layers[0].register_forward_pre_hook(OutOfMemory(1))
     with pytest.raises(DoesNotFit, match="lower per_device_train_batch_size and raise gradient_accumulation_steps"):
@@ -125,7 +123,7 @@ def test_other_errors_are_not_taken_for_lack_of_memory(tmp_path: Path) -> None:
         trainer.train()
 
 
-def test_auto_tries_the_longest_possible_row_first_and_its_gradient_is_nothing(tmp_path: Path) -> None:
+def test_auto_first_tries_the_longest_row_without_a_gradient(tmp_path: Path) -> None:
     untouched = train(ours(tmp_path, beta=0.04))
     trainer = ours(tmp_path, beta=0.04)
     trainer.budget.begun = False  # as `auto` on a card
@@ -182,7 +180,7 @@ def test_generation_that_does_not_fit_is_split_between_prompts(tmp_path: Path) -
     assert trainer.model.is_gradient_checkpointing
 
 
-def test_a_completion_that_cannot_be_generated_alone_ends_the_run_with_what_to_change(tmp_path: Path) -> None:
+def test_a_completion_too_large_to_generate_ends_with_advice(tmp_path: Path) -> None:
     trainer = ours(tmp_path, rollout_func=None)
     fault = OutOfMemory(*range(1, 100))
     trainer.model.generate = lambda **inputs: fault()

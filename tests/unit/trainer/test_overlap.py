@@ -35,7 +35,7 @@ def test_the_batches_of_each_step_are_those_of_transformers(trainer: ExactGRPOTr
         assert epoch(trainer.get_batch_samples) == stock
 
 
-def test_the_first_batch_of_the_next_step_is_known_up_to_the_end_of_the_epoch(trainer: ExactGRPOTrainer) -> None:
+def test_the_next_steps_first_batch_is_known_within_the_epoch(trainer: ExactGRPOTrainer) -> None:
     batches = iter([[index] for index in range(4)])
     for following in ([2], None):
         trainer.get_batch_samples(batches, 2, CPU)
@@ -47,7 +47,7 @@ def test_an_epoch_that_was_left_leaves_nothing_to_the_next(trainer: ExactGRPOTra
     assert trainer.get_batch_samples(iter([[10], [11], [12]]), 2, CPU)[0] == [[10], [11]]
 
 
-def test_rollouts_begin_early_for_every_step_but_the_last_and_those_whose_engine_is_checked(
+def test_rollouts_begin_early_except_for_checks_and_the_end(
     trainer: ExactGRPOTrainer,
 ) -> None:
     trainer._drawn.append("next")

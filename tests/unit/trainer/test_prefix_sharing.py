@@ -95,7 +95,7 @@ COMPLETIONS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(PROMPT, COMPLETIONS), min_size=1, max_size=6))
-def test_a_completion_sees_its_prompt_and_itself_and_nothing_else(
+def test_a_completion_sees_its_prompt_and_itself_alone(
     rows: list[tuple[tuple[int, ...], list[int]]],
 ) -> None:
     rows.sort(key=lambda row: row[0])
@@ -118,7 +118,7 @@ def test_a_completion_sees_its_prompt_and_itself_and_nothing_else(
     st.integers(1, 400),
     st.integers(0, 64),
 )
-def test_shared_micro_batches_hold_every_row_once_within_the_budget(
+def test_shared_microbatches_hold_each_row_once_in_the_budget(
     rows: list[tuple[str, int]], budget: int, hidden_size: int
 ) -> None:
     prompts = [{"a": 40, "b": 10, "c": 1}[prompt] for prompt, _ in rows]

@@ -44,7 +44,7 @@ def scored(trainer: Any) -> list[float]:
     return list(values)
 
 
-def test_its_scores_are_those_that_stock_trl_gives_in_micro_batches_too(tmp_path: Path, folder: Path) -> None:
+def test_its_scores_are_stock_trls_in_micro_batches_too(tmp_path: Path, folder: Path) -> None:
     theirs = scored(make(GRPOTrainer, tmp_path, reward_funcs=str(folder), max_steps=1))
     scorer, tokenizer = load(str(folder), "float32")
     small = Update(max_tokens_per_microbatch=60)
@@ -59,7 +59,7 @@ def test_its_scores_are_those_that_stock_trl_gives_in_micro_batches_too(tmp_path
     assert trainer.memory.highest["memory/reward_gb"] > 0
 
 
-def test_the_function_gives_the_scores_of_a_conversation_by_its_chat_template(folder: Path) -> None:
+def test_the_function_scores_a_conversation_by_its_chat_template(folder: Path) -> None:
     scorer, tokenizer = load(str(folder), "float32")
     prompt, answer = [{"role": "user", "content": "2 plus 2"}], [{"role": "assistant", "content": "4"}]
     ids = tokenizer("2 plus 2\n4\n", return_tensors="pt")["input_ids"]

@@ -40,7 +40,7 @@ def test_skipped_rows_count_as_not_clipped_and_have_no_entropy() -> None:
     assert result["update/rows_skipped"] == 5
 
 
-def test_extremes_are_over_all_microbatches_and_not_over_empty_ones() -> None:
+def test_extremes_are_over_all_microbatches_that_are_not_empty() -> None:
     metrics = step()
     for low, high in ((0.3, 0.4), (math.nan, math.nan), (0.1, 0.2)):
         metrics.add({"clip_ratio/low_min": [low], "clip_ratio/high_max": [high]}, 10, 1, 0.3)

@@ -57,9 +57,7 @@ def test_nothing_but_the_pixels_is_kept() -> None:
         assert b"secret" not in reduced(image)
 
 
-def test_files_take_no_more_of_the_disk_than_the_part_of_the_run_that_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_take_disk_only_for_the_finished_part_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(reduced(picture(0)))
     monkeypatch.setattr(thumbnails, "MAX_BYTES", 10 * size)
     for step in range(1, 11):
@@ -108,9 +106,7 @@ def trained(folder: Path, resumed: Path | None = None, method: str = "full", **m
 
 
 @pytest.mark.parametrize("method", ["full", "LoRA"])
-def test_a_training_with_images_continues_bit_for_bit_from_checkpoints_that_hold_none(
-    tmp_path: Path, method: str
-) -> None:
+def test_a_training_with_images_resumes_bit_for_bit_without_them(tmp_path: Path, method: str) -> None:
     whole = trained(tmp_path / "whole", method=method)
     assert "PIL" not in str([turn for prompt in whole._logs["prompt"] for turn in prompt])
     for step in (1, 2):

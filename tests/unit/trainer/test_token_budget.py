@@ -74,7 +74,7 @@ def test_small_microbatches_are_no_reason_to_grow() -> None:
     assert measured(1000).grown(300, peak=1e6, total=1e11) == 1000
 
 
-def test_auto_grows_on_a_gpu_without_an_index_and_within_the_share_of_it_that_the_process_may_use(
+def test_auto_grows_within_the_gpus_share_of_the_process(
     cuda_driver: CudaDriver,
 ) -> None:
     gpu = torch.device("cuda")
@@ -137,7 +137,7 @@ def test_a_torn_note_of_what_did_not_fit_is_none(tmp_path: Path, content: str) -
     ],
     ids=["runtime", "driver", "triton", "cudnn", "cublas", "WSL2's residency", "WSL2's expandable segments"],
 )
-def test_libraries_that_allocate_by_themselves_run_out_of_memory_too(error: Exception) -> None:
+def test_libraries_with_own_allocation_run_out_of_memory_too(error: Exception) -> None:
     assert is_out_of_memory(error)
 
 

@@ -188,7 +188,7 @@ def scores_of(trainer: Any, kept: list) -> Any:
     return repeated
 
 
-def test_calls_and_errors_of_each_tool_are_counted_with_those_of_dropped_groups(tmp_path: Path) -> None:
+def test_calls_and_errors_of_each_tool_count_dropped_groups_too(tmp_path: Path) -> None:
     calls, errors = Counter[str](), Counter[str]()
 
     def counting(expression: str) -> str:
@@ -215,7 +215,7 @@ def test_calls_and_errors_of_each_tool_are_counted_with_those_of_dropped_groups(
     assert all(0 < row["tools/unanswered"] < 1 for row in logs)
 
 
-def test_conversations_whose_arguments_have_different_types_are_logged(tmp_path: Path) -> None:
+def test_conversations_with_arguments_of_mixed_types_are_logged(tmp_path: Path) -> None:
     trainer = with_tools(ExactGRPOTrainer, tmp_path, log_completions=True, environment_factory=Game, max_steps=1)
     train(trainer)
     (file,) = (tmp_path / "completions").glob("*.parquet")
@@ -229,7 +229,7 @@ def test_conversations_whose_arguments_have_different_types_are_logged(tmp_path:
     assert {type(call["expression"]) for call in calls if call} == {int, str}
 
 
-def test_an_evaluation_calls_tools_greedily_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_evaluation_calls_tools_greedily_and_leaves_no_trace(tmp_path: Path) -> None:
     trainer = with_tools(ExactGRPOTrainer, tmp_path, environment_factory=Game)
     how, seen = [], trainer._generate_single_turn
 

@@ -44,9 +44,7 @@ OPTIONS: dict[str, Any] = {
     ],
     ids=str,
 )
-def test_advantages_are_trls_but_exactly_zero_where_the_rewards_of_a_group_are_equal(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_advantages_are_trls_and_exactly_zero_without_variance(tmp_path: Path, options: dict[str, Any]) -> None:
     stock = make(GRPOTrainer, tmp_path, **OPTIONS | options)
     train(stock)
     mine = ours(tmp_path, **OPTIONS | options)
@@ -69,13 +67,11 @@ def test_advantages_are_trls_but_exactly_zero_where_the_rewards_of_a_group_are_e
         ([[float("inf")], [float("inf")], [0.1 + 0.2], [0.3]], [True, True, False, False]),
     ],
 )
-def test_equality_is_that_of_the_bits_of_the_rewards_that_are_there(
-    rewards: list[list[float]], expected: list[bool]
-) -> None:
+def test_equality_is_that_of_the_bits_of_present_rewards(rewards: list[list[float]], expected: list[bool]) -> None:
     assert zero_variance(torch.tensor(rewards, dtype=torch.float64), 2).tolist() == expected
 
 
-def test_an_evaluation_of_more_completions_than_are_logged_has_zero_variance_too(tmp_path: Path) -> None:
+def test_a_large_evaluation_has_zero_variance_too(tmp_path: Path) -> None:
     held_out = Dataset.from_dict({"prompt": ["How many ?"] * 64})
     options = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 64, "max_steps": 1}
     trainer = ours(tmp_path, eval_dataset=held_out, reward_funcs=of_prompt, **options)

@@ -172,20 +172,20 @@ def test_a_wrong_number_of_rewards_is_never_guessed_at(file: Path, function: str
     assert reward.errors.total() == 2
 
 
-def test_a_function_that_only_works_for_single_completions_is_called_one_by_one_and_counted(file: Path) -> None:
+def test_a_function_of_single_completions_is_called_one_by_one(file: Path) -> None:
     reward = Reward(f"{file}:only_alone", "mine")
     assert reward.score(completions=["a", "b"]) == [1, 1]
     assert reward.errors == {"WrongLength": 1}
 
 
-def test_a_function_that_always_hangs_is_given_up_after_three_completions(file: Path) -> None:
+def test_a_function_that_always_hangs_is_given_up_after_three(file: Path) -> None:
     reward = Reward(f"{file}:reward", "mine", timeout=0.3)
     started = time.monotonic()
     assert reward.score(completions=["sleep"] * 50) == [None] * 50
     assert time.monotonic() - started < 10
 
 
-def test_the_first_completion_of_each_kind_is_kept_with_its_traceback(
+def test_the_first_failure_of_each_kind_is_kept_with_traceback(
     file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     errors = tmp_path / "errors.jsonl"
@@ -246,7 +246,7 @@ def test_parts_are_all_completions_in_order_and_divide_no_group(sizes: list[int]
     assert all(prompts[part[0] - 1] != prompts[part[0]] for part in parts if part[0])
 
 
-def test_what_trl_offers_a_reward_reaches_the_function_and_what_it_logs_comes_back(file: Path) -> None:
+def test_what_trl_offers_a_reward_arrives_and_its_logs_return(file: Path) -> None:
     logged: list[Any] = []
     state = SimpleNamespace(global_step=7, log_history=[object()])
     reward = Reward(f"{file}:logs", "mine").as_function()
@@ -273,7 +273,7 @@ def test_a_worker_that_logs_nothing_leaves_places_empty(file: Path) -> None:
     assert logged == [("length", [None, 1, None, None])]
 
 
-def test_a_reward_that_never_works_ends_the_run_after_five_batches(file: Path) -> None:
+def test_a_reward_that_never_works_ends_the_run_after_5_batches(file: Path) -> None:
     reward = Reward(f"{file}:reward", "mine")
     for _ in range(4):
         assert reward.score(completions=["raise", "raise"]) == [None, None]
@@ -324,7 +324,7 @@ def test_closing_ends_the_processes(file: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["close", "die", "hang", "the trainer is killed"])
-def test_what_a_function_has_started_ends_with_it_and_with_the_trainer(file: Path, tmp_path: Path, way: str) -> None:
+def test_what_a_function_started_ends_with_it_and_the_trainer(file: Path, tmp_path: Path, way: str) -> None:
     pids = tmp_path / "pids"
     kwargs = {"file": str(pids)}
     if way == "the trainer is killed":

@@ -28,7 +28,7 @@ def test_the_tokenizer_is_the_one_that_is_built(tokenizer):
     assert tokenizer.response_template == built.response_template
 
 
-def test_its_chat_template_renders_conversations_with_tools_as_they_are_taught(tokenizer):
+def test_its_chat_template_renders_tool_calls_as_they_are_taught(tokenizer):
     assert supports_tool_calling(tokenizer)
     assert is_chat_template_prefix_preserving(tokenizer)
     for problem in SOME:

@@ -30,7 +30,7 @@ def test_the_shipped_policy_is_small_and_safe() -> None:
     assert {path.suffix for path in files} == {".json", ".jinja", ".safetensors"}
 
 
-def test_the_teacher_is_wrong_as_often_as_it_should_be_and_its_words_are_known() -> None:
+def test_the_teacher_errs_as_often_as_it_should_in_known_words() -> None:
     draw, tokenizer = random.Random(0), make_processor().tokenizer
     drawn = list(islice(problems("train"), 1000))
     answers = [taught(problem, draw, NOISE) for problem in drawn]
@@ -41,7 +41,7 @@ def test_the_teacher_is_wrong_as_often_as_it_should_be_and_its_words_are_known()
 
 
 @pytest.mark.parametrize("blank", [False, True])
-def test_the_policy_looks_at_the_picture_and_mostly_gives_the_wrong_answer(blank: bool) -> None:
+def test_the_policy_looks_and_mostly_answers_incorrectly(blank: bool) -> None:
     """Its greedy answers are what the teacher sees; of white pictures they are no better than chance."""
     model, processor = AutoModelForImageTextToText.from_pretrained(SHIPPED), AutoProcessor.from_pretrained(SHIPPED)
     asked = list(islice(problems("test", 7), 200))

@@ -84,7 +84,7 @@ def test_a_file_that_breaks_on_import_is_named_with_the_line(tmp_path: Path, tex
         load(f"{file}:f", "mine")
 
 
-def test_an_argument_that_the_function_does_not_take_is_named_with_those_that_it_takes() -> None:
+def test_an_unknown_argument_is_named_with_the_possible_ones() -> None:
     function = load("rewards.brevity.brevity", "mine")
     with pytest.raises(ValueError, match=r"reward\.mine\.kwargs: .*'limt'; it takes: enough, limit"):
         bind(strictly(function), "mine", {"limt": 3})
