@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -20,6 +21,18 @@ from grpo.planning import advice
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub: no test needs the network
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch: a worker of pytest-xdist has one core
+
+
+class Deprecated(logging.Handler):
+    """Makes an error of what a library logs as deprecated; of what it warns of, `filterwarnings` in pyproject.toml."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "deprecat" in record.getMessage().lower():
+            raise DeprecationWarning(record.getMessage())
+
+
+for library in ("transformers", "trl", "accelerate", "torch"):
+    logging.getLogger(library).addHandler(Deprecated())
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,6 +1,8 @@
 """What we rely on in TRL and transformers: the methods that we override and the names that we touch."""
 
 import inspect
+import logging
+import warnings
 from difflib import unified_diff
 from pathlib import Path
 
@@ -111,3 +113,10 @@ def test_the_source_that_we_rely_on_is_the_one_we_have_read():
     recorded = FILE.read_text().splitlines()
     changed = "\n".join(unified_diff(recorded, relied_on(), "read", "installed", lineterm="", n=0))
     assert not changed, f"{changed}\npython -m tests.trl_contract > {FILE.name} once all of it has been looked at"
+
+
+def test_deprecated_calls_are_errors() -> None:
+    with pytest.raises(DeprecationWarning):
+        warnings.warn("`old` is deprecated", DeprecationWarning, stacklevel=1)
+    with pytest.raises(DeprecationWarning):
+        logging.getLogger("transformers.models").warning("`torch_dtype` is deprecated")

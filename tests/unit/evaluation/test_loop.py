@@ -48,7 +48,7 @@ def grader() -> Iterator[Reward]:
 def run(
     generate: Any, problems: Dataset, grader: Reward, file: Path, batch: int = 24, **options: Any
 ) -> dict[str, Any]:
-    decoding = Decoding(24, samples=options.pop("samples", 0))
+    decoding = Decoding(24, samples=options.pop("samples", 0), seed=options.pop("seed", 0))
     return evaluate(generate, problems, grader, decoding, file, batch, Console(file=io.StringIO()), **options)
 
 
@@ -189,12 +189,15 @@ def test_another_policy_or_decoding_is_not_taken_for_this_one(
     for options in ({}, {"policy": "another"}):
         run(tiny, held_out, grader, file, **options)
     assert len(file.read_text().splitlines()) == 48
+    for seed in (1, 2):
+        run(tiny, held_out, grader, file, samples=1, seed=seed)
+    assert len(file.read_text().splitlines()) == 96
 
 
 def test_completions_the_grader_fails_on_count_as_incorrect(tiny: Any, held_out: Dataset, tmp_path: Path) -> None:
-    (tmp_path / "grader.py").write_text("def grade(completions):\n    return [1.0] + ['?'] * (len(completions) - 1)\n")
+    (tmp_path / "grader.py").write_text("def grade(completions):\n    return [1.0, 0.5] + ['?'] * (len(completions) - 2)\n")
     result = run(tiny, held_out, Reward(f"{tmp_path}/grader.py:grade", "grader"), tmp_path / "completions.jsonl")
-    assert (result["correct"], result["grader_errors"]) == (1, {"NotANumber": 23})
+    assert (result["correct"], result["grader_errors"]) == (1, {"NotANumber": 22})
 
 
 def test_on_several_processes_an_error_of_the_grader_counts_once(

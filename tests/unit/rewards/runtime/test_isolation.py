@@ -256,6 +256,9 @@ def test_what_trl_offers_a_reward_arrives_and_its_logs_return(file: Path) -> Non
         0,
     ]
     assert logged == [("length", [1, 2]), ("step", 7.0), ("rewards/mine/errors", 0.0)]
+    logged.clear()
+    asyncio.run(reward(completions=["a"], length=[9], trainer_state=state, **arguments))
+    assert "length" not in dict(logged), "the trainer logs the columns of the data"
 
 
 def test_logged_values_have_a_place_for_completions_that_failed(file: Path) -> None:
