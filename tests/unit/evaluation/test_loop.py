@@ -154,6 +154,18 @@ def test_line_separators_in_a_completion_do_not_break_the_file(
         assert run(strange, held_out, grader, tmp_path / "completions.jsonl")["samples"] == 24
 
 
+def test_equal_numbers_vote_together(held_out: Dataset, grader: Reward, tmp_path: Path) -> None:
+    problems = held_out.select([0]).remove_columns("answer").add_column("answer", ["1000"])
+    said = iter(["#### 1,000", "#### 7", "#### 1000", "#### 7.", "#### $1,000.00"])
+
+    def generate(prompts: list[Any], *how: Any) -> list[str]:
+        return [next(said) for _ in prompts]
+
+    result = run(generate, problems, grader, tmp_path / "completions.jsonl", samples=4)
+    assert result["maj@k"]["4"]["value"] == 0.5, "two for each"
+    assert result["pass@k"]["4"]["value"] == 1
+
+
 def test_no_majority_is_taken_where_the_answer_is_not_decisive(held_out: Dataset, tmp_path: Path) -> None:
     (tmp_path / "grader.py").write_text("def all_correct(completions):\n    return [1.0] * len(completions)\n")
     grader = Reward(f"{tmp_path}/grader.py:all_correct", "grader")
@@ -195,7 +207,9 @@ def test_another_policy_or_decoding_is_not_taken_for_this_one(
 
 
 def test_completions_the_grader_fails_on_count_as_incorrect(tiny: Any, held_out: Dataset, tmp_path: Path) -> None:
-    (tmp_path / "grader.py").write_text("def grade(completions):\n    return [1.0, 0.5] + ['?'] * (len(completions) - 2)\n")
+    (tmp_path / "grader.py").write_text(
+        "def grade(completions):\n    return [1.0, 0.5] + ['?'] * (len(completions) - 2)\n"
+    )
     result = run(tiny, held_out, Reward(f"{tmp_path}/grader.py:grade", "grader"), tmp_path / "completions.jsonl")
     assert (result["correct"], result["grader_errors"]) == (1, {"NotANumber": 22})
 

@@ -67,6 +67,14 @@ def test_weights_take_what_a_models_parameters_take(dtype: torch.dtype) -> None:
     assert weights(SHAPE, replace(WORKLOAD, weight_bytes=dtype.itemsize)) == size(model(dtype=dtype).parameters())
 
 
+def test_a_4_bit_weight_is_dequantized_where_it_multiplies() -> None:
+    linears = [module for module in model().model.modules() if isinstance(module, nn.Linear)]
+    largest = max(module.weight.numel() for module in linears) * torch.bfloat16.itemsize
+    found = {phase: parts.get("dequantized") for phase, parts in phases(SHAPE, replace(LORA, quantized=4)).items()}
+    assert found == {"load": None, "rollout": largest, "logprobs": largest, "update": largest}
+    assert not any("dequantized" in parts for parts in phases(SHAPE, LORA).values())
+
+
 @pytest.mark.parametrize("choice", shipped_models())
 def test_parameters_of_shipped_models_follow_from_their_shape(choice: str) -> None:
     _, shape = shipped_models()[choice]

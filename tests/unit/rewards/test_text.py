@@ -124,3 +124,4 @@ def test_no_text_breaks_the_reading(text: str) -> None:
 def test_conversations_are_read_from_their_last_message() -> None:
     assert text_of([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]) == "b"
     assert text_of("b") == "b"
+    assert text_of([{"role": "assistant", "content": ""}, {"role": "tool", "content": "42"}]) == "", "a tool's word"
