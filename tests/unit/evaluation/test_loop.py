@@ -156,14 +156,13 @@ def test_line_separators_in_a_completion_do_not_break_the_file(
 
 def test_equal_numbers_vote_together(held_out: Dataset, grader: Reward, tmp_path: Path) -> None:
     problems = held_out.select([0]).remove_columns("answer").add_column("answer", ["1000"])
-    said = iter(["#### 1,000", "#### 7", "#### 1000", "#### 7.", "#### $1,000.00"])
+    said = iter(["#### 7", "#### 1,000", "#### 7", "#### 1000", "#### 7", "#### $1,000.00"])
 
     def generate(prompts: list[Any], *how: Any) -> list[str]:
         return [next(said) for _ in prompts]
 
-    result = run(generate, problems, grader, tmp_path / "completions.jsonl", samples=4)
-    assert result["maj@k"]["4"]["value"] == 0.5, "two for each"
-    assert result["pass@k"]["4"]["value"] == 1
+    result = run(generate, problems, grader, tmp_path / "completions.jsonl", samples=5)
+    assert (result["accuracy"], result["maj@k"]["5"]["value"]) == (0, 1)
 
 
 def test_no_majority_is_taken_where_the_answer_is_not_decisive(held_out: Dataset, tmp_path: Path) -> None:
