@@ -209,9 +209,10 @@ def valueless(numbers: dict[str, Any], rows: int, side: int) -> Iterator[None]:
         patch.object(torch.nn.functional, "layer_norm", in_float32),
         patch.object(module, "torch_compilable_check", lambda *args: None),
         patch.object(SmolVLMModel, "get_image_features", features_of_one_tile),
-        patch.object(SmolVLMModel, "inputs_merger", merged),
         patch.object(SmolVLMVisionEmbeddings, "forward", embedded),
     ]
+    if hasattr(SmolVLMModel, "inputs_merger"):  # of transformers 5.19; that of 5.23 needs no values
+        replaced.append(patch.object(SmolVLMModel, "inputs_merger", merged))
     if hasattr(module, "get_vision_window_index"):
         grid, config = torch.tensor([[1, side, side]] * rows), AutoConfig.for_model(**numbers).vision_config
         sizes = (config.spatial_merge_size, config.window_size, config.patch_size)

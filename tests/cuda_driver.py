@@ -35,6 +35,7 @@ class CudaDriver:
         monkeypatch.setattr(torch.cuda, "_initialized", True)
         monkeypatch.setattr(torch.cuda, "default_generators", (torch.Generator(),))
         monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         properties = SimpleNamespace(total_memory=self.total, name="a GPU")
         monkeypatch.setattr(torch.cuda, "_get_device_properties", lambda index: properties, raising=False)
 

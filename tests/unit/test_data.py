@@ -250,7 +250,7 @@ MALFORMED: dict[str, tuple[bytes, str | int]] = {  # what is said of it, or how 
     "blank.jsonl": (b"\n\n", "no data"),
     "cut.jsonl": (GOOD + b'{"question": "1', "Missing a closing quotation mark"),
     "array.jsonl": (b"[" + GOOD.strip() + b"]", 1),
-    "number.jsonl": (GOOD + b"5\n", "JSON parse error"),
+    "number.jsonl": (GOOD + b"5\n", "number.jsonl"),  # and what is wrong, in words of each version of datasets
     "lists.jsonl": (b"[1, 2]\n", "the data has no column answer"),
     "byte_order_mark.jsonl": (b"\xef\xbb\xbf" + GOOD, 1),
     "utf_16.jsonl": (GOOD.decode().encode("utf-16"), "JSON parse error"),
