@@ -36,6 +36,8 @@ class CudaDriver:
         monkeypatch.setattr(torch.cuda, "default_generators", (torch.Generator(),))
         monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        stream = SimpleNamespace(is_capturing=lambda: False)
+        monkeypatch.setattr(torch.accelerator, "current_stream", lambda device=None: stream)
         properties = SimpleNamespace(total_memory=self.total, name="a GPU")
         monkeypatch.setattr(torch.cuda, "_get_device_properties", lambda index: properties, raising=False)
 

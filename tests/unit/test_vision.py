@@ -130,7 +130,8 @@ def test_checkpointing_recomputes_no_layer_of_a_frozen_tower(family: str, method
 
         tower = [trainer.model.get_submodule(name) for name in parts(trainer.model)["vision"]]
         layers = next(one for module in tower for one in module.modules() if isinstance(one, torch.nn.ModuleList))
-        layers[0].register_forward_pre_hook(count)
+        inside = next(one for one in layers[0].modules() if isinstance(one, torch.nn.Linear))
+        inside.register_forward_pre_hook(count)  # transformers 5.23 calls hooks of the layer itself once
         gradients.append(train(trainer).gradients)
     assert (calls[1] < calls[0]) == (method != "LoRA of the tower too")
     for before, after in zip(*gradients, strict=True):
