@@ -23,7 +23,7 @@ def prompt_of(question: str, run: Run) -> Any:
     Raises:
         ConfigError: the run's prompts are built from several columns.
     """
-    from grpo.data import make_prompt
+    from grpo.data import prompts_from
 
     prompt = run.config.task.prompt
     columns = (
@@ -31,7 +31,7 @@ def prompt_of(question: str, run: Run) -> Any:
     )
     if len(set(columns)) != 1:
         raise ConfigError(f"task.prompt={prompt!r} is built from {len(columns)} columns, not from a question")
-    return make_prompt({columns[0]: question}, run.config.task)
+    return prompts_from(run.config.task, columns)({columns[0]: question})
 
 
 def images_of(files: list[str], run: Run, processing_class: Any) -> list[Any]:

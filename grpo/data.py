@@ -4,8 +4,9 @@ import importlib
 import logging
 import re
 import string
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from datasets import Dataset, load_dataset
@@ -99,8 +100,7 @@ def load_held_out(
     task: DictConfig, processing_class: Any = None, tools: Sequence[Any] = ()
 ) -> tuple[Dataset, dict[str, int]]:
     """Load the problems to evaluate on, filtered as those to train on are, and the counts of them."""
-    part = load_split(task, task.eval.split)
-    some = part.select(range(min(task.eval.size, len(part))))
+    some = load_split(task, task.eval.split, task.eval.size)
     return _prepare(some, task, processing_class, task.eval.split, tools)
 
 
@@ -137,14 +137,15 @@ def _keep(dataset: Dataset, keep: list[bool], counts: dict[str, int], why: str) 
     return dataset.select([row for row, kept in enumerate(keep) if kept]) if counts[why] else dataset
 
 
-def load_split(task: DictConfig, split: str) -> Dataset:
-    """Load one split as it is: from a built-in generator, a file, or with `datasets.load_dataset`."""
+def load_split(task: DictConfig, split: str, most: int | None = None) -> Dataset:
+    """Load one split as it is, or its first rows: from a generator, a file, or with `datasets.load_dataset`."""
     arguments: dict[str, Any] = OmegaConf.to_container(task.dataset, resolve=True)  # type: ignore[assignment]
     generator = arguments.pop("generator", None)
     try:
         if generator:
             module, _, function = generator.rpartition(".")
-            dataset = Dataset.from_list(getattr(importlib.import_module(module), function)(split=split, **arguments))
+            rows = getattr(importlib.import_module(module), function)(split=split, **arguments)
+            dataset = Dataset.from_list(list(islice(rows, most)))
         else:
             dataset = load_dataset(**from_file(arguments), split=split)
     except StopIteration:  # what `datasets` makes of an empty file
@@ -156,7 +157,7 @@ def load_split(task: DictConfig, split: str) -> Dataset:
         raise ConfigError(f"task.dataset={in_one_line(arguments)}, split {split}: {reason}") from error
     if len(dataset) == 0:
         raise ConfigError(f"task.dataset={in_one_line(arguments)}, split {split}: there are no rows in it")
-    return dataset
+    return dataset if most is None else dataset.select(range(min(most, len(dataset))))
 
 
 def _prepare(
@@ -181,14 +182,16 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
     _check_columns(dataset, task)
     counts = {"rows": len(dataset), "used": 0, **dict.fromkeys(FILTERED, 0), "not_a_number": 0}
     named = _columns_of(template_of(task, dataset.column_names))
+    make_prompt = prompts_from(task, dataset.column_names)
+    column, pattern = task.answer.column, task.answer.pattern
     keep: list[bool] = []
     columns: dict[str, list[Any]] = {"prompt": [], "answer": []}
     try:
         for row in dataset.remove_columns(images.COLUMN) if task.images else dataset:
             keep.append(all(row[name] is not None for name in named))
             if keep[-1]:
-                columns["prompt"].append(make_prompt(row, task))
-                columns["answer"].append(_answer(row, task))
+                columns["prompt"].append(make_prompt(row))
+                columns["answer"].append("" if column is None else _answer(row[column], pattern))
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"task.dataset={in_one_line(dict(task.dataset))}: not UTF-8, {error}; save the file as UTF-8"
@@ -199,13 +202,13 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
     for name, values in columns.items():
         prepared = prepared.add_column(name, values)
     prepared = prepared.select_columns(list(dict.fromkeys([*dataset.column_names, *columns])))
-    if task.answer.column is None:
+    if column is None:
         return prepared, counts
-    given = [_text(value).strip() != "" for value in dataset[task.answer.column]]
+    given = [_text(value).strip() != "" for value in dataset[column]]
     prepared = _keep(prepared, given, counts, "no_answer")
     found = [answer != "" for answer in prepared["answer"]]
     if found and not any(found):
-        raise ConfigError(f"task.answer.pattern={task.answer.pattern}: matches no row of column {task.answer.column}")
+        raise ConfigError(f"task.answer.pattern={pattern}: matches no row of column {column}")
     prepared = _keep(prepared, found, counts, "unread_answer")
     counts["not_a_number"] = sum(not numbers(answer) for answer in prepared["answer"])
     return prepared, counts
@@ -241,31 +244,38 @@ def _columns_of(template: str) -> list[str]:
     return [re.split(r"[.\[]", name)[0] for name in fields]
 
 
-def make_prompt(row: dict[str, Any], task: DictConfig) -> str | list[dict[str, str]]:
-    """Return the prompt of a row, with the system prompt and the examples before it."""
-    shots, template = [], template_of(task, row)
+def prompts_from(task: DictConfig, columns: Container[str]) -> Callable[[dict[str, Any]], str | list[dict[str, str]]]:
+    """Return what makes the prompt of a row with these columns: the system prompt, the examples, the question.
+
+    Raises:
+        ConfigError: an example lacks a column that `task.prompt` names.
+    """
+    template, system, shots = template_of(task, columns), task.system_prompt, []
     for example in task.few_shot.examples:
         try:
             shots.append((template.format(**example), task.few_shot.completion.format(**example)))
         except KeyError as error:
             raise ConfigError(f"task.few_shot.examples: {example} lacks {error}, which task.prompt names") from error
-    text = template.format(**row)
     if not task.conversational:
-        system = f"{task.system_prompt}\n\n" if task.system_prompt else ""
-        return system + "".join(asked + said for asked, said in shots) + text
-    messages = [("system", task.system_prompt)] if task.system_prompt else []
+        before = (f"{system}\n\n" if system else "") + "".join(asked + said for asked, said in shots)
+        return lambda row: before + template.format(**row)
+    turns = [("system", system)] if system else []
     for asked, said in shots:
-        messages += [("user", asked), ("assistant", said)]
-    return [{"role": role, "content": content} for role, content in [*messages, ("user", text)]]
+        turns += [("user", asked), ("assistant", said)]
+
+    def conversation(row: dict[str, Any]) -> list[dict[str, str]]:
+        said = [*turns, ("user", template.format(**row))]
+        return [{"role": role, "content": content} for role, content in said]
+
+    return conversation
 
 
-def _answer(row: dict[str, Any], task: DictConfig) -> str:
-    if task.answer.column is None:
-        return ""
-    text = _text(row[task.answer.column])
-    if task.answer.pattern is None:
+def _answer(value: Any, pattern: str | None) -> str:
+    """Return the answer in a value of the answers' column; empty where the pattern does not find one."""
+    text = _text(value)
+    if pattern is None:
         return text.strip()
-    found = re.search(task.answer.pattern, text)
+    found = re.search(pattern, text)
     return found.group(1).strip() if found else ""
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from grpo.distributed import LOST, first_failure, is_loss, is_main_process, world_size
 from grpo.errors import DoesNotFit, GenerationError, RunError
-from grpo.reporting.page import write_report
 from grpo.runs.files import read_json, write_json
 from grpo.runs.storage import storage_fault
 from rewards.runtime.isolation import RewardError
@@ -95,6 +94,8 @@ def write_outcome(summary: dict[str, Any], run_dir: Path) -> None:
         log.exception("no summary could be written")
         return
     try:
+        from grpo.reporting.page import write_report  # with matplotlib, which no step needs
+
         write_report(run_dir)
     except Exception:  # the run is what counts
         log.exception("no page could be written")

@@ -55,6 +55,6 @@ def test_answers_follow_from_expressions_and_splits_share_none() -> None:
         )
         assert problem.steps == sum(problem.expression.count(sign) for sign in "+-*")
     assert not {one.expression for one in some["train"]} & {one.expression for one in some["test"]}
-    assert rows("test", 2, seed=3) == [
+    assert list(rows("test", 2, seed=3)) == [
         {"question": one.question, "answer": one.answer, "steps": one.steps} for one in some["test"][:2]
     ]
