@@ -6,7 +6,6 @@ import re
 import string
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from datasets import Dataset, load_dataset
@@ -141,11 +140,12 @@ def load_split(task: DictConfig, split: str, most: int | None = None) -> Dataset
     """Load one split as it is, or its first rows: from a generator, a file, or with `datasets.load_dataset`."""
     arguments: dict[str, Any] = OmegaConf.to_container(task.dataset, resolve=True)  # type: ignore[assignment]
     generator = arguments.pop("generator", None)
+    if generator and most is not None and "size" in arguments:
+        arguments["size"] = min(arguments["size"], most)
     try:
         if generator:
             module, _, function = generator.rpartition(".")
-            rows = getattr(importlib.import_module(module), function)(split=split, **arguments)
-            dataset = Dataset.from_list(list(islice(rows, most)))
+            dataset = Dataset.from_list(getattr(importlib.import_module(module), function)(split=split, **arguments))
         else:
             dataset = load_dataset(**from_file(arguments), split=split)
     except StopIteration:  # what `datasets` makes of an empty file

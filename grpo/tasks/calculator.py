@@ -103,7 +103,7 @@ def problems(split: str, seed: int = 0) -> Iterator[Problem]:
     return of_split(draw_problem, split, seed)
 
 
-def rows(split: str, size: int, seed: int) -> Iterator[dict[str, str | int]]:
-    """Yield `size` rows of a split with `question`, `answer` and the number of `steps`."""
-    for p in islice(problems(split, seed), size):
-        yield {"question": p.question, "answer": p.answer, "steps": p.steps}
+def rows(split: str, size: int, seed: int) -> list[dict[str, str | int]]:
+    """Return `size` rows of a split with `question`, `answer` and the number of `steps`."""
+    drawn = islice(problems(split, seed), size)
+    return [{"question": p.question, "answer": p.answer, "steps": p.steps} for p in drawn]

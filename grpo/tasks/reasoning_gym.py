@@ -1,12 +1,11 @@
 """Problems of the library reasoning-gym: over a hundred data sets, generated without end and offline."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 
-def rows(split: str, size: int, seed: int, name: str, **options: Any) -> Iterator[dict[str, str]]:
-    """Yield `size` problems with `question`, `answer`, `difficulty`, and as JSON the `metadata` for their verifier.
+def rows(split: str, size: int, seed: int, name: str, **options: Any) -> list[dict[str, str]]:
+    """Return `size` problems with `question`, `answer`, `difficulty`, and as JSON the `metadata` for their verifier.
 
     Args:
         split: `train` or `test`, which have different seeds.
@@ -23,10 +22,12 @@ def rows(split: str, size: int, seed: int, name: str, **options: Any) -> Iterato
     problems = reasoning_gym.create_dataset(
         name, size=size, seed=seed if split == "train" else seed + 1_000_003, **options
     )
-    for problem in problems:
-        yield {
+    return [
+        {
             "question": problem["question"],
             "answer": str(problem["answer"]),
             "metadata": json.dumps(problem["metadata"], default=str),
             "difficulty": json.dumps(problem["metadata"].get("difficulty"), default=str),
         }
+        for problem in problems
+    ]

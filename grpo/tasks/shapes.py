@@ -99,7 +99,7 @@ def problems(split: str, seed: int = 0) -> Iterator[Problem]:
     return of_split(draw_problem, split, seed)
 
 
-def rows(split: str, size: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield `size` rows of a split with `image`, `question`, `answer` and the number of `shapes`."""
-    for p in islice(problems(split, seed), size):
-        yield {"image": picture(p), "question": p.question, "answer": p.answer, "shapes": len(p.shapes)}
+def rows(split: str, size: int, seed: int) -> list[dict[str, Any]]:
+    """Return `size` rows of a split with `image`, `question`, `answer` and the number of `shapes`."""
+    drawn = islice(problems(split, seed), size)
+    return [{"image": picture(p), "question": p.question, "answer": p.answer, "shapes": len(p.shapes)} for p in drawn]

@@ -16,7 +16,9 @@ def sums(split: str, seed: int) -> Iterator[tuple[int, int]]:
             yield summands
 
 
-def rows(split: str, size: int, seed: int) -> Iterator[dict[str, str | int]]:
-    """Yield `size` rows of a split with `question`, `answer` and the number of carries, `carried`."""
-    for a, b in islice(sums(split, seed), size):
-        yield {"question": f"{a} + {b}", "answer": str(a + b), "carried": (a % 10 + b % 10 > 9) + (a + b > 99)}
+def rows(split: str, size: int, seed: int) -> list[dict[str, str | int]]:
+    """Return `size` rows of a split with `question`, `answer` and the number of carries, `carried`."""
+    return [
+        {"question": f"{a} + {b}", "answer": str(a + b), "carried": (a % 10 + b % 10 > 9) + (a + b > 99)}
+        for a, b in islice(sums(split, seed), size)
+    ]

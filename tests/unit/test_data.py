@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from grpo.config.schema import ROOT
 from grpo.data import load_task, prompt_lengths
 from grpo.errors import ConfigError
+from grpo.tasks import arithmetic
 
 ROWS = [
     {"question": "2 + 3?", "answer": "First.\n#### 5", "level": 1},
@@ -111,6 +112,22 @@ def test_what_is_wrong_with_the_data_is_one_line(
         load_task(composed(*local, override).task)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_held_out_problems_are_generated_as_many_as_wanted(
+    composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def rows(split: str, size: int, seed: int) -> list[dict[str, str | int]]:
+        asked.append((split, size))
+        return arithmetic_rows(split, size, seed)
+
+    arithmetic_rows = arithmetic.rows
+    monkeypatch.setattr(arithmetic, "rows", rows)
+    problems = load_task(composed("task.dataset.size=64", "task.eval.size=8").task)
+    assert asked == [("train", 64), ("test", 8)]
+    assert (len(problems.train), len(problems.held_out or [])) == (64, 8)
 
 
 def test_a_generator_of_no_rows_is_one_line(composed: Callable[..., DictConfig]) -> None:

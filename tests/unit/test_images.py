@@ -54,7 +54,7 @@ def task_of(composed: Callable[..., DictConfig], folder: Path, cells: list[Any],
 
 def test_the_built_in_task_shows_each_problem_its_picture(composed: Callable[..., DictConfig], processor: Any) -> None:
     problems = load_task(composed(*TASK).task, processor)
-    expected = list(rows("train", 6, 0))
+    expected = rows("train", 6, 0)
     assert [row["images"][0].tobytes() for row in problems.train] == [row["image"].tobytes() for row in expected]
     assert problems.train[0]["prompt"] == [{"role": "user", "content": expected[0]["question"]}]
     assert problems.train[0]["shown_sizes"] == [[96, 96]]

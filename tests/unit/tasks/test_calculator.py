@@ -44,7 +44,7 @@ def test_the_calculator_refuses_all_else(expression: str) -> None:
         calculator(expression)
 
 
-def test_answers_follow_from_expressions_and_splits_share_none() -> None:
+def test_problems_have_the_answer_of_their_expression_and_the_splits_share_none() -> None:
     some = {split: list(islice(problems(split, seed=3), 300)) for split in ("train", "test")}
     for problem in [*some["train"], *some["test"]]:
         assert 100 <= int(problem.answer) <= LARGEST
@@ -55,6 +55,6 @@ def test_answers_follow_from_expressions_and_splits_share_none() -> None:
         )
         assert problem.steps == sum(problem.expression.count(sign) for sign in "+-*")
     assert not {one.expression for one in some["train"]} & {one.expression for one in some["test"]}
-    assert list(rows("test", 2, seed=3)) == [
+    assert rows("test", 2, seed=3) == [
         {"question": one.question, "answer": one.answer, "steps": one.steps} for one in some["test"][:2]
     ]
