@@ -44,7 +44,7 @@ def test_the_calculator_refuses_all_else(expression: str) -> None:
         calculator(expression)
 
 
-def test_problems_have_the_answer_of_their_expression_and_the_splits_share_none() -> None:
+def test_answers_follow_from_expressions_and_splits_share_none() -> None:
     some = {split: list(islice(problems(split, seed=3), 300)) for split in ("train", "test")}
     for problem in [*some["train"], *some["test"]]:
         assert 100 <= int(problem.answer) <= LARGEST

@@ -20,7 +20,7 @@ def test_the_answer_can_be_seen_in_the_picture(draw: object) -> None:
     assert problem.answer == (str(len(problem.shapes)) if problem.counts else largest.name)
 
 
-def test_rows_follow_from_the_seed_and_no_picture_is_in_both_splits() -> None:
+def test_rows_follow_from_the_seed_and_splits_share_no_picture() -> None:
     assert rows("train", 20, 1) == rows("train", 20, 1)
     assert rows("train", 20, 1) != rows("train", 20, 2)
     seen: dict[str, set[tuple]] = {}
