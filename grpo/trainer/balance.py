@@ -3,17 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from grpo.trainer.batch import BOTH, COMPLETION, IMAGES, NEUTRAL, PROMPT, Batch
+from grpo.trainer.batch import FIELDS, Batch
 
 SPLITS = (1, 2, 3, 4)
 """Micro-batches per process that are tried where the token budget allows fewer."""
-
-
-def can_move(batch: Batch) -> bool:
-    """Return whether the rows of a batch can be computed by another process: not those with images."""
-    return not batch.keys() & {*IMAGES, *BOTH}
 
 
 def everyones(accelerator: Any, batch: Batch) -> Batch:
@@ -23,10 +16,11 @@ def everyones(accelerator: Any, batch: Batch) -> Batch:
     """
     gathered: Batch = {}
     for key, value in batch.items():
-        if isinstance(value, torch.Tensor) and value.ndim:
-            if key in (*PROMPT, *COMPLETION) and value.ndim == 2:
-                fill = NEUTRAL.get(key, 0)
-                value = accelerator.pad_across_processes(value, dim=1, pad_index=fill, pad_first=key in PROMPT)
+        field = FIELDS[key]
+        if field.of in ("prompt", "completion"):
+            if value.ndim == 2:
+                left = field.of == "prompt"
+                value = accelerator.pad_across_processes(value, dim=1, pad_index=field.padding, pad_first=left)
             value = accelerator.gather(value)
         gathered[key] = value
     return gathered

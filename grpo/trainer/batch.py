@@ -4,40 +4,82 @@ Prompts are padded on the left, completions on the right. The tensors of images 
 flat over images or tiles; `split_pixel_values_by_grid` makes one tensor per row of them, and its opposite joins these.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from grpo.trainer.microbatch import Microbatch
 
-PROMPT = ("prompt_ids", "prompt_mask")
-COMPLETION = (
-    "completion_ids",
-    "completion_mask",
-    "tool_mask",
-    "advantages",
-    "old_per_token_logps",
-    "ref_per_token_logps",
-    "sampling_per_token_logps",
-    "importance_sampling_ratio",
-)
-BOTH = ("token_type_ids", "mm_token_type_ids")
-IMAGES = (
-    "pixel_values",
-    "image_grid_thw",
-    "pixel_attention_mask",
-    "spatial_shapes",
-    "image_sizes",
-    "image_position_ids",
-)
-COUNTS = ("num_images", "num_tiles")
-"""Lists of how many images, and of how many of their tiles, each row has."""
-NEUTRAL = {"importance_sampling_ratio": 1.0, "tool_mask": 1}
-"""What keys are padded with so that padding changes nothing, where it is not 0: TRL's VESPO adds up the logarithms of
-a row's ratios, those of its padding included."""
 Batch = dict[str, Any]
+
+
+class Field(NamedTuple):
+    """A key of a batch."""
+
+    of: str
+    """What it has values of: the tokens of the `prompt`, of the `completion` (or one per row), or of the `sequence` of
+    both; the `images` of each row; each `row`; or the `generation` as a whole."""
+    padding: float = 0
+    """Value of padding, which changes nothing."""
+
+    @property
+    def can_move(self) -> bool:
+        """Whether another process can compute it: images stay where they are."""
+        return self.of not in ("images", "sequence")
+
+
+FIELDS = {
+    "prompt_ids": Field("prompt"),
+    "prompt_mask": Field("prompt"),
+    "completion_ids": Field("completion"),
+    "completion_mask": Field("completion"),
+    "tool_mask": Field("completion", padding=1),
+    "advantages": Field("completion"),
+    "old_per_token_logps": Field("completion"),
+    "ref_per_token_logps": Field("completion"),
+    "sampling_per_token_logps": Field("completion"),
+    "importance_sampling_ratio": Field(
+        "completion", padding=1
+    ),  # VESPO adds up the logarithms of a row, padding included
+    "token_type_ids": Field("sequence"),
+    "mm_token_type_ids": Field("sequence"),
+    "pixel_values": Field("images"),
+    "image_grid_thw": Field("images"),
+    "pixel_attention_mask": Field("images"),
+    "spatial_shapes": Field("images"),
+    "image_sizes": Field("images"),
+    "image_position_ids": Field("images"),
+    "num_images": Field("row"),
+    "num_tiles": Field("row"),
+    "num_items_in_batch": Field("generation"),
+    "generated_at": Field("generation"),  # ours: the step
+}
+"""All keys of a batch of TRL, and one of ours."""
+
+
+def check(keys: Iterable[str]) -> None:
+    """Check that it is known what is under these keys of a batch.
+
+    Raises:
+        ValueError: of one it is not.
+    """
+    if unknown := [key for key in keys if key not in FIELDS]:
+        raise ValueError(
+            f"a batch with {', '.join(unknown)}, of which this version does not know how to divide it: the model's "
+            "processor or TRL is newer than what was tested; take another model, or the versions of constraints.txt"
+        )
+
+
+def can_move(batch: Batch) -> bool:
+    """Return whether the rows of a batch can be computed by another process: not those with images."""
+    return all(FIELDS[key].can_move for key in batch)
+
+
+def images_of(batch: Batch) -> Batch:
+    """Return the part of a batch that is about images."""
+    return {key: batch[key] for key in batch if not FIELDS[key].can_move or FIELDS[key].of == "row"}
 
 
 def join(slices: Sequence[Batch]) -> Batch:
@@ -47,44 +89,49 @@ def join(slices: Sequence[Batch]) -> Batch:
     parts = [split_pixel_values_by_grid(part) for part in slices]
     joined: Batch = {}
     for key, first in parts[0].items():
-        if isinstance(first, list):
-            joined[key] = [item for part in parts for item in part[key]]
-        elif isinstance(first, torch.Tensor) and first.ndim:
-            joined[key] = torch.cat([part[key] for part in parts])
-        else:
+        if FIELDS[key].of == "generation":
             joined[key] = first
+        elif isinstance(first, list):
+            joined[key] = [item for part in parts for item in part[key]]
+        else:
+            joined[key] = torch.cat([part[key] for part in parts])
     return unsplit_pixel_values_by_grid(joined)
 
 
 def pick(batch: Batch, rows: Sequence[int]) -> Batch:
-    """Return a batch of these rows, with their images."""
+    """Return a batch of these rows, with their images.
+
+    Raises:
+        ValueError: a key of it is unknown.
+    """
+    check(batch)
     picked: Batch = {}
     for key, value in split_pixel_values_by_grid(batch).items():
-        if isinstance(value, list):
-            picked[key] = [value[row] for row in rows]
-        elif isinstance(value, torch.Tensor) and value.ndim:
-            picked[key] = value[torch.tensor(rows, device=value.device)]
-        else:
+        if FIELDS[key].of == "generation":
             picked[key] = value
+        elif isinstance(value, list):
+            picked[key] = [value[row] for row in rows]
+        else:
+            picked[key] = value[torch.tensor(rows, device=value.device)]
     picked = unsplit_pixel_values_by_grid(picked)
     if not any(picked.get("num_images") or [0]):
-        picked = {key: value for key, value in picked.items() if key not in IMAGES}
+        picked = {key: value for key, value in picked.items() if FIELDS[key].of != "images"}
     return picked
 
 
 def trim(batch: Batch, prompt_length: int, completion_length: int) -> Batch:
     """Return the batch with prompts cut on the left and completions on the right to these lengths in tokens."""
     padded_prompt = batch["prompt_ids"].size(1)
+    first = padded_prompt - prompt_length
+    kept = {
+        "prompt": slice(first, None),
+        "completion": slice(completion_length),
+        "sequence": slice(first, padded_prompt + completion_length),
+    }
     trimmed = dict(batch)
     for key, value in batch.items():
-        if not isinstance(value, torch.Tensor) or value.ndim != 2:
-            continue
-        if key in PROMPT:
-            trimmed[key] = value[:, padded_prompt - prompt_length :]
-        elif key in COMPLETION:
-            trimmed[key] = value[:, :completion_length]
-        elif key in BOTH:
-            trimmed[key] = value[:, padded_prompt - prompt_length : padded_prompt + completion_length]
+        if FIELDS[key].of in kept and value.ndim == 2:
+            trimmed[key] = value[:, kept[FIELDS[key].of]]
     return trimmed
 
 
@@ -129,9 +176,10 @@ def longest(batch: Batch, completion_length: int) -> tuple[Batch, Microbatch]:
     present = picked["completion_ids"].size(1)
     missing = completion_length - present
     for key, value in picked.items():
-        if (key in COMPLETION and value.ndim == 2 and value.size(1) == present) or key in BOTH:
+        field = FIELDS[key]
+        if field.of == "sequence" or (field.of == "completion" and value.ndim == 2 and value.size(1) == present):
             # of a reference, a log-probability that makes its exponential zero
-            fill = -1e4 if key == "ref_per_token_logps" else NEUTRAL.get(key, 0)
+            fill = -1e4 if key == "ref_per_token_logps" else field.padding
             picked[key] = torch.nn.functional.pad(value, (0, missing), value=fill)
     picked["completion_mask"] = torch.ones_like(picked["completion_ids"])
     # a loss of exactly zero, whatever the padding: no token counts, and no importance weight comes from zeros

@@ -7,7 +7,7 @@ different rewards; TRL then continues with these as if they had been generated a
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +19,6 @@ from grpo.trainer import thumbnails
 from grpo.trainer.batch import Batch
 from grpo.trainer.overlap import OverlapTrainer
 from grpo.trainer.problem_order import ProblemOrder
-from grpo.trainer.tool_calls import loggable
 
 
 @dataclass
@@ -34,21 +33,17 @@ class Completion:
     """1 for tokens of the policy, 0 for those of tools; None without tools."""
     logps: list | None
     """By the engine, for each token, as TRL's `rollout_func` returns them."""
-    prompt: Any = None
+    prompt: Any
     """The prompt with what an environment's `reset` has added, without its images."""
-    messages: Any = None
+    messages: Any
     """Its text, or its messages, tool calls and their results included."""
-    rewards: list[float] = field(default_factory=list)
-    columns: dict[str, Any] = field(default_factory=dict)
+    rewards: list[float]
+    columns: dict[str, Any]
     """What rewards have logged of it."""
 
 
 Group = list[Completion]
 T = TypeVar("T")
-
-
-class RoundDone(Exception):
-    """Ends TRL's work on a round whose completions have their rewards."""
 
 
 class DynamicSamplingTrainer(OverlapTrainer):
@@ -61,7 +56,6 @@ class DynamicSamplingTrainer(OverlapTrainer):
             of environments.
     """
 
-    _metrics: Any
     _pending_extra_logs: Any
 
     def __init__(self, *args: Any, rollout: Rollout | None = None, **kwargs: Any) -> None:
@@ -74,7 +68,6 @@ class DynamicSamplingTrainer(OverlapTrainer):
         self.accuracy_reward: str = self.reward_func_names[0]
         """Which reward is 1 for a correct completion, and 0 for others."""
         self._order: ProblemOrder | None = None
-        self._round: list[Completion] | None = None  # of this process, while it is generated
         self._kept: list[Completion] | None = None  # of all processes, while TRL continues with them
 
     @property
@@ -93,7 +86,7 @@ class DynamicSamplingTrainer(OverlapTrainer):
         return self.rollout.dynamic_sampling or self.rollout.prioritize
 
     def _generate_and_score_completions(self, inputs: Any) -> Batch:
-        if not (self.takes_problems and self.model.training) or self._round is not None:
+        if not (self.takes_problems and self.model.training):
             return super()._generate_and_score_completions(inputs)
         self._kept = self._informative(len(inputs))
         mine = self._share(self._kept)
@@ -143,31 +136,32 @@ class DynamicSamplingTrainer(OverlapTrainer):
 
     def _scored(self, problems: Sequence[int]) -> list[tuple[Group, bool]]:
         """Return the groups of some problems, each with whether all of its rewards are equal."""
-        mine, size = self._share(problems), self.num_generations
-        self._round = [Completion(problem, [], [], None, None) for problem in mine for _ in range(size)]
-        metrics, seen = self._metrics, self.state.num_input_tokens_seen
-        self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}  # TRL's are of what is trained on
-        try:
-            super()._generate_and_score_completions([self._problem(one) for one in self._round])
-        except RoundDone:
-            everyones = gather_object(self._round)
-        finally:
-            self._metrics, self.state.num_input_tokens_seen, self._round = metrics, seen, None
+        size = self.num_generations
+        mine = [problem for problem in self._share(problems) for _ in range(size)]
+        with self._without_metrics():  # TRL's metrics are of what is trained on
+            inputs, prompts, found = self._rollouts([self.train_dataset[problem] for problem in mine])
+            prompt_ids, ids, masks, messages, logps, *_ = found
+            rewards = self._calculate_rewards(inputs, prompts, messages, ids)
+        columns, self._pending_extra_logs = self._pending_extra_logs, defaultdict(list)
+        first = self.accelerator.process_index * len(mine)
+        completions = [
+            Completion(
+                problem,
+                prompt_ids[row],
+                ids[row],
+                masks[row] if masks is not None else None,
+                logps[row] if logps is not None else None,
+                prompts[row],
+                messages[row],
+                rewards[first + row].tolist(),
+                {name: values[row] for name, values in columns.items()},
+            )
+            for row, problem in enumerate(mine)
+        ]
+        everyones = gather_object(completions)
         equal = self._zero_variance().view(-1, size)[:, 0].tolist()
         groups = [everyones[first : first + size] for first in range(0, len(everyones), size)]
         return list(zip(groups, equal, strict=True))
-
-    def _generate(self, prompts: list) -> Any:
-        found = super()._generate(prompts)
-        if self._round is not None:
-            prompt_ids, ids, masks, messages, logps, *_ = found
-            shown = {"image", "images"} & set(self.train_dataset.column_names)
-            for row, completion in enumerate(self._round):
-                completion.prompt = thumbnails.without_images(prompts[row]) if shown else prompts[row]
-                completion.prompt_ids, completion.ids, completion.messages = prompt_ids[row], ids[row], messages[row]
-                completion.mask = masks[row] if masks is not None else None
-                completion.logps = logps[row] if logps is not None else None
-        return found
 
     def _tool_call_loop(self, *args: Any) -> Any:
         """Return what TRL's loop has returned for these completions in their rounds, and the counts of their calls."""
@@ -175,21 +169,12 @@ class DynamicSamplingTrainer(OverlapTrainer):
             return super()._tool_call_loop(*args)
         mine = self._share(self._kept)
         found = as_rollout(mine)
-        messages = [[loggable(message) for message in one.messages] for one in mine]
+        messages = [one.messages for one in mine]
         results = [message for conversation in messages for message in conversation if message["role"] == "tool"]
         failures = sum(str(message["content"]).startswith("{'error': ") for message in results)
         no_images: list[list] = [[] for _ in messages]
         ids, logps = found["completion_ids"], found["logprobs"]
         return found["env_mask"], messages, ids, logps, len(results), failures, no_images
-
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: torch.Tensor, *args: Any, **options: Any
-    ) -> Any:
-        """Score completions; those of a round need rewards alone."""
-        if self._round is not None:
-            width = options["logits_to_keep"] if "logits_to_keep" in options else args[1]
-            return torch.zeros(len(input_ids), width, device=input_ids.device), None, None
-        return super()._get_per_token_logps_and_entropies(model, input_ids, *args, **options)
 
     def _calculate_rewards(self, inputs: list, prompts: list, *args: Any) -> torch.Tensor:
         if self._kept is not None:
@@ -200,15 +185,7 @@ class DynamicSamplingTrainer(OverlapTrainer):
             self._complete_columns(len(mine))
             thumbnails.strip_images(inputs, prompts)
             return self._rewards
-        rewards = super()._calculate_rewards(inputs, prompts, *args)
-        if self._round is None:
-            return rewards
-        first = self.accelerator.process_index * len(inputs)
-        columns, self._pending_extra_logs = self._pending_extra_logs, defaultdict(list)
-        for row, completion in enumerate(self._round):
-            completion.rewards = rewards[first + row].tolist()
-            completion.columns = {name: values[row] for name, values in columns.items()}
-        raise RoundDone
+        return super()._calculate_rewards(inputs, prompts, *args)
 
     def _note_problems(self, groups: Sequence[Group]) -> None:
         """Remember the share of correct completions of each problem."""

@@ -21,8 +21,9 @@ from accelerate.utils import DistributedType, gather_object
 from grpo.config.schema import LOSS_MEANS, Engine, Update
 from grpo.errors import DoesNotFit
 from grpo.oom import is_out_of_memory
-from grpo.trainer.balance import can_move, earliest, everyones, limits
-from grpo.trainer.batch import Batch, lengths, loss_mask, take
+from grpo.trainer import own_loss
+from grpo.trainer.balance import earliest, everyones, limits
+from grpo.trainer.batch import Batch, can_move, lengths, loss_mask, take
 from grpo.trainer.dynamic_sampling import DynamicSamplingTrainer
 from grpo.trainer.extra_columns import keep_writable
 from grpo.trainer.gradient_offload import OffloadedGradients
@@ -41,8 +42,8 @@ class ExactGRPOTrainer(DynamicSamplingTrainer):
     """A drop-in for `trl.GRPOTrainer`: the same constructor with one more argument.
 
     Losses that cannot be divided exactly are computed TRL's way, `per_device_train_batch_size` completions at once:
-    `top_entropy_quantile` below 1, the auxiliary loss of a router, a `loss_type` that is not in `LOSS_MEANS`, and
-    optimizers that step during the backward pass (LOMO, layerwise GaLore and APOLLO).
+    `top_entropy_quantile` below 1, the auxiliary loss of a router, a `loss_type` that is neither in `LOSS_MEANS` nor in
+    `grpo.losses`, and optimizers that step during the backward pass (LOMO, layerwise GaLore and APOLLO).
 
     Args:
         update: the `update` group of the configuration; its defaults if None.
@@ -54,10 +55,11 @@ class ExactGRPOTrainer(DynamicSamplingTrainer):
 
     def __init__(self, *args: Any, update: Update | None = None, engine: Engine | None = None, **kwargs: Any) -> None:
         super().__init__(*args, update=update, engine=engine, **kwargs)
-        one_pass = self.top_entropy_quantile < 1.0 or self.aux_loss_enabled or self.loss_type not in LOSS_MEANS
+        self._mean = self._own_loss.MEAN if self._own_loss else LOSS_MEANS.get(self.loss_type)
+        one_pass = self.top_entropy_quantile < 1.0 or self.aux_loss_enabled or self._mean is None
         steps_in_backward = "lomo" in self.args.optim or self.args.optim.endswith("_layerwise")
         self._divisible = not (one_pass or steps_in_backward or self.args.n_gpu > 1)
-        self._by_slice = LOSS_MEANS.get(self.loss_type) == "tokens" or self._entropy_bonus_enabled
+        self._by_slice = self._mean == "tokens" or self._entropy_bonus_enabled
         self._only_advantage_acts = self.beta == 0.0 and not self._entropy_bonus_enabled
         self._slices: list[Batch] = []
         file = Path(self.args.output_dir) / "skipped_rows.jsonl"
@@ -208,10 +210,9 @@ class ExactGRPOTrainer(DynamicSamplingTrainer):
                 advantages = batch["advantages"].reshape(len(tokens), -1).abs().amax(1).tolist()
             rows = [row for row, work in enumerate(has_work(tokens, advantages)) if work]
             token_shares = loss_shares(tokens)
-            share = {"sequences": loss_shares([1] * len(tokens)), "tokens": token_shares, "generation": None}
-            mean = LOSS_MEANS[self.loss_type]
-            for part in self._divide(batch, rows, limit, share[mean]):
-                if mean != "generation":  # TRL divides the loss of each of its slices by their number
+            share = {"sequences": loss_shares([1] * len(tokens)), "tokens": token_shares}.get(str(self._mean))
+            for part in self._divide(batch, rows, limit, share):
+                if self._mean != "generation":  # TRL divides the loss of each of its slices by their number
                     part = replace(part, weight=part.weight * slices)
                 counted = sum(tokens[row] for row in part.rows)
                 microbatches.append(StepMicrobatch(batch, part, counted, sum(token_shares[row] for row in part.rows)))
@@ -306,8 +307,11 @@ class ExactGRPOTrainer(DynamicSamplingTrainer):
             self._metrics["train"], self.entropy_coef = metrics, coefficient
 
     def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Return TRL's loss; its batch is kept until the gradient is known to be finite."""
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        """Return TRL's loss, or one of `grpo.losses`; its batch is kept until the gradient is known to be finite."""
+        if self._own_loss:
+            loss = own_loss.compute_loss(self, self._own_loss, model, inputs)
+        else:
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
         if torch.is_grad_enabled() and self._logps is not None:
             self._guard.note(inputs, loss, self._logps)
         return loss

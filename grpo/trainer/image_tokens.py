@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from grpo.trainer.batch import IMAGES, Batch
+from grpo.trainer.batch import FIELDS, Batch
 
 
 def tiles(prompt_ids: Sequence[list[int]], processor: Any) -> list[int]:
@@ -29,7 +29,8 @@ def can_split(fields: Batch, images: list | None, prompt_ids: Sequence[list[int]
 
 def as_tensors(fields: Batch) -> Batch:
     """Return fields whose images are tensors; some processors give lists, of which TRL's loop of tool calls fails."""
-    return fields | {key: torch.as_tensor(np.array(fields[key])) for key in IMAGES if key in fields}
+    lists = {key: value for key, value in fields.items() if key in FIELDS and FIELDS[key].of == "images"}
+    return fields | {key: torch.as_tensor(np.array(value)) for key, value in lists.items()}
 
 
 def by_prompt(fields: Batch, images: list | None, prompt_ids: Sequence[list[int]], processor: Any) -> Batch:

@@ -14,6 +14,7 @@ import torch
 from accelerate.utils import is_peft_model
 from trl.trainer import grpo_trainer
 
+from grpo import losses
 from grpo.config.schema import Engine, Update
 from grpo.diagnosis import sampling_filters
 from grpo.errors import DoesNotFit, GenerationError
@@ -21,8 +22,8 @@ from grpo.generation.vllm_engine import PolicyEngine, compute_type
 from grpo.images import View, unexpanded
 from grpo.oom import is_out_of_memory
 from grpo.patching import replaced
-from grpo.trainer import engine_check, thumbnails
-from grpo.trainer.batch import BOTH, COUNTS, IMAGES, Batch, lengths, loss_mask, pick, take
+from grpo.trainer import engine_check, episodes, thumbnails
+from grpo.trainer.batch import FIELDS, Batch, can_move, check, images_of, lengths, loss_mask, pick, take
 from grpo.trainer.checkpoint import CheckpointTrainer
 from grpo.trainer.image_tokens import as_tensors, by_prompt, can_split, end_before
 from grpo.trainer.memory_readings import MemoryReadings
@@ -42,6 +43,7 @@ class RolloutTrainer(CheckpointTrainer):
 
     accelerator: Any
     entropy_coef: float
+    _metrics: Any
     reward_funcs: list[Any]
     _current_train_step_time: float
     _entropy_window_stats: torch.Tensor | None
@@ -60,6 +62,9 @@ class RolloutTrainer(CheckpointTrainer):
         connection = partial(PolicyEngine, lora=engine.lora, shares=shares, most_images=most_images)
         with replaced(grpo_trainer, "VLLMGeneration", connection):
             super().__init__(*args, **kwargs)
+        self._own_loss = losses.find(self.loss_type)
+        if reason := losses.why_not(self.args):
+            raise ValueError(f"train.{reason}")
         self.reward_funcs = [
             MicrobatchedRewardModel(function, self) if isinstance(function, torch.nn.Module) else function
             for function in self.reward_funcs
@@ -122,18 +127,43 @@ class RolloutTrainer(CheckpointTrainer):
         with self._clock("generate"), self.memory.of("generate"):
             return super()._generate(prompts)
 
+    def _rollouts(self, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list, Any]:
+        """Return rows with their images and what `rollout_func` adds, their prompts, and what `_generate` returns."""
+        rows = self._shown(rows)
+        prompts = episodes.begin(self, rows)
+        found = self._generate(prompts)
+        for name, values in found[5].items():
+            for index, row in enumerate(rows):
+                if not isinstance(values, list) or index < len(values):
+                    row[name] = values[index] if isinstance(values, list) else values
+        return rows, prompts, found
+
+    def _shown(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return rows with their images as the policy sees them."""
+        if not self.view:
+            return rows
+        with self._clock("data"):
+            return self.view.shown(rows, self._opened)
+
+    @contextmanager
+    def _without_metrics(self) -> Iterator[None]:
+        """Keep what is generated inside out of TRL's metrics."""
+        metrics, seen = self._metrics, self.state.num_input_tokens_seen
+        self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+        try:
+            yield
+        finally:
+            self._metrics, self.state.num_input_tokens_seen = metrics, seen
+
     def _generate_and_score_completions(self, inputs: Any) -> Batch:
         """Make the advantages of equal rewards exactly zero, and add the step at which the rollouts were made.
 
         The step is that of training: an evaluation in between makes rollouts too.
         """
-        if self.view:
-            with self._clock("data"):
-                inputs = self.view.shown(inputs, self._opened)
+        inputs = self._shown(inputs)
         batch = super()._generate_and_score_completions(inputs)
-        equal = self._zero_variance()
-        first = self.accelerator.process_index * len(inputs)
-        batch["advantages"][equal[first : first + len(inputs)]] = 0.0
+        check(batch)
+        self._finish_advantages(batch, len(inputs))
         if self.use_vllm and self.model.training and batch.get("sampling_per_token_logps") is not None:
             self._check_engine(batch)
         ratio = batch.get("importance_sampling_ratio")
@@ -143,11 +173,28 @@ class RolloutTrainer(CheckpointTrainer):
             self._metrics[mode]["sampling/masked_share"].append(masked / max(1, total))
         for values in self._logs["extra"].values():  # a column that begins after other rows were logged
             values.extendleft([None] * (len(self._logs["prompt"]) - len(values)))
-        logged = self._logs["advantages"]  # as many of the newest as a generation has; an evaluation may have more
-        for behind, is_equal in enumerate(equal.flip(0)[: len(logged)].tolist(), 1):
-            if is_equal:
-                logged[-behind] = 0.0
         return batch | {"generated_at": torch.tensor(self.state.global_step)}
+
+    def _finish_advantages(self, batch: Batch, count: int) -> None:
+        """Make the advantages of equal rewards exactly zero, and those of others as the loss wants; in the log, too.
+
+        Args:
+            count: completions of this process.
+        """
+        factors = torch.ones_like(self._rewards[:, 0])
+        if factor := getattr(self._own_loss, "advantage_factor", None):
+            rewards = (self._rewards * self.reward_weights.to(factors.device)).nansum(1)
+            rewards[self._rewards.isnan().all(1)] = torch.nan
+            factors = factor(rewards.view(-1, self._group_size).nanmean(1)).repeat_interleave(self._group_size)
+        factors[self._zero_variance()] = 0.0
+        batch["advantages"] = batch["advantages"] * factors[self.accelerator.process_index * count :][:count]
+        logged = self._logs["advantages"]  # as many of the newest as a generation has; an evaluation may have more
+        for behind, by in enumerate(factors.flip(0)[: len(logged)].tolist(), 1):
+            logged[-behind] *= by
+
+    @property
+    def _group_size(self) -> int:
+        return self.num_generations if self.model.training else self.num_generations_eval
 
     def _zero_variance(self) -> torch.Tensor:
         """Return which completions of all processes are in groups with equal rewards, as TRL adds these up."""
@@ -155,7 +202,7 @@ class RolloutTrainer(CheckpointTrainer):
         rewards = self._rewards * weights
         if self.multi_objective_aggregation == "sum_then_normalize":
             rewards = rewards.nansum(1).masked_fill(rewards.isnan().all(1), torch.nan).unsqueeze(1)
-        return zero_variance(rewards, self.num_generations if self.model.training else self.num_generations_eval)
+        return zero_variance(rewards, self._group_size)
 
     def _check_engine(self, batch: Batch) -> None:
         """Compare the engine's log-probabilities of some rollouts with the policy's, now and then.
@@ -172,12 +219,11 @@ class RolloutTrainer(CheckpointTrainer):
         count = len(batch["prompt_ids"])
         some = pick(batch, range(0, count, -(-count // engine_check.COMPLETIONS)))
         ids, mask = (torch.cat((some[f"prompt_{kind}"], some[f"completion_{kind}"]), 1) for kind in ("ids", "mask"))
-        fields = {key: value for key, value in some.items() if key in (*IMAGES, *BOTH, *COUNTS)}
         self.model.eval()  # the engine has no dropout
         try:
             with torch.no_grad():
                 policy, _, _ = self._get_per_token_logps_and_entropies(
-                    self.model, ids, mask, some["completion_ids"].size(1), batch_size=1, **fields
+                    self.model, ids, mask, some["completion_ids"].size(1), batch_size=1, **images_of(some)
                 )
         finally:
             self.model.train()
@@ -288,7 +334,7 @@ class RolloutTrainer(CheckpointTrainer):
         completions = []
         for rows in (range(middle), range(middle, count)):
             part = pick(fields, rows)
-            part = {key: value for key, value in part.items() if key not in COUNTS}
+            part = {key: value for key, value in part.items() if FIELDS[key].of != "row"}
             part_images = [images[row] for row in rows] if images else None
             part_ids = [prompt_ids[row] for row in rows]
             completions += self._generate_single_turn(part_ids, part_images, part, num_generations, **options)[0]
@@ -365,7 +411,7 @@ class RolloutTrainer(CheckpointTrainer):
     ) -> list[Microbatch]:
         """Divide sequences of a batch into micro-batches; see `grpo.trainer.microbatch.pack`."""
         prompts = None
-        if self._can_share and not batch.keys() & {*IMAGES, *BOTH}:
+        if self._can_share and can_move(batch):
             prompts = real_tokens(batch["prompt_ids"], batch["prompt_mask"])
         return pack(*lengths(batch), budget, rows, share, prompts, self._hidden_size)
 

@@ -11,26 +11,14 @@ import torch
 
 from grpo.patching import replaced
 from grpo.trainer.batch import Batch
+from grpo.trainer.episodes import BY_TRL
 from grpo.trainer.rollout import RolloutTrainer
 
 Message = dict[str, Any]
-BY_TRL = ("reset", "get_reward")
-"""Methods of an environment that TRL calls, and not the policy."""
-
-
-class Answered(Exception):
-    """Ends TRL's work on rollouts of which only the conversations are wanted."""
-
-    def __init__(self, conversations: list[list[Message]]) -> None:
-        super().__init__()
-        self.conversations = conversations
 
 
 class ToolCallTrainer(RolloutTrainer):
     """A trainer that counts what becomes of tool calls; TRL makes them."""
-
-    _metrics: Any
-    _only_answers = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,15 +34,12 @@ class ToolCallTrainer(RolloutTrainer):
         Args:
             rows: of the data, for `reset` of the environment.
         """
-        self._only_answers = True
         try:
-            with self._greedily(), replaced(self, "num_generations_eval", 1):
-                self._generate_and_score_completions(rows)
-        except Answered as answered:
-            return answered.conversations
+            with self._greedily(), replaced(self, "num_generations_eval", 1), self._without_metrics():
+                _, _, found = self._rollouts(rows)
         finally:
-            self._only_answers, self._counted = False, self.tool_counts()
-        raise AssertionError("without tools")
+            self._counted = self.tool_counts()
+        return found[3]
 
     def _greedily(self) -> AbstractContextManager[None]:
         """Return a context in which the likeliest completions are generated."""
@@ -63,12 +48,6 @@ class ToolCallTrainer(RolloutTrainer):
         greedy = copy.deepcopy(self.generation_config)
         greedy.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None, repetition_penalty=1.0)
         return replaced(self, "generation_config", greedy)
-
-    def _tool_call_loop(self, *args: Any) -> Any:
-        found = super()._tool_call_loop(*args)
-        if self._only_answers:
-            raise Answered(found[1])
-        return found
 
     def _generate(self, prompts: list) -> Any:
         found = super()._generate(prompts)

@@ -85,6 +85,6 @@ def test_evaluations_of_a_float32_policy_compute_in_bfloat16_too(
 def test_the_idle_microbatch_of_a_text_task_has_no_images() -> None:
     ones = torch.ones(2, 3, dtype=torch.long)
     masks = {"prompt_ids": ones, "prompt_mask": ones, "completion_ids": ones, "completion_mask": ones}
-    batch, part = idle({**masks, "advantages": torch.ones(2), "num_images": None})
+    batch, part = idle({**masks, "advantages": torch.ones(2)})
     assert part.rows == (0,)
     assert not batch["completion_mask"].any()

@@ -68,11 +68,16 @@ def test_a_healthy_engine_is_checked_first_and_at_intervals(
     assert rows[3]["engine/tolerance"] == engine_check.ON_CPU
 
 
+def unknown(model: Any, ids: torch.Tensor, mask: torch.Tensor, length: int, *args: Any, **options: Any) -> Any:
+    """Log-probabilities that are not numbers."""
+    return torch.full((len(ids), length), NAN), None, None
+
+
 @pytest.mark.parametrize("shift", [0.01, 0.0])
 def test_an_engine_with_other_weights_ends_the_run(tmp_path: Path, shift: float) -> None:
     trainer = checked(tmp_path, shift, max_steps=5)
     if not shift:  # a policy without a number is not the engine either
-        trainer._get_per_token_logps_and_entropies = lambda *args, **options: (torch.tensor(NAN), None, None)
+        trainer._get_per_token_logps_and_entropies = unknown
     with pytest.raises(GenerationError, match="the engine is not the policy: their log-probabilities differ by"):
         trainer.train()
     (row,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

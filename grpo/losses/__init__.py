@@ -1,0 +1,61 @@
+"""Losses that TRL lacks, a file each: `train.loss_type=dppo` is `grpo/losses/dppo.py`.
+
+A file says in its docstring where the loss comes from and what the options of `train` mean for it, and has
+
+- `MEAN`: the set over which the losses of the tokens are averaged: all tokens of a `generation`, as in DAPO, or the
+  `sequences`, each counted with `max_completion_length` tokens, as in Dr. GRPO;
+- `per_token`, from a `Tokens` and the `GRPOConfig` to the losses of the tokens and to metrics, means over tokens;
+- `advantage_factor`, where it scales advantages itself, and `OPTIONS` of `train` that it needs; see `maxrl.py`.
+"""
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAMES = sorted(file.stem for file in Path(__file__).parent.glob("[a-z]*.py"))
+"""Values of `loss_type` that are files of this package."""
+PLAIN = {
+    "importance_sampling_level": "token",
+    "top_entropy_quantile": 1.0,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+    "off_policy_mask_threshold": None,
+    "delta": None,
+}
+"""Options that act on TRL's losses alone, with the values at which they do nothing."""
+
+
+class Tokens(NamedTuple):
+    """The completions of a micro-batch."""
+
+    logps: "Tensor"
+    """Log-probabilities by the policy, (completions, tokens)."""
+    old_logps: "Tensor"
+    """By the policy as it was at the generation, likewise."""
+    sampled_logps: "Tensor"
+    """By what has sampled the tokens, which is the engine where vLLM generates, likewise."""
+    correction: "Tensor | float"
+    """TRL's importance-sampling ratio between these two, (completions, tokens or 1); 1 without correction."""
+    advantages: "Tensor"
+    """(completions, 1)."""
+
+
+def find(loss_type: str) -> ModuleType | None:
+    """Return the file of a loss; None for those of TRL."""
+    return importlib.import_module(f"{__name__}.{loss_type}") if loss_type in NAMES else None
+
+
+def why_not(train: Any) -> str | None:
+    """Return why a loss of this package does not work with the other options of `train`; None if it does."""
+    loss = find(train.loss_type)
+    if loss is None:
+        return None
+    for key, plain in (PLAIN | getattr(loss, "OPTIONS", {})).items():
+        if getattr(train, key) != plain:
+            said = str(plain).lower() if isinstance(plain, bool) else "null" if plain is None else plain
+            return f"{key}={getattr(train, key)}: train.loss_type={train.loss_type} needs {key}={said}"
+    return None

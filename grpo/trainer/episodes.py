@@ -1,0 +1,87 @@
+"""The beginning of rollouts: environments are reset, tools are bound to them, images go into the messages.
+
+As TRL does at the beginning of `_generate_and_score_completions`, for rollouts of which only the completions, or these
+and their rewards, are wanted.
+"""
+
+import inspect
+from typing import Any
+
+from trl.data_utils import prepare_multimodal_messages
+
+BY_TRL = ("reset", "get_reward")
+"""Methods of an environment that TRL calls, and not the policy."""
+Row = dict[str, Any]
+
+
+def begin(trainer: Any, rows: list[Row]) -> list[Any]:
+    """Return the prompts of rows as TRL's `_generate` takes them, and give the trainer their environments and tools."""
+    if trainer.environment_factories is None:
+        prompts = [row["prompt"] for row in rows]
+    else:
+        prompts = [row.get("prompt", [{"role": "user", "content": ""}]) for row in rows]
+        trainer._batch_environments = [row.get("environment") if trainer._multi_environment else None for row in rows]
+        trainer.environments = instances(trainer)
+    if trainer.tools:
+        environments = trainer.environments or [None] * len(rows)
+        bound = [by_name([*trainer._standalone_tools, *methods(environment)]) for environment in environments]
+        trainer._sync_tool_dicts, trainer._async_tool_dicts = map(list, zip(*bound, strict=True))
+    if trainer.environments:
+        hidden = {"environment"} if trainer._multi_environment else set()
+        for index, (row, environment) in enumerate(zip(rows, trainer.environments, strict=True)):
+            observation = environment.reset(**{key: value for key, value in row.items() if key not in hidden})
+            if observation is not None:
+                prompts[index] = with_observation(prompts[index], observation)
+    return with_images(prompts, rows)
+
+
+def instances(trainer: Any) -> list[Any]:
+    """Return an instance of each row's environment from TRL's pool, which grows by those that it lacks."""
+    taken: list[Any] = []
+    used = dict.fromkeys(trainer._batch_environments, 0)
+    for name in trainer._batch_environments:
+        pool = trainer._environment_pool[name]
+        if used[name] == len(pool):
+            pool.append(trainer.environment_factories[name]())
+        taken.append(pool[used[name]])
+        used[name] += 1
+    return taken
+
+
+def methods(environment: Any) -> list[Any]:
+    """Return the methods of an environment that the policy may call."""
+    if environment is None:
+        return []
+    names = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)]
+    return [getattr(environment, name) for name in names if name not in BY_TRL and not name.startswith("_")]
+
+
+def by_name(tools: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return tools by their names: those that are called, and those that are awaited."""
+    kinds: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    for tool in tools:
+        kinds[inspect.iscoroutinefunction(tool)][tool.__name__] = tool
+    return kinds
+
+
+def with_observation(prompt: list[Row], observation: Any) -> list[Row]:
+    """Return a prompt whose last message ends with what `reset` has returned, a text or parts of a content."""
+    content = prompt[-1]["content"]
+    if isinstance(observation, list) and isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if isinstance(observation, str) and isinstance(content, list):
+        observation = [{"type": "text", "text": observation}]
+    return [*prompt[:-1], {**prompt[-1], "content": content + observation}]
+
+
+def with_images(prompts: list[Any], rows: list[Row]) -> list[Any]:
+    """Return prompts whose messages have the images of their rows."""
+    if "images" in rows[0]:
+        images = [row.get("images") for row in rows]
+    elif "image" in rows[0]:
+        images = [[row["image"]] if row.get("image") is not None else None for row in rows]
+    else:
+        return prompts
+    if all(shown == [] for shown in images):
+        return prompts
+    return [prepare_multimodal_messages(prompt, images=shown) for prompt, shown in zip(prompts, images, strict=True)]

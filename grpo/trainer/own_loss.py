@@ -1,0 +1,66 @@
+"""A loss of `grpo.losses` in the place of TRL's: log-probabilities, KL penalty, mean and metrics around it."""
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from trl.trainer.utils import nanmax, nanmin
+
+from grpo.losses import Tokens
+from grpo.trainer.batch import Batch, images_of, loss_mask
+
+
+def compute_loss(trainer: Any, loss: ModuleType, model: Any, inputs: Batch) -> torch.Tensor:
+    """Return the loss of a micro-batch, divided and logged as by TRL's `_compute_loss`."""
+    ids, attention = (
+        torch.cat((inputs[f"prompt_{kind}"], inputs[f"completion_{kind}"]), 1) for kind in ("ids", "mask")
+    )
+    mask = loss_mask(inputs)
+    logps, entropies, router_loss = trainer._get_per_token_logps_and_entropies(
+        model,
+        ids,
+        attention,
+        mask.size(1),
+        compute_entropy=True,
+        compute_aux_loss=trainer.aux_loss_enabled,
+        **images_of(inputs),
+    )
+    old = inputs.get("old_per_token_logps", logps.detach())
+    sampled = inputs.get("sampling_per_token_logps", old)
+    tokens = Tokens(
+        logps,
+        old,
+        torch.where(sampled.isnan(), old, sampled),  # vLLM cannot score each token
+        inputs.get("importance_sampling_ratio", 1.0),
+        inputs["advantages"].view(len(ids), -1),
+    )
+    per_token, metrics = loss.per_token(tokens, trainer.args)
+    metrics["entropy"] = entropies
+    if trainer.beta:
+        below = inputs["ref_per_token_logps"] - logps
+        kl = below.exp() - below - 1
+        if trainer.args.use_bias_correction_kl:
+            kl = kl * (logps - old).exp()
+        per_token = per_token + trainer.beta * kl
+        metrics["kl"] = kl
+    training = trainer.model.training
+    slices = trainer.current_gradient_accumulation_steps if training else 1
+    total = (per_token * mask).sum()
+    if loss.MEAN == "sequences":
+        result = total / (len(ids) * trainer.max_completion_length) / slices
+    else:
+        generations = slices / trainer.args.steps_per_generation if training else 1
+        counted = inputs["num_items_in_batch"].clamp(min=1) / trainer.accelerator.num_processes
+        result = total / (counted * generations)
+    logged = trainer._metrics["train" if training else "eval"]
+    for name, values in metrics.items():
+        sums = torch.stack([(values.detach() * mask).sum(), mask.sum()]).float()
+        sums = trainer.accelerator.reduce(sums, reduction="sum")
+        logged[name].append((sums[0] / sums[1].clamp(min=1)).item())
+    for name, of, extreme in (("low", "min", nanmin), ("high", "max", nanmax)):
+        of_each = (metrics[f"clip_ratio/{name}_mean"] * mask).sum(1) / mask.sum(1)
+        logged[f"clip_ratio/{name}_{of}"].append(extreme(trainer.accelerator.gather(of_each)).item())
+    if trainer.aux_loss_enabled:
+        logged["aux_loss"].append(trainer.accelerator.gather_for_metrics(router_loss.detach()).mean().item())
+        result = result + trainer.router_aux_loss_coef * router_loss / slices
+    return result
