@@ -10,6 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, ValidationError
 
+from grpo import losses
 from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
@@ -38,10 +39,12 @@ def check(config: DictConfig) -> None:
     check_peft(config)
     check_images(config)
     check_vllm_options(config)
-    for key, possible in (("loss_type", LOSS_MEANS), ("importance_sampling_level", LEVELS)):
+    for key, possible in (("loss_type", (*LOSS_MEANS, *losses.NAMES)), ("importance_sampling_level", LEVELS)):
         value = config.train[key]
         if value not in possible:
             raise ConfigError(f"train.{key}={value}: unknown{meant(value, possible)}")
+    if reason := losses.why_not(config.train):
+        raise ConfigError(f"train.{reason}")
     check_numbers(config)
     check_groups(config.train, processes(config))
     check_precision(config)

@@ -57,5 +57,5 @@ def why_not(train: Any) -> str | None:
     for key, plain in (PLAIN | getattr(loss, "OPTIONS", {})).items():
         if getattr(train, key) != plain:
             said = str(plain).lower() if isinstance(plain, bool) else "null" if plain is None else plain
-            return f"{key}={getattr(train, key)}: train.loss_type={train.loss_type} needs {key}={said}"
+            return f"{key}={getattr(train, key)}: train.loss_type={train.loss_type} needs train.{key}={said}"
     return None

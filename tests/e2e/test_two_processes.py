@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from grpo import losses
 from grpo.config.schema import LOSS_MEANS, ROOT
 from tests.commands import finished
 
@@ -21,6 +22,7 @@ EXACT = (
     "adaptive entropy",
     "bnpo",
     "undivided",
+    *losses.NAMES,
     "dynamic sampling",
     "out of memory, forward",
     "out of memory, backward",

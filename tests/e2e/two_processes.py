@@ -15,6 +15,7 @@ from trl import GRPOTrainer
 from grpo.config.schema import LOSS_MEANS, Rollout
 from grpo.patching import replaced
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update, exact
+from tests.derived_losses import DERIVED
 from tests.stock_trl import (
     KL_FOUR_SLICES,
     LONGEST,
@@ -103,6 +104,11 @@ def main() -> None:
         trainer = make(ExactGRPOTrainer, folder, update=LARGE, **{**OPTIONS, **case})
         ours = train(corrected(trainer), start_from=theirs.weights)
         found[f"{name} with correction"] = {"gradient": max(differences(ours, theirs)), "logs": ours.logs}
+
+    for name, (derived, case) in DERIVED.items():
+        theirs = train(make(derived, folder, **OPTIONS | case))
+        ours = train(make(ExactGRPOTrainer, folder, update=SMALL, **OPTIONS | case), start_from=theirs.weights)
+        found[name] = {"gradient": max(differences(ours, theirs)), "logs": ours.logs}
 
     trainer = make(ExactGRPOTrainer, folder, update=SMALL, rollout=Rollout(dynamic_sampling=True), **OPTIONS)
     kept = note_kept(trainer)

@@ -1,6 +1,5 @@
 """Losses that TRL lacks, beside their derivations and, where they coincide, beside TRL's."""
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -10,42 +9,15 @@ from trl import GRPOTrainer
 
 from grpo import losses
 from grpo.config.schema import Update
+from tests.derived_losses import DPPO, MAXRL, ByEquation11, ByTheorem2
 from tests.stock_trl import KL_FOUR_SLICES, SMALL, ScriptedEngine, make, ours, relative_difference, train
-
 
 KL = {"beta": 0.04, "num_iterations": 2, "max_steps": 4}
 
 
-def correct(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-    """1 for about a third of the completions."""
-    return [float(sum(ids) % 3 == 0) for ids in completion_ids]
-
-
-def logps_of(trainer: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-    ids, mask = (torch.cat((inputs[f"prompt_{name}"], inputs[f"completion_{name}"]), 1) for name in ("ids", "mask"))
-    return trainer._get_per_token_logps_and_entropies(model, ids, mask, inputs["completion_ids"].size(1))[0]
-
-
-class ByTheorem2(GRPOTrainer):
-    """The mean score of the correct completions of a problem, less the mean score of all."""
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        scores = (logps_of(self, model, inputs) * inputs["completion_mask"]).sum(1)
-        groups = defaultdict(list)
-        for row, prompt in enumerate(inputs["prompt_ids"].tolist()):
-            groups[tuple(prompt)].append(row)
-        total = scores.new_zeros(())
-        for rows in groups.values():
-            solved = [row for row in rows if inputs["advantages"][row] > 0]
-            if solved:
-                total = total + len(rows) * (scores[solved].mean() - scores[rows].mean())
-        return -total / (len(scores) * self.max_completion_length)
-
-
 def test_maxrl_is_the_estimator_of_its_theorem(tmp_path: Path) -> None:
-    options = {"loss_type": "maxrl", "scale_rewards": "none", "reward_funcs": correct}
-    theirs = train(make(ByTheorem2, tmp_path, **options))
-    mine = train(ours(tmp_path, **options), start_from=theirs.weights)
+    theirs = train(make(ByTheorem2, tmp_path, **MAXRL))
+    mine = train(ours(tmp_path, **MAXRL), start_from=theirs.weights)
     for gradient, expected in zip(mine.gradients, theirs.gradients, strict=True):
         assert relative_difference(gradient, expected) <= 1e-5
 
@@ -61,7 +33,7 @@ def test_maxrl_is_trls_dr_grpo_where_mean_rewards_are_1(tmp_path: Path) -> None:
 
 
 def test_advantages_of_maxrl_are_logged_as_they_are_used(tmp_path: Path) -> None:
-    trainer = ours(tmp_path, loss_type="maxrl", scale_rewards="none", reward_funcs=correct, max_steps=1)
+    trainer = ours(tmp_path, max_steps=1, **MAXRL)
     train(trainer)
     rewards = torch.tensor(list(trainer._logs["rewards"]["correct"])).view(-1, 4)
     expected = torch.nan_to_num(rewards / rewards.mean(1, keepdim=True) - 1)
@@ -75,24 +47,6 @@ def test_maxrl_refuses_groups_whose_mean_reward_is_negative(tmp_path: Path) -> N
     )
     with pytest.raises(ValueError, match="it needs rewards of 0 or more"):
         train(trainer)
-
-
-class ByEquation11(GRPOTrainer):
-    """Token by token: a ratio, or nothing where the probability has moved too far the way of the advantage."""
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        now = logps_of(self, model, inputs).exp()
-        old = inputs.get("old_per_token_logps", now.log()).detach().exp()
-        sampled = inputs["sampling_per_token_logps"].exp() if "sampling_per_token_logps" in inputs else old
-        total = now.new_zeros(())
-        for row, column in inputs["completion_mask"].nonzero().tolist():
-            moved, advantage = now[row, column] - sampled[row, column], inputs["advantages"][row]
-            if not (advantage > 0 and moved > 0.02) and not (advantage < 0 and moved < -0.01):
-                total = total - advantage * now[row, column] / sampled[row, column]
-        return total / inputs["num_items_in_batch"]
-
-
-DPPO = {"loss_type": "dppo", "epsilon": 0.01, "epsilon_high": 0.02, "num_iterations": 2, "max_steps": 4}
 
 
 @pytest.mark.parametrize("engine", [False, True], ids=["transformers", "vLLM"])
@@ -140,7 +94,7 @@ def test_an_evaluation_computes_the_loss(tmp_path: Path, loss_type: str) -> None
 
 
 def test_options_of_trls_losses_alone_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"entropy_coef=0\.1: train\.loss_type=dppo needs entropy_coef=0\.0"):
+    with pytest.raises(ValueError, match=r"entropy_coef=0\.1: train\.loss_type=dppo needs train\.entropy_coef=0\.0"):
         ours(tmp_path, loss_type="dppo", entropy_coef=0.1)
-    with pytest.raises(ValueError, match="scale_rewards=group: .* needs scale_rewards=none"):
+    with pytest.raises(ValueError, match=r"scale_rewards=group: .* needs train\.scale_rewards=none"):
         ours(tmp_path, loss_type="maxrl")

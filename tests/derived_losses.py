@@ -1,0 +1,56 @@
+"""The losses of `grpo.losses` again, undivided and straight from their papers."""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+
+
+def correct(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    """1 for about a third of the completions."""
+    return [float(sum(ids) % 3 == 0) for ids in completion_ids]
+
+
+def logps_of(trainer: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    ids, mask = (torch.cat((inputs[f"prompt_{name}"], inputs[f"completion_{name}"]), 1) for name in ("ids", "mask"))
+    return trainer._get_per_token_logps_and_entropies(model, ids, mask, inputs["completion_ids"].size(1))[0]
+
+
+class ByTheorem2(GRPOTrainer):
+    """The mean score of the correct completions of a problem, less the mean score of all."""
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        scores = (logps_of(self, model, inputs) * inputs["completion_mask"]).sum(1)
+        groups = defaultdict(list)
+        for row, prompt in enumerate(inputs["prompt_ids"].tolist()):
+            groups[tuple(prompt)].append(row)
+        total = scores.new_zeros(())
+        for rows in groups.values():
+            solved = [row for row in rows if inputs["advantages"][row] > 0]
+            if solved:
+                total = total + len(rows) * (scores[solved].mean() - scores[rows].mean())
+        return -total / (len(scores) * self.max_completion_length)
+
+
+class ByEquation11(GRPOTrainer):
+    """Token by token: a ratio, or nothing where the probability has moved too far the way of the advantage."""
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        now = logps_of(self, model, inputs).exp()
+        old = inputs.get("old_per_token_logps", now.log()).detach().exp()
+        sampled = inputs["sampling_per_token_logps"].exp() if "sampling_per_token_logps" in inputs else old
+        total = now.new_zeros(())
+        for row, column in inputs["completion_mask"].nonzero().tolist():
+            moved, advantage = now[row, column] - sampled[row, column], inputs["advantages"][row]
+            if not (advantage > 0 and moved > 0.02) and not (advantage < 0 and moved < -0.01):
+                total = total - advantage * now[row, column] / sampled[row, column]
+        return total * self.accelerator.num_processes / inputs["num_items_in_batch"]  # DDP takes the mean of them
+
+
+DPPO = {"loss_type": "dppo", "epsilon": 0.01, "epsilon_high": 0.02, "num_iterations": 2, "max_steps": 4}
+
+
+MAXRL = {"loss_type": "maxrl", "scale_rewards": "none", "reward_funcs": correct}
+DERIVED = {"maxrl": (ByTheorem2, MAXRL), "dppo": (ByEquation11, DPPO)}
+"""A trainer with the derivation of each loss, and the options for which it was written."""
