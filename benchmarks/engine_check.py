@@ -27,7 +27,8 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig
 
 from benchmarks.generation import smollm2
-from grpo.config.schema import ROOT, Engine
+from grpo.config.options import Engine
+from grpo.config.schema import ROOT
 from grpo.errors import GenerationError
 from grpo.patching import replaced
 from grpo.runs.versions import versions

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from grpo.config.schema import LOSS_MEANS, Update
+from grpo.config.options import LOSS_MEANS, Update
 from grpo.trainer import ExactGRPOTrainer
 from tests import vision_policies
 from tests.stock_trl import LONGEST, Record, make, relative_difference, rollouts, train

@@ -28,7 +28,8 @@ from trl import GRPOTrainer
 from benchmarks import exactness as kinds
 from benchmarks import memory, update
 from benchmarks.update import build_policy
-from grpo.config.schema import ROOT, Update, register
+from grpo.config.options import Update
+from grpo.config.schema import ROOT, register
 from grpo.limits import GB
 from grpo.trainer import ExactGRPOTrainer
 from tests.stock_trl import Record, make, relative_difference, rollouts, train

@@ -31,7 +31,8 @@ from trl import GRPOTrainer
 
 from benchmarks.update import GROUP, LONGEST, build_policy, rollout
 from grpo import policy
-from grpo.config.schema import ROOT, Update, register
+from grpo.config.options import Update
+from grpo.config.schema import ROOT, register
 from grpo.data import prompt_lengths
 from grpo.trainer import ExactGRPOTrainer, balance, exact
 from grpo.trainer.microbatch import cost, pack

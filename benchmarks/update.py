@@ -30,7 +30,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 from trl import GRPOTrainer
 
-from grpo.config.schema import ROOT, Update
+from grpo.config.options import Update
+from grpo.config.schema import ROOT
 from grpo.trainer import ExactGRPOTrainer
 from tests.stock_trl import make, relative_difference
 

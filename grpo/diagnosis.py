@@ -1,8 +1,10 @@
 """Thresholds and advice that live warnings and the page share."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
 
 MISMATCH = 0.1
 """Nats per token; half precision and other kernels alone make 0.01 to 0.05."""
@@ -45,7 +47,7 @@ def why_not_stale(train: Any) -> str | None:
     return None
 
 
-def mismatch_causes(train: DictConfig) -> list[str]:
+def mismatch_causes(train: "DictConfig") -> list[str]:
     """Return possible causes of a difference between vLLM's log-probabilities and the policy's, the likeliest first."""
     found = []
     if train.vllm_mode == "server":

@@ -7,15 +7,17 @@ import runpy
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 import pynvml
-from omegaconf import DictConfig
 
 from grpo.distributed import is_launched
 from grpo.errors import ConfigError
 from grpo.limits import CONTEXT, GB, held_back, on_wsl
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
 def describe() -> str:
@@ -29,7 +31,7 @@ def describe() -> str:
     return ", ".join(gpus) or "no GPU"
 
 
-def check_gpu(gpu: DictConfig | None) -> None:
+def check_gpu(gpu: "DictConfig | None") -> None:
     """Check that this machine has the GPU that a `+gpu=` profile was made for, before anything is loaded.
 
     A GPU may report a little less than its nominal memory, so 10 % are forgiven.

@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset, List
 from datasets import Image as ImageFeature
-from omegaconf import DictConfig
 from PIL import Image, ImageOps
 from rich.progress import track
 from transformers.image_utils import SizeDict
@@ -18,6 +17,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from trl import prepare_multimodal_messages
 
 from grpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 COLUMN = "images"
 """Column that TRL reads: the images of a prompt, in the order in which they are shown."""
@@ -142,7 +144,7 @@ def images_of(cell: Any) -> list[Any]:
     return [value for value in cell if value is not None] if isinstance(cell, list) else [cell]
 
 
-def view_of(task: DictConfig, processor: Any) -> View | None:
+def view_of(task: "DictConfig", processor: Any) -> View | None:
     """Return how a task shows images to the policy; None if it has none.
 
     Raises:
@@ -155,7 +157,7 @@ def view_of(task: DictConfig, processor: Any) -> View | None:
     return View(processor, task.image_folder, task.min_pixels, task.max_pixels)
 
 
-def check_used(config: DictConfig, processor: Any) -> None:
+def check_used(config: "DictConfig", processor: Any) -> None:
     """Check that a model that takes images gets some, unless what sees them stays as it is.
 
     Raises:
@@ -169,7 +171,7 @@ def check_used(config: DictConfig, processor: Any) -> None:
         )
 
 
-def with_sizes(dataset: Dataset, task: DictConfig, view: View, split: str) -> Dataset:
+def with_sizes(dataset: Dataset, task: "DictConfig", view: View, split: str) -> Dataset:
     """Return a data set whose images are in the column `images`, all of which can be opened and shown.
 
     It also has `image_sizes` and `shown_sizes`: for each row lists of width and height, in the data and as the policy

@@ -11,7 +11,8 @@ from trl import GRPOConfig
 
 from grpo import policy
 from grpo.config.batch import check_batch
-from grpo.config.schema import REWARD_MODEL, Engine, Rollout, Update, train_arguments
+from grpo.config.options import Engine, Rollout, Update
+from grpo.config.schema import REWARD_MODEL, train_arguments
 from grpo.config.secrets import is_secret
 from grpo.data import Problems
 from grpo.distributed import world_size

@@ -1,10 +1,12 @@
 """Whether vLLM takes a policy's LoRA adapter as it is, or only merged into the weights."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from omegaconf import DictConfig
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -39,12 +41,12 @@ SAME_LAYOUT = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "p
 """Families whose weights in transformers are rows of vLLM's; a test compares them bit for bit."""
 
 
-def sends_adapter(config: DictConfig) -> bool:
+def sends_adapter(config: "DictConfig") -> bool:
     """Whether vLLM gets the adapter alone."""
     return config.peft is not None and config.engine.lora == "adapter" and why_merged(config) is None
 
 
-def why_merged(config: DictConfig) -> str | None:
+def why_merged(config: "DictConfig") -> str | None:
     """Return why vLLM gets the weights of a policy with LoRA merged; None if it can take the adapter."""
     train = config.train
     if reason := why_not(config.peft):
@@ -59,7 +61,7 @@ def why_merged(config: DictConfig) -> str | None:
     return None
 
 
-def why_not_shared(config: DictConfig, family: str) -> str | None:
+def why_not_shared(config: "DictConfig", family: str) -> str | None:
     """Return why policy and engine cannot have one copy of the frozen weights; None if they can.
 
     Args:
@@ -119,13 +121,13 @@ def of_ends(modules: Iterable[str]) -> list[str]:
     return sorted(name for name in modules if name.rpartition(".")[2] in ENDS)
 
 
-def computed_in(config: DictConfig) -> str:
+def computed_in(config: "DictConfig") -> str:
     """Return the data type in which the policy computes, and an engine beside it."""
     train = config.train
     return "float16" if train.fp16 else "bfloat16" if train.bf16 in (None, True) else str(config.model.dtype)
 
 
-def on_this_machine(train: DictConfig) -> bool:
+def on_this_machine(train: "DictConfig") -> bool:
     """Whether the server listens on this machine alone."""
     url = train.vllm_server_base_url
     return (urlsplit(url).hostname if url else train.vllm_server_host) in LOOPBACK

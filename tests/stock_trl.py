@@ -15,7 +15,8 @@ from datasets import Dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo.config.schema import ROOT, Update
+from grpo.config.options import Update
+from grpo.config.schema import ROOT
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.dynamic_sampling import Completion
 

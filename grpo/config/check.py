@@ -14,7 +14,8 @@ from grpo import losses
 from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
-from grpo.config.schema import LOSS_MEANS, NOT_SETTABLE, PARTS, REWARD_MODEL, Engine, Reward, Rollout, Update
+from grpo.config.options import LOSS_MEANS, Engine, Rollout, Update
+from grpo.config.schema import NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
 from grpo.diagnosis import sampling_filters, why_not_stale
 from grpo.distributed import is_launched
 from grpo.errors import ConfigError

@@ -3,10 +3,9 @@
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from omegaconf import DictConfig
 
 from grpo import policy
 from grpo.generation.local import Completer, Generate
@@ -14,11 +13,14 @@ from grpo.generation.vllm_on_cpu import cpu_options, one_adapter
 from grpo.images import engine_options, images_in, unexpanded
 from grpo.vllm_lora import engine_rank
 
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
 VLLM_SHARE = {"cuda": 0.9, "cpu": 0.15}  # of the memory
 
 
 def with_transformers(
-    name: str, model_group: DictConfig, peft: DictConfig | None, length: int, device: str
+    name: str, model_group: "DictConfig", peft: "DictConfig | None", length: int, device: str
 ) -> Generate:
     """Return a generator of completions of at most `length` tokens by transformers, of a model or an adapter."""
     quantization = policy.quantization_config(peft) if policy.adapter_config(name) else None

@@ -5,21 +5,23 @@ import socket
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import requests
-from omegaconf import DictConfig
 
 from grpo.errors import ConfigError
 from grpo.generation.server_key import KEY, headers
 from grpo.vllm_lora import QUANTIZES
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 LAUNCHER = "launch/vllm_server.sh"
 INSTEAD = "generation=vllm_colocate or generation=transformers"
 AGAIN = f"start it with {LAUNCHER} and the arguments of this run"
 
 
-def check_vllm(train: DictConfig, can_send: bool, quantized: bool = False) -> None:
+def check_vllm(train: "DictConfig", can_send: bool, quantized: bool = False) -> None:
     """Check, where vLLM generates, that it is here, and that its server answers where one is used.
 
     Args:
@@ -42,7 +44,7 @@ def check_vllm(train: DictConfig, can_send: bool, quantized: bool = False) -> No
         wait_for(server_url(train), train.vllm_server_timeout)
 
 
-def server_url(train: DictConfig) -> str:
+def server_url(train: "DictConfig") -> str:
     """Return the address of the server."""
     return (train.vllm_server_base_url or f"http://{train.vllm_server_host}:{train.vllm_server_port}").rstrip("/")
 
@@ -84,7 +86,7 @@ def settings_of(url: str) -> dict[str, Any]:
         raise ConfigError(f"what answers at {url} is no vLLM server that this run can use: {AGAIN}") from error
 
 
-def check_server(train: DictConfig, wanted: str, needed: int, peft: DictConfig | None = None) -> None:
+def check_server(train: "DictConfig", wanted: str, needed: int, peft: "DictConfig | None" = None) -> None:
     """Check that the server has this run's model and is set up as TRL needs it.
 
     Args:
@@ -120,7 +122,7 @@ def check_server(train: DictConfig, wanted: str, needed: int, peft: DictConfig |
         )
 
 
-def check_lora(url: str, settings: dict[str, Any], peft: DictConfig) -> None:
+def check_lora(url: str, settings: dict[str, Any], peft: "DictConfig") -> None:
     """Check that a server takes a run's adapters while it runs, on weights quantized as the run's are."""
     lora, rank = settings["lora_config"], peft.get("r", 8)
     if lora is None:
@@ -137,7 +139,7 @@ def check_lora(url: str, settings: dict[str, Any], peft: DictConfig) -> None:
         )
 
 
-def check_room(train: DictConfig, needed: int) -> None:
+def check_room(train: "DictConfig", needed: int) -> None:
     """Check that so many tokens, of a prompt and its completion, fit into the server's context."""
     url = server_url(train)
     room = settings_of(url)["model_config"]["max_model_len"]

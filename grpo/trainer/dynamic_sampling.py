@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate.utils import gather_object
 
-from grpo.config.schema import Rollout
+from grpo.config.options import Rollout
 from grpo.patching import replaced
 from grpo.trainer import thumbnails
 from grpo.trainer.batch import Batch

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType, gather_object
 
-from grpo.config.schema import LOSS_MEANS, Engine, Update
+from grpo.config.options import LOSS_MEANS, Engine, Update
 from grpo.errors import DoesNotFit
 from grpo.oom import is_out_of_memory
 from grpo.trainer import own_loss

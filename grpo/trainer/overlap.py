@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from grpo.config.schema import Engine
+from grpo.config.options import Engine
 from grpo.diagnosis import why_not_stale
 from grpo.trainer.tool_calls import ToolCallTrainer
 

@@ -15,7 +15,7 @@ from accelerate.utils import is_peft_model
 from trl.trainer import grpo_trainer
 
 from grpo import losses
-from grpo.config.schema import Engine, Update
+from grpo.config.options import Engine, Update
 from grpo.diagnosis import sampling_filters
 from grpo.errors import DoesNotFit, GenerationError
 from grpo.generation.vllm_engine import PolicyEngine, compute_type

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from grpo import losses
-from grpo.config.schema import LOSS_MEANS, ROOT
+from grpo.config.options import LOSS_MEANS
+from grpo.config.schema import ROOT
 from tests.commands import finished
 
 SCRIPT = Path(__file__).parent / "two_processes.py"

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from accelerate import PartialState
 from trl import GRPOTrainer
 
-from grpo.config.schema import LOSS_MEANS, Rollout
+from grpo.config.options import LOSS_MEANS, Rollout
 from grpo.patching import replaced
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update, exact
 from tests.derived_losses import DERIVED

@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 from grpo import losses
-from grpo.config.schema import LOSS_MEANS, ROOT
+from grpo.config.options import LOSS_MEANS
+from grpo.config.schema import ROOT
 
 TESTS = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "architecture.md").read_text()

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from grpo.config.batch import check_groups
 from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.messages import meant
-from grpo.config.schema import LOSS_MEANS
+from grpo.config.options import LOSS_MEANS
 from grpo.diagnosis import sampling_filters
 from grpo.errors import ConfigError
 

@@ -16,7 +16,8 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 from benchmarks.engine_check import FAULTS, LORA, check, trainer
-from grpo.config.schema import ROOT, Engine
+from grpo.config.options import Engine
+from grpo.config.schema import ROOT
 from grpo.errors import GenerationError
 from grpo.generation import vllm_engine
 from grpo.generation.local import complete

@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 
-from grpo.config.schema import Rollout
+from grpo.config.options import Rollout
 from grpo.manifest import difference, is_sealed
 from grpo.trainer import ExactGRPOTrainer, Update
 from tests.stock_trl import VOCABULARY, Record, ours, train

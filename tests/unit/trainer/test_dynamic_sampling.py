@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from grpo.config.schema import Rollout
+from grpo.config.options import Rollout
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.dynamic_sampling import Completion
 from grpo.trainer.problem_order import ProblemOrder

@@ -1,5 +1,7 @@
 """The exact update against stock TRL, and what it does when something goes wrong."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +201,8 @@ def test_nothing_of_a_step_that_failed_reaches_a_second_training(tmp_path: Path)
     again = train(trainer)
     for gradient, first in zip(again.gradients, untouched.gradients, strict=True):
         assert relative_difference(gradient, first) <= 1e-6
+
+
+def test_a_script_that_trains_loads_neither_hydra_nor_omegaconf() -> None:
+    code = "import sys, grpo.trainer; print(sys.modules.keys() & {'hydra', 'omegaconf'})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

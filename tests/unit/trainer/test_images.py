@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 
 from benchmarks.exactness import FOUR, IMAGES, compare
-from grpo.config.schema import Rollout, Update
+from grpo.config.options import Rollout, Update
 from grpo.images import View
 from grpo.trainer import ExactGRPOTrainer
 from tests.stock_trl import make, train

@@ -8,7 +8,7 @@ import torch
 from trl import GRPOTrainer
 
 from grpo import losses
-from grpo.config.schema import Update
+from grpo.config.options import Update
 from tests.derived_losses import DPPO, MAXRL, ByEquation11, ByTheorem2
 from tests.stock_trl import KL_FOUR_SLICES, SMALL, ScriptedEngine, make, ours, relative_difference, train
 

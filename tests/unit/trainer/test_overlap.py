@@ -8,7 +8,7 @@ import torch
 import transformers
 from trl import GRPOConfig
 
-from grpo.config.schema import Engine
+from grpo.config.options import Engine
 from grpo.diagnosis import why_not_stale
 from grpo.trainer import ExactGRPOTrainer
 from tests.stock_trl import ours

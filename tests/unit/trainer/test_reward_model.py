@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 from trl import GRPOTrainer
 
-from grpo.config.schema import ROOT, Update
+from grpo.config.options import Update
+from grpo.config.schema import ROOT
 from grpo.errors import DoesNotFit
 from grpo.trainer.reward_model import MicrobatchedRewardModel
 from grpo.trainer.token_budget import TokenBudget

@@ -16,7 +16,8 @@ from rich.console import Console
 from transformers import AutoTokenizer
 from trl import GRPOTrainer, prepare_multimodal_messages
 
-from grpo.config.schema import ROOT, Rollout
+from grpo.config.options import Rollout
+from grpo.config.schema import ROOT
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.tasks.calculator import calculator
 from grpo.trainer import ExactGRPOTrainer

@@ -1,0 +1,103 @@
+"""What a trainer needs of the configuration: the groups `update`, `engine` and `rollout`, and the means of losses.
+
+`from grpo.trainer import ExactGRPOTrainer` in a script loads neither Hydra nor OmegaConf.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+LOSS_MEANS = {
+    "grpo": "sequences",
+    "sapo": "sequences",
+    "dr_grpo": "sequences",
+    "luspo": "sequences",
+    "bnpo": "tokens",
+    "dapo": "generation",
+    "cispo": "generation",
+    "vespo": "generation",
+}
+"""The set over which TRL averages each `loss_type`: the sequences or the tokens of one slice, or all tokens of a
+generation, a number that no micro-batch changes. A loss that is not here is not divided into micro-batches."""
+
+
+@dataclass
+class Update:
+    """Computing the gradient of one optimizer step from its rollouts."""
+
+    max_tokens_per_microbatch: Any = "auto"
+    """Tokens, with padding, that go through the policy at once. `auto` takes the plan's number; without a plan it
+    begins with the longest possible sequence and grows while GPU memory allows. A longer sequence is computed alone."""
+    skip_zero_advantage: bool = True
+    """Skip completions that add exactly nothing to the gradient: their advantage is zero, and neither KL penalty nor
+    an entropy bonus acts on them."""
+    share_prompts: bool = True
+    """Compute a prompt once for all its completions where that is cheaper and the architecture allows it."""
+    gradients_on_host: bool = False
+    """Offload gradients to CPU, so that the GPU holds one of them at a time: the same result, slower."""
+    on_oom: str = "retry"
+    """On OOM in the update: `retry` the step from the same rollouts with half the tokens, or `raise`."""
+    max_skipped_steps: int = 5
+    """Consecutive steps with a gradient that is not finite, none of which changes the policy, before the run stops."""
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: naming the key, its value and the possible ones.
+        """
+        tokens = self.max_tokens_per_microbatch
+        if tokens != "auto" and (type(tokens) is not int or tokens < 1):
+            raise ValueError(f"update.max_tokens_per_microbatch={tokens}: `auto`, or a positive number of tokens")
+        if self.on_oom not in ("retry", "raise"):
+            raise ValueError(f"update.on_oom={self.on_oom}: `retry` or `raise`")
+        if self.max_skipped_steps < 1:
+            raise ValueError(f"update.max_skipped_steps={self.max_skipped_steps}: a positive number of steps")
+
+
+@dataclass
+class Engine:
+    """vLLM beside the policy."""
+
+    lora: str = "adapter"
+    """What vLLM gets of a policy with LoRA before each generation: the `adapter`, or all weights with it `merged` in.
+    What vLLM's LoRA cannot take is merged, and the reason is printed."""
+    share_weights: Any = "auto"
+    """Whether the policy's frozen weights are those of the vLLM engine beside it, so that they exist once: `true`,
+    `false`, or `auto`, where it is possible and the engine does not sleep. Needs `lora: adapter`."""
+    staleness: int = 0
+    """Updates between the policy that makes a rollout and the policy that learns from it. With 1 a vLLM server makes
+    the next rollouts while the policy trains; TRL's importance-sampling correction makes up for it."""
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: naming the key, its value and the possible ones.
+        """
+        if self.lora not in ("adapter", "merged"):
+            raise ValueError(f"engine.lora={self.lora}: `adapter` or `merged`")
+        if self.share_weights not in ("auto", True, False):
+            raise ValueError(f"engine.share_weights={self.share_weights}: `auto`, `true` or `false`")
+        if self.staleness not in (0, 1):
+            raise ValueError(f"engine.staleness={self.staleness}: 0 or 1")
+
+
+@dataclass
+class Rollout:
+    """Which problems a step learns from."""
+
+    dynamic_sampling: bool = False
+    """Replace groups whose rewards are all equal, from which nothing is learned, by groups of further problems."""
+    max_rounds: int = 5
+    """Generations of a step at most; what is missing then is filled with groups of equal rewards."""
+    prioritize: bool = False
+    """Take problems of which 20 to 80 % of the completions were correct four times as often as others."""
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: naming the key and its value.
+        """
+        if self.max_rounds < 1:
+            raise ValueError(f"rollout.max_rounds={self.max_rounds}: at least 1")
