@@ -32,12 +32,12 @@ from grpo.config.schema import ROOT, Model
 from grpo.generation.adapter import adapter_weights
 from grpo.generation.merged_weights import merged_copy, merged_weights
 from grpo.generation.vllm_engine import PolicyEngine
-from grpo.limits import GB
+from grpo.model.policy import without_weights
 from grpo.planning.from_config import shipped_models
 from grpo.planning.memory import adapter_parameters
 from grpo.planning.workload import Adapter
-from grpo.policy import without_weights
-from grpo.runs.versions import versions
+from grpo.rundir.versions import versions
+from grpo.utils.limits import GB
 
 COMPLETIONS, LENGTH = 16, 32
 """Completions of which the speed is taken, and their tokens."""

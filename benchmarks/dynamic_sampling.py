@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo.config.schema import ROOT
-from grpo.runs.versions import versions
+from grpo.rundir.versions import versions
 
 FILE = ROOT / "benchmarks" / "dynamic_sampling.json"
 TASKS = {"demo": [], "smollm2": ["+experiment=smollm2", "train.max_steps=40"]}

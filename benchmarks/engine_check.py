@@ -27,15 +27,15 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig
 
 from benchmarks.generation import smollm2
+from grpo.builtin.tasks.arithmetic import problems
 from grpo.config.options import Engine
 from grpo.config.schema import ROOT
-from grpo.errors import GenerationError
-from grpo.patching import replaced
-from grpo.runs.versions import versions
-from grpo.tasks.arithmetic import problems
+from grpo.rundir.versions import versions
 from grpo.trainer import ExactGRPOTrainer, engine_check
+from grpo.utils.errors import GenerationError
+from grpo.utils.patching import replaced
 
-TINY = str(ROOT / "grpo" / "tiny")
+TINY = str(ROOT / "grpo" / "builtin" / "tiny")
 HEALTHY_STEPS = 200
 FAULTY_STEPS = 60
 RESTART = 10

@@ -16,7 +16,7 @@ from rich.table import Table
 from trl import GRPOTrainer
 
 from grpo.config.schema import ROOT
-from grpo.runs.versions import versions
+from grpo.rundir.versions import versions
 from grpo.trainer import ExactGRPOTrainer
 from tests.stock_trl import make, train
 

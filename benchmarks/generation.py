@@ -28,11 +28,11 @@ from transformers import (
 
 from benchmarks.train import run
 from benchmarks.update import build_policy
-from grpo import policy
 from grpo.config.library import package_folder
 from grpo.config.schema import ROOT
 from grpo.generation.vllm_engine import PolicyEngine
-from grpo.runs.versions import versions
+from grpo.model import policy
+from grpo.rundir.versions import versions
 
 COUNTS = (8, 32, 128)
 SHORTEST, LONGEST = 64, 256
@@ -90,7 +90,7 @@ def smollm2() -> str:
 def random_weights(model: str, folder: str, device: str) -> str:
     """Write a random model of the shape of a choice, with the tokenizer of the built-in policy, into a folder."""
     build_policy(model, device).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny").save_pretrained(folder)
+    AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny").save_pretrained(folder)
     return folder
 
 

@@ -24,10 +24,10 @@ from rich.markdown import Markdown
 from benchmarks import gpu_experiments, memory
 from benchmarks.gpu_experiments import EXPERIMENTS, NEEDS_VLLM, REAL, TOY
 from grpo.config.schema import ROOT, register
-from grpo.hardware import gpus_of_driver, use_expandable_segments
-from grpo.limits import GB, USABLE
-from grpo.runs.files import read_json, write_json
-from grpo.runs.versions import versions
+from grpo.rundir.files import read_json, write_json
+from grpo.rundir.versions import versions
+from grpo.utils.hardware import gpus_of_driver, use_expandable_segments
+from grpo.utils.limits import GB, USABLE
 
 RESULT = "RESULT "
 """Precedes the line with an experiment's result."""

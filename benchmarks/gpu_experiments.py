@@ -30,8 +30,8 @@ from benchmarks import memory, update
 from benchmarks.update import build_policy
 from grpo.config.options import Update
 from grpo.config.schema import ROOT, register
-from grpo.limits import GB
 from grpo.trainer import ExactGRPOTrainer
+from grpo.utils.limits import GB
 from tests.stock_trl import Record, make, relative_difference, rollouts, train
 
 LORA = LoraConfig(r=16, target_modules="all-linear")
@@ -66,7 +66,7 @@ def trainer(scale: Scale, folder: str, dtype: torch.dtype = torch.float32, **opt
     kind = options.pop("trainer_class", ExactGRPOTrainer)
     if "model" not in options:
         options["model"] = build_policy(scale.model, scale.device, dtype)
-    words = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny")
+    words = AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny")
     defaults: dict[str, Any] = {
         "processing_class": words,
         "train_dataset": Dataset.from_dict({"prompt": ["How many ? " * 16 + f"{number}" for number in range(256)]}),
@@ -255,7 +255,7 @@ def vllm(scale: Scale, sleeps: bool) -> Result:
         return {"skipped": "vLLM sleeps on GPUs only"}
     with tempfile.TemporaryDirectory() as folder:
         build_policy(scale.model, scale.device).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny").save_pretrained(folder)
+        AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny").save_pretrained(folder)
         options = {
             "use_vllm": True,
             "vllm_mode": "colocate",

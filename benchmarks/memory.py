@@ -30,13 +30,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
 from benchmarks.update import TOY
-from grpo import policy
 from grpo.config.schema import ROOT, register, train_arguments
-from grpo.limits import GB
+from grpo.model import policy
 from grpo.planning.advice import Planner
 from grpo.planning.fit import HEADROOM, make_plan, settled
 from grpo.planning.table import LEAST, METHODS, MODELS
 from grpo.trainer import ExactGRPOTrainer, Update
+from grpo.utils.limits import GB
 
 TIMEOUT = 400
 """Limit of a cell, seconds."""
@@ -190,7 +190,7 @@ def run_cell(overrides: list[str], cap: float | None, toy: bool) -> dict[str, An
 
 def make_trainer(config: DictConfig, folder: str) -> ExactGRPOTrainer:
     """Return the trainer of a configuration, with random weights and completions of full length."""
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny")
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     with torch.device(device):

@@ -30,10 +30,10 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from benchmarks.update import GROUP, LONGEST, build_policy, rollout
-from grpo import policy
 from grpo.config.options import Update
 from grpo.config.schema import ROOT, register
-from grpo.data import prompt_lengths
+from grpo.data.task import prompt_lengths
+from grpo.model import policy
 from grpo.trainer import ExactGRPOTrainer, balance, exact
 from grpo.trainer.microbatch import cost, pack
 from tests.stock_trl import make

@@ -14,11 +14,11 @@ from PIL import Image
 from rich.console import Console
 
 from benchmarks.demo import ROOT, draw, run_demo, show
-from grpo import policy
-from grpo.data import load_held_out
+from grpo.data.images import COLUMN, prompt_of
+from grpo.data.task import load_held_out
 from grpo.generation.local import complete
-from grpo.images import COLUMN, prompt_of
-from grpo.runs.run_dir import read_run
+from grpo.model import policy
+from grpo.rundir.run_dir import read_run
 
 
 def accuracy_without_images(run_dir: Path) -> float:

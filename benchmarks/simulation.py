@@ -35,10 +35,10 @@ from trl.kernels import chunked_logprob
 from trl.trainer.utils import add_fused_lm_head
 
 from grpo.config.schema import ROOT
-from grpo.limits import GB
 from grpo.planning.memory import update
 from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Workload
+from grpo.utils.limits import GB
 
 HERE = Path(__file__).parent
 MODELS = ("qwen2_5_0_5b", "llama3_2_1b")

@@ -36,12 +36,12 @@ from trl.trainer.utils import add_fused_lm_head
 
 from benchmarks.simulation import PeakTracker, in_place_kernels, with_fakes
 from grpo.config.schema import ROOT
-from grpo.limits import GB
+from grpo.model.vision import detach_frozen_tower, freeze, parts
 from grpo.planning import vision
 from grpo.planning.memory import update
 from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Images, Workload
-from grpo.vision import detach_frozen_tower, freeze, parts
+from grpo.utils.limits import GB
 
 HERE = Path(__file__).parent
 TEXT = 64
@@ -164,7 +164,7 @@ def simulate(numbers: dict[str, Any], method: str, checkpointing: bool, rows: in
 
 
 def policy(numbers: dict[str, Any], method: str, checkpointing: bool) -> Any:
-    """Return a policy of a shape, with fake weights, frozen and adapted as `grpo.policy` does."""
+    """Return a policy of a shape, with fake weights, frozen and adapted as `grpo.model.policy` does."""
     config = AutoConfig.for_model(**{name: value for name, value in numbers.items() if name != "parameters"})
     config.get_text_config().use_cache = False
     adapter = METHODS[method].get("adapter")

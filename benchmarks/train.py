@@ -31,13 +31,13 @@ def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> No
     from trl.generation.vllm_generation import VLLMGeneration
     from trl.trainer import grpo_trainer
 
-    import grpo.run
-    import grpo.trainer_from_config
+    import grpo.run.session
+    import grpo.run.trainer
     from grpo.config.schema import register
     from grpo.generation.vllm_engine import PolicyEngine
-    from grpo.patching import replaced
     from grpo.planning.fit import make_plan
     from grpo.trainer.memory_readings import MemoryReadings
+    from grpo.utils.patching import replaced
 
     class StockEngine(PolicyEngine):  # on a CPU it takes weights only after the preparation by ours
         _iter_named_params = VLLMGeneration._iter_named_params
@@ -62,9 +62,9 @@ def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> No
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         config = compose("config", overrides)
     if trainer == "trl":
-        grpo.trainer_from_config.ExactGRPOTrainer = StockTrainer  # type: ignore[misc,assignment]
+        grpo.run.trainer.ExactGRPOTrainer = StockTrainer  # type: ignore[misc,assignment]
     run_dir.mkdir(parents=True)
-    grpo.run.run(config, run_dir, make_plan(config))
+    grpo.run.session.run(config, run_dir, make_plan(config))
 
 
 def run(trainer: str, seed: int, overrides: list[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from datasets import Dataset
 from trl import GRPOConfig
 
 import grpo
-from grpo.tasks.arithmetic import rows
+from grpo.builtin.tasks.arithmetic import rows
 from grpo.trainer import ExactGRPOTrainer, Update  # the import, instead of trl.GRPOTrainer
 
 POLICY = Path(grpo.__file__).parent / "tiny"  # any causal language model, by folder or by name on the hub

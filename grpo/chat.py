@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.cli import leave, quick_imports
-from grpo.errors import ConfigError
-from grpo.runs.run_dir import Run, read_run
+from grpo.rundir.run_dir import Run, read_run
+from grpo.utils.errors import ConfigError
 from rewards.text import printable
 
 PROGRAM = "grpo.chat"
@@ -23,7 +23,7 @@ def prompt_of(question: str, run: Run) -> Any:
     Raises:
         ConfigError: the run's prompts are built from several columns.
     """
-    from grpo.data import prompts_from
+    from grpo.data.task import prompts_from
 
     prompt = run.config.task.prompt
     columns = (
@@ -40,7 +40,7 @@ def images_of(files: list[str], run: Run, processing_class: Any) -> list[Any]:
     Raises:
         ConfigError: the run has none, or one of them cannot be opened.
     """
-    from grpo.images import view_of
+    from grpo.data.images import view_of
 
     view = view_of(run.config.task, processing_class)
     if view is None:
@@ -86,7 +86,7 @@ def main() -> None:
         with quick_imports():
             from trl import prepare_multimodal_messages
 
-            from grpo import policy
+            from grpo.model import policy
 
         model, processing_class = policy.load(run.model, run.config.model)
 

@@ -21,11 +21,11 @@ from omegaconf.errors import OmegaConfBaseException
 from grpo.config.messages import explain
 from grpo.config.schema import register
 from grpo.config.secrets import refuse_secrets
-from grpo.distributed import is_first_to_fail, log_name
-from grpo.errors import ConfigError, RunError
-from grpo.hardware import visible_gpus
-from grpo.patching import replaced
-from grpo.runs.lock import new_directory
+from grpo.rundir.lock import new_directory
+from grpo.utils.distributed import is_first_to_fail, log_name
+from grpo.utils.errors import ConfigError, RunError
+from grpo.utils.hardware import visible_gpus
+from grpo.utils.patching import replaced
 from rewards.runtime.process import check_system
 
 WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ

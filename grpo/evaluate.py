@@ -22,11 +22,11 @@ from grpo.cli import WANTS_TRACEBACK, check_linux, leave, output_in, quick_impor
 from grpo.config.check import check
 from grpo.config.data_files import check_files
 from grpo.config.schema import ROOT
-from grpo.errors import ConfigError, RunError
-from grpo.hardware import check_pytorch_sees_gpu, take_one_gpu
-from grpo.runs.files import write_json
-from grpo.runs.run_dir import read_run
-from grpo.runs.summary import with_interval
+from grpo.rundir.files import write_json
+from grpo.rundir.run_dir import read_run
+from grpo.rundir.summary import with_interval
+from grpo.utils.errors import ConfigError, RunError
+from grpo.utils.hardware import check_pytorch_sees_gpu, take_one_gpu
 
 PROGRAM = "grpo.evaluate"
 log = logging.getLogger(__name__)

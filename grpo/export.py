@@ -7,11 +7,11 @@ import argparse
 import logging
 from pathlib import Path
 
-from grpo.atomic import atomic
 from grpo.cli import leave, quick_imports
-from grpo.errors import ConfigError
 from grpo.reporting.model_card import model_card
-from grpo.runs.run_dir import Run, read_run
+from grpo.rundir.run_dir import Run, read_run
+from grpo.utils.atomic import atomic
+from grpo.utils.errors import ConfigError
 
 PROGRAM = "grpo.export"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -34,8 +34,8 @@ def export(run: Run, output: Path, dtype: str | None = None) -> str:
     with quick_imports():
         import torch
 
-        from grpo import policy
-        from grpo.vision import takes_images
+        from grpo.model import policy
+        from grpo.model.vision import takes_images
 
     model, processing_class = policy.load(run.model, run.config.model, "float32", "cpu")
     name = dtype or str(run.config.model.dtype)

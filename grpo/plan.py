@@ -19,11 +19,11 @@ from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.check import check, check_shard
 from grpo.config.messages import meant
 from grpo.config.schema import ROOT
-from grpo.errors import ConfigError
 from grpo.launching.processes import with_processes
 from grpo.planning.advice import advise
 from grpo.planning.duration import Duration, expected_duration
 from grpo.planning.fit import AT_ONCE, Plan, make_plan
+from grpo.utils.errors import ConfigError
 
 PROGRAM = "grpo.plan"
 FORMATS = ("text", "json")

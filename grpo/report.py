@@ -7,8 +7,8 @@ from pathlib import Path
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo.cli import leave
-from grpo.errors import ConfigError
 from grpo.reporting.page import write_report
+from grpo.utils.errors import ConfigError
 
 PROGRAM = "grpo.report"
 

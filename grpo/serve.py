@@ -21,10 +21,10 @@ from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.batch import longest_request
 from grpo.config.check import check
 from grpo.config.schema import ROOT
-from grpo.errors import ConfigError, RunError
 from grpo.generation.server_key import KEY, MIDDLEWARE
 from grpo.generation.vllm_server import LAUNCHER, answers, is_taken
-from grpo.hardware import free_gpu_memory
+from grpo.utils.errors import ConfigError, RunError
+from grpo.utils.hardware import free_gpu_memory
 from grpo.vllm_lora import LOOPBACK, computed_in, engine_rank, sends_adapter
 
 HYDRAS = ("--help", "--hydra-help", "--cfg", "--config-", "--resolve", "--package", "--info")
@@ -140,7 +140,7 @@ def job(config: DictConfig) -> None:
             )
         installed_vllm()
         if config.model.gguf_file:
-            from grpo.policy import available
+            from grpo.model.policy import available
 
             config.model = available(config.model)
         folder = Path(HydraConfig.get().runtime.output_dir)

@@ -20,7 +20,17 @@ from grpo.cli import WANTS_TRACEBACK, check_linux, leave, quick_imports, start
 from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.data_files import check_files
 from grpo.config.schema import ROOT
-from grpo.distributed import (
+from grpo.launching.elastic import STOPPED, launch
+from grpo.launching.processes import check_processes, with_processes, without_shard
+from grpo.launching.rendezvous import choose_directory, is_first
+from grpo.planning.advice import advise
+from grpo.planning.fit import Plan, make_plan, settled
+from grpo.rundir.files import write_json
+from grpo.rundir.lock import check_directory, take
+from grpo.rundir.resume import KEY, check_named, checkpoints, continue_interrupted, how_to_continue
+from grpo.sweeps.callback import recorded
+from grpo.sweeps.job import PROGRAM, run_job
+from grpo.utils.distributed import (
     BY_US,
     agreed,
     choose_interface,
@@ -30,18 +40,8 @@ from grpo.distributed import (
     is_main_process,
     restarts,
 )
-from grpo.errors import ConfigError, RunError
-from grpo.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
-from grpo.launching.elastic import STOPPED, launch
-from grpo.launching.processes import check_processes, with_processes, without_shard
-from grpo.launching.rendezvous import choose_directory, is_first
-from grpo.planning.advice import advise
-from grpo.planning.fit import Plan, make_plan, settled
-from grpo.runs.files import write_json
-from grpo.runs.lock import check_directory, take
-from grpo.runs.resume import KEY, check_named, checkpoints, continue_interrupted, how_to_continue
-from grpo.sweeps.callback import recorded
-from grpo.sweeps.job import PROGRAM, run_job
+from grpo.utils.errors import ConfigError, RunError
+from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
 
 
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
@@ -111,7 +111,7 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
     if config.plan.enforce:
         check_gpu(config.gpu)
     with quick_imports():
-        from grpo.run import run
+        from grpo.run.session import run
 
     return run(config, run_dir, plan)
 

@@ -16,7 +16,7 @@ else
   if "$python" -c "import sys; from grpo.launching.rendezvous import is_here; sys.exit(not is_here('$host'))"; then
     first=1 address="$host"
   else
-    first=0 address="$("$python" -c "from grpo.distributed import address_towards; print(address_towards('$host'))")"
+    first=0 address="$("$python" -c "from grpo.utils.distributed import address_towards; print(address_towards('$host'))")"
   fi
   options+=(--nnodes="$NODES" --rdzv-id=grpo --rdzv-backend=c10d --rdzv-endpoint="$RENDEZVOUS" --local-addr="$address")
   options+=(--rdzv-conf="is_host=$first,join_timeout=${TIMEOUT:-600},read_timeout=${TIMEOUT:-600}")

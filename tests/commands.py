@@ -23,7 +23,7 @@ from multiprocessing import forkserver, reduction
 from pathlib import Path
 from typing import Any
 
-from grpo.patching import replaced
+from grpo.utils.patching import replaced
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.preloaded"])

@@ -16,8 +16,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from grpo.config.schema import ROOT, register
-from grpo.patching import replaced
 from grpo.planning import advice
+from grpo.utils.patching import replaced
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub: no test needs the network
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch: a worker of pytest-xdist has one core

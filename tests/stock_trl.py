@@ -189,7 +189,7 @@ def make(trainer_class: type[GRPOTrainer], directory: Path, **options: Any) -> G
         "reward_funcs": reward,
         "args": GRPOConfig(**settings),
         "train_dataset": Dataset.from_dict({"prompt": [f"{word} {i}" for i in range(8) for word in words]}),
-        "processing_class": AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny"),
+        "processing_class": AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny"),
         "rollout_func": lambda prompts, trainer: rollouts(prompts, trainer, length),
     }
     return trainer_class(**{**required, **arguments})

@@ -27,7 +27,7 @@ from transformers import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from grpo.config.schema import ROOT
-from grpo.vision import freeze, parts
+from grpo.model.vision import freeze, parts
 from tests.stock_trl import rollouts
 
 FAMILIES = ("llava_next", "qwen2_vl", "qwen2_5_vl")
@@ -52,7 +52,7 @@ class ImagesOnly(Qwen2_5_VLProcessor):
 
 def tokenizer_with(*tokens: str, base: str = "tiny") -> PreTrainedTokenizerBase:
     """The tokenizer of a built-in policy and some more tokens."""
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / base)
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / base)
     tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
     return tokenizer
 

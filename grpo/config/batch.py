@@ -4,8 +4,8 @@ import math
 
 from omegaconf import DictConfig
 
-from grpo.distributed import world_size
-from grpo.errors import ConfigError
+from grpo.utils.distributed import world_size
+from grpo.utils.errors import ConfigError
 
 
 def processes(config: DictConfig) -> int:

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.library import BUILDERS
 from grpo.config.secrets import is_secret
-from grpo.errors import ConfigError
+from grpo.utils.errors import ConfigError
 
 
 def check_files(task: DictConfig) -> None:

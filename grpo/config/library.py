@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from grpo.errors import ConfigError
+from grpo.utils.errors import ConfigError
 
 GRPO_CONFIG = (
     ("transformers", "training_args.py", "TrainingArguments"),

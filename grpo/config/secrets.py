@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.errors import ConfigError
+from grpo.utils.errors import ConfigError
 
 NAME = re.compile(
     r"token$|(api|access|auth|secret|hf)_?tokens$|(^|_)(secrets?|passwords?|passwd|pwd|passphrase|credentials?|cookies?)$"

@@ -10,10 +10,10 @@ from datasets import Dataset
 from rich.console import Console
 from trl.models import unwrap_model_for_generation
 
+from grpo.data.images import prompt_of
 from grpo.evaluation.loop import Decoding, evaluate, own_file
 from grpo.generation.local import Completer, Generate
 from grpo.generation.vllm_engine import BATCH, answer
-from grpo.images import prompt_of
 from rewards.runtime.isolation import Reward
 from rewards.text import text_of
 

@@ -13,12 +13,12 @@ from datasets import Dataset
 from rich.console import Console
 from rich.progress import track
 
-from grpo.data import reward_columns
-from grpo.distributed import gathered, is_main_process, rank, world_size
+from grpo.data.images import COLUMN, names, prompt_of
+from grpo.data.task import reward_columns
 from grpo.evaluation.estimators import majority_at_k, pass_at_k, wilson_interval
 from grpo.generation.local import Generate
-from grpo.images import COLUMN, names, prompt_of
-from grpo.runs.files import write_lines
+from grpo.rundir.files import write_lines
+from grpo.utils.distributed import gathered, is_main_process, rank, world_size
 from rewards.runtime.isolation import Reward
 from rewards.text import final_answer, numbers
 

@@ -9,14 +9,14 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from grpo import policy
-from grpo.data import count_used, load_held_out, prompt_lengths, reward_columns
-from grpo.errors import RunError
+from grpo.data.rewards import check_grader, grader_of, running_rewards
+from grpo.data.task import count_used, load_held_out, prompt_lengths, reward_columns
 from grpo.evaluation.loop import Decoding, evaluate
 from grpo.generation.offline import with_transformers, with_vllm
 from grpo.generation.vllm_engine import BATCH
-from grpo.reward import check_grader, grader_of, running_rewards
-from grpo.runs.files import ERRORS_FILE
+from grpo.model import policy
+from grpo.rundir.files import ERRORS_FILE
+from grpo.utils.errors import RunError
 from rewards.runtime.isolation import RewardError
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, ProcessorMixin
 from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 from trl import prepare_multimodal_messages
 
-from grpo.oom import is_out_of_memory
+from grpo.utils.oom import is_out_of_memory
 
 Generate = Callable[[list[Any], float, list[int]], list[str]]
 """From prompts, a temperature (0 is greedy) and a seed for each to completions."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpo import policy
+from grpo.data.images import engine_options, images_in, unexpanded
 from grpo.generation.local import Completer, Generate
 from grpo.generation.vllm_on_cpu import cpu_options, one_adapter
-from grpo.images import engine_options, images_in, unexpanded
+from grpo.model import policy
 from grpo.vllm_lora import engine_rank
 
 if TYPE_CHECKING:

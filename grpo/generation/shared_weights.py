@@ -3,7 +3,7 @@
 import torch
 from peft import PeftModel
 
-from grpo.errors import GenerationError
+from grpo.utils.errors import GenerationError
 
 
 def share(policy: PeftModel, engine: torch.nn.Module) -> dict[str, torch.Tensor]:

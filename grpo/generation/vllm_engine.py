@@ -22,7 +22,7 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.import_utils import is_vllm_available
 
-from grpo.errors import GenerationError
+from grpo.data.images import engine_options
 from grpo.generation.adapter import adapter_file, adapter_weights
 from grpo.generation.background import BackgroundGeneration
 from grpo.generation.merged_weights import merged_weights, trains_tied_weight
@@ -31,8 +31,8 @@ from grpo.generation.shared_weights import fingerprint, share
 from grpo.generation.vllm_on_cpu import cpu_options, loadable, one_adapter
 from grpo.generation.vllm_server import LAUNCHER, answers
 from grpo.generation.watched_session import FAILURES, PAUSE, WatchedSession
-from grpo.images import engine_options
-from grpo.patching import replaced
+from grpo.utils.errors import GenerationError
+from grpo.utils.patching import replaced
 from grpo.vllm_lora import LOOPBACK, engine_rank, why_not
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from grpo.hardware import host_memory
-from grpo.limits import ENGINE
-from grpo.patching import replaced
+from grpo.utils.hardware import host_memory
+from grpo.utils.limits import ENGINE
+from grpo.utils.patching import replaced
 
 
 def cpu_options(share: float, weights: float) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import requests
 
-from grpo.errors import ConfigError
 from grpo.generation.server_key import KEY, headers
+from grpo.utils.errors import ConfigError
 from grpo.vllm_lora import QUANTIZES
 
 if TYPE_CHECKING:

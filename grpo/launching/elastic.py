@@ -9,11 +9,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from grpo.distributed import BY_US, LOST, address_towards
-from grpo.errors import RunError
 from grpo.launching.rendezvous import is_first, meeting_point
-from grpo.runs.files import read_json, write_json
-from grpo.runs.resume import how_to_continue
+from grpo.rundir.files import read_json, write_json
+from grpo.rundir.resume import how_to_continue
+from grpo.utils.distributed import BY_US, LOST, address_towards
+from grpo.utils.errors import RunError
 
 SAME_COMMAND = "start the same command on each of them, with an address that all can reach"
 STOPPED = 130

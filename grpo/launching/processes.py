@@ -4,9 +4,9 @@ import os
 
 from omegaconf import DictConfig
 
-from grpo.distributed import is_launched, world_size
-from grpo.errors import ConfigError
-from grpo.hardware import visible_gpus
+from grpo.utils.distributed import is_launched, world_size
+from grpo.utils.errors import ConfigError
+from grpo.utils.hardware import visible_gpus
 
 
 def with_processes(config: DictConfig, overrides: list[str]) -> tuple[DictConfig, list[str]]:

@@ -17,10 +17,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from grpo.distributed import is_launched
-from grpo.errors import ConfigError, RunError
-from grpo.runs.lock import check_directory
-from grpo.runs.resume import continue_interrupted
+from grpo.rundir.lock import check_directory
+from grpo.rundir.resume import continue_interrupted
+from grpo.utils.distributed import is_launched
+from grpo.utils.errors import ConfigError, RunError
 
 DIRECTORY = "grpo/directory"
 """Key of the store: the run directory."""

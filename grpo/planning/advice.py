@@ -11,14 +11,14 @@ from omegaconf.errors import OmegaConfBaseException
 from grpo.config.check import check, check_shard
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.config.schema import ROOT
-from grpo.distributed import world_size
-from grpo.errors import ConfigError
 from grpo.planning import vision
 from grpo.planning.fit import Plan, make_plan
 from grpo.planning.from_config import find_shape, shipped_models, workload_of
 from grpo.planning.machine import Machine, machine_for
 from grpo.planning.sharding import sharding_of
 from grpo.planning.workload import Sharding
+from grpo.utils.distributed import world_size
+from grpo.utils.errors import ConfigError
 
 MAX_SUGGESTIONS = 4
 """Suggestions that are shown at most."""

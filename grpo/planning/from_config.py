@@ -10,12 +10,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from grpo.config.batch import completions_per_process, processes
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.config.schema import REWARD_MODEL, ROOT
-from grpo.distributed import local_world_size
-from grpo.errors import ConfigError
-from grpo.limits import UNMEASURED
 from grpo.planning.shape import Shape, shape_of
 from grpo.planning.sharding import sharding_of
 from grpo.planning.workload import Adapter, Images, Workload
+from grpo.utils.distributed import local_world_size
+from grpo.utils.errors import ConfigError
+from grpo.utils.limits import UNMEASURED
 from grpo.vllm_lora import sends_adapter
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}

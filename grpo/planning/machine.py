@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from grpo.config.batch import processes
-from grpo.errors import ConfigError
-from grpo.hardware import free_gpu_memory, host_memory
-from grpo.limits import GB
+from grpo.utils.errors import ConfigError
+from grpo.utils.hardware import free_gpu_memory, host_memory
+from grpo.utils.limits import GB
 
 
 @dataclass

@@ -6,7 +6,6 @@ what autograd saves; `benchmarks/simulation.py` compares the sum with PyTorch's 
 
 from dataclasses import replace
 
-from grpo.limits import CONTEXT, GB
 from grpo.planning import reward_model, vision
 from grpo.planning.activations import (
     head_backward,
@@ -17,6 +16,7 @@ from grpo.planning.activations import (
 )
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Adapter, Workload
+from grpo.utils.limits import CONTEXT, GB
 
 HOST = {"cuda": 2.5 * GB, "cpu": 0.55 * GB}
 """Host memory of a Python process with the libraries loaded, bytes."""

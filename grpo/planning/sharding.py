@@ -9,8 +9,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from grpo.config.batch import processes
-from grpo.errors import ConfigError
 from grpo.planning.workload import Sharding
+from grpo.utils.errors import ConfigError
 
 
 def sharding_of(config: DictConfig) -> Sharding:

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from grpo.errors import ConfigError
-from grpo.limits import GB
 from grpo.planning.advice import Planner
 from grpo.planning.fit import HEADROOM
 from grpo.planning.machine import machine_for
+from grpo.utils.errors import ConfigError
+from grpo.utils.limits import GB
 
 MODELS = {
     "0.5B": "qwen2_5_0_5b",

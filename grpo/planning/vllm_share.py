@@ -5,12 +5,12 @@ from math import ceil, floor
 
 from omegaconf import DictConfig
 
-from grpo.errors import ConfigError
-from grpo.limits import ENGINE, GB
 from grpo.planning import vision
 from grpo.planning.memory import adapter_parameters, peak, phases, weights
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Workload
+from grpo.utils.errors import ConfigError
+from grpo.utils.limits import ENGINE, GB
 from grpo.vllm_lora import engine_rank
 
 USEFUL_TOKENS = 4096

@@ -8,8 +8,8 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from grpo.config.library import BUILDERS
-from grpo.runs.run_dir import Run
-from grpo.runs.summary import with_interval
+from grpo.rundir.run_dir import Run
+from grpo.rundir.summary import with_interval
 
 ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 

@@ -8,7 +8,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from grpo.atomic import atomic
 from grpo.config.batch import completions
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.diagnosis import sampling_filters
@@ -18,8 +17,9 @@ from grpo.reporting.completions import as_data, sample
 from grpo.reporting.findings import findings
 from grpo.reporting.findings.base import values
 from grpo.reporting.images import MAX_BYTES, MAX_IMAGES
-from grpo.runs.run_dir import Run, read_run
-from grpo.runs.sweep_dir import COLUMNS, Sweep, is_sweep, read_sweep, show
+from grpo.rundir.run_dir import Run, read_run
+from grpo.rundir.sweep_dir import COLUMNS, Sweep, is_sweep, read_sweep, show
+from grpo.utils.atomic import atomic
 
 PAGE = "report.html"
 

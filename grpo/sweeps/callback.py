@@ -16,14 +16,14 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from grpo.cli import leave
-from grpo.distributed import world_size
-from grpo.errors import ConfigError
-from grpo.hardware import visible_gpus
-from grpo.runs.files import read_json, write_json
-from grpo.runs.resume import essential
-from grpo.runs.sweep_dir import EPOCHS, SWEEP, read_sweep
+from grpo.rundir.files import read_json, write_json
+from grpo.rundir.resume import essential
+from grpo.rundir.sweep_dir import EPOCHS, SWEEP, read_sweep
 from grpo.sweeps.job import PROGRAM, locked, quoted
 from grpo.sweeps.table import print_sweep
+from grpo.utils.distributed import world_size
+from grpo.utils.errors import ConfigError
+from grpo.utils.hardware import visible_gpus
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""

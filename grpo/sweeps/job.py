@@ -20,14 +20,14 @@ from hydra.conf import HydraConf
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.atomic import atomic
 from grpo.config.schema import register
-from grpo.runs.files import read_json, write_json
-from grpo.runs.resume import KEY as RESUME
-from grpo.runs.resume import essential
-from grpo.runs.run_dir import config_flags
-from grpo.runs.sweep_dir import EPOCHS, SWEEP
+from grpo.rundir.files import read_json, write_json
+from grpo.rundir.resume import KEY as RESUME
+from grpo.rundir.resume import essential
+from grpo.rundir.run_dir import config_flags
+from grpo.rundir.sweep_dir import EPOCHS, SWEEP
 from grpo.sweeps.machines import rendezvous
+from grpo.utils.atomic import atomic
 
 PROGRAM = "grpo.train"
 HOW_JOBS_ARE_MADE = re.compile(r"hydra(/|\.)(launcher|sweeper)\b|hydra\.(mode|run|sweep|output_subdir|job\.(num|id))\b")

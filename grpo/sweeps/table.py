@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grpo.runs.sweep_dir import COLUMNS, Sweep
+from grpo.rundir.sweep_dir import COLUMNS, Sweep
 
 
 def print_sweep(sweep: Sweep) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from grpo.distributed import log_name
-from grpo.errors import ConfigError
 from grpo.tools.isolation import Source, environment_of, tools_of
+from grpo.utils.distributed import log_name
+from grpo.utils.errors import ConfigError
 
 
 @dataclass

@@ -11,10 +11,10 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from grpo.distributed import is_main_process
-from grpo.manifest import seal
-from grpo.patching import replaced
 from grpo.trainer.extra_columns import from_tensor, to_tensor
+from grpo.utils.distributed import is_main_process
+from grpo.utils.manifest import seal
+from grpo.utils.patching import replaced
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ import torch
 from accelerate.utils import gather_object
 
 from grpo.config.options import Rollout
-from grpo.patching import replaced
 from grpo.trainer import thumbnails
 from grpo.trainer.batch import Batch
 from grpo.trainer.overlap import OverlapTrainer
 from grpo.trainer.problem_order import ProblemOrder
+from grpo.utils.patching import replaced
 
 
 @dataclass

@@ -19,8 +19,6 @@ import torch
 from accelerate.utils import DistributedType, gather_object
 
 from grpo.config.options import LOSS_MEANS, Engine, Update
-from grpo.errors import DoesNotFit
-from grpo.oom import is_out_of_memory
 from grpo.trainer import own_loss
 from grpo.trainer.balance import earliest, everyones, limits
 from grpo.trainer.batch import Batch, can_move, lengths, loss_mask, take
@@ -34,6 +32,8 @@ from grpo.trainer.rollout import too_long
 from grpo.trainer.step import StepMicrobatch, batches_of, count, nothing, worst_case
 from grpo.trainer.step_metrics import StepMetrics, merge
 from grpo.trainer.streams import step_on_default_stream
+from grpo.utils.errors import DoesNotFit
+from grpo.utils.oom import is_out_of_memory
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import torch
 from accelerate.utils import gather_object
 
 from grpo.diagnosis import ADVICE
-from grpo.distributed import is_main_process
 from grpo.trainer.batch import Batch, loss_mask
+from grpo.utils.distributed import is_main_process
 
 log = logging.getLogger(__name__)
 KEPT = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages")

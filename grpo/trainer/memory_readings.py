@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from grpo.limits import GB
+from grpo.utils.limits import GB
 
 AWAKE = ("generate", "evaluate")
 """Phases in which an engine that sleeps otherwise is awake."""

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from grpo.errors import DoesNotFit
 from grpo.trainer.microbatch import pack
+from grpo.utils.errors import DoesNotFit
 
 
 class MicrobatchedRewardModel(torch.nn.Module):

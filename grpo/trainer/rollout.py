@@ -16,12 +16,9 @@ from trl.trainer import grpo_trainer
 
 from grpo import losses
 from grpo.config.options import Engine, Update
+from grpo.data.images import View, unexpanded
 from grpo.diagnosis import sampling_filters
-from grpo.errors import DoesNotFit, GenerationError
 from grpo.generation.vllm_engine import PolicyEngine, compute_type
-from grpo.images import View, unexpanded
-from grpo.oom import is_out_of_memory
-from grpo.patching import replaced
 from grpo.trainer import engine_check, episodes, thumbnails
 from grpo.trainer.batch import FIELDS, Batch, can_move, check, images_of, lengths, loss_mask, pick, take
 from grpo.trainer.checkpoint import CheckpointTrainer
@@ -33,6 +30,9 @@ from grpo.trainer.prefix_sharing import can_share, real_tokens, score
 from grpo.trainer.reward_model import MicrobatchedRewardModel
 from grpo.trainer.token_budget import TokenBudget
 from grpo.trainer.zero_variance import zero_variance
+from grpo.utils.errors import DoesNotFit, GenerationError
+from grpo.utils.oom import is_out_of_memory
+from grpo.utils.patching import replaced
 
 log = logging.getLogger(__name__)
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from grpo.atomic import atomic
+from grpo.utils.atomic import atomic
 
 COLUMN = "thumbnails"
 """Column of the logged completions: for each of its images the name of the file in `completions/images/`."""

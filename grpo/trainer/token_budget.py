@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from accelerate.utils.memory import clear_device_cache
 
-from grpo.atomic import atomic
-from grpo.distributed import is_main_process, rank
-from grpo.limits import UNMEASURED, USABLE, held_back
+from grpo.utils.atomic import atomic
+from grpo.utils.distributed import is_main_process, rank
+from grpo.utils.limits import UNMEASURED, USABLE, held_back
 
 
 class TokenBudget:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from grpo.patching import replaced
 from grpo.trainer.batch import Batch
 from grpo.trainer.episodes import BY_TRL
 from grpo.trainer.rollout import RolloutTrainer
+from grpo.utils.patching import replaced
 
 Message = dict[str, Any]
 

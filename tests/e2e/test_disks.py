@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.manifest import difference, is_sealed
+from grpo.utils.manifest import difference, is_sealed
 from tests.commands import command
 
 pytestmark = pytest.mark.slow

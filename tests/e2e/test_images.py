@@ -26,7 +26,7 @@ needs_torchvision = pytest.mark.skipif(not TORCHVISION.is_dir(), reason="needs t
 QUICK = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 """vLLM compiles a function of its sampler otherwise, and fills a larger cache, each of which takes seconds."""
 ODD = "def odd(completion_ids, **columns):\n    return [sum(i) % 7 for i in completion_ids]\n"
-BUILT_IN = ROOT / "grpo" / "tiny_vision"
+BUILT_IN = ROOT / "grpo" / "builtin" / "tiny_vision"
 
 
 @pytest.fixture(scope="module")

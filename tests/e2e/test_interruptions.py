@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo.manifest import difference, is_sealed
+from grpo.utils.manifest import difference, is_sealed
 from tests.commands import Command, command
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from grpo.config.schema import ROOT
-from grpo.manifest import is_sealed
+from grpo.utils.manifest import is_sealed
 from tests.commands import command
 from tests.e2e.launched import AUTO, ENVIRONMENT, RUN, TWO, ended, has_ended, outcome, processes_of, start, wait_for
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo.reporting.page import write_report
-from grpo.runs.sweep_dir import SWEEP
+from grpo.rundir.sweep_dir import SWEEP
 from tests.page_fixtures import HOSTILE, show_images, write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="make extras installs it")

@@ -20,10 +20,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.check import check
 from grpo.config.schema import ROOT
-from grpo.errors import ConfigError, RunError
 from grpo.planning.fit import make_plan
-from grpo.run import run
-from grpo.runs.run_dir import read_run
+from grpo.run.session import run
+from grpo.rundir.run_dir import read_run
+from grpo.utils.errors import ConfigError, RunError
 from tests.commands import command
 
 SMALL = [
@@ -74,7 +74,7 @@ def test_a_run_leaves_what_the_run_directory_promises(
     assert (tmp_path / "checkpoint-2" / "trainer_state.json").exists()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert AutoTokenizer.from_pretrained(tmp_path / "model")("Mia")["input_ids"]
-    before = AutoModelForCausalLM.from_pretrained(ROOT / "grpo" / "tiny", dtype="float32").state_dict()
+    before = AutoModelForCausalLM.from_pretrained(ROOT / "grpo" / "builtin" / "tiny", dtype="float32").state_dict()
     assert any(not torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert not list((tmp_path / "model").glob("*.bin"))
     assert not (tmp_path / "README.md").exists()
@@ -144,10 +144,10 @@ def test_an_adapter_is_what_comes_out(composed: Compose, tmp_path: Path, peft: s
 
 
 def qlora(composed: Compose, folder: Path) -> torch.nn.Module:
-    from grpo import policy
-    from grpo.data import load_task
+    from grpo.data.task import load_task
+    from grpo.model import policy
+    from grpo.run.trainer import make_trainer
     from grpo.tools.running import Tools
-    from grpo.trainer_from_config import make_trainer
     from rewards.runtime.isolation import Reward
 
     config = composed(*SMALL, "peft=qlora")
@@ -370,7 +370,7 @@ def test_non_finite_gradients_stop_a_run_with_a_checkpoint(composed: Compose, tm
     (tmp_path / "infinite.py").write_text("def reward(completions, **columns):\n    return [3e38, -3e38] * 4\n")
     overrides = [f"+reward.infinite.fn={tmp_path}/infinite.py:reward", "train.scale_rewards=none"]
     overrides += ["update.max_skipped_steps=2", "train.max_steps=9"]
-    before = AutoModelForCausalLM.from_pretrained(ROOT / "grpo" / "tiny", dtype="float32").state_dict()
+    before = AutoModelForCausalLM.from_pretrained(ROOT / "grpo" / "builtin" / "tiny", dtype="float32").state_dict()
     summary = train(composed, tmp_path / "run", *overrides)
     assert (summary["status"], summary["steps"]) == ("stopped", 2)
     assert "step 2 is not finite, number 2 in a row" in summary["reason"]

@@ -96,7 +96,7 @@ def test_a_sharded_run_evaluates_resumes_and_saves_a_whole_model(
     model = load_file(file)
     if not options:
         loaded = AutoModelForCausalLM.from_pretrained(run_dir / "model")
-        assert model.keys() == load_file(ROOT / "grpo" / "tiny" / "model.safetensors").keys()
+        assert model.keys() == load_file(ROOT / "grpo" / "builtin" / "tiny" / "model.safetensors").keys()
         assert all(torch.equal(loaded.state_dict()[name], weight) for name, weight in model.items())
 
     shutil.rmtree(run_dir / "checkpoint-5")

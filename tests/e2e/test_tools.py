@@ -91,7 +91,7 @@ def test_a_run_with_dynamic_sampling_calls_its_tool(tmp_path: Path) -> None:
     page = (tmp_path / "run" / "report.html").read_text()
     assert '"who":"call","text":"calculator(expression=' in page
     assert "Tool calls of a step" in page
-    assert "<dt>tools</dt><dd>grpo.tasks.calculator.calculator</dd>" in page
+    assert "<dt>tools</dt><dd>grpo.builtin.tasks.calculator.calculator</dd>" in page
     refused = command("grpo.evaluate", "run", cwd=tmp_path)
     assert refused.returncode == 2
     assert "only a run evaluates a policy with its tools" in refused.stderr
@@ -123,7 +123,7 @@ def test_a_hanging_or_dying_environment_costs_its_own_episodes(mine: Path) -> No
 
 @pytest.mark.slow
 def test_a_reward_model_scores_beside_a_function(tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny")
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny")
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaForSequenceClassification(LlamaConfig(vocab_size=len(tokenizer), num_labels=1, **shape)).save_pretrained(
@@ -164,7 +164,9 @@ def assert_one_line(done: Any, says: str) -> None:
 @pytest.mark.slow
 def test_unusable_tools_and_environments_fail_with_one_line(mine: Path) -> None:
     odd = mine / "odd"
-    shutil.copytree(ROOT / "grpo" / "tiny_calculator", odd, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    shutil.copytree(
+        ROOT / "grpo" / "builtin" / "tiny_calculator", odd, ignore=shutil.ignore_patterns("*.py", "__pycache__")
+    )
     template = odd / "chat_template.jinja"
     template.write_text(
         template.read_text().replace("{{ eos_token }}", "{{ '' if loop.last else '!' }}{{ eos_token }}")

@@ -60,9 +60,9 @@ def test_each_demo_trains_from_the_wheel(demo: str, site: Path, tmp_path: Path) 
     assert where.stdout.split() == [str(site / name / "__init__.py") for name in ("grpo", "rewards")]
     composed = python("-m", "grpo.train", *DEMOS[demo], "--cfg", "job", cwd=tmp_path, **environment)
     assert composed.returncode == 0, composed.stderr
-    assert "model_name_or_path: ${project:grpo/tiny" in composed.stdout
+    assert "model_name_or_path: ${project:grpo/builtin/tiny" in composed.stdout
     run = python("-m", "grpo.train", *DEMOS[demo], *STEP, "hydra.run.dir=run", cwd=tmp_path, **environment)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "run" / "model").is_dir()
-    assert f"model_name_or_path: {site}/grpo/tiny" in (tmp_path / "run" / "resolved_config.yaml").read_text()
+    assert f"model_name_or_path: {site}/grpo/builtin/tiny" in (tmp_path / "run" / "resolved_config.yaml").read_text()
     assert '"steps": 1' in (tmp_path / "run" / "summary.json").read_text()

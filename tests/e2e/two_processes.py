@@ -13,8 +13,8 @@ from accelerate import PartialState
 from trl import GRPOTrainer
 
 from grpo.config.options import LOSS_MEANS, Rollout
-from grpo.patching import replaced
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update, exact
+from grpo.utils.patching import replaced
 from tests.derived_losses import DERIVED
 from tests.stock_trl import (
     KL_FOUR_SLICES,

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from benchmarks.gpu import LONGEST, run_in_process
-from grpo.hardware import free_gpu_memory, gpu_utilization
-from grpo.limits import USABLE
 from grpo.planning.fit import HEADROOM
+from grpo.utils.hardware import free_gpu_memory, gpu_utilization
+from grpo.utils.limits import USABLE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 

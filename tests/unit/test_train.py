@@ -9,8 +9,8 @@ import pynvml
 import pytest
 from omegaconf import DictConfig
 
-from grpo.errors import ConfigError
 from grpo.train import prepare_gpu, start_run
+from grpo.utils.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from grpo.reporting.findings.learning import cut_off, entropy_collapsed, groups_
 from grpo.reporting.findings.machine import fragments, gpu_idle, host_memory_grows, memory_near_limit, steps_skipped
 from grpo.reporting.findings.rewards import drowned, hacking, never_fired, reward_errors
 from grpo.reporting.findings.tools import never_called, never_equal, tools_fail, turns_used_up
-from grpo.runs.run_dir import Run
+from grpo.rundir.run_dir import Run
 
 __all__ = ["Finding", "findings"]
 RULES: tuple[Callable[[Run], Finding | None], ...] = (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from grpo.runs.run_dir import Run
+from grpo.rundir.run_dir import Run
 
 MIN_STEPS = 10
 """Logged steps that a rule about a trend needs."""

@@ -4,7 +4,7 @@ from statistics import mean
 
 from grpo.diagnosis import MISMATCH, mismatch_causes
 from grpo.reporting.findings.base import Finding, ends, values
-from grpo.runs.run_dir import Run
+from grpo.rundir.run_dir import Run
 
 
 def engine_differs(run: Run) -> Finding | None:

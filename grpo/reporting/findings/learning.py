@@ -3,7 +3,7 @@
 from statistics import mean
 
 from grpo.reporting.findings.base import MIN_STEPS, Finding, ends, rise, values
-from grpo.runs.run_dir import Run
+from grpo.rundir.run_dir import Run
 
 
 def reward_flat(run: Run) -> Finding | None:

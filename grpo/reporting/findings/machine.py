@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo.diagnosis import ADVICE
 from grpo.reporting.findings.base import MIN_STEPS, Finding, values
-from grpo.runs.run_dir import Run
+from grpo.rundir.run_dir import Run
 
 WAITS = {
     "generate": "generation=vllm_colocate generates many times faster than transformers",

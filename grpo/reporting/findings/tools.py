@@ -3,7 +3,7 @@
 from statistics import mean
 
 from grpo.reporting.findings.base import Finding, ends, values
-from grpo.runs.run_dir import Run
+from grpo.rundir.run_dir import Run
 
 
 def never_called(run: Run) -> Finding | None:

@@ -14,16 +14,16 @@ from omegaconf import DictConfig
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import grpo.tiny
+import grpo.builtin.tiny
 from grpo.config.batch import evaluated_at_once
 from grpo.config.schema import train_arguments
-from grpo.data import load_held_out
+from grpo.data.task import load_held_out
 from grpo.evaluation.loop import Decoding, evaluate
 from grpo.evaluation.model import fingerprint
 from grpo.generation.local import Completer
 from rewards.runtime.isolation import Reward
 
-TINY = Path(grpo.tiny.__file__).parent
+TINY = Path(grpo.builtin.tiny.__file__).parent
 
 
 @pytest.fixture(scope="module")

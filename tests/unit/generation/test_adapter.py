@@ -13,7 +13,7 @@ from grpo.config.schema import ROOT
 from grpo.generation import adapter
 from grpo.generation.adapter import adapter_file, adapter_weights
 
-TINY = ROOT / "grpo" / "tiny"
+TINY = ROOT / "grpo" / "builtin" / "tiny"
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from omegaconf import DictConfig
 
 from grpo import serve as launcher
 from grpo.config.schema import ROOT
-from grpo.errors import ConfigError
 from grpo.generation import vllm_server
 from grpo.generation.server_key import KEY, MIDDLEWARE, KeyRequired, headers
 from grpo.generation.vllm_server import settings_of
 from grpo.generation.watched_session import WatchedSession
 from grpo.serve import command, serve
+from grpo.utils.errors import ConfigError
 
 Compose = Callable[..., DictConfig]
 

@@ -16,21 +16,21 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 from benchmarks.engine_check import FAULTS, LORA, check, trainer
+from grpo.builtin.tasks.arithmetic import problems
 from grpo.config.options import Engine
 from grpo.config.schema import ROOT
-from grpo.errors import GenerationError
 from grpo.generation import vllm_engine
 from grpo.generation.local import complete
 from grpo.generation.merged_weights import merged_weights, trains_tied_weight
 from grpo.generation.vllm_engine import PolicyEngine, answer
-from grpo.runs.resume import newest_checkpoint
-from grpo.tasks.arithmetic import problems
+from grpo.rundir.resume import newest_checkpoint
 from grpo.trainer import ExactGRPOTrainer, engine_check
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.token_budget import TokenBudget
+from grpo.utils.errors import GenerationError
 from tests.cuda_driver import GB, CudaDriver
 
-TINY = str(ROOT / "grpo" / "tiny")
+TINY = str(ROOT / "grpo" / "builtin" / "tiny")
 LINEAR = ["q_proj", "v_proj", "down_proj"]
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {"target_modules": LINEAR},

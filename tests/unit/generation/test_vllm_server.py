@@ -23,12 +23,12 @@ from urllib3.util import Retry
 from grpo import serve as launcher
 from grpo.config.batch import longest_request
 from grpo.config.schema import ROOT
-from grpo.errors import ConfigError, GenerationError, RunError
 from grpo.generation import vllm_server
 from grpo.generation.server_key import KEY
 from grpo.generation.vllm_engine import PolicyEngine, started_at
 from grpo.generation.vllm_server import check_room, check_server, check_vllm, is_taken, server_url
 from grpo.serve import command, serve
+from grpo.utils.errors import ConfigError, GenerationError, RunError
 from tests.e2e.vllm_runs import free_port
 
 Compose = Callable[..., DictConfig]
@@ -206,7 +206,7 @@ def test_the_server_answers_nobody_without_its_key(served: tuple[DictConfig, Any
         (
             dict.fromkeys(("model", "served_model_name"), "Qwen/Qwen3-4B"),
             "model_config",
-            r"has the model Qwen/Qwen3-4B, this run .*/grpo/tiny: start it with",
+            r"has the model Qwen/Qwen3-4B, this run .*/grpo/builtin/tiny: start it with",
         ),
         ({"max_model_len": 80}, "model_config", "has room for 80 tokens, a prompt and its completion take 88: start"),
         ({"logprobs_mode": "raw_logprobs"}, "model_config", "has --logprobs-mode raw_logprobs, its log-probabilities"),

@@ -12,14 +12,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.check import check
 from grpo.config.schema import ROOT
-from grpo.errors import ConfigError
-from grpo.limits import GB, USABLE
 from grpo.planning import fit, from_config, machine
 from grpo.planning.advice import MAX_SUGGESTIONS, Planner, advise
 from grpo.planning.fit import HEADROOM, Plan, make_plan, settled
 from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.vllm_share import USEFUL_TOKENS
 from grpo.planning.workload import Sharding
+from grpo.utils.errors import ConfigError
+from grpo.utils.limits import GB, USABLE
 
 Compose = Callable[..., DictConfig]
 Advice = Callable[[tuple[str, ...]], list[dict[str, Any]]]
@@ -182,7 +182,7 @@ def test_vllm_sleeps_only_where_the_update_leaves_no_room_for_it(composed: Compo
 
 def test_no_engine_sleeps_between_turns_with_sharded_weights(composed: Compose) -> None:
     line = ("+gpu=rtx3080", *OWN_WEIGHTS, "plan.processes=2", "shard=fsdp2", "train.optim=adamw_torch")
-    tools = ("task.tools=[grpo.tasks.calculator.calculator]", "task.conversational=true")
+    tools = ("task.tools=[grpo.builtin.tasks.calculator.calculator]", "task.conversational=true")
     sleeps = [make_plan(composed(*line, *more)).settings["train.vllm_enable_sleep_mode"] for more in ((), tools)]
     assert sleeps == [True, False]
 

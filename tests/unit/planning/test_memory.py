@@ -16,7 +16,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArgu
 
 from benchmarks.simulation import simulate
 from grpo.config.schema import ROOT
-from grpo.limits import GB
 from grpo.planning.activations import layer_activations
 from grpo.planning.from_config import shipped_models
 from grpo.planning.memory import (
@@ -33,6 +32,7 @@ from grpo.planning.memory import (
 )
 from grpo.planning.shape import Shape, shape_of
 from grpo.planning.workload import Adapter, Images, Workload
+from grpo.utils.limits import GB
 
 NUMBERS: dict[str, Any] = {
     "model_type": "llama",

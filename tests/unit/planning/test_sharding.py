@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.simulation import simulate
-from grpo.limits import GB
 from grpo.planning.from_config import shipped_models
 from grpo.planning.host import host, locked
 from grpo.planning.memory import logprobs, peak, persistent, rollout, unsharded_gradients, update
 from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Sharding, Workload
+from grpo.utils.limits import GB
 
 SHAPE = shipped_models()["llama3_1_8b"][1]
 P = 8_030_261_248

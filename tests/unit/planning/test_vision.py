@@ -23,7 +23,7 @@ from transformers.quantizers.base import get_keys_to_not_convert
 
 from benchmarks.simulation_vision import METHODS, in_float32, plan, simulate
 from grpo.config.schema import ROOT
-from grpo.limits import GB
+from grpo.model.vision import freeze, parts
 from grpo.planning.advice import advise, harmless_first, other_models
 from grpo.planning.fit import make_plan
 from grpo.planning.from_config import shipped_models, workload_of
@@ -51,7 +51,7 @@ from grpo.planning.vision import (
     profiled,
 )
 from grpo.planning.workload import Adapter, Images, Workload
-from grpo.vision import freeze, parts
+from grpo.utils.limits import GB
 
 SHIPPED = [choice for choice, (_, shape) in shipped_models().items() if shape.vision]
 TEXT = {
@@ -168,7 +168,7 @@ def test_the_adapter_is_on_the_tower_only_with_peft_vision(family: str, vision: 
 
 
 def with_adapter(model: Any, vision: bool) -> Any:
-    """The model with LoRA matrices as `grpo.policy.peft_config` asks for them."""
+    """The model with LoRA matrices as `grpo.model.policy.peft_config` asks for them."""
     without = "|".join(f"{re.escape(name)}(\\..*)?" for name in chain.from_iterable(parts(model).values()))
     return get_peft_model(
         model, LoraConfig(r=8, target_modules="all-linear", exclude_modules=None if vision else without)

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import DictConfig
 
 from grpo.reporting.findings import RULES, findings
-from grpo.runs.run_dir import Run
+from grpo.rundir.run_dir import Run
 
 RECORDED = Path(__file__).parent / "recorded"
 FOUND = {

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from grpo.errors import ConfigError
 from grpo.reporting.charts import COLOURS, MAX_POINTS, curves, draw_line, frame
 from grpo.reporting.completions import MAX_LENGTH, MAX_SIZE, as_data, said, sample, shortened
 from grpo.reporting.page import write_report
-from grpo.runs.run_dir import read_run
-from grpo.runs.sweep_dir import SWEEP, read_sweep
+from grpo.rundir.run_dir import read_run
+from grpo.rundir.sweep_dir import SWEEP, read_sweep
 from grpo.sweeps.table import print_sweep
+from grpo.utils.errors import ConfigError
 from tests.page_fixtures import HOSTILE, write_run
 
 RUN = {"steps": 4, "groups": 2, "generations": 4}
@@ -52,7 +52,15 @@ def data_of(page: str) -> dict:
 
 
 def test_the_page_says_what_was_trained_how_and_with_what_result(page):
-    for text in ("grpo.tasks.arithmetic.rows", "correctness × 1", "groups of 8", "adamw", "11.0%", "95.0%", "0.65"):
+    for text in (
+        "grpo.builtin.tasks.arithmetic.rows",
+        "correctness × 1",
+        "groups of 8",
+        "adamw",
+        "11.0%",
+        "95.0%",
+        "0.65",
+    ):
         assert text in page
     assert "python -m grpo.train train.seed=3" in page
     assert "Advice" not in page

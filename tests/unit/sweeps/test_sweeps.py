@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 
 from grpo.cli import register_resolvers
-from grpo.errors import ConfigError
-from grpo.hardware import visible_gpus
-from grpo.runs.sweep_dir import read_sweep
+from grpo.rundir.sweep_dir import read_sweep
 from grpo.sweeps.callback import begin, newest_sweep, note_if_killed
 from grpo.sweeps.job import (
     begun_before,
@@ -32,6 +30,8 @@ from grpo.sweeps.job import (
     reason_of,
     train_in_process,
 )
+from grpo.utils.errors import ConfigError
+from grpo.utils.hardware import visible_gpus
 
 
 @pytest.fixture
@@ -409,7 +409,7 @@ def test_an_empty_sweep_says_so(tmp_path):
 
 
 def test_a_command_to_paste_is_quoted(composed, tmp_path):
-    from grpo.runs.run_dir import read_run
+    from grpo.rundir.run_dir import read_run
 
     run = read_run(job_in(tmp_path, "0", "task.prompt='a {question}'", "train.seed=1"))
     assert run.command == """python -m grpo.train 'task.prompt='"'"'a {question}'"'"'' train.seed=1"""

@@ -56,7 +56,7 @@ class Leaves:
 
 
 def test_the_built_in_calculator_stands_every_argument(tmp_path: Path) -> None:
-    done = command("grpo.tools.check", "grpo.tasks.calculator.calculator", cwd=tmp_path)
+    done = command("grpo.tools.check", "grpo.builtin.tasks.calculator.calculator", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert '"description": "Numbers, + - * / and parentheses, for example (412 + 367) * 4"' in done.stdout
     assert "a run can use it" in done.stdout
@@ -86,8 +86,8 @@ def test_what_is_no_tool_is_one_line_and_status_2(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("")
     for arguments, says in {
         ("none.py:Env",): "none.py:Env: there is no file",
-        ("grpo.tasks.calculator.value_of",): "value_of",
-        ("grpo.tasks.calculator.calculator", "--data", "rows.jsonl"): "rows.jsonl: the file has no rows",
+        ("grpo.builtin.tasks.calculator.value_of",): "value_of",
+        ("grpo.builtin.tasks.calculator.calculator", "--data", "rows.jsonl"): "rows.jsonl: the file has no rows",
     }.items():
         done = command("grpo.tools.check", *arguments, cwd=tmp_path)
         assert done.returncode == 2, done.stdout

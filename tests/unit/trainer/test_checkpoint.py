@@ -11,8 +11,8 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from grpo.config.options import Rollout
-from grpo.manifest import difference, is_sealed
 from grpo.trainer import ExactGRPOTrainer, Update
+from grpo.utils.manifest import difference, is_sealed
 from tests.stock_trl import VOCABULARY, Record, ours, train
 
 PROMPTS = Dataset.from_dict({"prompt": [f"How many ? {number}" for number in range(12)]})

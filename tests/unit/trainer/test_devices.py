@@ -12,7 +12,7 @@ from rich.console import Console
 from transformers import BitsAndBytesConfig
 from trl import GRPOTrainer
 
-from grpo.data import load_held_out
+from grpo.data.task import load_held_out
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.batch import idle

@@ -9,10 +9,10 @@ import torch
 from peft import LoraConfig
 from transformers import AutoModelForImageTextToText, InternVLConfig, InternVLVisionConfig, LlamaConfig
 
-from grpo.callbacks import MetricsFile
-from grpo.errors import GenerationError
+from grpo.run.callbacks import MetricsFile
 from grpo.trainer import ExactGRPOTrainer, engine_check
 from grpo.trainer.engine_check import difference, masked, tolerance
+from grpo.utils.errors import GenerationError
 from tests.stock_trl import VOCABULARY, ScriptedEngine, ours, rollouts, tiny_llama
 
 NAN = float("nan")

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from trl import GRPOTrainer
 
-from grpo.tasks.calculator import calculator
+from grpo.builtin.tasks.calculator import calculator
 from grpo.trainer import episodes
 from tests.unit.trainer.test_tool_calls import PROMPTS, Game, with_tools
 

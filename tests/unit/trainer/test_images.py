@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from benchmarks.exactness import FOUR, IMAGES, compare
 from grpo.config.options import Rollout, Update
-from grpo.images import View
+from grpo.data.images import View
 from grpo.trainer import ExactGRPOTrainer
 from tests.stock_trl import make, train
 from tests.vision_policies import FAMILIES, METHODS, options

@@ -11,9 +11,9 @@ from trl import GRPOTrainer
 
 from grpo.config.options import Update
 from grpo.config.schema import ROOT
-from grpo.errors import DoesNotFit
 from grpo.trainer.reward_model import MicrobatchedRewardModel
 from grpo.trainer.token_budget import TokenBudget
+from grpo.utils.errors import DoesNotFit
 from rewards.model import model
 from rewards.scorer import load
 from tests.stock_trl import LONGEST, make, ours, train
@@ -23,7 +23,7 @@ from tests.stock_trl import LONGEST, make, ours, train
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random reward model with the tokenizer of the built-in policy."""
     folder = tmp_path_factory.mktemp("scorer") / "scorer"
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny")
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny")
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -111,7 +111,7 @@ def test_with_sharded_weights_all_processes_make_as_many_passes(tmp_path: Path) 
 
 def test_what_is_no_reward_model_is_explained(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"not a reward model: its files lack score\.weight"):
-        load(str(ROOT / "grpo" / "tiny"))
+        load(str(ROOT / "grpo" / "builtin" / "tiny"))
     with pytest.raises(ValueError, match="float23"):
         load(str(folder), "float23")
     assert AutoModelForSequenceClassification.from_pretrained(folder).config.num_labels == 1

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.config.options import Update
-from grpo.oom import is_out_of_memory
 from grpo.trainer import token_budget
 from grpo.trainer.token_budget import UNMEASURED, TokenBudget
+from grpo.utils.oom import is_out_of_memory
 from tests.cuda_driver import GB, CudaDriver
 
 CPU = torch.device("cpu")

@@ -16,10 +16,10 @@ from rich.console import Console
 from transformers import AutoTokenizer
 from trl import GRPOTrainer, prepare_multimodal_messages
 
+from grpo.builtin.tasks.calculator import calculator
 from grpo.config.options import Rollout
 from grpo.config.schema import ROOT
 from grpo.evaluation.in_training import evaluate_policy
-from grpo.tasks.calculator import calculator
 from grpo.trainer import ExactGRPOTrainer
 from rewards.runtime.isolation import Reward
 from tests.stock_trl import (
@@ -34,7 +34,7 @@ from tests.stock_trl import (
 )
 from tests.vision_policies import make_policy, make_processor, problems
 
-TOKENIZER = AutoTokenizer.from_pretrained(ROOT / "grpo" / "tiny_calculator")
+TOKENIZER = AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny_calculator")
 QUESTIONS = [f"Mia has {number} apples. How many apples does she have now?" for number in range(48)]
 PROMPTS = [[{"role": "user", "content": question}] for question in QUESTIONS]
 

@@ -1,0 +1,336 @@
+"""Images of problems: from a column of files, bytes or pictures to what the policy sees."""
+
+import hashlib
+import io
+import math
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from datasets import Dataset, List
+from datasets import Image as ImageFeature
+from PIL import Image, ImageOps
+from rich.progress import track
+from transformers.image_utils import SizeDict
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+from trl import prepare_multimodal_messages
+
+from grpo.utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+COLUMN = "images"
+"""Column that TRL reads: the images of a prompt, in the order in which they are shown."""
+MANY = 1000
+"""Rows from which on checking them shows its progress."""
+SIDES = range(2, 16_385)
+"""Pixels that a side of an image may have."""
+MAX_RATIO = 200
+"""Longest side over shortest; Qwen's processors refuse more."""
+
+
+class View:
+    """What a policy sees of an image: resized as its processor would, within the pixels of the configuration.
+
+    Images are resized before TRL and vLLM get them, so that the processors of both give them the same tokens. As a
+    transform of a data set it opens the images of the rows that are read.
+
+    Args:
+        processor: of the policy.
+        folder: of files that are named without one.
+        min_pixels: of an image, width times height; None leaves it to the processor.
+        max_pixels: the same.
+    """
+
+    def __init__(self, processor: Any, folder: str | None, min_pixels: int | None, max_pixels: int | None) -> None:
+        self.processor, self.folder = processor, Path(folder or "")
+        self.factor, self.min_pixels, self.max_pixels = 1, min_pixels or 0, max_pixels or math.inf
+        images = processor.image_processor
+        if hasattr(images, "merge_size") and images.size.longest_edge:  # Qwen's: both edges are numbers of pixels
+            self.factor = images.patch_size * images.merge_size
+            self.min_pixels = min_pixels or images.size.shortest_edge
+            self.max_pixels = max_pixels or images.size.longest_edge
+            images.size = SizeDict(shortest_edge=self.min_pixels, longest_edge=self.max_pixels)  # saved with the model
+        self.tokens = cache(self._tokens)
+        """Function of width and height to the tokens of an image in a prompt."""
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """Return width and height of an image as the policy sees it, pixels.
+
+        Raises:
+            ValueError: no processor takes such an image.
+        """
+        if not {width, height} <= set(SIDES) or max(width, height) > MAX_RATIO * min(width, height):
+            raise ValueError(
+                f"{width} x {height} pixels; a side has {SIDES[0]} to {SIDES[-1]:,}, and at most {MAX_RATIO} times the "
+                "pixels of the other"
+            )
+        if self.factor > 1:
+            height, width = smart_resize(height, width, self.factor, self.min_pixels, self.max_pixels)
+            return width, height
+        pixels = width * height
+        scale = math.sqrt(min(max(pixels, self.min_pixels), self.max_pixels) / pixels)
+        return (width, height) if scale == 1 else (max(1, int(width * scale)), max(1, int(height * scale)))
+
+    def open(self, value: Any) -> Image.Image:
+        """Return an image as the data has it: RGB, upright.
+
+        Args:
+            value: a path, bytes, both as `datasets` stores them, or a picture.
+
+        Raises:
+            ValueError: it is not one image, or broken.
+        """
+        if isinstance(value, dict):
+            value = value.get("bytes") or value.get("path")
+        try:
+            image: Any = value
+            if isinstance(value, str):
+                image = Image.open(self.folder / value)
+            elif isinstance(value, bytes):
+                image = Image.open(io.BytesIO(value))
+            if not isinstance(image, Image.Image):
+                raise ValueError(f"{type(value).__name__}, not a path, bytes or an image")
+            if (frames := getattr(image, "n_frames", 1)) > 1:
+                raise ValueError(f"animated, with {frames} images")
+            return ImageOps.exif_transpose(image).convert("RGB")
+        except FileNotFoundError:
+            url = "; URLs are not read: name downloaded files" if "://" in str(value) else ""
+            raise ValueError(f"there is no file {self.folder / value}{url}") from None
+        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+            where = f"{self.folder / value}: " if isinstance(value, str) else ""
+            raise ValueError(f"{where}{' '.join(str(error).split())}") from error
+
+    def show(self, value: Any) -> Image.Image:
+        """Return an image as the policy sees it."""
+        image = self.open(value)
+        size = self.size(*image.size)
+        return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
+
+    def shown(self, rows: list[dict[str, Any]], opened: dict[str, Image.Image]) -> list[dict[str, Any]]:
+        """Return rows with their images as the policy sees them.
+
+        Args:
+            opened: images by what tells them apart; gets those that are opened now, so that each is opened once.
+        """
+        found = []
+        for row in rows:
+            pictures = []
+            for value in images_of(row.get(COLUMN)):
+                if not isinstance(value, Image.Image):
+                    name = _name(value)
+                    value = opened.get(name) or opened.setdefault(name, self.show(value))
+                pictures.append(value)
+            found.append({**row, COLUMN: pictures})
+        return found
+
+    def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Open the images of rows that are read from the data set."""
+        if COLUMN in rows:
+            rows = {**rows, COLUMN: [[self.show(value) for value in images_of(cell)] for cell in rows[COLUMN]]}
+        return rows
+
+    def _tokens(self, width: int, height: int) -> int:
+        blank = Image.new("RGB", (width, height))
+        return len(self.processor(text=[self.processor.image_token], images=[[blank]])["input_ids"][0])
+
+
+def images_of(cell: Any) -> list[Any]:
+    """Return the images of a row: none, one, or a list."""
+    if cell is None:
+        return []
+    return [value for value in cell if value is not None] if isinstance(cell, list) else [cell]
+
+
+def view_of(task: "DictConfig", processor: Any) -> View | None:
+    """Return how a task shows images to the policy; None if it has none.
+
+    Raises:
+        ConfigError: the model takes no images.
+    """
+    if task.images is None:
+        return None
+    if not hasattr(processor, "image_processor"):
+        raise ConfigError(f"task.images={task.images}: the model takes text alone; choose one that takes images")
+    return View(processor, task.image_folder, task.min_pixels, task.max_pixels)
+
+
+def check_used(config: "DictConfig", processor: Any) -> None:
+    """Check that a model that takes images gets some, unless what sees them stays as it is.
+
+    Raises:
+        ConfigError: weights would be trained that nothing reaches.
+    """
+    sees = hasattr(processor, "image_processor") and not config.task.images
+    if sees and "vision" not in config.model.freeze and (config.peft is None or config.peft.get("vision")):
+        raise ConfigError(
+            f"{config.model.model_name_or_path} takes images, and task.images is not set: name their column, or train "
+            "the language model alone with model.freeze=[vision,projector] or peft=lora"
+        )
+
+
+def with_sizes(dataset: Dataset, task: "DictConfig", view: View, split: str) -> Dataset:
+    """Return a data set whose images are in the column `images`, all of which can be opened and shown.
+
+    It also has `image_sizes` and `shown_sizes`: for each row lists of width and height, in the data and as the policy
+    sees them.
+
+    Args:
+        split: what the rows are of.
+
+    Raises:
+        ConfigError: the column is not there or has no images, or one of them cannot be opened or shown.
+    """
+    if task.images not in dataset.column_names:
+        raise ConfigError(
+            f"task.images={task.images}: the data has no such column; it has: {', '.join(dataset.column_names)}"
+        )
+    dataset = undecoded(dataset, task.images)
+    sizes: dict[str, list[list[tuple[int, int]]]] = {"image_sizes": [], "shown_sizes": []}
+    cells = track(dataset[task.images], "checking images", transient=True, disable=len(dataset) < MANY)
+    for row, cell in enumerate(cells):
+        try:
+            found = [view.open(value).size for value in images_of(cell)]
+            sizes["shown_sizes"].append([view.size(*size) for size in found])
+        except ValueError as error:
+            raise ConfigError(f"task.images={task.images}: row {row} of {split}: {error}") from error
+        sizes["image_sizes"].append(found)
+    dataset = dataset.rename_column(task.images, COLUMN) if task.images != COLUMN else dataset
+    for name, values in sizes.items():
+        dataset = dataset.add_column(name, values)
+    return dataset
+
+
+def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str, tools: Sequence[Any] = ()) -> list[int]:
+    """Return the tokens of prompts with their images and the descriptions of tools.
+
+    Args:
+        dataset: with `prompt` and what `with_sizes` adds.
+        limit: `task.max_prompt_length`.
+        split: what the rows are of.
+        tools: that the prompts describe.
+
+    Raises:
+        ConfigError: images take too much of a prompt whose text fits, or the model does not take as many.
+    """
+    processor, sizes = view.processor, list(dataset["shown_sizes"])
+    prompts = [
+        prepare_multimodal_messages(prompt, [None] * len(shown))
+        for prompt, shown in zip(dataset["prompt"], sizes, strict=True)
+    ]
+    lengths = []
+    for row, (ids, shown) in enumerate(zip(unexpanded(processor, prompts, tools), sizes, strict=True)):
+        if ids.count(processor.image_token_id) != len(shown):
+            raise ConfigError(f"task.images: row {row} of {split}: the model's chat template does not show its images")
+        words = len(ids) - len(shown)
+        lengths.append(words + sum(view.tokens(*size) for size in shown))
+        if words + len(shown) <= limit < lengths[-1]:
+            fewer = f"task.max_pixels={view.factor**2 * ((limit - words) // len(shown))} or " if view.factor > 1 else ""
+            what = " and ".join(f"{width} x {height}" for width, height in shown)
+            raise ConfigError(
+                f"task.images: row {row} of {split}: images of {what} pixels are {lengths[-1] - words:,} tokens, "
+                f"with {words} of text more than task.max_prompt_length={limit}: {fewer}"
+                f"task.max_prompt_length={lengths[-1]} fits"
+            )
+    most = max(range(len(sizes)), key=lambda row: len(sizes[row]))
+    check_processor(prompts[most], sizes[most], lengths[most], processor, tools)
+    return lengths
+
+
+def unexpanded(processor: Any, prompts: list[Any], tools: Sequence[Any] = (), **options: Any) -> list[list[int]]:
+    """Return the tokens of conversations in which an image is one token, as an engine takes them beside the images.
+
+    Args:
+        prompts: messages with parts of text and images.
+        tools: that the prompts describe.
+        options: of the chat template.
+    """
+    messages, tokenizer = [prepare_multimodal_messages(prompt) for prompt in prompts], processor.tokenizer
+    options |= {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
+    texts = processor.apply_chat_template(messages, **options)
+    begun = tokenizer.bos_token is not None and texts[0].startswith(tokenizer.bos_token)  # as transformers decides
+    return tokenizer(texts, add_special_tokens=not begun)["input_ids"]
+
+
+def engine_options(processor: Any, most_images: int | None) -> dict[str, Any]:
+    """Return what an engine of vLLM has to know of a policy's images, so that it prepares for these and no larger ones.
+
+    Args:
+        processor: of the policy, or its tokenizer.
+        most_images: in a prompt; None if it is not known.
+    """
+    if not hasattr(processor, "image_processor"):
+        return {}
+    limits = {"video": 0} | ({"image": most_images} if most_images else {})
+    options: dict[str, Any] = {"limit_mm_per_prompt": limits}
+    images = processor.image_processor
+    if hasattr(images, "merge_size") and images.size.longest_edge:  # Qwen's: both edges are numbers of pixels
+        pixels = {"min_pixels": images.size.shortest_edge, "max_pixels": images.size.longest_edge}
+        options["mm_processor_kwargs"] = pixels
+    return options
+
+
+def images_in(prompt: list[dict[str, Any]]) -> list[Any]:
+    """Return the images of a conversation, in the order in which they are shown."""
+    parts = [part for message in prepare_multimodal_messages(prompt) for part in message["content"]]
+    return [part["image"] for part in parts if part["type"] == "image"]
+
+
+def check_processor(
+    prompt: list[dict[str, Any]], sizes: list[list[int]], length: int, processor: Any, tools: Sequence[Any] = ()
+) -> None:
+    """Check with blank images that the processor makes as many tokens of a prompt as are expected.
+
+    Raises:
+        ConfigError: it does not, or takes fewer images.
+    """
+    how = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
+    (text,) = processor.apply_chat_template([prompt], **how)
+    blank = [Image.new("RGB", (width, height)) for width, height in sizes]
+    try:
+        found = len(processor(text=[text], images=[blank] if blank else None)["input_ids"][0])
+    except (ValueError, TypeError, IndexError) as error:
+        raise ConfigError(f"task.images: the model does not take {len(sizes)} images in a prompt: {error}") from error
+    if found != length:
+        raise ConfigError(f"task.images: the processor makes {found} tokens of a prompt that has to have {length}")
+
+
+def prompt_of(problem: dict[str, Any]) -> Any:
+    """Return the prompt of a problem, its images in it."""
+    shown = problem.get(COLUMN)
+    return prepare_multimodal_messages(problem["prompt"], shown) if shown else problem["prompt"]
+
+
+def names(problems: Dataset) -> list[list[str]]:
+    """Return for each row what tells its images from others: the digests of their files, or their paths."""
+    raw = problems.with_format(None)[COLUMN]
+    return [[_name(value) for value in images_of(cell)] for cell in raw]
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, dict):
+        value = value.get("bytes") or value.get("path")
+    return hashlib.sha256(value).hexdigest()[:24] if isinstance(value, bytes) else str(value)
+
+
+def undecoded(dataset: Dataset, column: str) -> Dataset:
+    """Return a data set in which the images of a column are not opened, without other images.
+
+    Raises:
+        ConfigError: there are no images in the column.
+    """
+    features = dataset.features
+    of_images = [name for name in features if name != column and is_of_images(features[name])]
+    dataset = dataset.remove_columns(of_images)
+    feature = features[column]
+    if is_of_images(feature):
+        raw = ImageFeature(decode=False)
+        return dataset.cast_column(column, List(raw) if isinstance(feature, List) else raw)
+    return dataset
+
+
+def is_of_images(feature: Any) -> bool:
+    """Whether a column has images, or lists of them."""
+    return isinstance(feature.feature if isinstance(feature, List) else feature, ImageFeature)

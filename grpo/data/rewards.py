@@ -1,0 +1,135 @@
+"""The reward functions of a run, each in a process of its own."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from grpo.config.schema import REWARD_MODEL, ROOT
+from grpo.utils.distributed import gathered, log_name
+from grpo.utils.errors import ConfigError
+from rewards.runtime.isolation import Reward
+from rewards.runtime.loader import FROM_TRL
+
+
+def reward_options(rewards: DictConfig) -> dict[str, dict[str, Any]]:
+    """Return the options of the configured reward functions by their names, without reward models."""
+    every: dict[str, dict[str, Any]] = OmegaConf.to_container(rewards, resolve=True)  # type: ignore[assignment]
+    return {name: options for name, options in every.items() if options["fn"] != REWARD_MODEL}
+
+
+def load_reward_model(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return a reward model, under its name in the configuration, and its tokenizer.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    from rewards.scorer import load
+
+    try:
+        model, tokenizer = load(**options)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"reward.{name}.kwargs: {error}") from error
+    model.config._name_or_path = name  # which TRL calls its metrics by
+    return model, tokenizer
+
+
+def grader_of(name: str, rewards: DictConfig, train: DictConfig) -> dict[str, dict[str, Any]]:
+    """Return name and options of the grader `task.eval.reward`: one of the run's rewards, or one of `conf/reward`.
+
+    Args:
+        rewards: of the run.
+        train: the group, to whose values a file of `conf/reward` may refer.
+
+    Raises:
+        ConfigError: there is no such reward.
+    """
+    if name in rewards and rewards[name].fn == REWARD_MODEL:
+        raise ConfigError(f"task.eval.reward={name}: the score of a reward model is no accuracy; name another")
+    if name in rewards:
+        return {name: reward_options(rewards)[name]}
+    file = ROOT / "conf" / "reward" / f"{name}.yaml"
+    if not file.is_file():
+        raise ConfigError(f"task.eval.reward={name}: neither a reward of this run nor one of conf/reward")
+    known = OmegaConf.create({"train": train, "reward": OmegaConf.load(file)})
+    return OmegaConf.to_container(known.reward, resolve=True)  # type: ignore[return-value]
+
+
+def check_grader(grader: Reward) -> None:
+    """Check that a reward can grade an evaluation, where there is no trainer.
+
+    Raises:
+        ConfigError: it needs what only a trainer has.
+    """
+    for argument in ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments"):
+        if argument in grader.needs:
+            raise ConfigError(
+                f"task.eval.reward={grader.name}: it needs {argument}, which an evaluation does not have; name another"
+            )
+
+
+def errors_of(rewards: dict[str, Reward]) -> dict[str, dict[str, int]]:
+    """Return how many completions the rewards of this process failed on, by reward and kind of error."""
+    return {name: dict(reward.errors) for name, reward in rewards.items() if reward.errors}
+
+
+def errors_of_all(rewards: dict[str, Reward]) -> dict[str, dict[str, int]]:
+    """Return the same of all processes together, each of which has to ask."""
+    everywhere = gathered([errors_of(rewards)])
+    names = dict.fromkeys(name for one in everywhere for name in one)
+    return {name: dict(sum((Counter(one.get(name, {})) for one in everywhere), Counter())) for name in names}
+
+
+def counts(rewards: Mapping[str, Reward]) -> dict[str, tuple[int, int]]:
+    """Return how many completions the rewards of this process have scored and failed on."""
+    return {name: (reward.scored, reward.errors.total()) for name, reward in rewards.items()}
+
+
+def useless(rewards: Mapping[str, Reward], before: Mapping[str, tuple[int, int]]) -> str | None:
+    """Return which reward has failed on every completion of all processes since `before`; each has to ask."""
+    now = counts(rewards)
+    here = {name: (now[name][0] - before[name][0], now[name][1] - before[name][1]) for name in rewards}
+    everywhere = gathered([{name: (*here[name], reward.fault) for name, reward in rewards.items()}])
+    for name, reward in rewards.items():
+        scored, errors = (sum(one[name][part] for one in everywhere) for part in (0, 1))
+        if errors and not scored:
+            fault = next(one[name][2] for one in everywhere if one[name][2])
+            where = f"; the completion is in {os.path.relpath(reward.errors_file)}" if reward.errors_file else ""
+            return f"reward.{name}: failed on every completion: {fault}{where}"
+    return None
+
+
+@contextmanager
+def running_rewards(
+    options: dict[str, dict[str, Any]], columns: Sequence[str], run_dir: Path, errors_file: Path
+) -> Iterator[dict[str, Reward]]:
+    """Start rewards, and end them on the way out.
+
+    Args:
+        options: of each reward, by its name.
+        columns: of the data.
+        run_dir: its log of this process gets what the functions print.
+        errors_file: gets the first row of each kind of error.
+
+    Raises:
+        ConfigError: one cannot be loaded, or needs a column that the data does not have.
+    """
+    rewards: dict[str, Reward] = {}
+    with ExitStack() as stack:
+        output = stack.enter_context((run_dir / log_name()).open("a"))
+        for name, given in options.items():
+            how = {key: value for key, value in given.items() if key != "weight"}
+            try:
+                reward = Reward(name=name, errors_file=errors_file, output=output, **how)
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
+            stack.callback(reward.close)
+            for column in reward.needs:
+                if column not in (*columns, *FROM_TRL):
+                    raise ConfigError(f"reward.{name}: needs a column {column}; the data has: {', '.join(columns)}")
+            rewards[name] = reward
+        yield rewards

@@ -1,0 +1,284 @@
+"""From `conf/task` to data sets with the columns `prompt`, `answer` and whatever else the rewards may want."""
+
+import importlib
+import logging
+import re
+import string
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from datasets import Dataset, load_dataset
+from omegaconf import DictConfig, OmegaConf
+
+from grpo.config.data_files import from_file, in_one_line
+from grpo.data import images
+from grpo.utils.errors import ConfigError
+from rewards.text import numbers
+
+log = logging.getLogger(__name__)
+RESERVED = ("self", "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""Arguments of reward functions, which get the columns of the data as well."""
+FILTERED = {
+    "no_question": "without a value that task.prompt names",
+    "no_answer": "without an answer",
+    "unread_answer": "whose answer task.answer.pattern does not find",
+    "too_long": "with a prompt longer than task.max_prompt_length",
+    "held_out": "that are among the held-out ones",
+}
+
+
+@dataclass
+class Problems:
+    """The problems to train on and the held-out ones."""
+
+    train: Dataset
+    """Columns `prompt` (a string, or a list of messages), `answer` (a string), and those of the source."""
+    held_out: Dataset | None
+    """The same columns; None if `task.eval.size` is 0."""
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    """For `train` and `held_out`: rows read, used, filtered by reason, and with answers that are not numbers."""
+    view: images.View | None = None
+    """What the policy sees of images; None without any."""
+
+    @property
+    def most_images(self) -> int | None:
+        """Images in the prompt with the most of them; None if no prompt has any."""
+        if self.view is None:
+            return None
+        splits = [self.train, *([self.held_out] if self.held_out else [])]
+        return max(len(sizes) for split in splits for sizes in split.with_format(None)["shown_sizes"]) or None
+
+    def __str__(self) -> str:
+        lines = []
+        for split, count in self.counts.items():
+            out = ", ".join(f"{count[why]} {words}" for why, words in FILTERED.items() if count[why])
+            words = "to train on" if split == "train" else "held out"
+            odd = f"; {count['not_a_number']} answers are not numbers" if count["not_a_number"] else ""
+            lines.append(f"{count['used']} problems {words}{f' (filtered: {out})' if out else ''}{odd}")
+        return "\n".join(lines)
+
+
+def load_task(task: DictConfig, processing_class: Any = None, tools: Sequence[Any] = ()) -> Problems:
+    """Load the problems to train on and the held-out ones, and filter rows that would spoil the training.
+
+    Args:
+        processing_class: tokenizer or processor; measures the prompts. Without one none is too long, or has images.
+        tools: that the prompts describe.
+
+    Raises:
+        ConfigError: a file, a split, a column or every row is missing.
+    """
+    train, counts = _prepare(load_split(task, task.split), task, processing_class, task.split, tools)
+    view = images.view_of(task, processing_class) if processing_class else None
+    problems = Problems(train, None, {"train": counts}, view)
+    if task.eval.size:
+        problems.held_out, problems.counts["held_out"] = load_held_out(task, processing_class, tools)
+        known = set(_questions(problems.held_out))
+        new = [question not in known for question in _questions(train)]
+        problems.train = _keep(train, new, counts, "held_out")
+    for split, count in problems.counts.items():
+        count_used(split, count)
+    return problems
+
+
+def count_used(split: str, count: dict[str, int]) -> None:
+    """Add how many rows are used.
+
+    Raises:
+        ConfigError: none is.
+    """
+    count["used"] = count["rows"] - sum(count[why] for why in FILTERED)
+    if not count["used"]:
+        why = max(FILTERED, key=lambda why: count[why])
+        raise ConfigError(f"task: nothing left of {split}: {count[why]} of {count['rows']} rows {FILTERED[why]}")
+    log.info("%s: %s", split, count)
+
+
+def load_held_out(
+    task: DictConfig, processing_class: Any = None, tools: Sequence[Any] = ()
+) -> tuple[Dataset, dict[str, int]]:
+    """Load the problems to evaluate on, filtered as those to train on are, and the counts of them."""
+    some = load_split(task, task.eval.split, task.eval.size)
+    return _prepare(some, task, processing_class, task.eval.split, tools)
+
+
+def prompt_lengths(prompts: list[Any], processing_class: Any, tools: Sequence[Any] = ()) -> list[int]:
+    """Return how many tokens each prompt has, with the chat template and the tools in it if it is conversational."""
+    if not prompts:
+        return []
+    plain = isinstance(prompts[0], str)
+    if not plain and not processing_class.chat_template:
+        raise ConfigError("task.conversational: the model has no chat template; use task.conversational=false")
+    if not plain:
+        prompts = processing_class.apply_chat_template(
+            prompts, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+        )
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    return [len(ids) for ids in tokenizer(prompts, add_special_tokens=plain)["input_ids"]]
+
+
+def reward_columns(problems: Dataset) -> list[str]:
+    """Return the columns that reward functions get: all but images, which stay in the trainer's process."""
+    return [name for name in problems.column_names if name != images.COLUMN]
+
+
+def _questions(problems: Dataset) -> list[tuple[str, ...]]:
+    """Return what tells one problem from others: the words of its question, and its images."""
+    texts = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in problems["prompt"]]
+    words = [" ".join(text.split()).casefold() for text in texts]
+    shown = images.names(problems) if images.COLUMN in problems.column_names else [()] * len(words)
+    return [(text, *names) for text, names in zip(words, shown, strict=True)]
+
+
+def _keep(dataset: Dataset, keep: list[bool], counts: dict[str, int], why: str) -> Dataset:
+    counts[why] = len(keep) - sum(keep)
+    return dataset.select([row for row, kept in enumerate(keep) if kept]) if counts[why] else dataset
+
+
+def load_split(task: DictConfig, split: str, most: int | None = None) -> Dataset:
+    """Load one split as it is, or its first rows: from a generator, a file, or with `datasets.load_dataset`."""
+    arguments: dict[str, Any] = OmegaConf.to_container(task.dataset, resolve=True)  # type: ignore[assignment]
+    generator = arguments.pop("generator", None)
+    if generator and most is not None and "size" in arguments:
+        arguments["size"] = min(arguments["size"], most)
+    try:
+        if generator:
+            module, _, function = generator.rpartition(".")
+            dataset = Dataset.from_list(getattr(importlib.import_module(module), function)(split=split, **arguments))
+        else:
+            dataset = load_dataset(**from_file(arguments), split=split)
+    except StopIteration:  # what `datasets` makes of an empty file
+        raise ConfigError(f"task.dataset={in_one_line(arguments)}, split {split}: there are no rows in it") from None
+    except Exception as error:
+        reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+        if "Unknown split" in reason:
+            reason += " Parts of one split are \"task.split='train[200:]'\" \"task.eval.split='train[:200]'\""
+        raise ConfigError(f"task.dataset={in_one_line(arguments)}, split {split}: {reason}") from error
+    if len(dataset) == 0:
+        raise ConfigError(f"task.dataset={in_one_line(arguments)}, split {split}: there are no rows in it")
+    return dataset if most is None else dataset.select(range(min(most, len(dataset))))
+
+
+def _prepare(
+    dataset: Dataset, task: DictConfig, processing_class: Any, split: str, tools: Sequence[Any]
+) -> tuple[Dataset, dict[str, int]]:
+    """Add prompts, answers and images, filter rows that would spoil the training, and count."""
+    view = images.view_of(task, processing_class) if processing_class else None
+    if view:
+        dataset = images.with_sizes(dataset, task, view, split)
+    dataset, counts = _with_prompts(dataset, task)
+    if processing_class is not None:
+        if view:
+            lengths = images.prompt_lengths(dataset, view, task.max_prompt_length, split, tools)
+        else:
+            lengths = prompt_lengths(list(dataset["prompt"]), processing_class, tools)
+        dataset = _keep(dataset, [length <= task.max_prompt_length for length in lengths], counts, "too_long")
+    return dataset.with_transform(view) if view else dataset, counts
+
+
+def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str, int]]:
+    """Add the prompts and the answers, filter rows without a question or an answer, and count."""
+    _check_columns(dataset, task)
+    counts = {"rows": len(dataset), "used": 0, **dict.fromkeys(FILTERED, 0), "not_a_number": 0}
+    named = _columns_of(template_of(task, dataset.column_names))
+    make_prompt = prompts_from(task, dataset.column_names)
+    column, pattern = task.answer.column, task.answer.pattern
+    keep: list[bool] = []
+    columns: dict[str, list[Any]] = {"prompt": [], "answer": []}
+    try:
+        for row in dataset.remove_columns(images.COLUMN) if task.images else dataset:
+            keep.append(all(row[name] is not None for name in named))
+            if keep[-1]:
+                columns["prompt"].append(make_prompt(row))
+                columns["answer"].append("" if column is None else _answer(row[column], pattern))
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"task.dataset={in_one_line(dict(task.dataset))}: not UTF-8, {error}; save the file as UTF-8"
+        ) from error
+    dataset = _keep(dataset, keep, counts, "no_question")
+    # added anew: `map` would give an answer the type that its column has in the file, such as a number
+    prepared = dataset.remove_columns([name for name in columns if name in dataset.column_names])
+    for name, values in columns.items():
+        prepared = prepared.add_column(name, values)
+    prepared = prepared.select_columns(list(dict.fromkeys([*dataset.column_names, *columns])))
+    if column is None:
+        return prepared, counts
+    given = [_text(value).strip() != "" for value in dataset[column]]
+    prepared = _keep(prepared, given, counts, "no_answer")
+    found = [answer != "" for answer in prepared["answer"]]
+    if found and not any(found):
+        raise ConfigError(f"task.answer.pattern={pattern}: matches no row of column {column}")
+    prepared = _keep(prepared, found, counts, "unread_answer")
+    counts["not_a_number"] = sum(not numbers(answer) for answer in prepared["answer"])
+    return prepared, counts
+
+
+def _check_columns(dataset: Dataset, task: DictConfig) -> None:
+    try:
+        wanted = _columns_of(template_of(task, dataset.column_names))
+        groups = re.compile(task.answer.pattern or "()").groups
+    except (ValueError, re.error) as error:
+        raise ConfigError(f"task.prompt or task.answer.pattern: {error}") from error
+    if groups == 0:
+        raise ConfigError(f"task.answer.pattern={task.answer.pattern}: put the final answer in parentheses")
+    for name in RESERVED:
+        if name in dataset.column_names:
+            raise ConfigError(f"task: a column is named {name}, as an argument of reward functions is: rename it")
+    for name in [task.answer.column, *wanted, task.eval.difficulty]:
+        if name is not None and name not in dataset.column_names:
+            raise ConfigError(
+                f"task: the data has no column {name}; it has: {', '.join(dataset.column_names)}. task.prompt, "
+                "task.answer.column and task.eval.difficulty name them"
+            )
+
+
+def template_of(task: DictConfig, columns: Container[str]) -> str:
+    """Return `task.prompt` with columns in braces; the name of a column alone stands for that column."""
+    return f"{{{task.prompt}}}" if task.prompt in columns else str(task.prompt)
+
+
+def _columns_of(template: str) -> list[str]:
+    """Return the columns that `task.prompt` names: `{question}`, `{row[name]}`, `{table.name}`."""
+    fields = [name for _, name, _, _ in string.Formatter().parse(template) if name]
+    return [re.split(r"[.\[]", name)[0] for name in fields]
+
+
+def prompts_from(task: DictConfig, columns: Container[str]) -> Callable[[dict[str, Any]], str | list[dict[str, str]]]:
+    """Return what makes the prompt of a row with these columns: the system prompt, the examples, the question.
+
+    Raises:
+        ConfigError: an example lacks a column that `task.prompt` names.
+    """
+    template, system, shots = template_of(task, columns), task.system_prompt, []
+    for example in task.few_shot.examples:
+        try:
+            shots.append((template.format(**example), task.few_shot.completion.format(**example)))
+        except KeyError as error:
+            raise ConfigError(f"task.few_shot.examples: {example} lacks {error}, which task.prompt names") from error
+    if not task.conversational:
+        before = (f"{system}\n\n" if system else "") + "".join(asked + said for asked, said in shots)
+        return lambda row: before + template.format(**row)
+    turns = [("system", system)] if system else []
+    for asked, said in shots:
+        turns += [("user", asked), ("assistant", said)]
+
+    def conversation(row: dict[str, Any]) -> list[dict[str, str]]:
+        said = [*turns, ("user", template.format(**row))]
+        return [{"role": role, "content": content} for role, content in said]
+
+    return conversation
+
+
+def _answer(value: Any, pattern: str | None) -> str:
+    """Return the answer in a value of the answers' column; empty where the pattern does not find one."""
+    text = _text(value)
+    if pattern is None:
+        return text.strip()
+    found = re.search(pattern, text)
+    return found.group(1).strip() if found else ""
+
+
+def _text(value: Any) -> str:
+    """Return a value of the data as text; none, and what is not a number, is empty."""
+    return "" if value is None or value != value else str(value)

@@ -1,0 +1,227 @@
+"""Model, quantization and adapter: what `conf/model` and `conf/peft` become for TRL."""
+
+import hashlib
+import json
+import re
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+import transformers
+from accelerate import init_empty_weights
+from huggingface_hub import snapshot_download
+from huggingface_hub.constants import HF_HOME
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from omegaconf import DictConfig, OmegaConf
+from peft import LoraConfig, PeftModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    GgufConfig,
+    PreTrainedModel,
+)
+
+from grpo.model.vision import parts_of, takes_images
+from grpo.utils.atomic import atomic
+from grpo.utils.errors import ConfigError
+
+FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+
+
+def available(model: DictConfig) -> DictConfig:
+    """Download the model, with a progress bar, unless it is a folder; return the group that names its safetensors.
+
+    Raises:
+        ConfigError: it is neither a folder nor a model on the hub, or cannot be read.
+    """
+    model = model.copy()
+    if model.gguf_file:
+        file = Path(model.model_name_or_path) / model.gguf_file
+        model.model_name_or_path, model.gguf_file = str(from_gguf(file)), None
+    else:
+        download(model.model_name_or_path, model.model_revision)
+    return model
+
+
+def download(name: str, revision: str | None = None) -> None:
+    """Download a model unless it is a folder.
+
+    Raises:
+        ConfigError: it is neither a folder nor a model on the hub.
+    """
+    if Path(name).is_dir():
+        return
+    try:
+        snapshot_download(name, revision=revision, allow_patterns=FILES)
+    except (OSError, HfHubHTTPError, HFValidationError, httpx.HTTPError) as error:
+        raise ConfigError(
+            f"model.model_name_or_path={name}: neither a folder nor a model that can be reached on the hub "
+            f"({str(error).strip().splitlines()[0]})"
+        ) from error
+
+
+def from_gguf(file: Path) -> Path:
+    """Return a folder with the model of a GGUF file in float32, as safetensors; made once, beside the hub's cache."""
+    digest = hashlib.sha256(f"{file.absolute()} {file.stat().st_size} {file.stat().st_mtime_ns}".encode()).hexdigest()
+    folder = Path(HF_HOME) / "grpo" / f"{file.stem}-{digest[:8]}"
+    if folder.is_dir():
+        return folder
+    try:
+        how = {"gguf_file": file.name, "dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
+        model = AutoModelForCausalLM.from_pretrained(file.parent, **how)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except (ImportError, OSError, ValueError) as error:
+        raise ConfigError(f"model.gguf_file={file.name}: {' '.join(str(error).split())}") from error
+    # which token ends a text is right in the model's configuration, and not always in the tokenizer's
+    tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
+    with atomic(folder) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+    return folder
+
+
+def model_init_kwargs(model: DictConfig) -> dict[str, Any]:
+    """Return the arguments with which TRL loads the policy, and the reference if there is one."""
+    return {
+        "revision": model.model_revision,
+        "dtype": model.dtype,
+        "attn_implementation": model.attn_implementation,
+        "use_safetensors": True,
+    }
+
+
+def without_weights(model: DictConfig) -> PreTrainedModel:
+    """Return the policy where it will train, with weights that take no memory: of each one number, repeated.
+
+    An engine's take their place (`grpo.generation.shared_weights`). Buffers have their values.
+    """
+    name, revision = model.model_name_or_path, model.model_revision
+    architecture = AutoConfig.from_pretrained(name, revision=revision)
+    how = {"dtype": getattr(torch, model.dtype), "attn_implementation": model.attn_implementation}
+    with init_empty_weights(include_buffers=False):
+        policy = AutoModelForCausalLM.from_config(architecture, **how)
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    for module in policy.modules():
+        for key, weight in module._parameters.items():
+            if weight is not None:
+                number = torch.zeros((), dtype=weight.dtype, device=device)
+                module._parameters[key] = torch.nn.Parameter(number.expand(weight.shape))
+    policy.tie_weights()
+    with suppress(OSError):  # a model without one has what its configuration says
+        policy.generation_config = GenerationConfig.from_pretrained(name, revision=revision)
+    return policy.to(device)
+
+
+def load_processing_class(model: DictConfig, name: str | None = None) -> Any:
+    """Return the tokenizer of the configured model, or of another model or adapter; its processor if it takes images.
+
+    Raises:
+        ConfigError: there is none, or torchvision is missing, which Qwen's processors need.
+    """
+    name = name or model.model_name_or_path
+    revision = model.model_revision if name == model.model_name_or_path else None
+    try:
+        return AutoProcessor.from_pretrained(name, revision=revision, truncation_side="left", padding_side="left")
+    except (OSError, ValueError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        if isinstance(error, ImportError) and "torchvision" in reason.casefold():
+            reason = "its processor needs torchvision: pip install -c constraints.txt -e '.[images]'"
+        if "preprocessor_config.json" in reason:
+            reason = "the model takes images, and its processor is missing (preprocessor_config.json)"
+        raise ConfigError(f"{name}: {reason}") from error
+
+
+def adapter_config(name: str | Path) -> dict[str, Any] | None:
+    """Return what `adapter_config.json` in a folder says, None if the folder is not an adapter's."""
+    file = Path(name) / "adapter_config.json"
+    return json.loads(file.read_text()) if file.is_file() else None
+
+
+def load(
+    name: str | Path,
+    config: DictConfig,
+    dtype: str | None = None,
+    device: str | None = None,
+    quantization: BitsAndBytesConfig | None = None,
+) -> tuple[PreTrainedModel, Any]:
+    """Load a model, or an adapter and its base, with its tokenizer or processor.
+
+    An adapter is merged unless the base is quantized.
+
+    Args:
+        name: a folder, or a name on the hub.
+        config: the `model` group; its revision is taken where the weights are those that it names.
+        dtype: of the weights; None takes that of the configuration.
+        device: None takes the GPU if there is one.
+
+    Raises:
+        ConfigError: there is no such model, or not as safetensors.
+    """
+    adapter = adapter_config(name)
+    base = str(adapter["base_model_name_or_path"] if adapter else name)
+    revision = config.model_revision if base == config.model_name_or_path else "main"
+    download(base, revision)
+    transformers.utils.logging.disable_progress_bar()
+    how = {"revision": revision, "attn_implementation": config.attn_implementation, "use_safetensors": True}
+    try:
+        architecture = AutoConfig.from_pretrained(base, revision=revision)
+        auto = AutoModelForImageTextToText if takes_images(architecture) else AutoModelForCausalLM
+        model = auto.from_pretrained(base, dtype=dtype or config.dtype, quantization_config=quantization, **how)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"{base}: {' '.join(str(error).split())}") from error
+    processing_class = load_processing_class(config, str(name))
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    if tokenizer.pad_token is None:  # as TRL does
+        tokenizer.pad_token = tokenizer.eos_token
+    if adapter:
+        if not (Path(name) / "adapter_model.safetensors").is_file():
+            raise ConfigError(f"{name}: the adapter's weights are not there as safetensors")
+        model = PeftModel.from_pretrained(model, name)
+        if quantization is None:
+            model = model.merge_and_unload(safe_merge=True)
+    if quantization is None:
+        model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return model.eval(), processing_class
+
+
+def peft_config(peft: DictConfig | None, model: DictConfig) -> LoraConfig | None:
+    """Return the adapter's configuration, or None to train every weight.
+
+    Of a vision-language model the language model has adapters; with `peft.vision` all of it has.
+    """
+    if peft is None:
+        return None
+    options: dict[str, Any] = OmegaConf.to_container(peft, resolve=True)  # type: ignore[assignment]
+    options.pop("quantization", None)
+    if not options.pop("vision", False) and not options.get("exclude_modules"):
+        without = chain.from_iterable(parts_of(model.model_name_or_path, model.model_revision).values())
+        options["exclude_modules"] = "|".join(f"{re.escape(name)}(\\..*)?" for name in without) or None
+    return LoraConfig(**options)
+
+
+def quantization_config(peft: DictConfig | None) -> BitsAndBytesConfig | None:
+    """Return how the base's weights are quantized, or None if they are not."""
+    if peft is None or not peft.get("quantization"):
+        return None
+    options: dict[str, Any] = OmegaConf.to_container(peft.quantization, resolve=True)  # type: ignore[assignment]
+    return BitsAndBytesConfig(**options)
+
+
+def keep_differentiable(model: torch.nn.Module) -> None:
+    """Keep bitsandbytes from repacking 4-bit weights on the CPU, which would lose gradients without a word.
+
+    On a CPU with AVX512-BF16, `Linear4bit` repacks its weights at the first forward pass in evaluation mode, that is at
+    the first rollout, and the product with repacked weights has no derivative: later updates would see only what the
+    residual connections carry.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False

@@ -1,0 +1,108 @@
+"""The parts of a vision-language model, found by its structure: vision tower, projector, language model."""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+from transformers import AutoConfig, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+
+from grpo.config.schema import PARTS
+from grpo.utils.errors import ConfigError
+
+
+def takes_images(architecture: PretrainedConfig) -> bool:
+    """Whether models of an architecture take images beside text."""
+    return hasattr(architecture, "vision_config")
+
+
+def parts(model: PreTrainedModel) -> dict[str, list[str]]:
+    """Return the modules of a model that are its `vision` tower, and those of its `projector`.
+
+    The tower is the module with the vision configuration, and the language model that with the text configuration. The
+    projector is all else in the model that holds both; and the end of a tower that makes features as wide as the
+    language model, as Qwen's mergers do.
+    """
+    config = model.config
+    if not takes_images(config):
+        return {part: [] for part in PARTS}
+    tower, language = (_with_config(model, part) for part in (config.vision_config, config.get_text_config()))
+    ends = [f"{tower}.{name}" for name in _ends(model.get_submodule(tower), config.get_text_config().hidden_size)]
+    beside = [
+        name
+        for name, module in model.named_modules()
+        if name.rpartition(".")[0] == tower.rpartition(".")[0]
+        and name not in (tower, language)
+        and any(True for _ in module.parameters())
+        and module is not model.get_output_embeddings()
+    ]
+    stem = [
+        f"{tower}.{name}" for name, _ in model.get_submodule(tower).named_children() if f"{tower}.{name}" not in ends
+    ]
+    return {"vision": stem, "projector": [*beside, *ends]}
+
+
+def _with_config(model: PreTrainedModel, config: PretrainedConfig) -> str:
+    """Return the name of the outermost module that has been built from a part of the configuration."""
+    for name, module in model.named_modules():
+        if name and isinstance(module, PreTrainedModel) and isinstance(module.config, type(config)):
+            return name
+    raise ConfigError(f"model: no part of {type(model).__name__} has been built from its {type(config).__name__}")
+
+
+def _ends(tower: torch.nn.Module, width: int) -> list[str]:
+    """Return the children of a tower that follow its layers and make features of the language model's width."""
+    children = dict(tower.named_children())
+    layers = [name for name, child in children.items() if isinstance(child, torch.nn.ModuleList)][:1]
+    after = list(children)[list(children).index(layers[0]) + 1 :] if layers else []
+    return [
+        name
+        for name in after
+        if any(isinstance(one, torch.nn.Linear) and one.out_features == width for one in children[name].modules())
+    ]
+
+
+def freeze(model: PreTrainedModel, what: Sequence[str]) -> None:
+    """Keep parts of a model as they are.
+
+    Args:
+        what: of `PARTS`.
+
+    Raises:
+        ConfigError: the model has no such part.
+    """
+    for part, modules in parts(model).items():
+        if part in what:
+            if not modules:
+                raise ConfigError(f"model.freeze: {part}: the model has none; leave it out")
+            for name in modules:
+                model.get_submodule(name).requires_grad_(False)
+
+
+def detach_frozen_tower(model: PreTrainedModel) -> None:
+    """Keep the backward pass out of a tower in which nothing is trained, and its layers' inputs out of memory.
+
+    With checkpointing, transformers makes the outputs of all input embeddings require a gradient, those of patches too
+    (`enable_input_require_grads`); without this, autograd would go through all layers that follow. The gradients of
+    what is trained stay the same.
+    """
+    tower = [model.get_submodule(name) for name in parts(model)["vision"]]
+    if any(weight.requires_grad for module in tower for weight in module.parameters()):
+        return
+    for layers in chain.from_iterable(module.modules() for module in tower):
+        if isinstance(layers, torch.nn.ModuleList) and len(layers):
+            layers[0].register_forward_pre_hook(_detached, with_kwargs=True)
+
+
+def _detached(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    return tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+
+
+def parts_of(name: str, revision: str) -> dict[str, list[str]]:
+    """Return what `parts` returns, of a model that is not loaded."""
+    architecture = AutoConfig.from_pretrained(name, revision=revision)
+    if not takes_images(architecture):
+        return {part: [] for part in PARTS}
+    with torch.device("meta"):
+        return parts(AutoModelForImageTextToText.from_config(architecture))

@@ -1,0 +1,263 @@
+"""Callbacks of a run: metrics file, progress bar, mismatch warning, signals, guards of disk and host memory."""
+
+import json
+import logging
+import math
+import os
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from grpo.diagnosis import MISMATCH, mismatch_causes
+from grpo.utils.atomic import atomic
+from grpo.utils.distributed import any_of
+from grpo.utils.errors import DirectoryLost
+from grpo.utils.hardware import host_memory
+from grpo.utils.limits import GB, HOST_LIMIT
+from rewards.runtime.isolation import Reward
+
+log = logging.getLogger(__name__)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class MetricsFile(TrainerCallback):
+    """Write `metrics.jsonl`: one object a logged step, TRL's names unchanged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.path.exists():  # a continued run does the steps after its checkpoint again
+            lines = self.path.read_text().splitlines(keepends=True)
+            complete = [line for line in lines if line.endswith("\n")]
+            with atomic(self.path) as partial:
+                partial.write_text("".join(line for line in complete if json.loads(line)["step"] <= state.global_step))
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not state.is_world_process_zero or not logs or not logs.keys() & {"reward", "engine/is_policy"}:
+            return
+        row = {"step": state.global_step, **logs}
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        with self.path.open("a") as file:
+            file.write(json.dumps(finite) + "\n")
+
+
+class ProgressBar(TrainerCallback):
+    """Show step, reward, accuracy, step time and what is left; without a terminal, as one line now and then.
+
+    Args:
+        accuracy: the metric that is the share of right answers, where it is logged.
+        rewards: whose errors are shown.
+    """
+
+    def __init__(
+        self, console: Console, accuracy: str = "rewards/correctness/mean", rewards: Sequence[Reward] = ()
+    ) -> None:
+        self.console, self.accuracy, self.rewards = console, accuracy, rewards
+        self.bar = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[readings]}"),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.task = self.bar.add_task("", total=state.max_steps, completed=state.global_step, readings="")
+        self.bar.start()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.bar.update(self.task, completed=state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not state.is_world_process_zero or not logs or "reward" not in logs:
+            return
+        generated = "rollout/" if "rollout/reward" in logs else ""  # all completions, not those trained on alone
+        reward = logs[f"{generated}reward"]  # None where no completion had one
+        readings = "reward none" if reward is None else f"reward {reward:.2f}"
+        if f"{generated}{self.accuracy}" in logs:
+            readings += f"  accuracy {100 * (logs[f'{generated}{self.accuracy}'] or 0):.0f} %"
+        readings += f"  {logs.get('step_time', 0):.2f} s/step"
+        if "rollout/problems" in logs:
+            readings += f"  {logs['rollout/problems']:.0f} problems"
+        errors = sum(reward.errors.total() for reward in self.rewards)
+        if errors:
+            readings += f"  reward errors {errors}"
+        self.bar.update(self.task, readings=readings)
+        if not self.console.is_terminal and state.global_step % max(1, state.max_steps // 10) == 0:
+            self.console.print(f"step {state.global_step}/{state.max_steps}  {readings}", highlight=False)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.bar.stop()
+
+
+class MismatchWarning(TrainerCallback):
+    """Warn, once, where vLLM's log-probabilities are not those of the policy.
+
+    TRL compares them only with `vllm_importance_sampling_correction`.
+    """
+
+    METRIC = "sampling/sampling_logp_difference/mean"
+
+    def __init__(self, console: Console, train: DictConfig) -> None:
+        self.console, self.train = console, train
+        self.warned = False
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        difference = (logs or {}).get(self.METRIC, 0.0)
+        if not (difference <= MISMATCH or self.warned):
+            self.warned = True
+            what = f"step {state.global_step}: vLLM's log-probabilities differ from the policy's by {difference:.2f}"
+            text = f"{what} nats per token; likely causes: {'; '.join(mismatch_causes(self.train))}"
+            log.warning("%s", text)
+            if state.is_world_process_zero:
+                self.console.print(f"[yellow]{text}[/]", highlight=False, soft_wrap=True)
+
+
+class StopOnSignal(TrainerCallback):
+    """On Ctrl-C, SIGTERM or SIGHUP finish the step, save a checkpoint and stop; a second Ctrl-C stops at once.
+
+    A second SIGTERM does not: schedulers send one to a process and to the one that started it, which passes it on.
+    Outside of the training a signal raises `KeyboardInterrupt` at once, with what was being done.
+    """
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self.activity: str | None = "loading"
+        """What a signal interrupts, in words; None while steps are trained."""
+        self.before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopOnSignal":
+        self.before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def begin(self, activity: str | None) -> None:
+        """Begin something that a signal interrupts at once; None for training.
+
+        Raises:
+            KeyboardInterrupt: there has been a signal.
+        """
+        self.activity = activity
+        if activity and self.received:
+            raise KeyboardInterrupt(f"{self.received} before {activity}")
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        first, self.received = not self.received, self.received or signal.Signals(number).name
+        if self.activity and first:
+            raise KeyboardInterrupt(f"{self.received} while {self.activity}")
+        if not first and number == signal.SIGINT:
+            raise KeyboardInterrupt("interrupted at once, without a checkpoint of the last steps")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if any_of(bool(self.received)):  # all stop, or none
+            self.received = self.received or "a signal to another process"
+            control.should_save = control.should_training_stop = True
+
+
+class WhenSharded(TrainerCallback):
+    """Evaluates the policy before the first step, once training has sharded it: nothing can be generated earlier."""
+
+    def __init__(self, stop: StopOnSignal, evaluate: Callable[[], None]) -> None:
+        self.stop, self.evaluate = stop, evaluate
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.stop.begin("evaluating before the training")
+        self.evaluate()
+        self.stop.begin(None)
+
+
+class DiskGuard(TrainerCallback):
+    """Fail if the run directory has been removed, and warn in time if the next checkpoint may not fit on its disk."""
+
+    def __init__(self, run_dir: Path, console: Console) -> None:
+        self.run_dir, self.console = run_dir, console
+        self.folder = os.open(run_dir, os.O_RDONLY)  # while it is open its number is not given to another folder
+        self.checkpoint_bytes: int | None = None
+        """Size of the last checkpoint, until the warning."""
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        name = os.path.relpath(self.run_dir)
+        try:
+            same = os.path.samestat(self.run_dir.stat(), os.fstat(self.folder))
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise DirectoryLost(f"failed: the run directory {name} has been removed or replaced, and its checkpoints")
+        free = shutil.disk_usage(self.run_dir).free
+        if self.checkpoint_bytes and free < self.checkpoint_bytes:
+            needs = f"a checkpoint needs {self.checkpoint_bytes / GB:.3g} GiB and {free / GB:.3g} GiB are free"
+            text = f"step {state.global_step}: {needs} for {name}: make room before the next"
+            log.warning("%s", text)
+            self.console.print(f"[yellow]{text}[/]", highlight=False, soft_wrap=True)
+            self.checkpoint_bytes = None
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            files = (self.run_dir / f"checkpoint-{state.global_step}").rglob("*")
+            self.checkpoint_bytes = sum(file.stat().st_size for file in files if file.is_file())
+
+
+class HostMemoryGuard(TrainerCallback):
+    """When host memory is nearly used up, save a checkpoint and stop, instead of being killed without one.
+
+    Args:
+        limit_gb: stop as if there were only so much; None takes what the machine or its control group has.
+    """
+
+    def __init__(self, limit_gb: float | None = None) -> None:
+        self.limit_gb = limit_gb
+        self.reason: str | None = None
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        used, limit = (size / GB for size in host_memory())
+        limit = self.limit_gb or limit
+        if any_of(used > HOST_LIMIT * limit):  # all stop, or none
+            self.reason = (
+                f"host memory nearly used up after step {state.global_step}: {used:.1f} GiB of {limit:.1f} GiB, by all "
+                "processes in total; close others, offload less, or raise the limit of the container"
+            )
+            control.should_save = control.should_training_stop = True

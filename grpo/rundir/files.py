@@ -1,0 +1,30 @@
+"""Files of a run directory: their names, and reading and writing them so that no reader sees half of one."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo.utils.atomic import atomic
+
+RESOLVED_CONFIG = "resolved_config.yaml"
+"""The configuration that was run: with the choices of the plan and of the machine."""
+ERRORS_FILE = "reward_errors.jsonl"
+"""The first completion of each kind of error in a reward function."""
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; an empty dictionary if it is not there."""
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file atomically."""
+    with atomic(file) as partial:
+        partial.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def write_lines(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write JSON lines atomically."""
+    with atomic(file) as partial:
+        partial.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,191 @@
+"""Which checkpoint to continue from: a torn one is never taken for a complete one."""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from grpo.rundir.files import RESOLVED_CONFIG
+from grpo.rundir.lock import is_running
+from grpo.utils.distributed import world_size
+from grpo.utils.errors import ConfigError
+from grpo.utils.manifest import difference, is_sealed
+
+KEY = "train.resume_from_checkpoint"
+NOT_ESSENTIAL = re.compile(rf"[+~]*(hydra[./]|{KEY}=|launch\.(rendezvous|timeout|max_restarts)=)")
+"""Of a command line: Hydra's own options, the checkpoint to resume from, and how processes meet and end."""
+DECISIVE = (
+    "train.seed",
+    "task.dataset",
+    "task.split",
+    "task.prompt",
+    "task.system_prompt",
+    "task.conversational",
+    "task.few_shot",
+    "task.images",
+    "task.image_folder",
+    "task.min_pixels",
+    "task.max_pixels",
+    "task.tools",
+    "task.environment",
+    "task.answer",
+    "task.max_prompt_length",
+    "task.eval.split",
+    "task.eval.size",
+    "task.eval.reward",
+    "rollout.dynamic_sampling",
+    "rollout.prioritize",
+    "train.per_device_train_batch_size",
+    "train.gradient_accumulation_steps",
+    "train.num_generations",
+    "train.num_iterations",
+    "train.steps_per_generation",
+    "train.optim",
+    "train.fsdp",
+    "train.deepspeed",
+    "peft",
+)
+"""Keys with other values of which a checkpoint is one of another run.
+
+Those of `task` decide which problems there are, as held-out ones and those with long prompts are filtered, and so in
+which order they come; the grader decides which of them `rollout.prioritize` takes more often.
+"""
+MAX_VALUE = 80
+"""Characters of a value in a message."""
+
+
+def checkpoints(run_dir: Path) -> list[Path]:
+    """Return the checkpoints in a run directory that were written to their end, the newest first."""
+    found = [path for path in run_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return [path for path in sorted(found, key=lambda path: int(path.name[11:]), reverse=True) if is_sealed(path)]
+
+
+def newest_checkpoint(run_dir: Path) -> Path | None:
+    """Return the checkpoint with the most steps in a run directory that is what was written.
+
+    Raises:
+        ConfigError: there are checkpoints, and none is.
+    """
+    torn: list[str] = []
+    for checkpoint in checkpoints(run_dir):
+        problem = difference(checkpoint)
+        if problem is None:
+            if torn:
+                print(f"skipped: {'; '.join(torn)}", file=sys.stderr)
+            return checkpoint
+        torn.append(f"{checkpoint.name} is torn, {problem}")
+    if torn:
+        raise ConfigError(
+            f"{run_dir}: {'; '.join(torn)}; no checkpoint is left to continue from: move them away to begin anew"
+        )
+    return None
+
+
+def how_to_continue(run_dir: Path) -> str:
+    """Return what to do with a run that has ended too early."""
+    if checkpoints(run_dir):
+        return f"{KEY}=auto continues from its last checkpoint"
+    return "it has no checkpoint yet: start it again"
+
+
+def check_named(resume_from: str | bool | None) -> None:
+    """Check that what is named to continue from can be it, before anything is loaded and without reading it.
+
+    Raises:
+        ConfigError: there is no complete checkpoint.
+    """
+    if resume_from and resume_from not in ("auto", True):
+        named = Path(str(resume_from))
+        if not (is_sealed(named) or checkpoints(named)):
+            what = "no complete checkpoint in it" if named.is_dir() else "there is no such directory"
+            raise ConfigError(f"{KEY}={resume_from}: {what}; name a run directory or one of its checkpoint-* folders")
+
+
+def resolve(resume_from: str | bool | None, run_dir: Path) -> Path | None:
+    """Return the checkpoint to continue from, after reading all of it.
+
+    Args:
+        resume_from: `auto` or, as transformers has it, true (None if there is none yet); a run directory; a checkpoint.
+        run_dir: where `auto` looks.
+
+    Raises:
+        ConfigError: a directory was named and there is no complete checkpoint in it; or all of them are torn.
+    """
+    if not resume_from:
+        return None
+    if resume_from in ("auto", True):
+        return newest_checkpoint(run_dir)
+    check_named(resume_from)
+    named = Path(str(resume_from))
+    if is_sealed(named):
+        if problem := difference(named):
+            raise ConfigError(f"{KEY}={resume_from}: the checkpoint is torn, {problem}; name an older one")
+        return named
+    return newest_checkpoint(named)
+
+
+def differences(config: DictConfig, checkpoint: Path) -> str | None:
+    """Return how a run differs from that of a checkpoint: in `DECISIVE` or the number of processes; None if it doesn't.
+
+    Each process has its own state in a checkpoint.
+    """
+    file = checkpoint.parent / RESOLVED_CONFIG
+    if not file.is_file():
+        return None
+    before = OmegaConf.load(file)
+    found = []
+    for key in DECISIVE:
+        old, new = (OmegaConf.select(each, key) for each in (before, config))
+        if old != new:
+            found.append(f"{key}={text(old)} instead of {text(new)}")
+    states = len(list(checkpoint.glob("rng_state*.pth")))
+    if states and states != world_size():
+        found.append(f"{states} process{'es' * (states > 1)} instead of {world_size()}")
+    return ", ".join(found) or None
+
+
+def text(value: object) -> str:
+    """Return a value of the configuration in one short line."""
+    line = json.dumps(OmegaConf.to_container(value)) if OmegaConf.is_config(value) else str(value)
+    return line if len(line) <= MAX_VALUE else f"{line[: MAX_VALUE - 1]}…"
+
+
+def interrupted_run(overrides: list[str], outputs: Path = Path("outputs")) -> Path | None:
+    """Return the newest run directory in `outputs/*/*` of a run with these overrides that has not been completed."""
+    for hydra_dir in sorted(outputs.glob("*/*/.hydra"), reverse=True):
+        run_dir = hydra_dir.parent
+        try:
+            same = yaml.safe_load((hydra_dir / "overrides.yaml").read_text())
+            summary = run_dir / "summary.json"
+            status = json.loads(summary.read_text())["status"] if summary.exists() else "killed"
+        except (OSError, ValueError, KeyError, yaml.YAMLError):
+            continue
+        if is_running(run_dir):
+            continue
+        if status != "completed" and essential(same) == essential(overrides) and checkpoints(run_dir):
+            return run_dir
+    return None
+
+
+def essential(overrides: Sequence[str]) -> list[str]:
+    """Return what makes two command lines the same run: all but what is `NOT_ESSENTIAL`."""
+    return sorted(text for text in overrides if not NOT_ESSENTIAL.match(text))
+
+
+def continue_interrupted(arguments: list[str]) -> list[str]:
+    """For `train.resume_from_checkpoint=auto`, add the directory of the interrupted run, so that it continues there.
+
+    The command line comes back unchanged if a run directory is named in it or if there is no such run.
+    """
+    overrides = [text for text in arguments if ("=" in text or text.startswith("~")) and not text.startswith("-")]
+    if {f"{KEY}=auto", f"{KEY}=true"} & set(overrides) and not any(
+        text.startswith("hydra.run.dir=") for text in overrides
+    ):
+        run_dir = interrupted_run(overrides)
+        if run_dir:
+            return [*arguments, f"hydra.run.dir={run_dir}"]
+    return arguments

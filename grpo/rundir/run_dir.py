@@ -1,0 +1,162 @@
+"""Reading the directory of a run, for its page and for the table of its sweep."""
+
+import json
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from grpo.config.schema import register
+from grpo.rundir.files import RESOLVED_CONFIG, read_json
+from grpo.rundir.resume import NOT_ESSENTIAL, newest_checkpoint
+from grpo.utils.errors import ConfigError
+
+PEAKS = ("memory/peak_reserved_gb", "memory/host_gb")
+"""Keys of the peak memory in `summary.json`: the GPU's, and the host's for a run without one."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as its directory shows it: completed, stopped, failed or still running."""
+
+    folder: Path
+    """Run directory."""
+    config: DictConfig
+    """Configuration that was run."""
+    overrides: list[str]
+    """Overrides of the command line, without Hydra's own options."""
+    config_flags: list[str] = field(default_factory=list)
+    """`--config-dir` and `--config-name` of the command line."""
+    summary: dict[str, Any] = field(default_factory=dict)
+    """Content of `summary.json`."""
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    """Content of `evaluation.json`."""
+    plan: dict[str, Any] = field(default_factory=dict)
+    """Content of `plan.json`."""
+    metrics: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    """Lines of `metrics.jsonl`, one per logged step."""
+
+    @property
+    def status(self) -> str:
+        """`completed`, `stopped`, `failed`, or `running` for a run without a summary."""
+        return self.summary.get("status", "running")
+
+    @property
+    def reason(self) -> str:
+        """Why the run has not been completed; empty if it has."""
+        if self.status == "running":
+            return "still running, or killed without a summary"
+        return self.summary.get("reason") or ""
+
+    @property
+    def grader(self) -> str:
+        """Name of the reward that decides which completions are correct."""
+        return self.config.task.eval.reward
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy on held-out problems after training."""
+        return self.evaluation.get("after", {}).get("accuracy")
+
+    @property
+    def reward(self) -> float | None:
+        """Mean reward over the last tenth of the logged steps."""
+        given = [row.get("rollout/reward", row.get("reward")) for row in self.metrics]
+        rewards = [reward for reward in given if reward is not None]
+        last = rewards[-max(1, len(rewards) // 10) :]
+        return sum(last) / len(last) if last else None
+
+    @property
+    def seconds(self) -> float:
+        """Time of all steps, seconds, also of those before an interruption."""
+        total, before = 0.0, 0
+        for row in self.metrics:  # `step_time` is the mean over the steps since the last row
+            total += (row.get("step_time") or 0.0) * (row["step"] - before)
+            before = row["step"]
+        return total
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens of prompts and completions per second of the steps."""
+        tokens = max((row.get("num_tokens") or 0.0 for row in self.metrics), default=0.0)
+        return tokens / self.seconds if self.seconds else None
+
+    @property
+    def peak_gb(self) -> float | None:
+        """Peak memory of the GPU, or of the host for a run without one, GiB."""
+        return next((self.summary[name] for name in PEAKS if name in self.summary), None)
+
+    @property
+    def model(self) -> Path:
+        """Folder of the weights or the adapter: the result, or the newest checkpoint of a run without one.
+
+        Raises:
+            ConfigError: the run has left no weights.
+        """
+        model = self.folder / "model" if (self.folder / "model").is_dir() else newest_checkpoint(self.folder)
+        if model is None:
+            raise ConfigError(f"{self.folder}: the run has left neither a model nor a checkpoint")
+        return model
+
+    @property
+    def command(self) -> str:
+        """Command line that reproduces the run, or a job of a sweep as a run of its own."""
+        count = OmegaConf.select(self.config, "launch.processes", default=1)  # which torchrun may have decided
+        named = count == 1 or any(text.startswith("launch.processes=") for text in self.overrides)
+        processes = [] if named else [f"launch.processes={count}"]
+        return shlex.join(["python", "-m", "grpo.train", *self.config_flags, *self.overrides, *processes])
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run directory.
+
+    Raises:
+        ConfigError: the folder holds no run.
+    """
+    file = folder / ".hydra" / "config.yaml"
+    if not file.is_file():
+        problem = "neither a run nor a sweep is in it" if folder.is_dir() else "there is no such directory"
+        raise ConfigError(f"{folder}: {problem}; name a directory such as outputs/2026-01-01/12-00-00")
+    register()
+    resolved = folder / RESOLVED_CONFIG
+    config = OmegaConf.load(resolved if resolved.is_file() else file)
+    assert isinstance(config, DictConfig)
+    return Run(
+        folder=folder,
+        config=config,
+        overrides=typed_overrides(folder),
+        config_flags=config_flags_of(folder),
+        summary=read_json(folder / "summary.json"),
+        evaluation=read_json(folder / "evaluation.json"),
+        plan=read_json(folder / "plan.json"),
+        metrics=read_metrics(folder / "metrics.jsonl"),
+    )
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of metrics, none if there is no such file; an incomplete last line is skipped."""
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def typed_overrides(folder: Path) -> list[str]:
+    """Return the overrides of the run in a directory, without Hydra's own options and the checkpoint it resumed."""
+    typed = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text())
+    return [text for text in typed if not NOT_ESSENTIAL.match(text)]
+
+
+def config_flags_of(folder: Path) -> list[str]:
+    """Return `--config-dir` and `--config-name` of the run in a directory."""
+    file = folder / ".hydra" / "hydra.yaml"
+    return config_flags(yaml.safe_load(file.read_text())["hydra"]) if file.exists() else []
+
+
+def config_flags(hydra: Any) -> list[str]:
+    """Return `--config-dir` and `--config-name` of a run, from Hydra's own configuration of it."""
+    sources = hydra["runtime"]["config_sources"]
+    folders = [f"--config-dir={source['path']}" for source in sources if source["provider"] == "command-line"]
+    name = hydra["job"]["config_name"]
+    return folders if name == "config" else [*folders, f"--config-name={name}"]

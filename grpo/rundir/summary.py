@@ -1,0 +1,69 @@
+"""The table that a run prints at its end."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from grpo.rundir.files import ERRORS_FILE, read_json
+
+FILES = (
+    "report.html",
+    "model",
+    "metrics.jsonl",
+    "completions",
+    "evaluation.json",
+    ERRORS_FILE,
+    "plan.json",
+    "summary.json",
+    "train.log",
+)
+"""Files and folders of a run directory that the table names."""
+
+
+def report(summary: dict[str, Any], run_dir: Path) -> None:
+    """Print the outcome as a table."""
+    table = Table(title=f"GRPO run {summary['status']}", show_header=False, title_justify="left")
+    evaluation = read_json(run_dir / "evaluation.json")
+    for when, outcome in evaluation.items():
+        table.add_row(f"accuracy {when}", with_interval(outcome["accuracy"], outcome["interval"]))
+    if evaluation:
+        table.add_row("held out", f"{evaluation['before']['samples']} problems, answered greedily")
+    for name, kinds in summary.get("reward_errors", {}).items():
+        counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        table.add_row(f"reward.{name}", f"[red]skipped: {counts}[/]")
+    for row in memory_rows(summary):
+        table.add_row(*row)
+    table.add_row("time", f"{summary['wall_time_s']:.0f} s, {summary.get('steps', 0)} steps")
+    table.add_row("run directory", os.path.relpath(run_dir))
+    for name in FILES:
+        if (run_dir / name).exists():
+            table.add_row("", name)
+    Console().print(table)
+
+
+def with_interval(value: float, interval: Sequence[float]) -> str:
+    """Return a proportion with its 95 % interval, as text in percent."""
+    low, high = interval
+    return f"{value:.1%}  (95 % interval {low:.1%} to {high:.1%})"
+
+
+def memory_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return rows of the table with the memory of a run, used and planned."""
+    planned = summary["planned_gb"] or {}
+    host = f"{summary['memory/host_gb']:.1f} GiB of host memory"
+    if "memory/peak_allocated_gb" not in summary:
+        rows = [("peak memory", f"planned {planned['peak']:.1f} GiB, used {host}" if planned else host)]
+    else:
+        used = f"{summary['memory/peak_allocated_gb']:.1f} GiB of GPU memory"
+        used += f" ({summary['memory/peak_reserved_gb']:.1f} GiB reserved)"
+        rows = [("peak memory", f"planned {planned['peak']:.1f} GiB, used {used}" if planned else used), ("", host)]
+    for phase in ("generate", "reward", "logprobs", "update"):
+        if planned and f"memory/{phase}_gb" in summary:
+            rows.append(
+                ("", f"{phase}: planned {planned[phase]:.1f} GiB, used {summary[f'memory/{phase}_gb']:.1f} GiB")
+            )
+    return rows

@@ -1,0 +1,215 @@
+"""Processes of a run, as torchelastic, `accelerate launch` or Slurm started them: only this module reads their number.
+
+They agree on what only one of them can decide through the store that PyTorch's rendezvous gives them.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import psutil
+
+from grpo.utils.errors import ConfigError
+
+T = TypeVar("T")
+BY_US = "GRPO_LAUNCHED"
+"""Environment variable of the processes that `grpo.launching` has started: their run directory."""
+LOST = "lost the connection to another process"
+"""Reason of a failure that is none of this process's."""
+LOSSES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+"""Of gloo and NCCL: what an operation says when another process has died."""
+FAILED = "failed"
+"""Key of the store: how many processes have failed; with `/reason`, why the first of them did."""
+
+
+def is_launched() -> bool:
+    """Return whether a launcher has started this process and chooses its GPU."""
+    return any(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+
+
+def world_size() -> int:
+    """Return the number of processes that train."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_world_size() -> int | None:
+    """Return the number of those on this machine; None if no launcher says."""
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in os.environ else None
+
+
+def has_other_machines() -> bool:
+    """Return whether processes on other machines train, too."""
+    return local_world_size() not in (None, world_size())
+
+
+def rank() -> int:
+    """Return the number of this process among those that train."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def is_main_process() -> bool:
+    """Return whether this process is the first of all."""
+    return rank() == 0
+
+
+def restarts() -> int:
+    """Return how often all processes have been started again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def log_name() -> str:
+    """Return the name of the log of this process."""
+    return "train.log" if is_main_process() else f"train.{rank()}.log"
+
+
+def address_towards(host: str) -> str:
+    """Return the address that this machine has for another.
+
+    Raises:
+        OSError: there is no way to it.
+    """
+    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def choose_interface() -> None:
+    """Let gloo and NCCL use the network interface towards the first process, unless the user has named one.
+
+    gloo would take that of this machine's name, which need not be one that other machines can reach.
+    """
+    if not has_other_machines():
+        return
+    with contextlib.suppress(OSError):
+        address = address_towards(os.environ["MASTER_ADDR"])
+        for name, addresses in psutil.net_if_addrs().items():
+            if address in [each.address for each in addresses] and not address.startswith("127."):
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def end_silent_connections(limit: float) -> None:
+    """Let the system end connections to machines that are silent, as after a loss of power, which it does after hours.
+
+    The libraries that wait for such a machine get an error then. See TCP_USER_TIMEOUT in tcp(7).
+
+    Args:
+        limit: seconds of silence.
+    """
+
+    def watch() -> None:
+        options = [
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(limit / 4))),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(limit / 4))),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * limit)),
+        ]
+        while True:
+            for one in psutil.Process().net_connections("tcp"):  # libraries open more of them at any time
+                if one.raddr:
+                    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(one.fd)) as connection:
+                        for option in options:
+                            connection.setsockopt(*option)
+            time.sleep(limit / 4)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@functools.cache
+def store() -> Any:
+    """Return the store that all processes share; the first one or its launcher keeps it.
+
+    A launcher's outlives a restart of all processes, after which they must not read what was agreed before. The first
+    process's does not, and the launchers of several machines may count restarts differently.
+    """
+    from torch.distributed import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    shared, _, _ = next(rendezvous("env://"))
+    of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return PrefixStore(f"grpo/{restarts() if of_launcher else 0}", shared)
+
+
+def agreed(name: str, choose: Callable[[], T]) -> T:
+    """Return on every process what the first one chooses; JSON values only.
+
+    Args:
+        name: of the choice; each is made once.
+
+    Raises:
+        ConfigError: the first one has raised it.
+    """
+    if world_size() == 1:
+        return choose()
+    if not is_main_process():
+        error, value = json.loads(store().get(name))
+        if error:
+            raise ConfigError(error)
+        return value
+    try:
+        value = choose()
+    except ConfigError as error:
+        store().set(name, json.dumps([str(error), None]))
+        raise
+    store().set(name, json.dumps([None, value]))
+    return value
+
+
+def is_loss(error: BaseException) -> bool:
+    """Return whether an error says that another process has died."""
+    return world_size() > 1 and isinstance(error, RuntimeError) and any(text in str(error) for text in LOSSES)
+
+
+def is_first_to_fail(reason: str) -> bool:
+    """Note that this process fails; return whether it is the first, whose reason is the one to print.
+
+    The store may have gone with the process that kept it, the first one or its launcher, which has said why. Of a
+    process that has died our launcher says how.
+    """
+    if world_size() == 1:
+        return True
+    if LOST in reason and BY_US in os.environ:
+        return False
+    try:
+        shared = store()
+        shared.set_timeout(timedelta(seconds=5))
+        if shared.add(FAILED, 1) > 1:
+            return False
+        shared.set(f"{FAILED}/reason", reason)
+    except Exception:
+        return is_main_process()
+    return True
+
+
+def first_failure() -> str | None:
+    """Return why another process has failed; None if none has, or if nobody can say."""
+    if world_size() > 1:
+        with contextlib.suppress(Exception):
+            key = f"{FAILED}/reason"
+            if store().check([key]):
+                return store().get(key).decode()
+    return None
+
+
+def any_of(flag: bool) -> bool:
+    """Return whether a flag is set on any process."""
+    return any(gathered([flag]))
+
+
+def gathered(rows: list[Any]) -> list[Any]:
+    """Return the rows of all processes, those of the first one first."""
+    if world_size() == 1:
+        return rows
+    from torch.distributed import all_gather_object
+
+    everyone: list[Any] = [None] * world_size()
+    all_gather_object(everyone, rows)
+    return [row for of_process in everyone for row in of_process]

