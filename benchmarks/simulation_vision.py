@@ -37,7 +37,7 @@ from trl.trainer.utils import add_fused_lm_head
 from benchmarks.simulation import PeakTracker, in_place_kernels, with_fakes
 from grpo.config.schema import ROOT
 from grpo.model.vision import detach_frozen_tower, freeze, parts
-from grpo.planning import vision
+from grpo.planning import images, vision
 from grpo.planning.memory import update
 from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Images, Workload
@@ -134,7 +134,7 @@ def plan(numbers: dict[str, Any], method: str, checkpointing: bool, rows: int, s
         images=Images(rows, rows),
         **METHODS[method],
     )
-    one_copy = {"context": 0.0, "pixel values": rows * vision.pixel_values(shape.vision, workload)}
+    one_copy = {"context": 0.0, "pixel values": rows * images.pixel_values(shape.vision, workload)}
     return sum((update(shape, workload) | one_copy).values())
 
 

@@ -16,7 +16,7 @@ from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimi
 from grpo.config.messages import meant
 from grpo.config.options import LOSS_MEANS, Engine, Rollout, Update
 from grpo.config.schema import NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
-from grpo.diagnosis import sampling_filters, why_not_stale
+from grpo.utils.diagnosis import sampling_filters, why_not_stale
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError
 from grpo.vllm_lora import sends_adapter, why_merged

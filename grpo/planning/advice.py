@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from grpo.config.check import check, check_shard
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.config.schema import ROOT
-from grpo.planning import vision
+from grpo.planning import images
 from grpo.planning.fit import Plan, make_plan
 from grpo.planning.from_config import find_shape, shipped_models, workload_of
 from grpo.planning.machine import Machine, machine_for
@@ -261,7 +261,7 @@ def less_vision(config: DictConfig) -> Iterator[tuple[str, str, str]]:
     if config.peft is None and "vision" not in config.model.freeze:
         yield "model.freeze", f"[{','.join(['vision', *config.model.freeze])}]", "the vision tower stays as it is"
     if not tower.image_size:
-        largest = vision.patches(tower, workload_of(config, "cuda")) * tower.patch_size**2
+        largest = images.patches(tower, workload_of(config, "cuda")) * tower.patch_size**2
         for halvings in range(1, 4):
             yield "task.max_pixels", str(largest >> halvings), "the policy sees images in less detail"
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from grpo.config.check import keeps_engine_awake
 from grpo.config.library import GRPO_CONFIG, library_fields
 from grpo.config.schema import PLANNED
-from grpo.diagnosis import sampling_filters
+from grpo.utils.diagnosis import sampling_filters
 from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.host import host
 from grpo.planning.machine import Machine, machine_for

@@ -2,9 +2,9 @@
 
 from math import ceil, log2
 
+from grpo.planning.images import decoded
 from grpo.planning.memory import HOST, Components, held, optimizer_state, trained, weights
 from grpo.planning.shape import Shape
-from grpo.planning.vision import decoded
 from grpo.planning.workload import Workload
 
 

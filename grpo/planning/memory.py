@@ -6,7 +6,7 @@ what autograd saves; `benchmarks/simulation.py` compares the sum with PyTorch's 
 
 from dataclasses import replace
 
-from grpo.planning import reward_model, vision
+from grpo.planning import images, reward_model
 from grpo.planning.activations import (
     head_backward,
     head_forward,
@@ -209,7 +209,7 @@ def rollout(shape: Shape, workload: Workload) -> Components:
     The first is the prompts' pass through a layer. The second is the last token: the logits are copied in float32 for
     temperature, softmax and sampling, and a layer's keys and values are repeated per query head, as a mask needs.
     """
-    parts = persistent(shape, workload) | vision.held_images(shape.vision, workload, "rollout")
+    parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "rollout")
     if workload.sharding.gathers_to_generate:
         parts["unsharded weights"] = workload.compute_bytes * shape.parameters()
     if workload.vllm_share:
@@ -222,7 +222,7 @@ def rollout(shape: Shape, workload: Workload) -> Components:
     prefill = workload.sequences * workload.prompt * (layer_forward(shape, workload) + mask)
     return parts | {
         "kv cache": kv_cache(shape, workload),
-        "activations": max(prefill, repeated, vision.in_rollout(shape.vision, workload)),
+        "activations": max(prefill, repeated, images.in_rollout(shape.vision, workload)),
         "logits": logits,
         "dequantized": dequantized(shape, workload),
     }
@@ -236,12 +236,12 @@ def logprobs(shape: Shape, workload: Workload) -> Components:
     whole = replace(workload.sharding, stage=2) if workload.sharding.library == "fsdp" else workload.sharding
     layer = layer_forward(shape, workload) + workload.shared_sequence * workload.compute_bytes
     text = workload.microbatch * max(layer, workload.compute_bytes * 2 * shape.hidden_size)
-    images = vision.held_images(shape.vision, workload, "logprobs")
+    images_held = images.held_images(shape.vision, workload, "logprobs")
     return (
         persistent(shape, workload)
-        | images
+        | images_held
         | {
-            "activations": max(text, vision.in_logprobs(shape.vision, workload)),
+            "activations": max(text, images.in_logprobs(shape.vision, workload)),
             "head": head_forward(shape, workload, workload.scored),
             "unsharded reference": unsharded(shape, replace(workload, sharding=whole)) if workload.reference else 0.0,
             "dequantized": dequantized(shape, workload),
@@ -251,8 +251,8 @@ def logprobs(shape: Shape, workload: Workload) -> Components:
 
 def scoring(shape: Shape, workload: Workload) -> Components:
     """Memory while reward models score completions."""
-    images = vision.held_images(shape.vision, workload, "rollout")
-    return persistent(shape, workload) | images | {"activations": reward_model.activations(workload)}
+    images_held = images.held_images(shape.vision, workload, "rollout")
+    return persistent(shape, workload) | images_held | {"activations": reward_model.activations(workload)}
 
 
 def update(shape: Shape, workload: Workload) -> Components:
@@ -274,13 +274,13 @@ def update(shape: Shape, workload: Workload) -> Components:
     activations += experts * (1 if workload.checkpointing else shape.mixtures)
     layer += unsharded_gradients(shape, workload)
     work = max(head, kept + layer if workload.checkpointing else layer)
-    images = vision.held_images(shape.vision, workload, "update")
-    stays = persistent(shape, workload) | images | {"gradients": gradients(shape, workload)}
+    images_held = images.held_images(shape.vision, workload, "update")
+    stays = persistent(shape, workload) | images_held | {"gradients": gradients(shape, workload)}
     if (
         workload.weight_bytes > workload.compute_bytes and not workload.quantized
     ):  # autocast keeps its copies to the end of the pass
         activations += workload.compute_bytes * sum(i * o * n for i, o, n in shape.all_linears())
-    tower, tower_work = vision.in_update(shape.vision, workload)
+    tower, tower_work = images.in_update(shape.vision, workload)
     if tower_work > activations + work:
         activations, work = 0.0, tower_work
     stays["vision activations"] = tower

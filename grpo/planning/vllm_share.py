@@ -5,7 +5,7 @@ from math import ceil, floor
 
 from omegaconf import DictConfig
 
-from grpo.planning import vision
+from grpo.planning import images
 from grpo.planning.memory import adapter_parameters, peak, phases, weights
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Workload
@@ -70,7 +70,7 @@ def vllm_share(shape: Shape, workload: Workload, limit: float) -> float:
     if workload.vllm_sleeps:  # beside which the next completions are generated
         elsewhere = phases(shape, replace(plain, on_server=True))["rollout"]
         taken += elsewhere.get("optimizer", 0.0) + elsewhere.get("pixel values", 0.0)
-    own = copy + ENGINE + vision.profiled(shape.vision, workload)
+    own = copy + ENGINE + images.profiled(shape.vision, workload)
     least, wanted = ((own + part) / workload.gpu_memory for part in (cache / workload.sequences, cache))
     left = (limit - taken) / workload.gpu_memory
     return max(ceil(100 * least), min(ceil(100 * wanted), floor(100 * left))) / 100

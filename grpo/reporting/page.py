@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from grpo.config.batch import completions
 from grpo.config.library import DEFAULT_OPTIMIZER
-from grpo.diagnosis import sampling_filters
+from grpo.utils.diagnosis import sampling_filters
 from grpo.reporting.boxes import coordinates
 from grpo.reporting.charts import Chart, Points, accuracy_by_value, accuracy_curve, bars, curves
 from grpo.reporting.completions import as_data, sample

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from grpo.config.options import Engine
-from grpo.diagnosis import why_not_stale
+from grpo.utils.diagnosis import why_not_stale
 from grpo.trainer.tool_calls import ToolCallTrainer
 
 

@@ -17,7 +17,7 @@ from trl.trainer import grpo_trainer
 from grpo import losses
 from grpo.config.options import Engine, Update
 from grpo.data.images import View, unexpanded
-from grpo.diagnosis import sampling_filters
+from grpo.utils.diagnosis import sampling_filters
 from grpo.generation.vllm_engine import PolicyEngine, compute_type
 from grpo.trainer import engine_check, episodes, thumbnails
 from grpo.trainer.batch import FIELDS, Batch, can_move, check, images_of, lengths, loss_mask, pick, take

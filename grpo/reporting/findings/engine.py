@@ -2,7 +2,7 @@
 
 from statistics import mean
 
-from grpo.diagnosis import MISMATCH, mismatch_causes
+from grpo.utils.diagnosis import MISMATCH, mismatch_causes
 from grpo.reporting.findings.base import Finding, ends, values
 from grpo.rundir.run_dir import Run
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
-from grpo.diagnosis import ADVICE
+from grpo.utils.diagnosis import ADVICE
 from grpo.reporting.findings.base import MIN_STEPS, Finding, values
 from grpo.rundir.run_dir import Run
 

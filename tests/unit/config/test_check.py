@@ -11,7 +11,7 @@ from grpo.config.batch import check_groups
 from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.messages import meant
 from grpo.config.options import LOSS_MEANS
-from grpo.diagnosis import sampling_filters
+from grpo.utils.diagnosis import sampling_filters
 from grpo.utils.errors import ConfigError
 
 sizes = st.integers(1, 40)

@@ -28,6 +28,16 @@ from grpo.planning.advice import advise, harmless_first, other_models
 from grpo.planning.fit import make_plan
 from grpo.planning.from_config import shipped_models, workload_of
 from grpo.planning.host import host
+from grpo.planning.images import (
+    decoded,
+    forward,
+    images_at_once,
+    in_update,
+    layer_kept,
+    patches,
+    pixel_values,
+    profiled,
+)
 from grpo.planning.memory import (
     adapter_parameters,
     logprobs,
@@ -39,17 +49,7 @@ from grpo.planning.memory import (
     weights,
 )
 from grpo.planning.shape import Shape, shape_of
-from grpo.planning.vision import (
-    Vision,
-    decoded,
-    forward,
-    images_at_once,
-    in_update,
-    layer_kept,
-    patches,
-    pixel_values,
-    profiled,
-)
+from grpo.planning.vision import Vision
 from grpo.planning.workload import Adapter, Images, Workload
 from grpo.utils.limits import GB
 

@@ -9,7 +9,7 @@ import transformers
 from trl import GRPOConfig
 
 from grpo.config.options import Engine
-from grpo.diagnosis import why_not_stale
+from grpo.utils.diagnosis import why_not_stale
 from grpo.trainer import ExactGRPOTrainer
 from tests.stock_trl import ours
 
