@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 from grpo.config.check import keeps_engine_awake
 from grpo.config.library import GRPO_CONFIG, library_fields
 from grpo.config.schema import PLANNED
-from grpo.utils.diagnosis import sampling_filters
 from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.host import host
 from grpo.planning.machine import Machine, machine_for
@@ -18,6 +17,7 @@ from grpo.planning.memory import peak, phases
 from grpo.planning.shape import Shape
 from grpo.planning.vllm_share import with_vllm
 from grpo.planning.workload import Workload
+from grpo.utils.diagnosis import sampling_filters
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import GB, HOST_LIMIT, USABLE
 from grpo.vllm_lora import QUANTIZES, sends_adapter, why_not_shared

@@ -10,7 +10,6 @@ from markupsafe import Markup
 
 from grpo.config.batch import completions
 from grpo.config.library import DEFAULT_OPTIMIZER
-from grpo.utils.diagnosis import sampling_filters
 from grpo.reporting.boxes import coordinates
 from grpo.reporting.charts import Chart, Points, accuracy_by_value, accuracy_curve, bars, curves
 from grpo.reporting.completions import as_data, sample
@@ -20,6 +19,7 @@ from grpo.reporting.images import MAX_BYTES, MAX_IMAGES
 from grpo.rundir.run_dir import Run, read_run
 from grpo.rundir.sweep_dir import COLUMNS, Sweep, is_sweep, read_sweep, show
 from grpo.utils.atomic import atomic
+from grpo.utils.diagnosis import sampling_filters
 
 PAGE = "report.html"
 

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from grpo.utils.diagnosis import MISMATCH, mismatch_causes
 from grpo.utils.atomic import atomic
+from grpo.utils.diagnosis import MISMATCH, mismatch_causes
 from grpo.utils.distributed import any_of
 from grpo.utils.errors import DirectoryLost
 from grpo.utils.hardware import host_memory

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from grpo.utils.diagnosis import ADVICE
 from grpo.trainer.batch import Batch, loss_mask
+from grpo.utils.diagnosis import ADVICE
 from grpo.utils.distributed import is_main_process
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from grpo.config.options import Engine
-from grpo.utils.diagnosis import why_not_stale
 from grpo.trainer.tool_calls import ToolCallTrainer
+from grpo.utils.diagnosis import why_not_stale
 
 
 class OverlapTrainer(ToolCallTrainer):

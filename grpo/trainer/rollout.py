@@ -17,7 +17,6 @@ from trl.trainer import grpo_trainer
 from grpo import losses
 from grpo.config.options import Engine, Update
 from grpo.data.images import View, unexpanded
-from grpo.utils.diagnosis import sampling_filters
 from grpo.generation.vllm_engine import PolicyEngine, compute_type
 from grpo.trainer import engine_check, episodes, thumbnails
 from grpo.trainer.batch import FIELDS, Batch, can_move, check, images_of, lengths, loss_mask, pick, take
@@ -30,6 +29,7 @@ from grpo.trainer.prefix_sharing import can_share, real_tokens, score
 from grpo.trainer.reward_model import MicrobatchedRewardModel
 from grpo.trainer.token_budget import TokenBudget
 from grpo.trainer.zero_variance import zero_variance
+from grpo.utils.diagnosis import sampling_filters
 from grpo.utils.errors import DoesNotFit, GenerationError
 from grpo.utils.oom import is_out_of_memory
 from grpo.utils.patching import replaced

@@ -2,9 +2,9 @@
 
 from statistics import mean
 
-from grpo.utils.diagnosis import MISMATCH, mismatch_causes
 from grpo.reporting.findings.base import Finding, ends, values
 from grpo.rundir.run_dir import Run
+from grpo.utils.diagnosis import MISMATCH, mismatch_causes
 
 
 def engine_differs(run: Run) -> Finding | None:

@@ -4,9 +4,9 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
-from grpo.utils.diagnosis import ADVICE
 from grpo.reporting.findings.base import MIN_STEPS, Finding, values
 from grpo.rundir.run_dir import Run
+from grpo.utils.diagnosis import ADVICE
 
 WAITS = {
     "generate": "generation=vllm_colocate generates many times faster than transformers",

@@ -9,8 +9,8 @@ import transformers
 from trl import GRPOConfig
 
 from grpo.config.options import Engine
-from grpo.utils.diagnosis import why_not_stale
 from grpo.trainer import ExactGRPOTrainer
+from grpo.utils.diagnosis import why_not_stale
 from tests.stock_trl import ours
 
 CPU = torch.device("cpu")
