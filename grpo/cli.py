@@ -25,7 +25,7 @@ from grpo.rundir.lock import new_directory
 from grpo.utils.distributed import is_first_to_fail, log_name
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import visible_gpus
-from grpo.utils.patching import replaced
+from grpo.utils.patching import patched
 from rewards.runtime.process import check_system
 
 WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ
@@ -118,7 +118,7 @@ def start(job: Callable[[], object], program: str) -> None:
     register_resolvers()
     RefuseSecrets.program = program
     try:
-        with replaced(ConfigLoaderImpl, "get_group_options", choices):
+        with patched("hydra._internal.config_loader_impl:ConfigLoaderImpl.get_group_options", choices):
             job()
     except BrokenPipeError:  # whoever read the output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

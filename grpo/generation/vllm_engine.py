@@ -32,7 +32,7 @@ from grpo.generation.vllm_on_cpu import cpu_options, loadable, one_adapter
 from grpo.generation.vllm_server import LAUNCHER, answers
 from grpo.generation.watched_session import FAILURES, PAUSE, WatchedSession
 from grpo.utils.errors import GenerationError
-from grpo.utils.patching import replaced
+from grpo.utils.patching import patched
 from grpo.vllm_lora import LOOPBACK, engine_rank, why_not
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class PolicyEngine(VLLMGeneration):
                 options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
             os.environ.setdefault("MASTER_PORT", free_port())
             with (
-                replaced(vllm_generation, "LLM", partial(vllm_generation.LLM, **options)),
+                patched("trl.generation.vllm_generation:LLM", partial(vllm_generation.LLM, **options)),
                 loadable() if on_cpu and (self._shares or not self.sends_adapter) else nullcontext(),
                 one_adapter() if on_cpu and self.sends_adapter else nullcontext(),
             ):
@@ -114,7 +114,8 @@ class PolicyEngine(VLLMGeneration):
                 os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")  # where the weights are handed over
             watched = partial(WatchedSession, self.server_base_url or f"http://{self.server_host}:{self.server_port}")
             by_nccl = VLLMClient.init_communicator if not self.sends_adapter else lambda *args, **options: None
-            with replaced(requests, "Session", watched), replaced(VLLMClient, "init_communicator", by_nccl):
+            connect = "trl.generation.vllm_client:VLLMClient.init_communicator"
+            with patched("requests:Session", watched), patched(connect, by_nccl):
                 super()._init_vllm()
             if self.accelerator.is_main_process:
                 self._server_started = started_at(self.vllm_client.base_url)

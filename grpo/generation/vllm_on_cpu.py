@@ -9,7 +9,7 @@ import torch
 
 from grpo.utils.hardware import host_memory
 from grpo.utils.limits import ENGINE
-from grpo.utils.patching import replaced
+from grpo.utils.patching import patched
 
 
 def cpu_options(share: float, weights: float) -> dict[str, Any]:
@@ -28,20 +28,17 @@ def loadable() -> Iterator[None]:
 
     It packs them otherwise, throws the originals away, and what is synchronized later fails or does not arrive.
     """
-    from vllm.model_executor.layers import utils
 
     def unpacked(layer: torch.nn.Module, remove_weight: bool) -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
-    with replaced(utils, "dispatch_cpu_unquantized_gemm", unpacked):
+    with patched("vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm", unpacked):
         yield
 
 
 @contextmanager
 def one_adapter() -> Iterator[None]:
     """While inside, an engine on a CPU gets LoRA layers for requests that all have the same adapter."""
-    from vllm.platforms import current_platform
-
     layers = "grpo.generation.cpu_lora.OneAdapter"
-    with replaced(type(current_platform), "get_punica_wrapper", classmethod(lambda platform: layers)):
+    with patched("vllm.platforms.cpu:CpuPlatform.get_punica_wrapper", classmethod(lambda platform: layers)):
         yield

@@ -14,7 +14,7 @@ from trl.trainer.utils import RepeatSampler
 from grpo.trainer.extra_columns import from_tensor, to_tensor
 from grpo.utils.distributed import is_main_process
 from grpo.utils.manifest import seal
-from grpo.utils.patching import replaced
+from grpo.utils.patching import patched, replaced
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class CheckpointTrainer(GRPOTrainer):
             complete = True
             rotate(**options)
 
-        with replaced(transformers.trainer, "rotate_checkpoints", seal_first):
+        with patched("transformers.trainer:rotate_checkpoints", seal_first):
             try:
                 super()._save_checkpoint(model, trial)
             except Exception:

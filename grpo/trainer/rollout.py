@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
-from trl.trainer import grpo_trainer
 
 from grpo import losses
 from grpo.config.options import Engine, Update
@@ -32,7 +31,7 @@ from grpo.trainer.zero_variance import zero_variance
 from grpo.utils.diagnosis import sampling_filters
 from grpo.utils.errors import DoesNotFit, GenerationError
 from grpo.utils.oom import is_out_of_memory
-from grpo.utils.patching import replaced
+from grpo.utils.patching import patched
 
 log = logging.getLogger(__name__)
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
@@ -60,7 +59,7 @@ class RolloutTrainer(CheckpointTrainer):
         engine = engine or Engine(lora="merged")  # as TRL does
         shares = engine.share_weights is True
         connection = partial(PolicyEngine, lora=engine.lora, shares=shares, most_images=most_images)
-        with replaced(grpo_trainer, "VLLMGeneration", connection):
+        with patched("trl.trainer.grpo_trainer:VLLMGeneration", connection):
             super().__init__(*args, **kwargs)
         self._own_loss = losses.find(self.loss_type)
         if reason := losses.why_not(self.args):

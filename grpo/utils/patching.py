@@ -1,16 +1,42 @@
-"""Replacing a name of a library for a while; each place that does so says why."""
+"""Replacing a name for a while; what is replaced in a library stands in one table."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pkgutil import resolve_name
 from typing import Any
+
+PATCHES = {
+    "hydra._internal.config_loader_impl:ConfigLoaderImpl.get_group_options": "`--help` copies all configurations for "
+    "each group, for seconds; until Hydra lists the options without loading them",
+    "transformers.trainer:rotate_checkpoints": "a checkpoint is sealed before older ones are deleted; until there is a callback "
+    "between writing and deleting",
+    "trl.trainer.grpo_trainer:VLLMGeneration": "the engine sends adapters, shares weights and is compared with the "
+    "policy; until TRL takes an engine as an argument",
+    "trl.generation.vllm_generation:LLM": "dtype, revision, LoRA and images of the engine; until TRL passes options on",
+    "trl.generation.vllm_client:VLLMClient.init_communicator": "adapters travel as files, without NCCL; until TRL asks",
+    "requests:Session": "a request to a server that hangs ends; until TRL's client has time-outs",
+    "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm": "vLLM's CPU build packs weights and throws the "
+    "originals away, to which new ones are written; until it keeps them",
+    "vllm.platforms.cpu:CpuPlatform.get_punica_wrapper": "vLLM's LoRA layers copy the adapter for each token on a CPU; "
+    "until they do not",
+}
+"""Names of libraries that are replaced, `module:name`, with the reason and what would make it unnecessary."""
 
 
 @contextmanager
-def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    """While inside, a name of a module is something else."""
-    before = getattr(module, name)
-    setattr(module, name, value)
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """While inside, a name of an object of ours, or of a test, is something else."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(module, name, before)
+        setattr(owner, name, before)
+
+
+def patched(name: str, value: Any) -> AbstractContextManager[None]:
+    """Return a context in which a name of a library, one of `PATCHES`, is something else."""
+    assert name in PATCHES, name
+    module, _, path = name.partition(":")
+    owner, _, last = path.rpartition(".")
+    return replaced(resolve_name(f"{module}:{owner}" if owner else module), last, value)
