@@ -8,8 +8,8 @@ from typing import Any
 PATCHES = {
     "hydra._internal.config_loader_impl:ConfigLoaderImpl.get_group_options": "`--help` copies all configurations for "
     "each group, for seconds; until Hydra lists the options without loading them",
-    "transformers.trainer:rotate_checkpoints": "a checkpoint is sealed before older ones are deleted; until there is a callback "
-    "between writing and deleting",
+    "transformers.trainer:rotate_checkpoints": "a checkpoint is sealed before older ones are deleted; until there is "
+    "a callback between writing and deleting",
     "trl.trainer.grpo_trainer:VLLMGeneration": "the engine sends adapters, shares weights and is compared with the "
     "policy; until TRL takes an engine as an argument",
     "trl.generation.vllm_generation:LLM": "dtype, revision, LoRA and images of the engine; until TRL passes options on",
