@@ -13,7 +13,7 @@ import grpo
 from grpo.builtin.tasks.arithmetic import rows
 from grpo.trainer import ExactGRPOTrainer, Update  # the import, instead of trl.GRPOTrainer
 
-POLICY = Path(grpo.__file__).parent / "tiny"  # any causal language model, by folder or by name on the hub
+POLICY = Path(grpo.__file__).parent / "builtin" / "tiny"  # any causal language model, by folder or by name on the hub
 
 
 def correct(completions, answer, **columns):

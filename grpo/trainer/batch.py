@@ -40,9 +40,7 @@ FIELDS = {
     "old_per_token_logps": Field("completion"),
     "ref_per_token_logps": Field("completion"),
     "sampling_per_token_logps": Field("completion"),
-    "importance_sampling_ratio": Field(
-        "completion", padding=1
-    ),  # VESPO adds up the logarithms of a row, padding included
+    "importance_sampling_ratio": Field("completion", padding=1),  # VESPO adds up logarithms, of padding too
     "token_type_ids": Field("sequence"),
     "mm_token_type_ids": Field("sequence"),
     "pixel_values": Field("images"),

@@ -146,7 +146,7 @@ def test_a_reward_model_scores_beside_a_function(tmp_path: Path) -> None:
     for overrides, says in {
         ("rollout.dynamic_sampling=true",): "those of reward.model, a reward model, are never equal",
         ("task.eval.reward=model",): "the score of a reward model is no accuracy",
-        (f"reward.model.kwargs.model_name_or_path={ROOT / 'grpo' / 'tiny'}",): "not a reward model",
+        (f"reward.model.kwargs.model_name_or_path={ROOT / 'grpo' / 'builtin' / 'tiny'}",): "not a reward model",
         ("reward.model.kwargs.model_name_or_path=./none",): "there is no model in this folder",
         ("reward.model.kwargs.dtype=float23",): "possible: float32, float16, bfloat16",
     }.items():
