@@ -31,7 +31,8 @@ from grpo.builtin.tasks.arithmetic import problems
 from grpo.config.options import Engine
 from grpo.config.schema import ROOT
 from grpo.rundir.versions import versions
-from grpo.trainer import ExactGRPOTrainer, engine_check
+from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.rollout import engine_check
 from grpo.utils.errors import GenerationError
 from grpo.utils.patching import replaced
 

@@ -30,8 +30,9 @@ from benchmarks import memory, update
 from benchmarks.update import build_policy
 from grpo.config.options import Update
 from grpo.config.schema import ROOT, register
-from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer import ExactGRPOTrainer, exact
 from grpo.utils.limits import GB
+from grpo.utils.patching import replaced
 from tests.stock_trl import Record, make, relative_difference, rollouts, train
 
 LORA = LoraConfig(r=16, target_modules="all-linear")
@@ -113,8 +114,12 @@ def auto(scale: Scale) -> Result:
     return {"total_gb": total, **{name: [row[name] for row in logs] for name in names}}
 
 
-PHASES = {"generate": "_generate", "logprobs": "_score_all", "update": "_update_policy"}
-"""The trainer's method of each phase that survives an OOM."""
+PHASES: dict[str, Callable[[Any], tuple[Any, str]]] = {
+    "generate": lambda made: (made, "_generate"),
+    "logprobs": lambda made: (exact, "score_all"),
+    "update": lambda made: (made.step_update, "gradient"),
+}
+"""Where the function of each phase that survives an OOM is found."""
 
 
 def out_of_memory(scale: Scale) -> Result:
@@ -124,7 +129,7 @@ def out_of_memory(scale: Scale) -> Result:
     common = {"num_iterations": 2, "max_steps": 2, "update": one_microbatch, "peft_config": LORA}
     greedy = generating(scale, top_k=1)  # the same completions in whatever batches they are generated
     found = {}
-    for phase, method in PHASES.items():
+    for phase, where in PHASES.items():
         options = common | (greedy if phase == "generate" else {})
         with tempfile.TemporaryDirectory() as folder:
             free = trainer(scale, folder, **options)
@@ -136,14 +141,15 @@ def out_of_memory(scale: Scale) -> Result:
             completions = list(free._logs["completion"])
             del free
             made = trainer(scale, folder, **options)
-            inner = getattr(made, method)
+            owner, method = where(made)
+            inner = getattr(owner, method)
 
             def short(*args: Any, inner: Any = inner, made: Any = made, limit: float = limit, **kwargs: Any) -> Any:
                 with little_memory(made, limit):
                     return inner(*args, **kwargs)
 
-            setattr(made, method, short)
-            record = train(made)
+            with replaced(owner, method, short):
+                record = train(made)
         found[phase] = {
             "retries": sum(row["update/oom_retries"] for row in record.logs),
             "same_completions": list(made._logs["completion"]) == completions,

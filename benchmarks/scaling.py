@@ -34,8 +34,9 @@ from grpo.config.options import Update
 from grpo.config.schema import ROOT, register
 from grpo.data.task import prompt_lengths
 from grpo.model import policy
-from grpo.trainer import ExactGRPOTrainer, balance, exact
+from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.microbatch import cost, pack
+from grpo.trainer.update import balance, step_update
 from tests.stock_trl import make
 
 BUDGET = 1024
@@ -89,7 +90,7 @@ def train(case: str, rows: int, steps: int, model: str, file: Path) -> None:
     part["completion_ids"] = [fixed["completion_ids"][row] for row in own]
     ours = case != "stock TRL"
     if case == "without balancing":
-        exact.can_move = lambda batch: False
+        step_update.can_move = lambda batch: False
     trainer = make(
         ExactGRPOTrainer if ours else GRPOTrainer,
         Path(tempfile.mkdtemp()),

@@ -18,7 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo.config.options import Update
 from grpo.config.schema import ROOT
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.dynamic_sampling import Completion
+from grpo.trainer.rollout.dynamic_sampling import Completion
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 VOCABULARY = 87
@@ -224,13 +224,16 @@ def relative_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.T
 
 def note_kept(trainer: ExactGRPOTrainer) -> list[list[Completion]]:
     """Return a list to which a trainer with dynamic sampling adds the completions that it keeps of each generation."""
-    kept, informative = list[list[Completion]](), trainer._informative
+    sampling = trainer.sampling
+    assert sampling
+    kept, fill = list[list[Completion]](), sampling.fill
 
-    def note(count: int) -> list[Completion]:
-        kept.append(informative(count))
-        return kept[-1]
+    def note(*args: Any) -> Any:
+        completions, metrics = fill(*args)
+        kept.append(completions)
+        return completions, metrics
 
-    trainer.__dict__["_informative"] = note
+    sampling.__dict__["fill"] = note
     return kept
 
 

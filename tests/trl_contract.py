@@ -52,7 +52,8 @@ def attributes(kind: Any, written: bool) -> set[str]:
 def from_library(ours: type, theirs: type) -> set[str]:
     """The attributes of `self` that our classes use and do not make themselves."""
     classes = own_classes(ours, theirs)
-    inits = [parsed(vars(kind)["__init__"])[1] for kind in classes if "__init__" in vars(kind)]
+    makers = [(kind, name) for kind in classes for name in vars(kind) if name.startswith(("__init__", "_prepare_"))]
+    inits = [parsed(vars(kind)[name])[1] for kind, name in makers if name not in vars(theirs) or name == "__init__"]
     made = {
         node.attr
         for tree in inits

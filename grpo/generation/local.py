@@ -1,15 +1,15 @@
 """Completions by transformers' generate, halved where memory runs out."""
 
-import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from accelerate.utils.memory import clear_device_cache
 from transformers import PreTrainedModel, ProcessorMixin
 from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 from trl import prepare_multimodal_messages
 
-from grpo.utils.oom import is_out_of_memory
+from grpo.utils.oom import half, halves, is_out_of_memory, smaller_until_it_fits
 
 Generate = Callable[[list[Any], float, list[int]], list[str]]
 """From prompts, a temperature (0 is greedy) and a seed for each to completions."""
@@ -34,20 +34,30 @@ class Completer:
 
     def __call__(self, prompts: list[Any], temperature: float = 0.0, seeds: Sequence[int] = (0,)) -> list[str]:
         """Return the completion of each prompt; with temperature 0 the likeliest."""
-        count = len(prompts)
-        if count <= (self.at_once or count):
-            try:
-                return complete(self.model, self.processing_class, self.length, prompts, temperature, seeds[0])
-            except RuntimeError as error:
-                sharded = is_fsdp_managed_module(self.model) or is_deepspeed_zero3_enabled()
-                if count == 1 or sharded or not is_out_of_memory(error):
-                    raise
-            gc.collect()
-            torch.cuda.empty_cache()
-            self.at_once = count - count // 2
-        half = count // 2
-        first, second = (prompts[:half], seeds), (prompts[half:], seeds[half:] or [seeds[0] + 1])
-        return [text for part, own in (first, second) for text in self(part, temperature, own)]
+        texts: list[str] = []
+
+        def parts() -> list[range]:
+            return halves(range(len(texts), len(prompts)), self.at_once)
+
+        def add(rows: range) -> None:
+            seed = seeds[rows[0]] if rows[0] < len(seeds) else seeds[0] + rows[0]
+            part = [prompts[row] for row in rows]
+            texts.extend(complete(self.model, self.processing_class, self.length, part, temperature, seed))
+
+        def shrink(failed: range | None) -> None:
+            count = len(failed or prompts)
+            self.at_once = count - half(count)
+            clear_device_cache(garbage_collection=True)
+
+        def survives(error: BaseException) -> bool:
+            sharded = is_fsdp_managed_module(self.model) or is_deepspeed_zero3_enabled()
+            return is_out_of_memory(error) and not sharded
+
+        def advice(failed: range | None) -> str:
+            return f"a completion of {self.length} tokens does not fit into memory while it is generated"
+
+        smaller_until_it_fits(parts, add, shrink, advice, survives)
+        return texts
 
 
 @torch.no_grad()

@@ -53,8 +53,8 @@ from grpo.rundir.summary import report
 from grpo.rundir.versions import git_commit, versions
 from grpo.tools.running import Tools, running_tools
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.checkpoint import save_model
 from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.resume import keep_steps, save_model
 from grpo.utils.distributed import agreed, is_main_process, log_name
 from grpo.utils.errors import ConfigError, DirectoryLost, RunError
 from grpo.utils.hardware import gpu_utilization
@@ -101,8 +101,7 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
             summary |= {"accuracy_before": None, "accuracy_after": None}
             columns, errors_file = reward_columns(problems.train), run_dir / ERRORS_FILE
             with running_rewards(options_of_rewards(config, problems), columns, run_dir, errors_file) as rewards:
-                trainer = make_trainer(config, run_dir, problems, processing_class, rewards, tools)
-                memory.asleep, trainer.memory = trainer.memory.asleep, memory
+                trainer = make_trainer(config, run_dir, problems, processing_class, rewards, tools, memory)
                 utilization = gpu_utilization if memory.on_gpu else None
                 try:
                     with Monitor(memory, utilization, run_dir, console) as monitor:
@@ -125,7 +124,7 @@ def run_until(stop: StopOnSignal, config: DictConfig, run_dir: Path, plan: Plan 
         give_way(summary)
         summary |= {"status": "stopped", "reason": str(error) or "interrupted"}
         if trainer and stop.activity:  # with all steps done, or none
-            trainer.keep()
+            keep_steps(trainer)
     except DirectoryLost:
         raise
     except Exception as error:
@@ -302,7 +301,7 @@ def train(
         raise
     except Exception as error:
         if not storage_fault(error, run_dir):
-            trainer.keep()
+            keep_steps(trainer)
         raise
     reason = trainer.stop_reason or guard.reason
     if stop.received and not reason:

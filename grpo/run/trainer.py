@@ -20,6 +20,7 @@ from grpo.model.vision import detach_frozen_tower, freeze
 from grpo.planning.sharding import sharding_of
 from grpo.tools.running import Tools
 from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.memory_readings import MemoryReadings
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
 from rewards.runtime.isolation import Reward
@@ -32,6 +33,7 @@ def make_trainer(
     processing_class: Any,
     rewards: Mapping[str, Reward],
     tools: Tools,
+    memory: MemoryReadings | None = None,
 ) -> ExactGRPOTrainer:
     """Return the trainer for a resolved configuration.
 
@@ -62,6 +64,10 @@ def make_trainer(
             rollout=Rollout(**config.rollout),
             tools=tools.functions or None,
             environment_factory=tools.environment,
+            memory=memory,
+            keep_columns=True,
+            tool_counts=tools.counts,
+            correct=config.task.eval.reward if config.task.eval.reward in config.reward else None,
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
@@ -69,9 +75,6 @@ def make_trainer(
         raise ConfigError("shard: accelerate shards on GPUs only, and there are none here; use shard=none")
     used = trainer.args.model_init_kwargs or {}  # TensorBoard and others write them
     trainer.args.model_init_kwargs = {key: value for key, value in used.items() if not is_secret(key, value)}
-    trainer.keeps_columns, trainer.tool_counts = True, tools.counts
-    if config.task.eval.reward in trainer.reward_func_names:
-        trainer.accuracy_reward = config.task.eval.reward
     trainer.remove_callback(PrinterCallback)
     policy.keep_differentiable(trainer.model)
     freeze(trainer.model, config.model.freeze)

@@ -70,6 +70,23 @@ def check(keys: Iterable[str]) -> None:
         )
 
 
+def as_batch(ids: torch.Tensor, mask: torch.Tensor, completion_length: int) -> Batch:
+    """Return sequences, (rows, prompt + completion length), as the fields of a batch."""
+    prompt = ids.size(1) - completion_length
+    return {
+        "prompt_ids": ids[:, :prompt],
+        "prompt_mask": mask[:, :prompt],
+        "completion_ids": ids[:, prompt:],
+        "completion_mask": mask[:, prompt:],
+    }
+
+
+def as_sequences(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return the sequences of a batch, their mask, (rows, prompt + completion length), and the completion length."""
+    ids, mask = (torch.cat((batch[f"prompt_{kind}"], batch[f"completion_{kind}"]), 1) for kind in ("ids", "mask"))
+    return ids, mask, batch["completion_ids"].size(1)
+
+
 def can_move(batch: Batch) -> bool:
     """Return whether the rows of a batch can be computed by another process: not those with images."""
     return all(FIELDS[key].can_move for key in batch)

@@ -28,6 +28,10 @@ class Microbatch:
     shared: tuple[int, int] | None = None
     """With prefix sharing: number and length of the sequences that go through the policy."""
 
+    def __len__(self) -> int:
+        """Return the number of completions."""
+        return len(self.rows)
+
     @property
     def sequences(self) -> tuple[int, int]:
         """Number and padded length of the sequences that go through the policy."""
@@ -169,7 +173,10 @@ def _divide(order: list[tuple[int, int, int]], budget: int) -> list[Microbatch]:
     return parts
 
 
-def half(rows: int, group: int) -> int:
-    """Return where to cut a number of rows in two, between groups if there are several."""
-    groups = rows // group
-    return groups // 2 * group if groups > 1 else rows // 2
+def too_long(part: Microbatch | None) -> str:
+    """Return advice for a sequence that does not fit alone, on this process or, with None, on another."""
+    lengths = f"of {part.prompt_length} prompt and {part.completion_length} completion tokens" if part else "elsewhere"
+    return (
+        f"a single sequence {lengths} does not fit into memory: lower max_completion_length, use "
+        "gradient_checkpointing=True, LoRA or QLoRA, or a smaller model"
+    )

@@ -23,12 +23,15 @@ class TokenBudget:
             file: keeps what did not fit where the process cannot go on after an OOM, for the next one; processes but
                 rank 0 write files of similar names.
         """
+        self.setting = setting
         self.measured = setting == "auto" and device.type == "cuda"  # of this process's GPU, the current device
         self.tokens = setting if isinstance(setting, int) else UNMEASURED
         self.ceiling: float = float("inf")
         self.begun = not self.measured
         self.asleep: Callable[[], int] = lambda: 0  # bytes that PyTorch counts and a sleeping engine has freed
         self.occupied = 0
+        self.retries = 0
+        """Times that memory has run out and work was divided, since the last log."""
         self.file = file
         self.most: float = float("inf")
         for noted in file.parent.glob(f"{file.stem}*{file.suffix}") if file else ():  # by any process
@@ -43,7 +46,7 @@ class TokenBudget:
         """After an OOM at a micro-batch of so many tokens, halve the budget and free cached memory."""
         self.tokens = max(1, min(self.tokens, tokens) // 2)
         self.ceiling = min(self.ceiling, tokens)
-        self.release()
+        self.retry()
 
     def forbid(self, tokens: int) -> str:
         """Note, for the processes that continue the run, that so many tokens do not fit; return what to do.
@@ -64,6 +67,11 @@ class TokenBudget:
     def allowed(self) -> int:
         """Return the number of tokens that a micro-batch may have, after what an earlier process could not hold."""
         return int(min(self.tokens, self.most))
+
+    def retry(self) -> None:
+        """Count an OOM after which work is divided, and free cached memory."""
+        self.retries += 1
+        self.release()
 
     def release(self) -> None:
         """Free cached memory."""
@@ -92,3 +100,12 @@ class TokenBudget:
             return self.tokens
         fits = largest * (USABLE * total - self.occupied) / max(1, peak - self.occupied)
         return max(self.tokens, int(min(fits, 2 * self.tokens, self.ceiling - 1)))
+
+    def state_dict(self) -> dict:
+        """Return what the next steps depend on."""
+        return {"setting": self.setting, "tokens": self.tokens, "ceiling": self.ceiling, "begun": self.begun}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Continue with what `state_dict` has returned, unless the setting is another one now."""
+        if state["setting"] == self.setting:
+            self.tokens, self.ceiling, self.begun = state["tokens"], state["ceiling"], state["begun"]

@@ -1,7 +1,14 @@
-"""The exceptions that mean OOM."""
+"""The exceptions that mean OOM, and work that is done in smaller parts after one."""
+
+from collections.abc import Callable, Sequence, Sized
+from typing import TypeVar
 
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
+
+from grpo.utils.errors import DoesNotFit
+
+Part = TypeVar("Part", bound=Sized)
 
 TEXTS = (
     "error: out of memory",
@@ -22,3 +29,65 @@ def is_out_of_memory(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError) or "CUDNN_STATUS_NOT_SUPPORTED" in str(error):
         return False
     return should_reduce_batch_size(error) or any(text in str(error) for text in TEXTS)
+
+
+def smaller_until_it_fits(
+    parts: Callable[[], Sequence[Part]],
+    work: Callable[[Part], None],
+    shrink: Callable[[Part | None], None],
+    too_large: Callable[[Part | None], str],
+    survives: Callable[[RuntimeError], bool] = is_out_of_memory,
+    anywhere: Callable[[bool, bool], Sequence[bool]] = lambda *flags: flags,
+) -> None:
+    """Do some work part by part, and after an OOM in smaller parts, until all of it fits.
+
+    A part that cannot be divided may fail once, for the memory that others have left in fragments, but not twice in a
+    row.
+
+    Args:
+        parts: returns what is left to do, in parts as large as are known to fit; the length of a part is 1 if it
+            cannot be divided.
+        work: does a part.
+        shrink: has `parts` return smaller ones, given the part that ran out of memory, or None where another process
+            has.
+        too_large: returns the advice if a part that cannot be divided does not fit, given likewise.
+        survives: whether to try again after an exception.
+        anywhere: returns which of the flags is true on any process.
+
+    Raises:
+        DoesNotFit: nothing is left to divide.
+    """
+    alone = False
+    while True:
+        failed, reason = None, None
+        for part in parts():
+            try:
+                work(part)
+            except RuntimeError as error:
+                if not survives(error):
+                    raise
+                failed, reason = part, error.with_traceback(None)  # whose frames keep tensors in memory
+                break
+        again, alone = alone, failed is not None and len(failed) == 1
+        any_failed, hopeless = anywhere(failed is not None, alone and again)
+        if not any_failed:
+            return
+        if hopeless:
+            raise DoesNotFit(too_large(failed)) from reason
+        shrink(failed)
+
+
+def half(rows: int, group: int = 1) -> int:
+    """Return where to cut a number of rows in two, between groups if there are several."""
+    groups = rows // group
+    return groups // 2 * group if groups > 1 else rows // 2
+
+
+def halves(rows: range, limit: int | None, group: int = 1) -> list[range]:
+    """Divide prompts in two, and these again, until no part has more than `limit`; groups stay together if they can."""
+    if not rows:
+        return []
+    if len(rows) <= (limit or len(rows)):
+        return [rows]
+    middle = half(len(rows), group)
+    return [*halves(rows[:middle], limit, group), *halves(rows[middle:], limit, group)]

@@ -64,16 +64,16 @@ def change(trainer: GRPOTrainer) -> tuple[dict[str, torch.Tensor], list[dict[str
 def shares_of_gradients(trainer: ExactGRPOTrainer) -> list[float]:
     """Let the trainer note, after each micro-batch, which share of the gradients' numbers this process holds."""
     shares: list[float] = []
-    backward = trainer._backward_one
+    backward = trainer.step_update._backward
 
-    def noting(*args: Any) -> torch.Tensor:
-        loss = backward(*args)
+    def noting(*args: Any, **options: Any) -> Any:
+        result = backward(*args, **options)
         trained = [weight for weight in trainer.model.parameters() if weight.requires_grad]
         held = sum(weight.grad.to_local().numel() for weight in trained)
         shares.append(held / sum(weight.numel() for weight in trained))
-        return loss
+        return result
 
-    trainer._backward_one = noting
+    trainer.step_update.__dict__["_backward"] = noting
     return shares
 
 

@@ -16,17 +16,17 @@ from tests.sharding_on_cpus import enable
 def run_out_of_memory(marker: Path) -> None:
     from grpo.trainer import ExactGRPOTrainer
 
-    backward, count = ExactGRPOTrainer._backward_one, 0
+    loss_of, count = ExactGRPOTrainer._loss_of, 0
 
-    def fault(self: ExactGRPOTrainer, *args: Any) -> torch.Tensor:
+    def fault(self: ExactGRPOTrainer, *args: Any) -> Any:
         nonlocal count
         count += 1
         if count == 3 and os.environ["RANK"] == "1" and not marker.exists():
             marker.touch()
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return backward(self, *args)
+        return loss_of(self, *args)
 
-    ExactGRPOTrainer._backward_one = fault
+    ExactGRPOTrainer._loss_of = fault
 
 
 if __name__ == "__main__":

@@ -24,8 +24,9 @@ from grpo.generation.local import complete
 from grpo.generation.merged_weights import merged_weights, trains_tied_weight
 from grpo.generation.vllm_engine import PolicyEngine, answer
 from grpo.rundir.resume import newest_checkpoint
-from grpo.trainer import ExactGRPOTrainer, engine_check
+from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.rollout import engine_check
 from grpo.trainer.token_budget import TokenBudget
 from grpo.utils.errors import GenerationError
 from tests.cuda_driver import GB, CudaDriver

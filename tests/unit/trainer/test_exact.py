@@ -96,13 +96,17 @@ def test_times_and_the_update_are_logged(tmp_path: Path) -> None:
 def test_importance_weights_are_one_until_the_policy_changes(tmp_path: Path) -> None:
     """As in TRL, where the same row is computed twice in the same way; here rounding would differ."""
     trainer = ours(tmp_path, num_iterations=2, importance_sampling_level="sequence", epsilon=1e-5, learning_rate=0.0)
-    score_all = trainer._score_all
+    prepare = trainer._prepare_inputs
 
-    def rounded(*args: Any) -> Any:
-        logps, entropies = score_all(*args)
-        return logps + 1e-2 * torch.randn(logps.shape, generator=torch.Generator().manual_seed(0)), entropies
+    def rounded(inputs: Any) -> Any:
+        rollouts = dict(prepare(inputs))
+        shape, generator = rollouts["old_per_token_logps"].shape, torch.Generator().manual_seed(0)
+        rollouts["old_per_token_logps"] = rollouts["old_per_token_logps"] + 1e-2 * torch.randn(
+            shape, generator=generator
+        )
+        return rollouts
 
-    trainer._score_all = rounded
+    trainer._prepare_inputs = rounded
     first, second = train(trainer).logs
     assert first["clip_ratio/region_mean"] == 0
     assert second["clip_ratio/region_mean"] > 0

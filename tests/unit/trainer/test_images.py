@@ -76,8 +76,7 @@ def test_each_image_of_a_generation_is_opened_once(tmp_path: Path, rollout: Roll
 
     view.show = noted  # type: ignore[method-assign]
     given |= {"train_dataset": Dataset.from_list(paths), "view": view, **FOUR, "log_completions": True}
-    trainer = make(ExactGRPOTrainer, tmp_path, rollout=rollout, **given)
-    trainer.keeps_columns = True
+    trainer = make(ExactGRPOTrainer, tmp_path, rollout=rollout, keep_columns=True, **given)
     logs = train(trainer).logs
     assert len(opened) == 2 * 16 // 4, "two generations of four prompts, each used for two steps of four slices"
     assert len(set(opened[:4])) == len(set(opened[4:])) == 4

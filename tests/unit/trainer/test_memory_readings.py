@@ -4,7 +4,6 @@ import torch
 
 from grpo.trainer import Update
 from grpo.trainer.memory_readings import MemoryReadings
-from grpo.trainer.token_budget import TokenBudget
 from tests.cuda_driver import GB, CudaDriver
 from tests.stock_trl import ours, train
 
@@ -49,10 +48,10 @@ def test_a_gpu_that_the_run_does_not_use_is_not_read(cuda_driver: CudaDriver) ->
 
 
 def test_the_peak_of_a_pass_that_ran_out_of_memory_is_kept(tmp_path: Path, cuda_driver: CudaDriver) -> None:
-    trainer = ours(tmp_path, Update("auto"), use_cpu=True, max_steps=1)
-    trainer.budget = TokenBudget("auto", torch.device("cuda"))
+    memory = MemoryReadings(on_gpu=True)
+    trainer = ours(tmp_path, Update("auto"), use_cpu=True, max_steps=1, memory=memory)
+    trainer.budget.measured = True  # as on a GPU
     trainer.budget.begin(100)
-    trainer.memory = MemoryReadings(on_gpu=True)
     sizes = iter([15, 2])
 
     def forward(*args: object) -> None:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo.trainer.microbatch import cost, half, has_work, loss_shares, pack
+from grpo.trainer.microbatch import cost, has_work, loss_shares, pack
+from grpo.utils.oom import half
 
 ROWS = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 80)), min_size=1, max_size=40)
 BUDGET = st.integers(1, 600)

@@ -8,8 +8,8 @@ from PIL import Image
 from trl import GRPOTrainer
 
 from grpo.builtin.tasks.calculator import calculator
-from grpo.trainer import episodes
-from tests.unit.trainer.test_tool_calls import PROMPTS, Game, with_tools
+from grpo.trainer.rollout import episodes
+from tests.unit.trainer.rollout.test_tool_calls import PROMPTS, Game, with_tools
 
 
 class Maze(Game):

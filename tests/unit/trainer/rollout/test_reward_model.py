@@ -11,7 +11,8 @@ from trl import GRPOTrainer
 
 from grpo.config.options import Update
 from grpo.config.schema import ROOT
-from grpo.trainer.reward_model import MicrobatchedRewardModel
+from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
 from grpo.trainer.token_budget import TokenBudget
 from grpo.utils.errors import DoesNotFit
 from rewards.model import model
@@ -82,29 +83,27 @@ class Hungry(torch.nn.Module):
         return SimpleNamespace(logits=attention_mask.sum(1, keepdim=True))
 
 
-def trainer_for(tmp_path: Path) -> Any:
-    trainer = ours(tmp_path, Update(max_tokens_per_microbatch=1000))
-    trainer.budget = TokenBudget(1000, torch.device("cpu"))
-    return trainer
+def reward_model(scorer: Hungry, **options: Any) -> MicrobatchedRewardModel:
+    budget = TokenBudget(1000, torch.device("cpu"))
+    return MicrobatchedRewardModel(scorer, budget, MemoryReadings(on_gpu=False), **options)
 
 
-def test_after_an_oom_it_scores_fewer_at_once(tmp_path: Path) -> None:
-    trainer = trainer_for(tmp_path)
+def test_after_an_oom_it_scores_fewer_at_once() -> None:
     mask = torch.tensor([[1] * length + [0] * (LONGEST - length) for length in (3, 20, 7, 24, 1)])
-    scorer = MicrobatchedRewardModel(Hungry(most=30), trainer)
+    scorer = reward_model(Hungry(most=30))
     assert scorer(input_ids=mask, attention_mask=mask).logits[:, 0].tolist() == [3, 20, 7, 24, 1]
-    assert trainer._oom_retries > 0
+    assert scorer.budget.retries > 0
     with pytest.raises(DoesNotFit, match="does not score a sequence of 24 tokens"):
-        MicrobatchedRewardModel(Hungry(most=10), trainer)(input_ids=mask, attention_mask=mask)
+        reward_model(Hungry(most=10))(input_ids=mask, attention_mask=mask)
 
 
-def test_with_sharded_weights_all_processes_make_as_many_passes(tmp_path: Path) -> None:
-    trainer, sizes = trainer_for(tmp_path), list[int]()
-    trainer.sharded, trainer._of_all = True, lambda number: [number, 7]
+def test_with_sharded_weights_all_processes_make_as_many_passes() -> None:
+    sizes, cpu = list[int](), torch.device("cpu")
+    two = SimpleNamespace(device=cpu, gather=lambda number: torch.cat((number, torch.tensor([7]))))
     mask = torch.tensor([[1] * length + [0] * (LONGEST - length) for length in (3, 20, 7, 24, 1)])
     scorer = Hungry(most=1000)
     scorer.register_forward_pre_hook(lambda *args, **kwargs: sizes.append(1), with_kwargs=True)
-    logits = MicrobatchedRewardModel(scorer, trainer)(input_ids=mask, attention_mask=mask).logits
+    logits = reward_model(scorer, accelerator=two, sharded=True)(input_ids=mask, attention_mask=mask).logits
     assert logits[:, 0].tolist() == [3, 20, 7, 24, 1]
     assert len(sizes) == 7
 

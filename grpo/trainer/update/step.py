@@ -2,14 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from grpo.trainer.batch import Batch, idle, join, lengths, longest, loss_mask
 from grpo.trainer.microbatch import Microbatch
-from grpo.trainer.step_metrics import StepMetrics
+from grpo.trainer.update.step_metrics import StepMetrics
 
 
-class StepMicrobatch(NamedTuple):
+@dataclass(frozen=True)
+class StepMicrobatch:
     """A micro-batch of one of the step's batches."""
 
     batch: Batch
@@ -18,6 +19,10 @@ class StepMicrobatch(NamedTuple):
     """Tokens of the loss in it."""
     token_share: float
     """Their share in the tokens of the batch."""
+
+    def __len__(self) -> int:
+        """Return the number of completions."""
+        return len(self.part)
 
 
 def batches_of(slices: Sequence[Batch], mix: bool) -> list[tuple[Batch, int]]:

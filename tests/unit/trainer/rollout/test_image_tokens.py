@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from grpo.trainer.batch import pick
-from grpo.trainer.image_tokens import by_prompt, can_split, end_before
+from grpo.trainer.rollout.image_tokens import by_prompt, can_split, end_before
 
 IMAGE, EOS = 9, 1
 

@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from grpo.trainer.zero_variance import zero_variance
+from grpo.trainer.rollout.advantages import zero_variance
 from tests.stock_trl import make, ours, train
 
 NAN = float("nan")
@@ -68,7 +68,8 @@ def test_advantages_are_trls_and_exactly_zero_without_variance(tmp_path: Path, o
     ],
 )
 def test_equality_is_that_of_the_bits_of_present_rewards(rewards: list[list[float]], expected: list[bool]) -> None:
-    assert zero_variance(torch.tensor(rewards, dtype=torch.float64), 2).tolist() == expected
+    given = torch.tensor(rewards, dtype=torch.float64)
+    assert zero_variance(given, torch.ones(given.size(1)), 2, "normalize_then_sum").tolist() == expected
 
 
 def test_a_large_evaluation_has_zero_variance_too(tmp_path: Path) -> None:

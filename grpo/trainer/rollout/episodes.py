@@ -4,14 +4,68 @@ As TRL does at the beginning of `_generate_and_score_completions`, for rollouts 
 and their rewards, are wanted.
 """
 
+import copy
 import inspect
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from trl.data_utils import prepare_multimodal_messages
 
+from grpo.utils.patching import replaced
+
 BY_TRL = ("reset", "get_reward")
 """Methods of an environment that TRL calls, and not the policy."""
 Row = dict[str, Any]
+
+
+def rollouts(trainer: Any, rows: list[Row]) -> tuple[list[Row], list, Any]:
+    """Return rows with their images and what `rollout_func` adds, their prompts, and what TRL's `_generate` returns."""
+    rows = trainer.shown(rows)
+    prompts = begin(trainer, rows)
+    found = trainer._generate(prompts)
+    for name, values in found[5].items():
+        for index, row in enumerate(rows):
+            if not isinstance(values, list) or index < len(values):
+                row[name] = values[index] if isinstance(values, list) else values
+    return rows, prompts, found
+
+
+def answers(trainer: Any, rows: list[Row]) -> list[list[Row]]:
+    """Return the likeliest conversation that follows each row's prompt, tool calls included.
+
+    Args:
+        trainer: an `ExactGRPOTrainer`.
+        rows: of the data, for `reset` of the environment.
+    """
+    try:
+        with greedily(trainer), replaced(trainer, "num_generations_eval", 1), without_metrics(trainer):
+            _, _, found = rollouts(trainer, rows)
+    finally:
+        if trainer.tool_calls:
+            trainer.tool_calls.reset()
+    return found[3]
+
+
+def greedily(trainer: Any) -> AbstractContextManager[None]:
+    """Return a context in which the likeliest completions are generated."""
+    if trainer.use_vllm:
+        return trainer.vllm_generation.greedy()
+    greedy = copy.deepcopy(trainer.generation_config)
+    greedy.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None, repetition_penalty=1.0)
+    return replaced(trainer, "generation_config", greedy)
+
+
+@contextmanager
+def without_metrics(trainer: Any) -> Iterator[None]:
+    """Keep what is generated inside out of TRL's metrics."""
+    seen = trainer.state.num_input_tokens_seen
+    try:
+        with replaced(trainer, "_metrics", {"train": defaultdict(list), "eval": defaultdict(list)}):
+            yield
+    finally:
+        trainer.state.num_input_tokens_seen = seen
 
 
 def begin(trainer: Any, rows: list[Row]) -> list[Any]:

@@ -1,5 +1,7 @@
 """The problems in the order of training, of which each step takes as many as it needs."""
 
+from typing import Any
+
 import torch
 
 LEARNABLE = (0.2, 0.8)
@@ -42,6 +44,14 @@ class ProblemOrder:
         shares = self.correct.values()
         learnable, solved = sum(low <= share <= high for share in shares), sum(share > high for share in shares)
         return {"solved": solved, "learnable": learnable, "out_of_reach": len(shares) - learnable - solved}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next steps depend on."""
+        return {"taken": self.taken, "correct": self.correct}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with what `state_dict` has returned."""
+        self.taken, self.correct = state["taken"], state["correct"]
 
     def _passes_over(self, problem: int) -> bool:
         low, high = LEARNABLE

@@ -10,6 +10,7 @@ from trl import GRPOConfig
 
 from grpo.config.options import Engine
 from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.rollout.overlap import Overlap
 from grpo.utils.diagnosis import why_not_stale
 from tests.stock_trl import ours
 
@@ -19,7 +20,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> ExactGRPOTrainer:
     trainer = ours(tmp_path_factory.mktemp("overlap"))
-    trainer._overlaps = True
+    trainer.overlap = Overlap()
     return trainer
 
 
@@ -39,7 +40,7 @@ def test_the_next_steps_first_batch_is_known_within_the_epoch(trainer: ExactGRPO
     batches = iter([[index] for index in range(4)])
     for following in ([2], None):
         trainer.get_batch_samples(batches, 2, CPU)
-        assert (trainer._drawn[0] if trainer._drawn else None) == following
+        assert trainer.overlap.next_rows(0, 10) == following
 
 
 def test_an_epoch_that_was_left_leaves_nothing_to_the_next(trainer: ExactGRPOTrainer) -> None:
@@ -47,16 +48,12 @@ def test_an_epoch_that_was_left_leaves_nothing_to_the_next(trainer: ExactGRPOTra
     assert trainer.get_batch_samples(iter([[10], [11], [12]]), 2, CPU)[0] == [[10], [11]]
 
 
-def test_rollouts_begin_early_except_for_checks_and_the_end(
-    trainer: ExactGRPOTrainer,
-) -> None:
-    trainer._drawn.append("next")
-    trainer.state.max_steps, trainer._next_engine_check = 10, 5
-    begins = []
-    for trainer.state.global_step in range(10):
-        if trainer.state.global_step == 5:
-            trainer._next_engine_check = 55
-        begins.append(trainer._has_next_step())
+def test_rollouts_begin_early_except_for_checks_and_the_end() -> None:
+    overlap, begins = Overlap(), []
+    overlap.take(iter([[{"prompt": ""}]] * 4), 1)
+    for step in range(10):
+        check = 5 if step < 5 else 55
+        begins.append(overlap.next_rows(step, min(10, check)) is not None)
     assert begins == [True] * 4 + [False] + [True] * 4 + [False]
 
 

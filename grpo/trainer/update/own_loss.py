@@ -7,20 +7,18 @@ import torch
 from trl.trainer.utils import nanmax, nanmin
 
 from grpo.losses import Tokens
-from grpo.trainer.batch import Batch, images_of, loss_mask
+from grpo.trainer.batch import Batch, as_sequences, images_of, loss_mask
 
 
 def compute_loss(trainer: Any, loss: ModuleType, model: Any, inputs: Batch) -> torch.Tensor:
     """Return the loss of a micro-batch, divided and logged as by TRL's `_compute_loss`."""
-    ids, attention = (
-        torch.cat((inputs[f"prompt_{kind}"], inputs[f"completion_{kind}"]), 1) for kind in ("ids", "mask")
-    )
+    ids, attention, length = as_sequences(inputs)
     mask = loss_mask(inputs)
     logps, entropies, router_loss = trainer._get_per_token_logps_and_entropies(
         model,
         ids,
         attention,
-        mask.size(1),
+        length,
         compute_entropy=True,
         compute_aux_loss=trainer.aux_loss_enabled,
         **images_of(inputs),

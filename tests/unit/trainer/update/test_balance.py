@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.trainer.balance import deal, duration, limits
+from grpo.trainer.update.balance import deal, duration, limits
 
 COSTS = st.lists(st.floats(0.1, 100), min_size=0, max_size=40)
 

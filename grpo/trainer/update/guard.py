@@ -52,6 +52,10 @@ class NonFiniteGuard:
         kept = {key: batch[key] for key in KEPT if key in batch}
         self.seen.append(Seen(kept, loss.detach(), torch.isfinite(logps.detach()).all(1)))
 
+    def reset(self) -> None:
+        """Forget the micro-batches of a step that did not end."""
+        self.seen = []
+
     def passes(self, grad_norm: Any, step: int, searching: bool) -> bool:
         """Return whether the gradient of a step may change the policy; if not, write down its completions.
 
@@ -71,6 +75,14 @@ class NonFiniteGuard:
         if self.in_a_row >= self.most and not searching:
             self.stop_reason = f"{problem}, number {self.in_a_row} in a row; see {self.file.name}; {ADVICE}"
         return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next steps depend on."""
+        return {"in_a_row": self.in_a_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with what `state_dict` has returned."""
+        self.in_a_row = state["in_a_row"]
 
 
 def suspects(step: Sequence[Seen]) -> tuple[int, list[tuple[Batch, int]]]:

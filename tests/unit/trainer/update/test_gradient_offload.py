@@ -9,7 +9,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from grpo.trainer import ExactGRPOTrainer, Update
-from grpo.trainer.gradient_offload import OffloadedGradients
+from grpo.trainer.update.gradient_offload import OffloadedGradients
 from tests.stock_trl import make, train
 
 PARTS = Update(max_tokens_per_microbatch=100, share_prompts=False)  # several micro-batches a step, so sums
@@ -46,7 +46,7 @@ def test_the_optimizers_step_has_one_gradient_on_the_device(tmp_path: Path) -> N
 
     trainer = make(ExactGRPOTrainer, tmp_path, update=replace(PARTS, gradients_on_host=True), max_steps=1)
     trainer.optimizer = Watched(trainer.model.parameters(), lr=0.1)
-    trainer._offloaded_gradients = OffloadedGradients(trainer.model, trainer.optimizer)
+    trainer.step_update.offloaded = OffloadedGradients(trainer.model, trainer.optimizer)
     trainer.add_callback(Count())
     trainer.train()
     weights = len(list(trainer.model.parameters()))
@@ -60,8 +60,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
     trainer.train()
     for name, weight in trainer.model.state_dict().items():
         assert torch.equal(weight, before[name]), name
-    assert trainer._offloaded_gradients is not None
-    assert not trainer._offloaded_gradients.waiting
+    assert trainer.step_update.offloaded is not None
+    assert not trainer.step_update.offloaded.waiting
 
 
 def test_a_step_repeated_after_an_oom_has_the_same_gradient(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from grpo.trainer import ExactGRPOTrainer, Update, thumbnails
-from grpo.trainer.thumbnails import SIDE, Thumbnails, reduced, without_images
+from grpo.trainer import ExactGRPOTrainer, Update
+from grpo.trainer.rollout import thumbnails
+from grpo.trainer.rollout.thumbnails import SIDE, Thumbnails, reduced, without_images
 from tests.stock_trl import VOCABULARY, make
 from tests.vision_policies import options
 
@@ -99,8 +100,7 @@ def trained(folder: Path, resumed: Path | None = None, method: str = "full", **m
     """A small policy with images after three steps, two of them with the same rollouts."""
     given = options("llava_next", method) | {"rollout_func": rollouts, "log_completions": True}
     saving = {"save_strategy": "steps", "save_steps": 1}
-    trainer = make(ExactGRPOTrainer, folder, update=Update(200), **given | saving | more)
-    trainer.keeps_columns = True
+    trainer = make(ExactGRPOTrainer, folder, update=Update(200), keep_columns=True, **given | saving | more)
     trainer.train(resume_from_checkpoint=str(resumed) if resumed else None)
     return trainer
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from grpo.trainer.step_metrics import StepMetrics, merge
+from grpo.trainer.update.step_metrics import StepMetrics, merge
 
 
 def step(by_sequence: bool = False, tokens: int = 100, rows: int = 10, skipped: int = 0, skipped_tokens: int = 0):

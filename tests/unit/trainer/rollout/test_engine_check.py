@@ -10,8 +10,10 @@ from peft import LoraConfig
 from transformers import AutoModelForImageTextToText, InternVLConfig, InternVLVisionConfig, LlamaConfig
 
 from grpo.run.callbacks import MetricsFile
-from grpo.trainer import ExactGRPOTrainer, engine_check
-from grpo.trainer.engine_check import difference, masked, tolerance
+from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.processes import LocalAccelerator
+from grpo.trainer.rollout import engine_check
+from grpo.trainer.rollout.engine_check import difference, masked_fraction, tolerance
 from grpo.utils.errors import GenerationError
 from tests.stock_trl import VOCABULARY, ScriptedEngine, ours, rollouts, tiny_llama
 
@@ -34,13 +36,13 @@ def test_the_tolerance_follows_from_the_bits_of_the_data_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "counts"),
-    [([[0.0], [1.2], [0.0]], [1, 2]), ([[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]], [2, 3])],
+    ("ratio", "fraction"),
+    [([[0.0], [1.2], [0.0]], 1 / 2), ([[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]], 2 / 3)],
     ids=["sequences", "tokens"],
 )
-def test_what_trls_mask_removes_is_counted_within_the_loss(ratio: list, counts: list[int]) -> None:
+def test_what_trls_mask_removes_is_counted_within_the_loss(ratio: list, fraction: float) -> None:
     mask = torch.tensor([[1, 1], [1, 0], [0, 0]])
-    assert masked(torch.tensor(ratio), mask).tolist() == [counts]
+    assert masked_fraction(LocalAccelerator(None), torch.tensor(ratio), mask) == pytest.approx(fraction)
 
 
 def checked(directory: Path, shift: float, **options: Any) -> ExactGRPOTrainer:
@@ -132,5 +134,5 @@ def test_images_in_tiles_follow_their_prompts_into_the_check(tmp_path: Path) -> 
     trainer.model.train()
     parts = {"prompt_ids": prompts, "prompt_mask": mask[:, :4], "completion_ids": completions}
     parts |= {"completion_mask": mask[:, 4:], "sampling_per_token_logps": logps}
-    trainer._check_engine(parts | images)
-    assert trainer._metrics["train"]["engine/logp_difference"] == [pytest.approx(0.0, abs=1e-6)]
+    found = trainer.engine_check.compare(trainer, parts | images)
+    assert found["engine/logp_difference"] == pytest.approx(0.0, abs=1e-6)

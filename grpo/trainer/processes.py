@@ -1,0 +1,48 @@
+"""What processes ask each other, and the accelerator within a micro-batch, where none waits for another."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def any_of(accelerator: Any, *flags: bool) -> list[bool]:
+    """Return which of these is true on any process."""
+    if accelerator.num_processes == 1:
+        return list(flags)
+    mine = torch.tensor(flags, dtype=torch.int, device=accelerator.device)
+    return [bool(count) for count in accelerator.reduce(mine, "sum").tolist()]
+
+
+def of_all(accelerator: Any, number: int) -> list[int]:
+    """Return the number of each process."""
+    return accelerator.gather(torch.tensor([number], device=accelerator.device)).tolist()
+
+
+def own_part(accelerator: Any, of_all: Sequence[T]) -> Sequence[T]:
+    """Return this process's part of what is divided equally over all processes."""
+    size = len(of_all) // accelerator.num_processes
+    return of_all[accelerator.process_index * size :][:size]
+
+
+class LocalAccelerator:
+    """The accelerator as if this process were the only one: gathering and reducing return its own values.
+
+    Processes have different micro-batches, and one may run out of memory: within a micro-batch, none waits for another.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._accelerator, name)
+
+    def gather(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        return tensor
+
+    gather_for_metrics = pad_across_processes = gather
+
+    def reduce(self, tensor: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+        return tensor

@@ -1,0 +1,178 @@
+"""Checkpoints from which a training continues bit for bit: rollouts in use, order of the data, what was learned."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers.trainer
+from safetensors import safe_open
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from trl.trainer.utils import RepeatSampler
+
+from grpo.trainer.rollout.extra_columns import from_tensor, to_tensor
+from grpo.utils.distributed import is_main_process
+from grpo.utils.manifest import seal
+from grpo.utils.patching import patched
+
+log = logging.getLogger(__name__)
+
+
+class EpochSampler(RepeatSampler):
+    """TRL's sampler, which can also begin at an epoch: its order is drawn after those of the epochs before."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Put the generator where it is when an epoch begins."""
+        if self.shuffle and self.seed is not None:
+            self.generator.manual_seed(self.seed)
+            for _ in range(epoch):
+                torch.randperm(self.num_samples, generator=self.generator)
+
+
+def state_file(trainer: Any, folder: Path) -> Path:
+    """Return the file in a checkpoint that has this process's part of `state_dict`."""
+    several = trainer.accelerator.num_processes > 1
+    return folder / (f"grpo_state_{trainer.accelerator.process_index}.pt" if several else "grpo_state.pt")
+
+
+def state_dict(trainer: Any) -> dict[str, Any]:
+    """Return what the next steps depend on and transformers does not save, as numbers, texts and tensors."""
+    every = trainer.args.steps_per_generation * trainer.num_iterations
+    logs = trainer._logs
+    state = {
+        "step": trainer._step,
+        # the rollouts of a generation that later steps use too
+        "rollouts": trainer._buffered_inputs if trainer._step % every else None,
+        "unlogged": (float(trainer._tr_loss), trainer._globalstep_last_logged),
+        "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
+        "logs": {name: list(logs[name]) for name in ("prompt", "completion", "advantages")},
+        "rewards": {name: list(values) for name, values in logs["rewards"].items()},
+        "extra": {name: to_tensor(values) for name, values in logs["extra"].items()},
+        "entropy_coef": trainer.entropy_coef,
+        "budget": trainer.budget.state_dict(),
+        "prompts_at_once": trainer.prompts_at_once.limit,
+        "guard": trainer.guard.state_dict(),
+        "order": trainer.sampling.order.state_dict() if trainer.sampling else None,
+        "last_step": trainer.state.max_steps,
+    }
+    if trainer.args.sync_ref_model and trainer.ref_model is not None and not trainer.sharded:
+        state["reference"] = trainer.accelerator.unwrap_model(trainer.ref_model).state_dict()
+    return state
+
+
+def load_state_dict(trainer: Any, state: dict[str, Any]) -> None:
+    """Put back what `state_dict` has returned."""
+    trainer._step, trainer._buffered_inputs = state["step"], state["rollouts"]
+    trainer.unlogged = state["unlogged"]
+    trainer._metrics["train"].update(state["metrics"])
+    for name, values in state["logs"].items():
+        trainer._logs[name].extend(values)
+    for name, values in state["rewards"].items():
+        trainer._logs["rewards"][name].extend(values)
+    for name, column in state["extra"].items():
+        trainer._logs["extra"][name].extend(from_tensor(column))
+    trainer.entropy_coef = state["entropy_coef"]
+    trainer.budget.load_state_dict(state["budget"])
+    trainer.prompts_at_once.limit = state["prompts_at_once"]
+    trainer.guard.load_state_dict(state["guard"])
+    if trainer.sampling and state["order"]:
+        trainer.sampling.order.load_state_dict(state["order"])
+        if trainer.has_taken_all:
+            trainer.state.max_steps = state["last_step"]
+    if "reference" in state:
+        trainer.accelerator.unwrap_model(trainer.ref_model).load_state_dict(state["reference"])
+
+
+@contextmanager
+def sealed(trainer: Any, folder: Path) -> Iterator[None]:
+    """While inside, a checkpoint is written; it gets our state, and is sealed before older ones are deleted.
+
+    Half of one is removed. One without an optimizer (`save_only_model`) is not sealed: nothing can continue from it.
+    """
+    rotate, complete = transformers.trainer.rotate_checkpoints, False
+
+    def seal_first(**options: Any) -> None:
+        nonlocal complete
+        (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, perhaps with secrets, that nothing reads
+        if not trainer.args.save_only_model:
+            seal(folder)
+        complete = True
+        rotate(**options)
+
+    try:
+        if not trainer.args.save_only_model:
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save(state_dict(trainer), state_file(trainer, folder))
+            trainer.accelerator.wait_for_everyone()  # until each has written its part
+        with patched("transformers.trainer:rotate_checkpoints", seal_first):
+            yield
+    except Exception:
+        if not complete and trainer.args.should_save:  # half of one would only fill the disk
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def keep_steps(trainer: Any) -> None:
+    """After an exception, write a checkpoint of the completed steps, unless there is one.
+
+    Not where one of several processes failed: each has a part of a checkpoint.
+    """
+    done = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
+    if trainer.state.global_step and not done.exists() and trainer.accelerator.num_processes == 1:
+        try:
+            trainer._save_checkpoint(trainer.model, None)
+        except Exception:  # what broke the run may break this too, and is what has to be reported
+            log.exception("no checkpoint of step %d could be written", trainer.state.global_step)
+
+
+def load_weights(trainer: Any, checkpoint: Path, load: Callable[[], None]) -> None:
+    """Load the weights of a checkpoint, also of a policy that is saved under other names than its weights have.
+
+    Many policies that see images are; transformers' trainer skips such weights with a warning, and would continue
+    from those that the run began with.
+
+    Args:
+        load: does it as transformers' trainer.
+    """
+    if trainer.is_fsdp_enabled or names_in(checkpoint) <= trainer.model.state_dict().keys():
+        load()
+        return
+    dtype = max((weight.dtype for weight in trainer.model.parameters()), key=lambda kind: kind.itemsize)
+    saved = type(trainer.model).from_pretrained(checkpoint, dtype=dtype)
+    trainer.model.load_state_dict(saved.state_dict())
+
+
+def names_in(checkpoint: Path) -> set[str]:
+    """Return the names of the weights in a checkpoint; none where it has an adapter."""
+    if (index := checkpoint / SAFE_WEIGHTS_INDEX_NAME).exists():
+        return set(json.loads(index.read_bytes())["weight_map"])
+    if not (file := checkpoint / SAFE_WEIGHTS_NAME).exists():
+        return set()
+    with safe_open(file, "pt") as weights:
+        return set(weights.keys())
+
+
+def save_model(trainer: Any, folder: Path) -> None:
+    """Save the policy for `from_pretrained`, without a pickle of the arguments: the configuration is beside it.
+
+    All processes write into one folder beside it, which takes its place once it is complete.
+    """
+    partial = folder.with_name(f"{folder.name}.partial")
+    if is_main_process():
+        shutil.rmtree(partial, ignore_errors=True)  # of a save that was interrupted
+    trainer.accelerator.wait_for_everyone()
+    if trainer.is_fsdp_enabled:  # whole, also where a file of accelerate wants sharded checkpoints
+        weights = trainer.accelerator.get_state_dict(trainer.model)
+        if is_main_process():
+            trainer._save(str(partial), state_dict=weights)
+    else:
+        trainer.save_model(str(partial))
+    trainer.accelerator.wait_for_everyone()
+    if is_main_process():
+        (partial / "training_args.bin").unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.replace(folder)

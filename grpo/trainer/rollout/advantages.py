@@ -1,0 +1,69 @@
+"""Advantages: exactly zero in groups whose completions all have the same reward, and what a loss makes of others."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from grpo.trainer.batch import Batch
+
+
+def combined(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sum of rewards, (completions); NaN where there is none.
+
+    Args:
+        rewards: (completions, rewards); NaN where a reward function gave none.
+        weights: (rewards).
+    """
+    return (rewards * weights.to(rewards.device)).nansum(1).masked_fill(rewards.isnan().all(1), torch.nan)
+
+
+def zero_variance(rewards: torch.Tensor, weights: torch.Tensor, group: int, aggregation: str) -> torch.Tensor:
+    """Return which completions are in a group with equal rewards, bitwise, as TRL adds these up, (completions).
+
+    The mean of eight rewards of 0.1 is not 0.1 in float32, so that TRL gives such a group advantages of up to 7e-5
+    where there is nothing to prefer.
+
+    Args:
+        rewards: (completions, rewards); NaN where there is none.
+        weights: of the rewards.
+        group: completions per group.
+        aggregation: `multi_objective_aggregation` of TRL.
+    """
+    if aggregation == "sum_then_normalize":
+        rewards = combined(rewards, weights).unsqueeze(1)
+    else:
+        rewards = rewards * weights.to(rewards.device)
+    groups = rewards.view(-1, group, rewards.size(1))
+    missing = groups.isnan()
+    highest = groups.masked_fill(missing, -torch.inf).amax(1)
+    lowest = groups.masked_fill(missing, torch.inf).amin(1)
+    return (highest <= lowest).all(1).repeat_interleave(group)
+
+
+def loss_factors(
+    rewards: torch.Tensor, weights: torch.Tensor, group: int, factor: Callable[[torch.Tensor], torch.Tensor] | None
+) -> torch.Tensor:
+    """Return by what a loss multiplies each advantage, (completions): `factor` of the mean reward of its group."""
+    if factor is None:
+        return torch.ones_like(rewards[:, 0])
+    means = combined(rewards, weights).view(-1, group).nanmean(1)
+    return factor(means).repeat_interleave(group)
+
+
+def finish(trainer: Any, batch: Batch, rewards: torch.Tensor, group: int, count: int) -> None:
+    """Make the advantages of equal rewards exactly zero, and those of others as the loss wants; in the log, too.
+
+    Args:
+        trainer: an `ExactGRPOTrainer`.
+        batch: of this process, as TRL returns it.
+        rewards: of all processes, (completions, rewards).
+        group: completions per group.
+        count: completions of this process.
+    """
+    factors = loss_factors(rewards, trainer.reward_weights, group, getattr(trainer.own_loss, "advantage_factor", None))
+    factors[zero_variance(rewards, trainer.reward_weights, group, trainer.multi_objective_aggregation)] = 0.0
+    batch["advantages"] = batch["advantages"] * factors[trainer.accelerator.process_index * count :][:count]
+    logged = trainer._logs["advantages"]  # as many of the newest as a generation has; an evaluation may have more
+    for behind, by in enumerate(factors.flip(0)[: len(logged)].tolist(), 1):
+        logged[-behind] *= by

@@ -1,0 +1,127 @@
+"""Dynamic sampling (DAPO, 2503.14476, section 3.2): groups whose rewards are equal make room for further problems.
+
+Such a group has no advantages and teaches nothing. A step generates in rounds until its batch is full of groups with
+different rewards; TRL then continues with these as if they had been generated at once.
+"""
+
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+import torch
+
+from grpo.config.options import Rollout
+from grpo.trainer.rollout.advantages import combined
+from grpo.trainer.rollout.problem_order import ProblemOrder
+
+
+@dataclass
+class Completion:
+    """A completion that has been generated and scored."""
+
+    problem: int
+    """Its row in the data."""
+    prompt_ids: list[int]
+    ids: list[int]
+    mask: list[int] | None
+    """1 for tokens of the policy, 0 for those of tools; None without tools."""
+    logps: list | None
+    """By the engine, for each token, as TRL's `rollout_func` returns them."""
+    prompt: Any
+    """The prompt with what an environment's `reset` has added, without its images."""
+    messages: Any
+    """Its text, or its messages, tool calls and their results included."""
+    rewards: list[float]
+    columns: dict[str, Any]
+    """What rewards have logged of it."""
+
+
+Group = list[Completion]
+Score = Callable[[Sequence[int]], list[tuple[Group, bool]]]
+"""From problems to the groups of all processes, each with whether all of its rewards are equal."""
+
+
+class DynamicSampling:
+    """Chooses problems, and has completions made until there are enough groups with different rewards.
+
+    Args:
+        options: the `rollout` group of the configuration.
+        order: in which the problems are taken.
+        processes: that generate; each round has as many problems for each.
+        weights: of the reward functions, by their names.
+        correct: name of the reward that is 1 for a correct completion, and 0 for others.
+    """
+
+    def __init__(
+        self, options: Rollout, order: ProblemOrder, processes: int, weights: Mapping[str, float], correct: str
+    ) -> None:
+        self.options, self.order, self.processes = options, order, processes
+        self.weights, self.correct = weights, list(weights).index(correct)
+
+    def fill(self, wanted: int, score: Score) -> tuple[list[Completion], dict[str, float]]:
+        """Make rounds until a batch is full; return its completions, of all processes, and the metrics of the rounds.
+
+        What is missing after the last round is filled with groups whose rewards are equal.
+
+        Args:
+            wanted: groups in the batch.
+            score: generates and scores the completions of a round.
+        """
+        groups, teaching, rounds = list[tuple[Group, bool]](), 0, 0
+        while teaching < wanted and rounds < (self.options.max_rounds if self.options.dynamic_sampling else 1):
+            rounds += 1
+            fraction = teaching / len(groups) if teaching else 1.0
+            number = min(wanted, math.ceil((wanted - teaching) / fraction))
+            groups += score(self.order.take(-(-number // self.processes) * self.processes))
+            teaching = sum(not equal for _, equal in groups)
+        everything = [group for group, _ in groups]
+        metrics = self._noted(everything) | {
+            "rollout/rounds": rounds,
+            "rollout/groups_generated": len(groups),
+            "rollout/groups_kept": min(wanted, teaching),
+            "rollout/informative_share": teaching / len(groups),
+            "rollout/problems": self.order.taken,
+        }
+        if self.options.dynamic_sampling:
+            groups.sort(key=lambda group: group[1])  # those with equal rewards last, each kind in its order
+        return [completion for group, _ in groups[:wanted] for completion in group], metrics
+
+    def _noted(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Remember the fraction of correct completions of each problem; return the metrics of all that was made."""
+        metrics: dict[str, float] = {}
+        if self.options.prioritize:
+            for group in groups:
+                scores = torch.tensor([one.rewards[self.correct] for one in group]).nan_to_num().clamp(0, 1)
+                self.order.correct[group[0].problem] = float(scores.mean())
+            metrics |= {f"rollout/problems_{name}": number for name, number in self.order.counts().items()}
+        rewards = torch.tensor([one.rewards for group in groups for one in group])
+        for name, values in zip(self.weights, rewards.T, strict=True):
+            metrics[f"rollout/rewards/{name}/mean"] = values.nanmean().item()
+        metrics["rollout/reward"] = combined(rewards, torch.tensor(list(self.weights.values()))).nanmean().item()
+        return metrics
+
+
+def generation_metrics(completions: Sequence[Completion], ends: Container[int], tools: bool) -> dict[str, float]:
+    """Return what TRL's `_generate` logs of completions, but for the number of tokens seen.
+
+    Args:
+        completions: of all processes.
+        ends: tokens that end a completion; others were truncated.
+        tools: whether the policy calls tools.
+    """
+    lengths = [len(one.ids) if one.mask is None else sum(one.mask) for one in completions]
+    ended = [one.ids[-1] in ends for one in completions]
+    terminated = [length for length, ends_itself in zip(lengths, ended, strict=True) if ends_itself] or [0]
+    metrics = {"completions/clipped_ratio": 1 - sum(ended) / len(ended)}
+    for name, values in (("length", lengths), ("terminated_length", terminated)):
+        metrics |= {
+            f"completions/{kind}_{name}": float(of(values)) for kind, of in (("mean", mean), ("min", min), ("max", max))
+        }
+    if tools:
+        results = [message for one in completions for message in one.messages if message["role"] == "tool"]
+        failures = sum(str(message["content"]).startswith("{'error': ") for message in results)
+        metrics["tools/call_frequency"] = len(results) / len(completions)
+        metrics["tools/failure_frequency"] = failures / len(results) if results else 0.0
+    return metrics

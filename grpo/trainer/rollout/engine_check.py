@@ -1,0 +1,137 @@
+"""Whether the engine that generates has the policy's weights: its log-probabilities beside the policy's.
+
+Both score the same tokens, so that they differ by rounding alone. Rollouts of other weights than those that are trained
+raise no error anywhere: the reward only rises less, or falls.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from grpo.trainer.batch import Batch, as_sequences, images_of, loss_mask, pick
+from grpo.trainer.processes import any_of
+from grpo.utils.diagnosis import sampling_filters
+from grpo.utils.errors import GenerationError
+
+log = logging.getLogger(__name__)
+
+EVERY = 50
+"""Steps between two checks, which begin with the first rollouts of a run and of each continuation."""
+COMPLETIONS = 8
+"""Completions that are compared, of each process."""
+ON_CPU = 5e-4
+"""Nats per token that float32 on a CPU stays below."""
+TOLERANCE = {"bfloat16": 0.15, "float16": 0.02, "float32": 0.02}
+"""Nats per token, as a mean of absolute differences, that rounding stays below, merged adapters included.
+
+More than three times what SmolLM2-135M shows in bfloat16 (benchmarks/engine_check.json); float16 has three bits more.
+GPUs may multiply float32 as TF32, which has float16's bits.
+"""
+
+
+class EngineCheck:
+    """Compares the engine's log-probabilities of some rollouts with the policy's, now and then.
+
+    What a script's `rollout_func` returns is its own affair: a difference is worth a warning.
+
+    Args:
+        dtype: in which the engine computes: `float32`, `bfloat16` or `float16`.
+        device: `cuda` or `cpu`.
+        of_script: whether the rollouts are those of a `rollout_func`.
+    """
+
+    def __init__(self, dtype: str, device: str, of_script: bool) -> None:
+        self.dtype, self.allowed, self.of_script = dtype, tolerance(dtype, device), of_script
+        self.next: float = 0
+        """The next step whose rollouts are compared."""
+
+    def compare(self, trainer: Any, batch: Batch) -> dict[str, float]:
+        """Return the metrics of a comparison; none while none is due, nor where sampling filters change the engine's.
+
+        Raises:
+            GenerationError: the engine has other weights than the policy.
+        """
+        step, engine = trainer.state.global_step, batch.get("sampling_per_token_logps")
+        if engine is None or step < self.next or sampling_filters(trainer.args):
+            return {}
+        self.next = step + EVERY
+        count = len(batch["prompt_ids"])
+        some = pick(batch, range(0, count, -(-count // COMPLETIONS)))
+        trainer.model.eval()  # the engine has no dropout
+        try:
+            with torch.no_grad():
+                policy, _, _ = trainer._get_per_token_logps_and_entropies(
+                    trainer.model, *as_sequences(some), batch_size=1, **images_of(some)
+                )
+        finally:
+            trainer.model.train()
+        found = difference(policy, some["sampling_per_token_logps"], loss_mask(some))
+        written = trainer.vllm_generation.changed_weights()
+        (differs,) = any_of(trainer.accelerator, not found <= self.allowed or bool(written))
+        metrics = {
+            "engine/logp_difference": found,
+            "engine/tolerance": self.allowed,
+            "engine/is_policy": float(not differs),
+        }
+        if differs:
+            reason = not_the_policy(found, self.allowed, self.dtype, written)
+            if not self.of_script:
+                trainer.log(metrics)
+                raise GenerationError(reason)
+            self.next = math.inf
+            log.warning("rollout_func: %s", reason)
+        return metrics
+
+
+def tolerance(dtype: str, device: str) -> float:
+    """Return the difference in nats per token that rounding alone may make.
+
+    Args:
+        dtype: in which the engine computes: `float32`, `bfloat16` or `float16`.
+        device: `cuda` or `cpu`.
+    """
+    return ON_CPU if (dtype, device) == ("float32", "cpu") else TOLERANCE[dtype]
+
+
+def difference(policy: torch.Tensor, engine: torch.Tensor, mask: torch.Tensor) -> float:
+    """Return the mean absolute difference of log-probabilities, nats per token; 0 without a token that both scored.
+
+    Args:
+        policy: log-probabilities by the policy, (completions, length).
+        engine: by the engine, (completions, length); NaN where it gave none.
+        mask: tokens that the policy has generated, (completions, length).
+    """
+    scored = mask.bool() & ~engine.isnan()
+    return float((policy - engine)[scored].abs().mean()) if scored.any() else 0.0
+
+
+def masked_fraction(accelerator: Any, ratio: torch.Tensor, mask: torch.Tensor) -> float:
+    """Return the fraction of sequences, or tokens, of all processes that TRL's mask of extreme ratios removes.
+
+    Args:
+        accelerator: of accelerate.
+        ratio: 0 where it is masked, (completions, length), or (completions, 1) where sequences are.
+        mask: tokens in the loss, (completions, length).
+    """
+    counted = mask.bool() if ratio.shape == mask.shape else mask.any(1, keepdim=True)
+    counts = torch.stack((((ratio == 0) & counted).sum(), counted.sum()))
+    removed, total = accelerator.reduce(counts, "sum").tolist()
+    return removed / max(1, total)
+
+
+def not_the_policy(found: float, allowed: float, dtype: str, written: Sequence[str] = ()) -> str:
+    """Return the reason for ending a run whose engine has other weights, or has had them written to.
+
+    Args:
+        written: weights that it shares with the policy, and that something has changed.
+    """
+    if written:
+        return f"{len(written)} frozen weights that the policy shares with vLLM were written to, first {written[0]}"
+    return (
+        f"the engine is not the policy: their log-probabilities differ by {found:.2g} nats per token, and rounding in "
+        f"{dtype} makes less than {allowed:g}; its weights are not those that are trained: a server with another model "
+        "or started again, an adapter that was not merged, a vLLM version that loads these weights otherwise"
+    )

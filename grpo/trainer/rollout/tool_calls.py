@@ -1,0 +1,61 @@
+"""Rollouts whose policy calls tools: the counts of calls and errors, and conversations in the log."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from grpo.trainer.rollout.episodes import BY_TRL
+
+Message = dict[str, Any]
+Counts = Callable[[], tuple[Counter[str], Counter[str]]]
+"""Returns calls and errors of this process so far, by tool."""
+
+
+class ToolCalls:
+    """What becomes of tool calls; TRL makes them.
+
+    Args:
+        counts: of the functions that are called.
+        names: of these functions.
+    """
+
+    def __init__(self, counts: Counts, names: Sequence[str]) -> None:
+        self.counts, self.names = counts, names
+        self._before = counts()
+
+    def reset(self) -> None:
+        """Do not count the calls so far."""
+        self._before = self.counts()
+
+    def metrics(self, accelerator: Any) -> dict[str, float]:
+        """Return calls and errors of each tool since the last time, of all processes, by the name of the metric."""
+        now = self.counts()
+        counts = [
+            [float(new[name] - old[name]) for name in self.names] for new, old in zip(now, self._before, strict=True)
+        ]
+        self._before = now
+        calls, errors = accelerator.reduce(torch.tensor(counts, device=accelerator.device), "sum").tolist()
+        found = {f"tools/{name}/errors": failed for name, failed in zip(self.names, errors, strict=True)}
+        made = zip(self.names, calls, strict=True)
+        return found | {f"tools/{name}/calls": number for name, number in made if name not in BY_TRL}
+
+
+def is_answered(messages: list[Message]) -> bool:
+    """Whether a conversation ends with an answer of the policy, and not with a call or the result of one."""
+    return bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+
+
+def loggable(message: Message) -> Message:
+    """Return a message whose tool calls, if it has any, have their arguments as JSON, as a table needs one type."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call.get("function") or call
+        given = function.get("arguments")
+        text = given if isinstance(given, str) else json.dumps(given if isinstance(given, dict) else {"": given})
+        calls.append({"type": "function", "function": {"name": str(function.get("name")), "arguments": text}})
+    return {**message, "tool_calls": calls}

@@ -1,0 +1,267 @@
+"""From the completions of an optimizer step to its gradient, in micro-batches that fit into memory."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType, gather_object
+
+from grpo.config.options import Update
+from grpo.trainer.batch import Batch, can_move, lengths, loss_mask, take
+from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.microbatch import cost, has_work, loss_shares, too_long
+from grpo.trainer.packing import Packing
+from grpo.trainer.processes import any_of, of_all
+from grpo.trainer.token_budget import TokenBudget
+from grpo.trainer.update.balance import earliest, everyones, limits
+from grpo.trainer.update.gradient_offload import OffloadedGradients
+from grpo.trainer.update.guard import NonFiniteGuard
+from grpo.trainer.update.step import StepMicrobatch, batches_of, count, nothing, worst_case
+from grpo.trainer.update.step_metrics import StepMetrics, merge
+from grpo.utils.errors import DoesNotFit
+from grpo.utils.oom import is_out_of_memory, smaller_until_it_fits
+
+log = logging.getLogger(__name__)
+Metrics = dict[str, list[float]]
+Loss = Callable[[Any, Batch, StepMicrobatch, bool], tuple[torch.Tensor, Metrics]]
+"""From a policy, the inputs of a micro-batch, the micro-batch, and whether no process may wait for another within it,
+to the loss, unweighted, and what TRL logs."""
+
+
+@dataclass(frozen=True)
+class LossTraits:
+    """What the division of a loss into micro-batches depends on."""
+
+    mean: str | None
+    """What the loss is a mean over: `sequences`, `tokens`, or the tokens of a `generation`; None if it is not known,
+    and the loss cannot be divided."""
+    by_sequence: bool
+    """Whether importance ratios, and so what is clipped, are of sequences."""
+    entropy_bonus: bool
+    penalty: bool
+    """Whether there is a KL penalty."""
+
+    @property
+    def by_slice(self) -> bool:
+        """Whether completions of TRL's slices cannot mix: the mean is over the tokens of a slice."""
+        return self.mean == "tokens" or self.entropy_bonus
+
+
+@dataclass
+class Attempt:
+    """A pass over the micro-batches of a step, which starts again after an OOM."""
+
+    microbatches: list[StepMicrobatch] = field(default_factory=list)
+    loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+    metrics: StepMetrics = field(default_factory=lambda: StepMetrics(by_sequence=False))
+    started: float = 0.0
+    """By `time.perf_counter`."""
+
+
+class StepUpdate:
+    """Computes the gradient of a step.
+
+    Args:
+        options: the `update` group of the configuration.
+        traits: of the loss.
+        loss: computes that of a micro-batch.
+        accelerator: of accelerate.
+        budget: tokens of a micro-batch; shared with the scoring of rollouts.
+        packing: how sequences become micro-batches.
+        memory: gets the peak of each attempt.
+        guard: is shown whether the gradient is finite.
+        longest: tokens of the longest completion.
+        sharded: whether each process has a part of the weights.
+        survives: whether to try again after an exception.
+    """
+
+    def __init__(
+        self,
+        options: Update,
+        traits: LossTraits,
+        loss: Loss,
+        *,
+        accelerator: Any,
+        budget: TokenBudget,
+        packing: Packing,
+        memory: MemoryReadings,
+        guard: NonFiniteGuard,
+        longest: int,
+        sharded: bool = False,
+        survives: Callable[[BaseException], bool] = is_out_of_memory,
+    ) -> None:
+        self.options, self.traits, self.loss, self.accelerator = options, traits, loss, accelerator
+        self.budget, self.packing, self.memory, self.guard = budget, packing, memory, guard
+        self.longest, self.sharded, self.survives = longest, sharded, survives
+        self.offloaded: OffloadedGradients | None = None
+        """The gradients, where `update.gradients_on_host` has them on the CPU."""
+
+    def gradient(
+        self,
+        model: Any,
+        slices: Sequence[Batch],
+        restart: Callable[[], None] = lambda: None,
+        grow: bool = True,
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """Add the gradient of a step to that of the model's weights; return the loss and the metrics of the step.
+
+        Args:
+            model: as accelerate has prepared it.
+            slices: the completions of this process, as TRL divides them.
+            restart: is called before each attempt.
+            grow: whether the largest micro-batch shows how much memory more tokens would take. Before the first step of
+                an optimizer its state is not in memory.
+        """
+        batches = batches_of(slices, mix=not self.traits.by_slice)
+        first = [] if self.budget.begun else [worst_case(batches, self.longest)]
+        if first:  # `auto` on a GPU: the first step shows whether the longest sequence fits
+            self.budget.begin(first[0].part.tokens)
+        local, attempt = self._local(model), Attempt()
+
+        def divided() -> list[StepMicrobatch]:
+            restart()
+            self._begin(attempt, batches, first + self._microbatches(batches))
+            return attempt.microbatches
+
+        def backward(microbatch: StepMicrobatch) -> None:
+            loss, metrics = self._backward(local, microbatch, alone=True)
+            attempt.loss = attempt.loss + loss
+            if weight := microbatch.part.weight:
+                parts = len(slices) * self.accelerator.num_processes
+                attempt.metrics.add(metrics, microbatch.tokens, len(microbatch), weight / parts)
+
+        shrink, anywhere = partial(self._shrink, model), partial(self._anywhere, attempt)
+        smaller_until_it_fits(divided, backward, shrink, advice, self.survives, anywhere)
+        metrics = self._average(model, batches, attempt.metrics)
+        if grow and attempt.microbatches:
+            self.budget.grow(max(microbatch.part.tokens for microbatch in attempt.microbatches))
+        return attempt.loss, metrics
+
+    def _begin(
+        self, attempt: Attempt, batches: Sequence[tuple[Batch, int]], microbatches: list[StepMicrobatch]
+    ) -> None:
+        self.guard.reset()
+        if self.sharded:  # every micro-batch gathers weights from all processes
+            most = max(of_all(self.accelerator, len(microbatches)))
+            microbatches += [nothing(batches)] * (most - len(microbatches))
+        attempt.microbatches = microbatches
+        attempt.loss = torch.zeros((), device=self.accelerator.device)
+        attempt.metrics = count(batches, microbatches, by_sequence=self.traits.by_sequence)
+        self.memory.note()  # measuring forgets earlier peaks, also those of an attempt that ran out of memory
+        self.budget.watch()
+        attempt.started = time.perf_counter()
+
+    def _anywhere(self, attempt: Attempt, *flags: bool) -> list[bool]:
+        """Return which of these is true on any process, and note how long this one took before it waits for others."""
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.synchronize()
+        attempt.metrics.seconds = [time.perf_counter() - attempt.started]
+        return any_of(self.accelerator, *flags)
+
+    def _shrink(self, model: Any, failed: StepMicrobatch | None) -> None:
+        self.drop_gradients(model)
+        self.budget.halve(failed.part.tokens if failed else self.budget.tokens)
+        log.warning("out of memory in the update: at most %d tokens at once from now on", self.budget.tokens)
+
+    def _microbatches(self, batches: Sequence[tuple[Batch, int]]) -> list[StepMicrobatch]:
+        """Divide the sequences that can change the gradient into micro-batches; return those of this process.
+
+        Where the loss allows it, the sequences of all processes are divided, and each process gets as much work.
+        """
+        processes = self.accelerator.num_processes
+        self.budget.tokens = min(of_all(self.accelerator, self.budget.allowed()))  # all then divide alike
+        stay = self.traits.by_slice or not all(can_move(batch) for batch, _ in batches)
+        (stay,) = any_of(self.accelerator, stay)
+        if processes == 1 or stay:
+            return self._divided(batches, self.budget.tokens)
+        everyone = [(everyones(self.accelerator, batch), slices * processes) for batch, slices in batches]
+        tokens = sum(map(sum, (length for batch, _ in everyone for length in lengths(batch))))
+        divisions = [self._divided(everyone, limit) for limit in limits(tokens, processes, self.budget.tokens)]
+        size = self.packing.hidden_size
+        costs = [[cost([one.part], self.budget.tokens, size) for one in microbatches] for microbatches in divisions]
+        chosen, dealt = earliest(costs, processes, in_rounds=self.sharded)
+        return [divisions[chosen][index] for index in dealt[self.accelerator.process_index]]
+
+    def _divided(self, batches: Sequence[tuple[Batch, int]], limit: int) -> list[StepMicrobatch]:
+        """Divide the sequences that can change the gradient into micro-batches of at most so many tokens."""
+        only_advantage_acts = not (self.traits.penalty or self.traits.entropy_bonus)
+        microbatches = []
+        for batch, slices in batches:
+            tokens = loss_mask(batch).sum(1).tolist()
+            advantages = None
+            if self.options.skip_zero_advantage and only_advantage_acts:
+                advantages = batch["advantages"].reshape(len(tokens), -1).abs().amax(1).tolist()
+            rows = [row for row, work in enumerate(has_work(tokens, advantages)) if work]
+            token_shares = loss_shares(tokens)
+            weights = {"sequences": loss_shares([1] * len(tokens)), "tokens": token_shares}.get(str(self.traits.mean))
+            for part in self.packing.divide(batch, rows, limit, weights):
+                if self.traits.mean != "generation":  # TRL divides the loss of each of its slices by their number
+                    part = replace(part, weight=part.weight * slices)
+                counted = sum(tokens[row] for row in part.rows)
+                microbatches.append(StepMicrobatch(batch, part, counted, sum(token_shares[row] for row in part.rows)))
+        return microbatches
+
+    def _local(self, model: Any) -> Any:
+        """Return what computes a micro-batch on this process: no process waits for another, so DDP is bypassed.
+
+        Sharded weights need all processes, so that each has as many micro-batches; their gradients are reduced and
+        sharded after each, so that no process holds whole ones.
+        """
+        if self.accelerator.num_processes == 1 or self.sharded:
+            return model
+        return self.accelerator.unwrap_model(model, keep_torch_compile=False)
+
+    def _backward(self, model: Any, microbatch: StepMicrobatch, alone: bool) -> tuple[torch.Tensor, Metrics]:
+        """Add the gradient of a micro-batch; return its loss as a part of the step's, and what TRL logs.
+
+        Args:
+            alone: whether the gradient stays on this process, and no process waits for another.
+        """
+        inputs = take(microbatch.batch, microbatch.part, self.packing.multiple)
+        deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        self.accelerator.gradient_state._set_sync_gradients(not alone)
+        try:
+            loss, metrics = self.loss(model, inputs, microbatch, alone)
+            loss = loss * microbatch.part.weight
+            self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
+        except RuntimeError as error:
+            if self.sharded and is_out_of_memory(error):
+                raise DoesNotFit(self.budget.forbid(microbatch.part.tokens)) from error
+            raise
+        finally:
+            self.accelerator.gradient_state._set_sync_gradients(True)
+        return loss.detach(), metrics
+
+    def _average(self, model: Any, batches: Sequence[tuple[Batch, int]], step: StepMetrics) -> dict[str, float]:
+        """Average the gradients of all processes, in a micro-batch that adds nothing; return the metrics of the step.
+
+        The micro-batch also shows TRL's entropy controller the end of the step, and gives a gradient of zero, as in
+        TRL, to weights that only skipped completions use.
+        """
+        found = {}
+        several = self.accelerator.num_processes > 1 or self.sharded
+        images_skipped = step.skipped and "pixel_values" in batches[0][0]
+        if several or images_skipped or self.traits.entropy_bonus or not step.microbatches:
+            _, metrics = self._backward(model, nothing(batches), alone=False)
+            if self.traits.entropy_bonus:
+                (found["entropy_coef"],) = metrics.pop("entropy_coef")
+            step.add(metrics, tokens=0, rows=0, policy_weight=0.0)
+        if self.accelerator.num_processes > 1:
+            step = merge(gather_object([step]))
+        return found | step.result() | {"update/max_tokens_per_microbatch": self.budget.tokens}
+
+    def drop_gradients(self, model: Any) -> None:
+        """Drop the gradients, so that a step of the optimizer changes nothing."""
+        if self.accelerator.distributed_type != DistributedType.DEEPSPEED:  # which drops them itself
+            model.zero_grad(set_to_none=True)
+        if self.offloaded:
+            self.offloaded.drop()
+
+
+def advice(failed: StepMicrobatch | None) -> str:
+    """Return what to do where a sequence does not fit alone, on this process or, with None, on another."""
+    return too_long(failed.part if failed else None)
