@@ -428,6 +428,10 @@ class ExactGRPOTrainer(GRPOTrainer):
             return False
         return self.sampling.order.taken >= self.args.num_train_epochs * self.sampling.order.count
 
+    def answers(self, rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+        """Return the likeliest conversation that follows each row's prompt; see `episodes.answers`."""
+        return episodes.answers(self, rows)
+
     def shown(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return rows with their images as the policy sees them."""
         if not self.view:

@@ -13,7 +13,8 @@ from accelerate import PartialState
 from trl import GRPOTrainer
 
 from grpo.config.options import LOSS_MEANS, Rollout
-from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update, exact
+from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
+from grpo.trainer.update import step_update
 from grpo.utils.patching import replaced
 from tests.derived_losses import DERIVED
 from tests.stock_trl import (
@@ -116,7 +117,7 @@ def main() -> None:
     theirs = train(make(GRPOTrainer, folder, **OPTIONS | generated_at_once(trainer, kept)), start_from=ours.weights)
     found["dynamic sampling"] = {"gradient": max(differences(ours, theirs)), "logs": ours.logs, "trl": theirs.logs}
 
-    with replaced(exact, "can_move", lambda batch: False):
+    with replaced(step_update, "can_move", lambda batch: False):
         trainer = make(ExactGRPOTrainer, folder, update=SMALL, **{**OPTIONS, **CASES["unequal numbers"]})
         found["not balanced"] = {"logs": train(trainer).logs}
 

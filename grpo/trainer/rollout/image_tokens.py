@@ -28,9 +28,20 @@ def can_split(fields: Batch, images: list | None, prompt_ids: Sequence[list[int]
 
 
 def as_tensors(fields: Batch) -> Batch:
-    """Return fields whose images are tensors; some processors give lists, of which TRL's loop of tool calls fails."""
+    """Return fields whose images are tensors; some processors give lists, of which TRL's loop of tool calls fails.
+
+    With environments TRL gives each prompt to the processor alone, whose images then differ in their number of tiles:
+    these are padded as the processor pads those of one call.
+    """
     lists = {key: value for key, value in fields.items() if key in FIELDS and FIELDS[key].of == "images"}
-    return fields | {key: torch.as_tensor(np.array(value)) for key, value in lists.items()}
+    return fields | {key: padded(list(map(np.asarray, value))) for key, value in lists.items()}
+
+
+def padded(arrays: Sequence[np.ndarray]) -> torch.Tensor:
+    """Return arrays as one tensor, those with fewer tiles, their first dimension, padded with zeros."""
+    most = max((len(array) for array in arrays if array.ndim > 1), default=0)
+    gaps = [[(0, most - len(array) if array.ndim > 1 else 0), *[(0, 0)] * (array.ndim - 1)] for array in arrays]
+    return torch.as_tensor(np.stack([np.pad(array, gap) for array, gap in zip(arrays, gaps, strict=True)]))
 
 
 def by_prompt(fields: Batch, images: list | None, prompt_ids: Sequence[list[int]], processor: Any) -> Batch:

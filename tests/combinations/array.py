@@ -1,0 +1,46 @@
+"""Rows of values in which each pair that can work meets at least once."""
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Any
+
+import covertable
+
+from tests.combinations.features import FEATURES, MEANINGLESS, REFUSED
+
+Row = dict[str, str]
+NEVER = [*(pair for pair, _ in REFUSED), *MEANINGLESS]
+
+
+def never(pair: Mapping[str, str]) -> dict[str, Any]:
+    """A constraint of covertable's: these values do not meet."""
+    conditions = [{"left": feature, "operator": "eq", "value": value} for feature, value in pair.items()]
+    return {"operator": "not", "condition": {"operator": "and", "conditions": conditions}}
+
+
+def rows() -> list[Row]:
+    """All rows, the same ones each time."""
+    factors = {feature: list(values) for feature, values in FEATURES.items()}
+    return [dict(row) for row in covertable.make(factors, constraints=[never(pair) for pair in NEVER])]
+
+
+def plain(**values: str) -> Row:
+    """A row of plain values, but for some."""
+    return {feature: next(iter(choices)) for feature, choices in FEATURES.items()} | values
+
+
+def pairs(row: Mapping[str, str]) -> Iterator[frozenset[tuple[str, str]]]:
+    """The pairs of values in a row."""
+    return map(frozenset, combinations(row.items(), 2))
+
+
+def possible() -> set[frozenset[tuple[str, str]]]:
+    """All pairs of values that can work."""
+    every = [(feature, value) for feature, values in FEATURES.items() for value in values]
+    found = {frozenset(pair) for pair in combinations(every, 2) if pair[0][0] != pair[1][0]}
+    return found - {frozenset(pair.items()) for pair in NEVER}
+
+
+def name(row: Row) -> str:
+    """The values of a row that are not plain."""
+    return ", ".join(value for feature, value in row.items() if value != next(iter(FEATURES[feature])))

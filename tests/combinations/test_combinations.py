@@ -1,0 +1,53 @@
+"""Every two features work together, with stock TRL's gradient, or are refused before a step."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.config.schema import ROOT
+from tests.combinations.array import Row, name, pairs, plain, possible, rows
+from tests.combinations.document import FILE, page
+from tests.combinations.features import REFUSED
+from tests.combinations.trainings import check, ours
+
+ROWS = rows()
+EVERY = 6
+"""Of so many rows one is in `make test`, the others in `make test-all`."""
+
+
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=pytest.mark.slow if at % EVERY else (), id=name(row)) for at, row in enumerate(ROWS)],
+)
+def test_each_pair_has_the_gradient_of_stock_trl(row: Row, tmp_path: Path) -> None:
+    check(row, tmp_path)
+
+
+@pytest.mark.slow
+def test_each_pair_works_on_two_processes(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    line += ["-m", "tests.combinations.on_two_processes", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert (tmp_path / "found.json").exists(), done.stderr[-3000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found.keys() == {name(row) for row in ROWS}
+    assert {row: error for row, error in found.items() if error} == {}
+
+
+@pytest.mark.parametrize(("pair", "reason"), REFUSED, ids=str)
+def test_a_pair_that_does_not_work_is_refused(pair: Row, reason: str, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, NotImplementedError), match=reason):
+        ours(plain(**pair), tmp_path)
+
+
+def test_every_pair_that_can_work_is_in_a_row() -> None:
+    assert {pair for row in ROWS for pair in pairs(row)} == possible()
+
+
+def test_the_page_of_combinations_is_that_of_the_features() -> None:
+    assert FILE.read_text() == page()

@@ -1,0 +1,375 @@
+"""Trainings of a row of features: by `ExactGRPOTrainer`, and by stock TRL on the same rollouts."""
+
+import atexit
+import functools
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from PIL import Image
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen3Config,
+)
+from trl import GRPOTrainer
+
+from grpo.builtin.tasks.calculator import calculator
+from grpo.config.options import Rollout, Update
+from grpo.config.schema import ROOT
+from grpo.model.vision import detach_frozen_tower, freeze, parts
+from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.placement import train_in_float32
+from grpo.trainer.processes import own_part
+from grpo.trainer.rollout.dynamic_sampling import Completion
+from grpo.trainer.rollout.image_tokens import as_tensors
+from tests.combinations.array import Row
+from tests.combinations.features import FEATURES
+from tests.stock_trl import Record, make, note_kept, relative_difference, train
+from tests.vision_policies import make_policy, make_processor
+
+STEPS = 3
+LENGTH = 24
+FAMILY = {"images, LLaVA-Next": "llava_next", "images, Qwen2.5-VL": "qwen2_5_vl"}
+PROBLEMS = 32
+BASE = ROOT / "grpo" / "builtin" / "tiny_calculator"
+TEXT: dict[str, Any] = {
+    "hidden_size": 64,  # quantized, a multiple of 64 on a CPU
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+}
+
+TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'tool' %}<tool_response>{% endif %}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{{ 'IMAGE' if part['type'] == 'image' else part['text'] }}"
+    "{% endfor %}{% endif %}{% for call in message['tool_calls'] or [] %}"
+    "<tool_call>{{ call['function'] | tojson }}</tool_call>{% endfor %}"
+    "{{ {'tool': '</tool_response>\\n', 'assistant': eos_token}.get(message['role'], '\\n') }}{% endfor %}"
+)
+
+
+class Game:
+    """A number is to be guessed."""
+
+    def reset(self, number: int, **columns: Any) -> str:
+        self.number, self.guesses = number, 0
+        return " Ben has 5."
+
+    def calculator(self, expression: int) -> str:
+        """Guess the number, under names that the vocabulary has.
+
+        Args:
+            expression: From 0 to 9
+        """
+        self.guesses += 1
+        return "now" if expression == self.number else "more"
+
+
+def seed_of(*values: Any) -> int:
+    return int(hashlib.sha256(repr(values).encode()).hexdigest()[:8], 16)
+
+
+def turn(tokenizer: Any, seed: int, calls: bool) -> list[int]:
+    """A call of a tool, if there are any, or any tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    kind, number = (int(torch.randint(0, 10, (), generator=generator)) for _ in range(2))
+    if calls and kind < 5:
+        call = {"name": "calculator", "arguments": {"expression": number}}
+        return tokenizer(f"<tool_call>{json.dumps(call)}</tool_call>")["input_ids"] + [tokenizer.eos_token_id]
+    length = 1 + int(torch.rand(1, generator=generator) ** 3 * LENGTH)
+    tokens = torch.randint(7, len(AutoTokenizer.from_pretrained(BASE)), (length,), generator=generator).tolist()
+    return [*tokens[:-1], tokenizer.eos_token_id] if kind % 3 else tokens
+
+
+def drawn(trainer: Any, calls: bool, engine: bool) -> Any:
+    """In the place of generation: turns that depend on step, prompt and row alone."""
+
+    def single_turn(
+        prompts: list, images: Any, fields: Any, num_generations: int, **how: Any
+    ) -> tuple[list, list | None]:
+        step = (trainer.state.global_step, trainer.model.training)
+        seeds = [seed_of(*step, prompt, row % num_generations) for row, prompt in enumerate(prompts)]
+        completions = [turn(trainer._tokenizer, seed, calls) for seed in seeds]
+        if not engine:
+            return completions, None
+        logps = [
+            (torch.randn(len(ids), generator=torch.Generator().manual_seed(seed)) / 4 - 5).tolist()
+            for ids, seed in zip(completions, seeds, strict=True)
+        ]
+        return completions, logps
+
+    return single_turn
+
+
+def number_of_correct(completion_ids: list[list[int]], number: list[int], **columns: Any) -> list[float]:
+    """Anything, but equal within the groups of every third problem."""
+    return [1.0 if of % 3 == 0 else float(sum(ids) % 3 == 0) for ids, of in zip(completion_ids, number, strict=True)]
+
+
+def brevity(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    return [1 / len(ids) for ids in completion_ids]
+
+
+def failing(completion_ids: list[list[int]], number: list[int], **columns: Any) -> list[float | None]:
+    """No reward for some completions, and for none of a problem's."""
+    return [
+        None if of % 5 == 1 or sum(ids) % 4 == 0 else float(sum(ids) % 3)
+        for ids, of in zip(completion_ids, number, strict=True)
+    ]
+
+
+REWARDS: dict[str, list[Any]] = {
+    "one": [number_of_correct],
+    "two, added": [number_of_correct, brevity],
+    "two, each normalized": [number_of_correct, brevity],
+    "failing": [failing],
+}
+
+
+@functools.cache
+def saved(kind: str) -> str:
+    """The folder of a random policy: its attention is full, or sees 8 tokens, in all layers or in one; or with images.
+
+    Made before there are several processes: afterwards only the first would save its weights.
+    """
+    folder = tempfile.mkdtemp(prefix="policy-")
+    atexit.register(shutil.rmtree, folder)
+    torch.manual_seed(0)
+    if family := FAMILY.get(kind):
+        make_policy(family, make_processor(family, base="tiny_calculator")).save_pretrained(folder)
+        return folder
+    vocabulary = {"vocab_size": len(AutoTokenizer.from_pretrained(BASE)), **TEXT}
+    config: Any = LlamaConfig(**vocabulary)
+    if kind == "sliding attention":
+        config = MistralConfig(**vocabulary, sliding_window=8)
+    if kind == "mixed attention":
+        layers = ["full_attention", "sliding_attention"]
+        config = Qwen3Config(**vocabulary, head_dim=16, layer_types=layers, use_sliding_window=True, sliding_window=8)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def policy(row: Row) -> dict[str, Any]:
+    """The arguments of a trainer for policy, processor, and how its weights are trained."""
+    family = FAMILY.get(row["policy"])
+    options: dict[str, Any] = {}
+    torch.manual_seed(0)
+    if family:
+        processor = make_processor(family, base="tiny_calculator")
+        image = "<image>" if family == "llava_next" else "<|vision_start|><|image_pad|><|vision_end|>"
+        processor.save_pretrained = lambda *args, **options: None  # a Qwen's fails without a processor of videos
+        processor.chat_template = TEMPLATE.replace("IMAGE", image)
+        model = AutoModelForImageTextToText.from_pretrained(saved(row["policy"]))  # TRL loads a reference by its name
+        if row["weights"] == "frozen tower":
+            freeze(model, ["vision"])
+            detach_frozen_tower(model)
+        options |= {"model": model, "processing_class": processor}
+    else:
+        options |= {
+            "model": saved(row["policy"]),
+            "processing_class": AutoTokenizer.from_pretrained(BASE),
+        }
+    if row["weights"] in ("LoRA", "QLoRA"):
+        towers = parts(options["model"]).values() if family else ()
+        without = "|".join(f"{name}.*" for names in towers for name in names) or None
+        linear = {"target_modules": "all-linear", "exclude_modules": without}
+        options["peft_config"] = LoraConfig(r=4, init_lora_weights=False, **linear)
+    if row["weights"] == "QLoRA":
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+        )
+    return options
+
+
+def data(row: Row) -> Dataset:
+    """Problems, as conversations, with images of several sizes where the policy sees any."""
+    rows = []
+    for number in range(PROBLEMS):
+        content = f"Mia has {number} apples. How many apples does she have now?"
+        problem: dict[str, Any] = {"prompt": [{"role": "user", "content": content}], "number": number}
+        if row["policy"] in FAMILY:
+            sizes = [(20, 40), (40, 20), (30, 30)][number % 3 :][: 1 + (number % 4 == 1)]
+            problem["images"] = [Image.new("RGB", size, (7 * number, 99, 0)) for size in sizes]
+        rows.append(problem)
+    return Dataset.from_list(rows)
+
+
+def with_engine(trainer: Any) -> None:
+    """Let the trainer take the log-probabilities of its rollouts for those of vLLM."""
+    trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "colocate", -1
+    trainer.vllm_generation = SimpleNamespace(
+        sync_weights=lambda: None,
+        give_images=lambda *prompts: None,
+        greedy=nullcontext,
+        llm=SimpleNamespace(llm_engine=SimpleNamespace(model_config=SimpleNamespace(max_model_len=4096))),
+    )
+
+
+def options_of(row: Row, folder: Path) -> dict[str, Any]:
+    """The options of `make` that both trainers have."""
+    options: dict[str, Any] = {
+        "max_steps": STEPS,
+        "rollout_func": None,
+        "max_completion_length": 2 * LENGTH,
+        "max_tool_calling_iterations": 1,
+        "per_device_eval_batch_size": 4,
+        "train_dataset": data(row),
+        "eval_dataset": data(row).select(range(2)),
+        "reward_funcs": REWARDS[row["rewards"]],
+        "epsilon": 0.05,
+    }
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # not all weights of a tower are used
+        options |= {"use_cpu": True, "ddp_find_unused_parameters": row["policy"] in FAMILY}
+    for feature, value in row.items():
+        options |= FEATURES[feature][value]
+    if row["tools"] != "none":
+        options |= {"tools": [calculator]} if row["tools"] == "tools" else {"environment_factory": Game}
+    return options | policy(row)
+
+
+def ours(row: Row, folder: Path, **more: Any) -> Any:
+    """Our trainer with the features of a row."""
+    options = options_of(row, folder)
+    if row["loss"] == "dppo":
+        options["epsilon"] = 0.99  # nothing is masked
+    if row["problems"] != "in order":
+        dynamic = row["problems"] == "dynamic sampling"
+        options["rollout"] = Rollout(dynamic_sampling=dynamic, prioritize=not dynamic)
+    update = Update(max_tokens_per_microbatch=200, share_prompts=row["prompts"] == "shared")
+    trainer = make(ExactGRPOTrainer, folder, update=update, **options, **more)
+    engine = row["engine"] != "transformers"
+    trainer._generate_single_turn = drawn(trainer, row["tools"] != "none", engine)
+    if engine:
+        with_engine(trainer)
+        trainer.engine_check.next = math.inf  # these are log-probabilities of no policy
+    return trainer
+
+
+class StockMaxRL(GRPOTrainer):
+    """Dr. GRPO with advantages that are divided by the mean reward of the group (2602.02710, algorithm 1)."""
+
+    def _calculate_rewards(self, *args: Any) -> torch.Tensor:
+        self.found = super()._calculate_rewards(*args)
+        return self.found
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        rewards = (self.found * self.reward_weights).nansum(1).masked_fill(self.found.isnan().all(1), torch.nan)
+        means = own_part(self.accelerator, rewards.view(-1, 4).nanmean(1).repeat_interleave(4))
+        batch["advantages"] = torch.where(means > 0, batch["advantages"] / means, 0.0)
+        return batch
+
+
+def stock(row: Row, folder: Path, trainer: Any, kept: Sequence[Sequence[Completion]]) -> Any:
+    """Stock TRL with the features of a row; it replays what dynamic sampling has kept."""
+    options, kind = options_of(row, folder / "stock"), GRPOTrainer
+    if row["loss"] == "maxrl":
+        options["loss_type"], kind = "dr_grpo", StockMaxRL
+    if row["loss"] == "dppo":  # without what it masks, it is DAPO with the ratio to what has sampled the tokens
+        options |= {"loss_type": "dapo", "epsilon": 1e6, "vllm_importance_sampling_correction": True}
+        options |= {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 1e6}
+    if kept:
+        for name in ("tools", "environment_factory"):
+            options.pop(name, None)
+        options |= replayed(row, trainer, kept)
+    other = make(kind, folder / "stock", **options)
+    if row["policy"] in FAMILY:  # TRL's loop of tool calls fails of lists, which some processors give
+        tokenize = other._tokenize_prompts
+        other._tokenize_prompts = lambda prompts: (*(found := tokenize(prompts))[:2], as_tensors(found[2]))
+    if row["weights"] == "QLoRA":
+        train_in_float32(other.model)  # as ours does; TRL's adapters are in bfloat16
+    engine = row["engine"] != "transformers"
+    if not kept:
+        other._generate_single_turn = drawn(other, row["tools"] != "none", engine)
+    if engine:
+        with_engine(other)
+    return other
+
+
+def replayed(row: Row, trainer: Any, kept: Sequence[Sequence[Completion]]) -> dict[str, Any]:
+    """Options for a trainer whose rollouts and rewards are those that were kept, in the same order."""
+    problems = [one.problem for generation in kept for one in generation[:: trainer.num_generations]]
+    current: list[Completion] = []
+    generations: Iterator[Sequence[Completion]] = iter(kept)
+
+    def replay(prompts: list, other: Any) -> dict[str, Any]:
+        current[:] = own_part(other.accelerator, next(generations) if other.model.training else kept[0])[: len(prompts)]
+        found = {"prompt_ids": [one.prompt_ids for one in current], "completion_ids": [one.ids for one in current]}
+        if not other.model.training:
+            found["prompt_ids"] = other._tokenize_prompts(prompts)[0]
+        masks = {"env_mask": [one.mask for one in current]} if current[0].mask else {}
+        return found | masks | {"logprobs": [one.logps for one in current] if current[0].logps else None}
+
+    def reward(index: int) -> Any:
+        def repeated(completion_ids: list, **columns: Any) -> list[float | None]:
+            values = [one.rewards[index] for one in current]
+            return [None if math.isnan(value) else value for value in values]
+
+        return repeated
+
+    rewards = [reward(index) for index in range(len(kept[0][0].rewards))]
+    chosen = trainer.train_dataset.select(problems)
+    if row["tools"] == "environment":  # whose `reset` has said so
+        told = [
+            [{**message, "content": message["content"] + " Ben has 5."} for message in prompt]
+            for prompt in chosen["prompt"]
+        ]
+        chosen = chosen.remove_columns("prompt").add_column("prompt", told)
+    return {"rollout_func": replay, "train_dataset": chosen, "shuffle_dataset": False, "reward_funcs": rewards}
+
+
+def trained(row: Row, folder: Path) -> tuple[Record, Record, Any]:
+    """What our trainer computes with the features of a row, and what stock TRL does; and our trainer."""
+    saving = {"save_strategy": "steps", "save_steps": 1} if row["resume"] == "yes" else {}
+    mine = ours(row, folder / "ours", **saving)
+    kept = note_kept(mine) if mine.sampling else []
+    record = train(mine)
+    theirs = stock(row, folder, mine, kept)
+    start_from = record.weights if row["weights"] != "QLoRA" else ()
+    return record, train(theirs, start_from), mine
+
+
+def norm(gradients: dict[str, torch.Tensor]) -> float:
+    return sum(float(gradient.double().pow(2).sum()) for gradient in gradients.values()) ** 0.5
+
+
+def check(row: Row, folder: Path) -> None:
+    """Train with the features of a row, as we do and as TRL does, and compare the gradients.
+
+    Args:
+        folder: shared by all processes.
+    """
+    mine, theirs, trainer = trained(row, folder)
+    assert len(mine.gradients) == len(theirs.gradients) == STEPS
+    # where no completion is left, and the policy still is its reference, the gradient is rounding
+    scale = max(norm(expected) for expected in theirs.gradients)
+    assert scale > 1e-3
+    quantized = row["weights"] == "QLoRA"  # whose steps do not begin with the same weights on both sides
+    for step, (gradient, expected) in enumerate(zip(mine.gradients, theirs.gradients, strict=True), 1):
+        difference = norm({name: gradient[name] - expected[name] for name in gradient})
+        relative = difference / max(norm(expected), scale / 10)
+        assert relative <= (1e-4 if quantized else 1e-5), f"step {step}: {relative}"
+    if row["resume"] == "yes":
+        resumed = ours(row, folder / "resumed")
+        resumed.train(resume_from_checkpoint=str(folder / "ours" / "checkpoint-1"))
+        difference = relative_difference(resumed.model.state_dict(), trainer.model.state_dict())
+        assert difference <= (1e-5 if quantized else 0)
