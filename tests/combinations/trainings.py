@@ -380,7 +380,8 @@ def check(row: Row, folder: Path) -> None:
     """
     mine, theirs, trainer = trained(row, folder)
     assert len(mine.gradients) == len(theirs.gradients) == STEPS
-    # where no completion is left, and the policy still is its reference, the gradient is rounding; others have 0.1 to 10
+    # where no completion is left, and the policy still is its reference, the gradient is rounding;
+    # others have norms of 0.1 to 10
     scale = max(norm(expected) for expected in theirs.gradients)
     assert scale > 1e-3
     quantized = row["weights"] == "QLoRA"  # whose steps do not begin with the same weights on both sides
