@@ -14,6 +14,7 @@ from grpo.data.images import prompt_of
 from grpo.evaluation.loop import Decoding, evaluate, own_file
 from grpo.generation.local import Completer, Generate
 from grpo.generation.vllm_engine import BATCH, answer
+from grpo.trainer.rollout.episodes import answers
 from rewards.runtime.isolation import Reward
 from rewards.text import text_of
 
@@ -79,4 +80,4 @@ def evaluate_policy(
 def converse(trainer: Any, rows: list[Any], temperature: float, seeds: list[int]) -> list[str]:
     """Return the policy's last message to each row's prompt after its tool calls, if it has the last word."""
     assert temperature == 0.0
-    return [text_of(messages) for messages in trainer.answers(rows)]
+    return [text_of(messages) for messages in answers(trainer, rows)]

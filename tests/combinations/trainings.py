@@ -261,7 +261,7 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
     trainer._generate_single_turn = drawn(trainer, row["tools"] != "none", engine)
     if engine:
         with_engine(trainer)
-        trainer.engine_check.next = math.inf  # these are log-probabilities of no policy
+        trainer.rollouts.engine_check.next = math.inf  # these are log-probabilities of no policy
     return trainer
 
 
@@ -358,7 +358,7 @@ def trained(row: Row, folder: Path) -> tuple[Record, Record, Any]:
     """What our trainer computes with the features of a row, and what stock TRL does; and our trainer."""
     saving = {"save_strategy": "steps", "save_steps": 1} if row["resume"] == "yes" else {}
     mine = ours(row, folder / "ours", **saving)
-    kept = note_kept(mine) if mine.sampling else []
+    kept = note_kept(mine) if mine.rollouts.sampling else []
     references = References(mine)
     mine.add_callback(references)
     record = train(mine)

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> ExactGRPOTrainer:
     trainer = ours(tmp_path_factory.mktemp("overlap"))
-    trainer.overlap = Overlap()
+    trainer.rollouts.overlap = Overlap()
     return trainer
 
 
@@ -40,7 +40,7 @@ def test_the_next_steps_first_batch_is_known_within_the_epoch(trainer: ExactGRPO
     batches = iter([[index] for index in range(4)])
     for following in ([2], None):
         trainer.get_batch_samples(batches, 2, CPU)
-        assert trainer.overlap.next_rows(0, 10) == following
+        assert trainer.rollouts.overlap.next_rows(0, 10) == following
 
 
 def test_an_epoch_that_was_left_leaves_nothing_to_the_next(trainer: ExactGRPOTrainer) -> None:

@@ -21,6 +21,7 @@ from grpo.config.options import Rollout
 from grpo.config.schema import ROOT
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.rollout.episodes import answers
 from rewards.runtime.isolation import Reward
 from tests.stock_trl import (
     KL_FOUR_SLICES,
@@ -242,7 +243,7 @@ def test_an_evaluation_calls_tools_greedily_and_leaves_no_trace(tmp_path: Path) 
     trainer._generate_single_turn = noted
     before = trainer.generation_config
     trainer.model.eval()
-    conversations = trainer.answers([trainer.train_dataset[row] for row in range(8)])
+    conversations = answers(trainer, [trainer.train_dataset[row] for row in range(8)])
     assert set(how) == {(False, 1)}
     assert len(how) == 3  # a turn, and one after each of two calls
     assert any(message["role"] == "tool" for messages in conversations for message in messages)
