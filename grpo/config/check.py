@@ -16,10 +16,10 @@ from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimi
 from grpo.config.messages import meant
 from grpo.config.options import LOSS_MEANS, Engine, Rollout, Update
 from grpo.config.schema import NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
+from grpo.config.transport import why_merged
 from grpo.utils.diagnosis import sampling_filters, why_not_stale
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError
-from grpo.vllm_lora import sends_adapter, why_merged
 
 LEVELS = ("token", "sequence")
 
@@ -307,8 +307,8 @@ def check_vllm_options(config: DictConfig) -> None:
             f"train.vllm_max_model_length={train.vllm_max_model_length}: a prompt and its completion take up to "
             f"{needed} tokens (task.max_prompt_length and train.max_completion_length); null leaves it to the plan"
         )
-    if train.use_vllm and config.peft and config.peft.get("quantization") and not sends_adapter(config):
-        reason = why_merged(config) or "engine.lora=merged (use engine.lora=adapter)"
+    if train.use_vllm and config.peft and config.peft.get("quantization") and (why := why_merged(config)):
+        reason = f"{why} (use engine.lora=adapter)" if why.startswith("engine.lora=") else why
         raise ConfigError(
             f"peft.quantization: {reason}, and an adapter cannot be merged into quantized weights; or use "
             "generation=transformers, or peft=lora"

@@ -22,6 +22,7 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.import_utils import is_vllm_available
 
+from grpo.config.transport import LOOPBACK, engine_rank, why_not
 from grpo.data.images import engine_options
 from grpo.generation.adapter import adapter_file, adapter_weights
 from grpo.generation.background import BackgroundGeneration
@@ -33,7 +34,6 @@ from grpo.generation.vllm_server import LAUNCHER, answers
 from grpo.generation.watched_session import FAILURES, PAUSE, WatchedSession
 from grpo.utils.errors import GenerationError
 from grpo.utils.patching import patched
-from grpo.vllm_lora import LOOPBACK, engine_rank, why_not
 
 log = logging.getLogger(__name__)
 COMPUTE = {"bf16": "bfloat16", "fp16": "float16"}

@@ -20,6 +20,7 @@ from grpo.builtin.tasks.calculator import calculator
 from grpo.config.options import Rollout
 from grpo.config.schema import ROOT
 from grpo.evaluation.in_training import evaluate_policy
+from grpo.evaluation.loop import Decoding, Evaluation
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout.episodes import answers
 from rewards.runtime.isolation import Reward
@@ -260,7 +261,8 @@ def test_an_evaluation_has_no_more_environments_than_a_rollout(tmp_path: Path) -
     held_out = trainer.train_dataset.add_column("answer", ["7"] * 48)
     grader, console = Reward("rewards.correctness.correctness", "correctness"), Console(file=io.StringIO())
     try:
-        result = evaluate_policy(trainer, held_out, grader, 60, 8, None, tmp_path / "evaluation.jsonl", console)
+        evaluation = Evaluation(held_out, grader, Decoding(60), tmp_path / "evaluation.jsonl", 8, console)
+        result = evaluate_policy(trainer, evaluation)
     finally:
         grader.close()
     assert result["samples"] == 48 > rows
