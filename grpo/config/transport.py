@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from grpo.config.options import VLLM
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -61,6 +63,9 @@ def transport_of(config: "DictConfig", family: str | None = None) -> Transport:
     Args:
         family: `model_type` of the policy; None if it is not known.
     """
+    if config.engine.backend != VLLM:
+        reason = f"engine.backend={config.engine.backend} takes all weights, into its own"
+        return Transport(False, reason if config.peft is not None else None, reason, computed_in(config))
     merged = why_merged(config) if config.peft is not None else None
     adapter = config.peft is not None and merged is None
     return Transport(adapter, merged, why_not_shared(config, merged, family), computed_in(config))

@@ -31,8 +31,10 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
         RunError: the grader failed.
     """
     options, length = config.evaluate, config.train.max_completion_length
-    model = config.model if options.model else policy.available(config.model)
+    model = config.model if options.model else policy.as_safetensors(config.model)
     name = options.model or model.model_name_or_path
+    if not options.model:
+        policy.download(name, model.model_revision)
     processing_class = policy.load_processing_class(model, name)
     problems, counts = load_held_out(config.task, processing_class)
     count_used("held_out", counts)

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from grpo.cli import output_in
-from grpo.config.batch import completions, evaluated_at_once, longest_request
+from grpo.config.batch import completions, evaluated_at_once
 from grpo.config.resolve import Resolved
 from grpo.config.secrets import without_secrets
 from grpo.data.images import check_used
@@ -29,7 +29,7 @@ from grpo.data.rewards import (
 from grpo.data.task import Problems, load_task, reward_columns
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.evaluation.loop import Decoding, Evaluation
-from grpo.generation.vllm_server import check_server, check_vllm, server_url
+from grpo.generation.backend import backend_class
 from grpo.model import policy
 from grpo.planning.fit import Plan
 from grpo.run.callbacks import (
@@ -137,19 +137,15 @@ def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path 
 
 
 def with_model(settings: Resolved) -> Resolved:
-    """Return the settings with the model on this machine, once vLLM and its server are known to be there.
+    """Return the settings with the model on this machine, once the engine that generates is known to be there.
 
     Raises:
         ConfigError: one of them is not.
     """
-    train, peft, by_adapter = settings.train, settings.peft, settings.transport.adapter
-    if train.use_vllm:
-        has_gpu = torch.cuda.is_available() and not train.use_cpu
-        check_vllm(train, has_gpu or by_adapter, bool(peft and peft.get("quantization")))
-    settings = settings.with_model(policy.available(settings.model))
-    if train.use_vllm and train.vllm_mode == "server":
-        longest = longest_request(settings.task, train)
-        check_server(train, settings.model.model_name_or_path, longest, peft if by_adapter else None)
+    settings = settings.with_model(policy.as_safetensors(settings.model))
+    if settings.train.use_vllm:
+        backend_class(settings.engine.backend).check(settings)
+    policy.download(settings.model.model_name_or_path, settings.model.model_revision)
     return settings
 
 
@@ -160,30 +156,15 @@ def problems_of(settings: Resolved, processing_class: Any, tools: Tools, console
         ConfigError: the data cannot be loaded.
     """
     check_used(settings.task, settings.model, settings.peft, processing_class)
-    described, train = tools.described(), settings.train
-    problems = load_task(settings.task, processing_class, described)
+    functions = tools.described()
+    problems = load_task(settings.task, processing_class, functions)
     console.print(str(problems), highlight=False, soft_wrap=True)
-    if names := ", ".join(tool.__name__ for tool in described):
+    if names := ", ".join(tool.__name__ for tool in functions):
         console.print(f"the policy may call {names}", highlight=False, soft_wrap=True)
-    if train.use_vllm:
-        where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]
-        ahead = ", during the update of the step before" if settings.engine.staleness else ""
-        console.print(f"vLLM generates, {where}{ahead}{how_lora_travels(settings)}", highlight=False, soft_wrap=True)
+    if settings.train.use_vllm:
+        described = backend_class(settings.engine.backend).described(settings)
+        console.print(described, highlight=False, soft_wrap=True)
     return problems
-
-
-def how_lora_travels(settings: Resolved) -> str:
-    """Return what vLLM gets of a policy with LoRA, and why, as the end of a sentence."""
-    transport = settings.transport
-    if settings.peft is None:
-        return ""
-    if not transport.adapter:
-        return f"; it gets all weights before each generation, with the adapter merged in: {transport.merged_because}"
-    gets = "; it gets the adapter before each generation"
-    if settings.engine.share_weights:
-        return f"{gets}, and the frozen weights exist once"
-    reason = transport.unshared_because
-    return f"{gets}, and has frozen weights of its own{f': {reason}' if reason else ''}"
 
 
 def write_decisions(settings: Resolved, plan: Plan | None, run_dir: Path) -> None:

@@ -21,7 +21,7 @@ from trl import GRPOTrainer
 from grpo import losses
 from grpo.config.options import Engine, Rollout, Update
 from grpo.data.images import View
-from grpo.generation.vllm_engine import PolicyEngine
+from grpo.generation.backend import backend_class
 from grpo.trainer.batch import Batch, as_batch, as_sequences, images_of
 from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
@@ -113,7 +113,8 @@ class ExactGRPOTrainer(GRPOTrainer):
     ) -> None:
         engine, rollout = engine or Engine(lora="merged"), rollout or Rollout()
         shares = engine.share_weights is True
-        connection = partial(PolicyEngine, lora=engine.lora, shares=shares, most_images=most_images)
+        backend = backend_class(engine.backend)
+        connection = partial(backend, lora=engine.lora, shares=shares, most_images=most_images)
         with patched("trl.trainer.grpo_trainer:VLLMGeneration", connection):
             super().__init__(*args, **kwargs)
         self.update = update or Update()

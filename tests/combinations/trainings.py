@@ -219,7 +219,7 @@ def with_engine(trainer: Any) -> None:
     trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "colocate", -1
     trainer.vllm_generation = SimpleNamespace(
         sync_weights=lambda: None,
-        give_images=lambda *prompts: None,
+        expands_images=False,
         greedy=nullcontext,
         llm=SimpleNamespace(llm_engine=SimpleNamespace(model_config=SimpleNamespace(max_model_len=4096))),
     )

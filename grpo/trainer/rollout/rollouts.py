@@ -120,10 +120,10 @@ class Rollouts:
             return self.view.shown(rows, self._opened)
 
     def tokenize(self, trainer: Any, prompts: list, stock: Callable[[list], Any]) -> tuple[list, list | None, Batch]:
-        """Tokenize prompts; a colocated vLLM gets those with images as text, and expands the images itself."""
+        """Tokenize prompts; a backend that expands images itself gets those with images as text."""
         prompt_ids, images, fields = stock(prompts)
         images = images and [row or [] for row in images]  # processors refuse None, which TRL has for no image
-        if images and trainer.use_vllm and trainer.vllm_mode == "colocate":
+        if images and trainer.use_vllm and trainer.vllm_generation.expands_images:
             options = {"chat_template": trainer.chat_template, **trainer.chat_template_kwargs}
             given = unexpanded(trainer.processing_class, prompts, trainer.tools or (), **options)
             trainer.vllm_generation.give_images(prompt_ids, given)

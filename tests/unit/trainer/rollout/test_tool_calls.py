@@ -173,7 +173,7 @@ def test_an_engine_reads_the_descriptions_of_tools_beside_images(tmp_path: Path)
     trainer = with_tools(ExactGRPOTrainer, tmp_path, tools=[calculator], **known)
     given: list[list[list[int]]] = []
     trainer.use_vllm, trainer.vllm_mode = True, "colocate"
-    trainer.vllm_generation = SimpleNamespace(give_images=lambda *prompts: given.extend(prompts))
+    trainer.vllm_generation = SimpleNamespace(expands_images=True, give_images=lambda *prompts: given.extend(prompts))
     row = trainer.train_dataset[0]
     trainer._tokenize_prompts([prepare_multimodal_messages(row["prompt"], row["images"])])
     expanded, unexpanded = ([token for token in ids[0] if token != processor.image_token_id] for ids in given)
