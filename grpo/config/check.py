@@ -58,7 +58,8 @@ def check(config: DictConfig) -> None:
         Rollout(**config.rollout)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if config.engine.staleness and (reason := why_not_overlapped(config)):
+    tools, images = bool(config.task.tools or config.task.environment), bool(config.task.images)
+    if config.engine.staleness and (reason := why_not_stale(config.train, config.rollout, images, tools)):
         raise ConfigError(f"engine.staleness=1: {reason}")
     if config.task.dataset.get("generator") and isinstance(config.task.dataset.get("size"), int):
         check_batch(config.train, config.task.dataset.size, processes(config))
@@ -263,18 +264,6 @@ def check_filters(train: DictConfig) -> None:
             "use generation=transformers, or train.vllm_importance_sampling_correction=false without "
             "off_policy_mask_threshold, which also does without the check that the engine is the policy"
         )
-
-
-def why_not_overlapped(config: DictConfig) -> str | None:
-    """Return why the next rollouts cannot be generated during an update; None if they can."""
-    if config.task.images:
-        return "works with text alone, and task.images is set"
-    if config.task.tools or config.task.environment:
-        return "the turns of a conversation cannot begin during an update, and task has tools"
-    for name in ("dynamic_sampling", "prioritize"):
-        if config.rollout[name]:
-            return f"the problems of the next step are not known, as rollout.{name}=true takes them as needed"
-    return why_not_stale(config.train)
 
 
 def check_vllm_options(config: DictConfig) -> None:

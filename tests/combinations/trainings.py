@@ -41,6 +41,7 @@ from grpo.trainer.rollout.dynamic_sampling import Completion
 from grpo.trainer.rollout.image_tokens import as_tensors
 from tests.combinations.array import Row
 from tests.combinations.features import FEATURES
+from tests.e2e.sharded import Weights, change, shard_options
 from tests.stock_trl import Record, make, note_kept, relative_difference, train
 from tests.vision_policies import make_policy, make_processor
 
@@ -239,7 +240,10 @@ def options_of(row: Row, folder: Path) -> dict[str, Any]:
         "epsilon": 0.05,
     }
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # not all weights of a tower are used
-        options |= {"use_cpu": True, "ddp_find_unused_parameters": row["policy"] in FAMILY}
+        options |= {
+            "use_cpu": not os.environ.get("DS_ACCELERATOR"),
+            "ddp_find_unused_parameters": row["policy"] in FAMILY,
+        }
     for feature, value in row.items():
         options |= FEATURES[feature][value]
     if row["tools"] != "none":
@@ -256,7 +260,7 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
         dynamic = row["problems"] == "dynamic sampling"
         options["rollout"] = Rollout(dynamic_sampling=dynamic, prioritize=not dynamic)
     update = Update(max_tokens_per_microbatch=200, share_prompts=row["prompts"] == "shared")
-    trainer = make(ExactGRPOTrainer, folder, update=update, **options, **more)
+    trainer = make(ExactGRPOTrainer, folder, update=update, **options | more)
     engine = row["engine"] != "transformers"
     trainer._generate_single_turn = drawn(trainer, row["tools"] != "none", engine)
     if engine:
@@ -280,9 +284,9 @@ class StockMaxRL(GRPOTrainer):
         return batch
 
 
-def stock(row: Row, folder: Path, trainer: Any, kept: Sequence[Sequence[Completion]]) -> Any:
+def stock(row: Row, folder: Path, trainer: Any, kept: Sequence[Sequence[Completion]], **more: Any) -> Any:
     """Stock TRL with the features of a row; it replays what dynamic sampling has kept."""
-    options, kind = options_of(row, folder / "stock"), GRPOTrainer
+    options, kind = options_of(row, folder / "stock") | more, GRPOTrainer
     if row["loss"] == "maxrl":
         options["loss_type"], kind = "dr_grpo", StockMaxRL
     if row["loss"] == "dppo":  # without what it masks, it is DAPO with the ratio to what has sampled the tokens
@@ -366,6 +370,30 @@ def trained(row: Row, folder: Path) -> tuple[Record, Record, Any]:
     theirs.add_callback(References(theirs, references.weights))
     start_from = record.weights if row["weights"] != "QLoRA" else ()
     return record, train(theirs, start_from), mine
+
+
+def check_sharded(row: Row, folder: Path, shard: str) -> None:
+    """Train with a sharded policy, as we do and as TRL does, and compare how the weights change in all steps.
+
+    Args:
+        folder: shared by all processes.
+        shard: a choice of `conf/shard`.
+    """
+    options = {**shard_options(shard), "optim": "sgd", "learning_rate": 0.1}
+    saving = {"save_strategy": "steps", "save_steps": 1} if row["resume"] == "yes" else {}
+    mine = ours(row, folder / "ours", **options, **saving)
+    kept = note_kept(mine) if mine.rollouts.sampling else []
+    changed, _ = change(mine)
+    expected, _ = change(stock(row, folder, mine, kept, **options))
+    if expected:  # on the first process
+        difference = relative_difference(changed, expected)
+        assert norm(expected) > 1e-3
+        assert difference <= 1e-5, f"after {STEPS} steps: {difference}"
+    if row["resume"] == "yes":
+        resumed = ours(row, folder / "resumed", **options)
+        resumed.train(resume_from_checkpoint=str(folder / "ours" / "checkpoint-1"))
+        before, after = Weights(mine).now(), Weights(resumed).now()
+        assert not before or relative_difference(after, before) == 0
 
 
 def norm(gradients: dict[str, torch.Tensor]) -> float:

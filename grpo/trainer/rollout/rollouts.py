@@ -241,12 +241,12 @@ def rollouts_of(
     Raises:
         ValueError: two of these features do not work together, or not with the arguments of TRL.
     """
-    if engine.staleness and (reason := why_not_stale(trainer.args)):
+    columns = getattr(trainer.train_dataset, "column_names", None) or ()
+    images = not {"image", "images"}.isdisjoint(columns)
+    if engine.staleness and (reason := why_not_stale(trainer.args, rollout, images, bool(trainer.tools))):
         raise ValueError(f"engine.staleness=1: {reason}")
     sampling = None
     if rollout.dynamic_sampling or rollout.prioritize:
-        if engine.staleness:
-            raise ValueError("engine.staleness=1: works without rollout.dynamic_sampling and rollout.prioritize")
         if trainer._multi_environment:
             raise ValueError("rollout.dynamic_sampling and rollout.prioritize: work with one environment only")
         shuffle, number = trainer.shuffle_dataset, len(trainer.train_dataset)
@@ -257,13 +257,13 @@ def rollouts_of(
     own = episodes.BY_TRL if trainer.environment_factories else ()
     names = [*(tool.__name__ for tool in trainer.tools or ()), *own]
     dtype, device = compute_type(trainer.accelerator, trainer.model), trainer.accelerator.device.type
-    images = Path(trainer.args.output_dir) / "completions" / "images"
+    files = Path(trainer.args.output_dir) / "completions" / "images"
     return Rollouts(
         trainer.clock,
         trainer.memory,
         EngineCheck(dtype, device, of_script=trainer.rollout_func is not None),
         PromptsAtOnce(trainer.processing_class),
-        Thumbnails(images, trainer.accelerator.num_processes),
+        Thumbnails(files, trainer.accelerator.num_processes),
         keep_columns,
         sampling,
         Overlap() if engine.staleness else None,
