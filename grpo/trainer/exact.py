@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
 from torch.utils.data import Sampler
 from trl import GRPOTrainer
 
@@ -27,7 +26,7 @@ from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.packing import Packing
-from grpo.trainer.placement import check_one_device, train_in_float32
+from grpo.trainer.placement import check_one_device, prepare_for_fsdp, train_in_float32
 from grpo.trainer.prefix_sharing import score
 from grpo.trainer.processes import LocalAccelerator
 from grpo.trainer.resume import EpochSampler, Resume, load_weights
@@ -124,8 +123,8 @@ class ExactGRPOTrainer(GRPOTrainer):
         check_one_device(self.model)
         if self.args.fp16 or getattr(self.model, "is_quantized", False):
             train_in_float32(self.model)
-        if self.accelerator.is_fsdp2:  # else generation does not wait for the processes whose completions are longer
-            (self.model.get_base_model() if is_peft_model(self.model) else self.model)._is_fsdp_managed_module = True
+        if self.accelerator.is_fsdp2:
+            prepare_for_fsdp(self.model)
         device, folder = self.accelerator.device, Path(self.args.output_dir)
         self.clock, self.memory = StepClock(device), memory or MemoryReadings(on_gpu=device.type == "cuda")
         self.budget = TokenBudget(self.update.max_tokens_per_microbatch, device, folder / "out_of_memory.json")
