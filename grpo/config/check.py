@@ -224,6 +224,11 @@ def check_shard(config: DictConfig) -> None:
             f"train.optim={optimizer}: bitsandbytes cannot step the weights that FSDP2 shards; use adamw_torch, whose "
             "state is sharded too, or shard=zero2 or zero3"
         )
+    if fsdp and optimizer == "sgd":
+        raise ConfigError(
+            "train.optim=sgd: PyTorch cannot resume a run that FSDP2 shards with an optimizer that keeps no state; use "
+            "adamw_torch, or shard=zero2 or zero3"
+        )
     if not (train.fsdp or train.deepspeed):
         return
     name = HydraConfig.get().runtime.choices.get("shard") if HydraConfig.initialized() else None
