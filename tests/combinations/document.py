@@ -44,7 +44,7 @@ def meaningless() -> Iterable[str]:
         return ": ".join(list(pair.items())[1])
 
     for of, pairs in groupby(MEANINGLESS, key=second):
-        yield f"{of} with {'; '.join(pair['policy'] for pair in pairs)}"
+        yield f"{of} with {'; '.join(next(iter(pair.values())) for pair in pairs)}"
 
 
 if __name__ == "__main__":

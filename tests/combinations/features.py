@@ -68,6 +68,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
         "vLLM, uncorrected": {"vllm_importance_sampling_correction": False},
         "vLLM, tokens truncated": {"vllm_importance_sampling_mode": "token_truncate"},
         "vLLM, sequences masked": {"vllm_importance_sampling_mode": "sequence_mask"},
+        "a server, a step ahead": {"vllm_mode": "server", "vllm_importance_sampling_mode": "token_truncate"},
     },
     "evaluation": {"none": {}, "in mid-training": {"eval_strategy": "steps", "eval_steps": 1}},
     "resume": {"no": {}, "yes": {}},
@@ -95,6 +96,18 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"loss": "maxrl", "scaling": "group"}, "train.loss_type=maxrl needs"),
     ({"loss": "maxrl", "scaling": "batch"}, "train.loss_type=maxrl needs"),
     ({"loss": "maxrl", "rewards": "two, each normalized"}, "train.loss_type=maxrl needs"),
+    ({"loss": "vespo", "engine": "vLLM, sequences masked"}, "VESPO loss requires"),
+    *(
+        ({"engine": "a server, a step ahead", feature: value}, f"engine.staleness=1: .*{reason}")
+        for feature, values, reason in (
+            ("policy", ("images, LLaVA-Next", "images, Qwen2.5-VL"), "the task has images"),
+            ("tools", ("tools", "environment"), "the task has tools"),
+            ("problems", ("dynamic sampling", "prioritized"), "the problems of the next step are not known"),
+            ("iterations", ("2",), "train.num_iterations=1"),
+            ("steps", ("two generations", "a quarter of a generation"), "without train.steps_per_generation"),
+        )
+        for value in values
+    ),
 ]
 """Pairs of values that a trainer refuses, with a part of the message."""
 
@@ -107,5 +120,6 @@ SHARDED: dict[str, dict[str, tuple[str, ...]]] = {
 MEANINGLESS: list[dict[str, str]] = [
     *({"policy": policy, "weights": "frozen tower"} for policy in list(FEATURES["policy"])[:3]),
     *({"policy": policy, "weights": "QLoRA"} for policy in list(FEATURES["policy"])[3:]),
+    {"engine": "a server, a step ahead", "weights": "frozen tower"},
 ]
 """Pairs that say nothing: a text model has no tower; the tests have no quantized policies that see images."""

@@ -153,6 +153,8 @@ class StepUpdate:
         shrink, anywhere = partial(self._shrink, model), partial(self._anywhere, attempt)
         smaller_until_it_fits(divided, backward, shrink, advice, self.survives, anywhere)
         metrics = self._average(model, batches, attempt.metrics)
+        if self.accelerator.is_fsdp2:
+            complete_gradients(model)
         if grow and attempt.microbatches:
             self.budget.grow(max(microbatch.part.tokens for microbatch in attempt.microbatches))
         return attempt.loss, metrics
@@ -285,6 +287,17 @@ class StepUpdate:
             model.zero_grad(set_to_none=True)
         if self.offloaded:
             self.offloaded.drop()
+
+
+def complete_gradients(model: Any) -> None:
+    """Give weights that no completion has reached a gradient of zero.
+
+    The optimizer then has a state of each weight, without which PyTorch resumes no run that FSDP2 shards: LLaVA, for
+    one, reads its tower before the last layer.
+    """
+    for weight in model.parameters():
+        if weight.requires_grad and weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
 
 
 def advice(failed: StepMicrobatch | None) -> str:

@@ -260,6 +260,7 @@ def test_filters_are_those_that_vllm_is_given(
         (["shard=fsdp2"], "train.fsdp: one process has nothing to shard"),
         (["shard=zero3", "launch.processes=2", "train.fsdp=true"], "one of them"),
         (["shard=fsdp2", "launch.processes=2", "train.optim=paged_adamw_8bit"], "bitsandbytes cannot step"),
+        (["shard=fsdp2", "launch.processes=2", "train.optim=sgd"], "with an optimizer that keeps no state"),
     ],
 )
 def test_what_cannot_be_sharded_is_said(composed: Callable[..., DictConfig], line: list[str], problem: str) -> None:
