@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers.trainer
 from safetensors import safe_open
+from torch.distributed.tensor import DTensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from trl.trainer.utils import RepeatSampler
 
@@ -71,8 +72,8 @@ class Resume:
             "entropy_coef": trainer.entropy_coef,
             "last_step": trainer.state.max_steps,
         }
-        if trainer.args.sync_ref_model and trainer.ref_model is not None and not trainer.sharded:
-            state["reference"] = trainer.accelerator.unwrap_model(trainer.ref_model).state_dict()
+        if trainer.args.sync_ref_model and trainer.ref_model is not None:
+            state["reference"] = [own_shard(weight) for weight in trainer.ref_model.parameters()]
         return state
 
     def load_state_dict(self, trainer: Any, state: dict[str, Any]) -> None:
@@ -92,7 +93,9 @@ class Resume:
         if self.rollouts.has_taken_all(trainer.args):
             trainer.state.max_steps = state["last_step"]
         if "reference" in state:
-            trainer.accelerator.unwrap_model(trainer.ref_model).load_state_dict(state["reference"])
+            with torch.no_grad():
+                for weight, saved in zip(trainer.ref_model.parameters(), state["reference"], strict=True):
+                    own_shard(weight).copy_(saved)
 
     def load(self, trainer: Any, checkpoint: Path, device: torch.device) -> None:
         """Continue from this process's part of a checkpoint, if it has one."""
@@ -134,6 +137,13 @@ class Resume:
             if not complete and trainer.args.should_save:  # half of one would only fill the disk
                 shutil.rmtree(folder, ignore_errors=True)
             raise
+
+
+def own_shard(weight: torch.Tensor) -> torch.Tensor:
+    """Return the part of a weight that this process holds: all of it, unless FSDP2 or ZeRO-3 shards it."""
+    if isinstance(weight, DTensor):
+        return weight.to_local().detach()
+    return getattr(weight, "ds_tensor", weight).detach()
 
 
 def state_file(trainer: Any, folder: Path) -> Path:

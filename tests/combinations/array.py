@@ -25,9 +25,15 @@ def rows() -> list[Row]:
 
 
 def rows_of(shard: str) -> list[Row]:
-    """The rows that can be sharded in a way; all of them if they are not."""
-    left_out = SHARDED.get(shard, {})
-    return [row for row in rows() if not any(row[feature] in values for feature, values in left_out.items())]
+    """All rows; for a choice of `conf/shard` as few as have all values that go with it."""
+    if shard == "none":
+        return rows()
+    left = [row for row in rows() if not any(row[feature] in values for feature, values in SHARDED[shard].items())]
+    chosen, missing = list[Row](), {item for row in left for item in row.items()}
+    while missing:
+        chosen.append(max(left, key=lambda row: len(missing & row.items())))
+        missing -= chosen[-1].items()
+    return chosen
 
 
 def plain(**values: str) -> Row:

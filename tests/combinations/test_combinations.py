@@ -4,17 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from grpo.config.schema import ROOT
-from tests.combinations.array import Row, name, pairs, plain, possible, rows
+from tests.combinations.array import Row, name, pairs, plain, possible, rows, rows_of
 from tests.combinations.document import FILE, page
 from tests.combinations.features import REFUSED
 from tests.combinations.trainings import check, ours
 
 ROWS = rows()
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs `make deepspeed`")
 EVERY = 6
 """Of so many rows one is in `make test`, the others in `make test-all`."""
 
@@ -28,14 +30,15 @@ def test_each_pair_has_the_gradient_of_stock_trl(row: Row, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_each_pair_works_on_two_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shard", ["none", "fsdp2", pytest.param("zero3", marks=needs_deepspeed)])
+def test_each_pair_works_on_two_processes(tmp_path: Path, shard: str) -> None:
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    line += ["-m", "tests.combinations.on_two_processes", str(tmp_path)]
+    line += ["-m", "tests.combinations.on_two_processes", str(tmp_path), shard]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert (tmp_path / "found.json").exists(), done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found.keys() == {name(row) for row in ROWS}
+    assert found.keys() == {name(row) for row in rows_of(shard)}
     assert {row: error for row, error in found.items() if error} == {}
 
 

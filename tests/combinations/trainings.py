@@ -430,14 +430,14 @@ def check(row: Row, folder: Path) -> None:
     """
     mine, theirs, trainer = trained(row, folder)
     assert len(mine.gradients) == len(theirs.gradients) == STEPS
-    # where no completion is left, and the policy still is its reference, the gradient is rounding;
-    # others have norms of 0.1 to 10
+    # rounding is that of terms that may cancel: of what is left where the policy still is its reference, and of
+    # positions that begin elsewhere, as prompts have less padding; norms are from 0.1 to 10
     scale = max(norm(expected) for expected in theirs.gradients)
     assert scale > 1e-3
     quantized = row["weights"] == "QLoRA"  # whose steps do not begin with the same weights on both sides
     for step, (gradient, expected) in enumerate(zip(mine.gradients, theirs.gradients, strict=True), 1):
         difference = norm({name: gradient[name] - expected[name] for name in gradient})
-        relative = difference / max(norm(expected), scale / 10, 0.1)
+        relative = difference / max(norm(expected), scale / 2, 0.1)
         assert relative <= (1e-4 if quantized else 1e-5), f"step {step}: {relative}"
     if row["resume"] == "yes":
         resumed = ours(row, folder / "resumed")
