@@ -8,8 +8,9 @@ from pathlib import Path
 from accelerate import PartialState
 
 from tests.combinations.array import name, rows_of
+from tests.combinations.comparisons import check, check_sharded
 from tests.combinations.features import FEATURES
-from tests.combinations.trainings import check, check_sharded, saved
+from tests.combinations.trainings import saved
 from tests.sharding_on_cpus import enable
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from grpo.config.schema import ROOT
 from tests.combinations.array import Row, name, pairs, plain, possible, rows, rows_of
+from tests.combinations.comparisons import check
 from tests.combinations.document import FILE, page
 from tests.combinations.features import REFUSED
-from tests.combinations.trainings import check, ours
+from tests.combinations.trainings import ours
 
 ROWS = rows()
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs `make deepspeed`")

@@ -1,0 +1,107 @@
+"""Two trainings of a row of features, by ours and by stock TRL, and whether they are the same."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from tests.combinations.array import Row
+from tests.combinations.trainings import STEPS, ours, stock
+from tests.e2e.sharded import Weights, change, shard_options
+from tests.stock_trl import Record, note_kept, relative_difference, train
+
+
+class References(TrainerCallback):
+    """The weights of a moving reference before each step, which follow from those of the policy after steps."""
+
+    def __init__(self, trainer: Any, start_from: Sequence[dict[str, torch.Tensor]] = ()) -> None:
+        """Record; begin each step with these weights."""
+        self.model = trainer.ref_model if trainer.args.sync_ref_model else None
+        self.start_from = start_from
+        self.weights: list[dict[str, torch.Tensor]] = []
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        if self.model is not None:
+            if self.start_from:
+                self.model.load_state_dict(self.start_from[len(self.weights)])
+            self.weights.append({name: weight.clone() for name, weight in self.model.state_dict().items()})
+
+
+def trained(row: Row, folder: Path) -> tuple[Record, Record, Any]:
+    """What our trainer computes with the features of a row, and what stock TRL does; and our trainer."""
+    saving = {"save_strategy": "steps", "save_steps": 1} if row["resume"] == "yes" else {}
+    mine = ours(row, folder / "ours", **saving)
+    kept = note_kept(mine) if mine.rollouts.sampling else []
+    references = References(mine)
+    mine.add_callback(references)
+    record = train(mine)
+    theirs = stock(row, folder, mine, kept)
+    theirs.add_callback(References(theirs, references.weights))
+    start_from = record.weights if row["weights"] != "QLoRA" else ()
+    return record, train(theirs, start_from), mine
+
+
+def check_sharded(row: Row, folder: Path, shard: str) -> None:
+    """Train with a sharded policy, as we do and as TRL does, and compare how the weights change in all steps.
+
+    Args:
+        folder: shared by all processes.
+        shard: a choice of `conf/shard`.
+    """
+    resumes = row["resume"] == "yes"
+    options = shard_options(shard)
+    if not resumes:  # FSDP2 cannot resume without a state; AdamW's division by it multiplies rounding
+        options |= {"optim": "sgd", "learning_rate": 0.01}
+    saving = {"save_strategy": "steps", "save_steps": 1} if resumes else {}
+    mine = ours(row, folder / "ours", **options, **saving)
+    kept = note_kept(mine) if mine.rollouts.sampling else []
+    changed, _ = change(mine)
+    expected, _ = change(stock(row, folder, mine, kept, **options))
+    ended, resumed = Weights(mine).now(), Weights(mine).now()
+    if resumes:
+        again = ours(row, folder / "resumed", **options)
+        again.train(resume_from_checkpoint=str(folder / "ours" / "checkpoint-1"))
+        resumed = Weights(again).now()
+    if expected:  # on the first process, once nothing is left to do together
+        difference = relative_difference(changed, expected)
+        assert norm(expected) > 1e-5, "nothing was trained"
+        assert difference <= (1e-3 if resumes else 1e-4), f"after {STEPS} steps: {difference}"
+        assert relative_difference(resumed, ended) == 0, f"resumed: {relative_difference(resumed, ended)}"
+
+
+def norm(gradients: dict[str, torch.Tensor]) -> float:
+    return sum(float(gradient.double().pow(2).sum()) for gradient in gradients.values()) ** 0.5
+
+
+def check(row: Row, folder: Path) -> None:
+    """Train with the features of a row, as we do and as TRL does, and compare the gradients.
+
+    Args:
+        folder: shared by all processes.
+    """
+    mine, theirs, trainer = trained(row, folder)
+    compare(mine, theirs, quantized=row["weights"] == "QLoRA")
+    if row["resume"] == "yes":
+        resumed = ours(row, folder / "resumed")
+        resumed.train(resume_from_checkpoint=str(folder / "ours" / "checkpoint-1"))
+        difference = relative_difference(resumed.model.state_dict(), trainer.model.state_dict())
+        assert difference <= (1e-5 if row["weights"] == "QLoRA" else 0)
+
+
+def compare(mine: Record, theirs: Record, quantized: bool) -> None:
+    """Compare the gradients of all steps.
+
+    Args:
+        quantized: whether steps do not begin with the same weights on both sides.
+    """
+    assert len(mine.gradients) == len(theirs.gradients) == STEPS
+    # rounding is that of terms that may cancel: of what is left where the policy still is its reference, and of
+    # positions that begin elsewhere, as prompts have less padding; norms are from 0.1 to 10
+    scale = max(norm(expected) for expected in theirs.gradients)
+    assert scale > 1e-3
+    for step, (gradient, expected) in enumerate(zip(mine.gradients, theirs.gradients, strict=True), 1):
+        difference = norm({name: gradient[name] - expected[name] for name in gradient})
+        relative = difference / max(norm(expected), scale / 2, 0.1)
+        assert relative <= (1e-4 if quantized else 1e-5), f"step {step}: {relative}"

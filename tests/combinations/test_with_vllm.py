@@ -1,0 +1,113 @@
+"""Features together with the real vLLM, awake and asleep: stock TRL's gradient of the completions that it has made.
+
+vLLM's CPU build cannot sleep. What a sleeping engine has discarded is here not a number until it gets new weights.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo.config.options import Engine
+from tests.combinations.array import Row, name, rows
+from tests.combinations.comparisons import compare
+from tests.combinations.features import FEATURES
+from tests.combinations.trainings import BASE, ours, stock
+from tests.stock_trl import note_kept, train
+
+pytestmark = pytest.mark.vllm
+KINDS = {
+    "awake": {},
+    "asleep": {"vllm_enable_sleep_mode": True},
+    "awake, merged weights": {},
+    "awake, shared weights": {},
+}
+"""Of engines, with the fields of `GRPOConfig` that they set."""
+
+
+def can_be(row: Row) -> bool:
+    """Whether vLLM generates in a row of text whose weights it takes in this way."""
+    lora = row["weights"] == "LoRA"
+    kinds = {"awake": True, "asleep": True, "awake, merged weights": lora, "awake, shared weights": lora}
+    text = not row["policy"].startswith("images") and row["weights"] in ("all", "LoRA")
+    return row["engine"].startswith("vLLM") and text and kinds[row["kind"]]
+
+
+def few() -> list[Row]:
+    """As few rows as have each value that goes with an engine of vLLM."""
+    plain = {"policy": "full attention", "resume": "no"}
+    left = [row | plain | {"kind": kind} for row in rows() for kind in KINDS]
+    left = [row for row in left if can_be(row)]
+    chosen, missing = list[Row](), {item for row in left for item in row.items()}
+    while missing:
+        chosen.append(max(left, key=lambda row: len(missing & row.items())))
+        missing -= chosen[-1].items()
+    return chosen
+
+
+@pytest.fixture
+def sleeping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine on a CPU that discards its weights when it falls asleep."""
+    from trl.generation import vllm_generation
+
+    class Sleeping(vllm_generation.LLM):
+        def __init__(self, *args: Any, enable_sleep_mode: bool = False, **options: Any) -> None:
+            super().__init__(*args, **options)
+
+        def sleep(self, level: int) -> None:
+            for weight in self.llm_engine.model_executor.driver_worker.model_runner.model.parameters():
+                weight.data.fill_(torch.nan)
+
+        def wake_up(self, tags: list[str]) -> None:
+            pass
+
+    monkeypatch.setattr(vllm_generation, "LLM", Sleeping)
+
+
+def replayed(made: list[Any]) -> Any:
+    """A `rollout_func` that gives what an engine has made, in the same order."""
+    generations: Iterator[Any] = iter(made)
+
+    def replay(prompts: list, trainer: Any) -> dict[str, Any]:
+        found = next(generations) if trainer.model.training else made[0]
+        ids, completions, masks, _, logps = (values and values[: len(prompts)] for values in found[:5])
+        return {
+            "prompt_ids": ids,
+            "completion_ids": completions,
+            "logprobs": logps,
+            **({"env_mask": masks} if masks else {}),
+        }
+
+    return replay
+
+
+@pytest.mark.parametrize(
+    "row", few(), ids=lambda row: f"{row['kind']}, {name({feature: row[feature] for feature in FEATURES})}"
+)
+def test_the_gradient_with_vllm_is_stock_trls(row: Row, tmp_path: Path, sleeping: None) -> None:
+    adapter = row["weights"] == "LoRA" and row["kind"] in ("awake", "awake, shared weights")
+    engine = Engine("adapter" if adapter else "merged", share_weights=row["kind"] == "awake, shared weights")
+    trainer = ours(row, tmp_path / "ours", engine=engine, model=str(BASE), vllm_mode="colocate", **KINDS[row["kind"]])
+    del trainer._generate_single_turn  # `drawn`
+    trainer.rollouts.engine_check.next = 0
+    made, generate = list[Any](), trainer._generate
+
+    def noting(prompts: list) -> Any:
+        made.append(generate(prompts))
+        return made[-1]
+
+    kept = note_kept(trainer) if trainer.rollouts.sampling else []
+    if not trainer.rollouts.sampling:
+        trainer._generate = lambda prompts: noting(prompts) if trainer.model.training else generate(prompts)
+    mine = train(trainer)
+    options: dict[str, Any] = {"model": str(BASE)}
+    if not kept:
+        row = row | {"tools": "none"}  # whose results are in what is replayed
+        options["rollout_func"] = replayed(made)
+    theirs = stock(row, tmp_path, trainer, kept, **options)
+    if not kept:
+        del theirs._generate_single_turn
+    compare(mine, train(theirs, mine.weights), quantized=False)
+    assert any(row.get("engine/is_policy") == 1 for row in trainer.state.log_history)
