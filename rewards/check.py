@@ -22,10 +22,10 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
+from rewards.isolation.loader import FROM_TRL
+from rewards.isolation.reward import Reward, RewardError
 from rewards.probing.probes import final
 from rewards.probing.trial import Probe, score, try_out
-from rewards.runtime.isolation import Reward, RewardError
-from rewards.runtime.loader import FROM_TRL
 
 HERE = Path(__file__).parent
 LENGTH = 512

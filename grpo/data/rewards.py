@@ -12,8 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from grpo.config.schema import REWARD_MODEL, ROOT
 from grpo.utils.distributed import gathered, log_name
 from grpo.utils.errors import ConfigError
-from rewards.runtime.isolation import Reward
-from rewards.runtime.loader import FROM_TRL
+from rewards.isolation.loader import FROM_TRL
+from rewards.isolation.reward import Reward
 
 
 def reward_options(rewards: DictConfig) -> dict[str, dict[str, Any]]:

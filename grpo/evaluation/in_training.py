@@ -14,7 +14,7 @@ from grpo.data.images import prompt_of
 from grpo.evaluation.loop import Decoding, evaluate, own_file
 from grpo.generation.local import Completer, Generate
 from grpo.generation.vllm_engine import BATCH, answer
-from rewards.runtime.isolation import Reward
+from rewards.isolation.reward import Reward
 from rewards.text import text_of
 
 

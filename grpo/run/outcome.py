@@ -15,7 +15,7 @@ from grpo.rundir.files import read_json, write_json
 from grpo.rundir.storage import storage_fault
 from grpo.utils.distributed import LOST, first_failure, is_loss, is_main_process, world_size
 from grpo.utils.errors import DoesNotFit, GenerationError, RunError
-from rewards.runtime.isolation import RewardError
+from rewards.isolation.reward import RewardError
 
 log = logging.getLogger(__name__)
 NAMED_FAILURES = (DoesNotFit, GenerationError, RewardError)

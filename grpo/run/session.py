@@ -59,7 +59,7 @@ from grpo.utils.distributed import agreed, is_main_process, log_name
 from grpo.utils.errors import ConfigError, DirectoryLost, RunError
 from grpo.utils.hardware import gpu_utilization
 from grpo.vllm_lora import sends_adapter, why_merged, why_not_shared
-from rewards.runtime.isolation import Reward, RewardError
+from rewards.isolation.reward import Reward, RewardError
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import get_json_schema
 
-from rewards.runtime.call import PLAIN
-from rewards.runtime.process import IMPORT_LIMIT, check_system, end_process, start_process
+from rewards.isolation.call import PLAIN
+from rewards.isolation.process import IMPORT_LIMIT, check_system, end_process, start_process
 
 log = logging.getLogger(__name__)
 FAILED = "The environment could not begin"

@@ -18,9 +18,9 @@ from multiprocessing.reduction import recv_handle
 from types import SimpleNamespace
 from typing import Any
 
-from rewards.runtime.call import plain
-from rewards.runtime.loader import load, what_and_where
-from rewards.runtime.supervisor import reap, supervise
+from rewards.isolation.call import plain
+from rewards.isolation.loader import load, what_and_where
+from rewards.isolation.supervisor import reap, supervise
 
 LONGEST = 100_000
 """Characters of a tool's result; the rest is cut."""

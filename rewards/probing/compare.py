@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rewards.runtime.isolation import Reward
-from rewards.runtime.loader import FROM_TRL
+from rewards.isolation.loader import FROM_TRL
+from rewards.isolation.reward import Reward
 from rewards.text import printable, text_of
 
 SHOWN = 10

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from rewards.isolation.reward import Reward
 from rewards.probing.probes import cheats, correct, incorrect
-from rewards.runtime.isolation import Reward
 from rewards.text import text_of
 
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
-from rewards.runtime.process import end_group, has_ended
+from rewards.isolation.process import end_group, has_ended
 from rewards.sandbox import bubblewrap
 
 LONGEST_VERDICT = 10_000

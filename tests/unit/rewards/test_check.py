@@ -10,9 +10,9 @@ import pytest
 
 from rewards.boxes import overlaps, read_boxes, read_reference
 from rewards.check import fn_and_kwargs
+from rewards.isolation.reward import Reward
 from rewards.probing.probes import cheats, correct, final, incorrect
 from rewards.probing.trial import above, try_out
-from rewards.runtime.isolation import Reward
 from tests.commands import finished
 
 MINE = """

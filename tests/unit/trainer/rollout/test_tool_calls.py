@@ -21,7 +21,7 @@ from grpo.config.options import Rollout
 from grpo.config.schema import ROOT
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.trainer import ExactGRPOTrainer
-from rewards.runtime.isolation import Reward
+from rewards.isolation.reward import Reward
 from tests.stock_trl import (
     KL_FOUR_SLICES,
     SMALL,

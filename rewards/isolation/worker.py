@@ -1,4 +1,4 @@
-"""The process of a reward function: `python -m rewards.runtime.worker TRAINER LINE TRACEBACK`.
+"""The process of a reward function: `python -m rewards.isolation.worker TRAINER LINE TRACEBACK`.
 
 A process number and two file descriptors.
 """
@@ -8,9 +8,9 @@ import faulthandler
 import sys
 from multiprocessing.connection import Connection
 
-from rewards.runtime.call import call
-from rewards.runtime.loader import bind, load, needs
-from rewards.runtime.supervisor import supervise
+from rewards.isolation.call import call
+from rewards.isolation.loader import bind, load, needs
+from rewards.isolation.supervisor import supervise
 
 
 def main() -> None:

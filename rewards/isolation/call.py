@@ -12,7 +12,7 @@ from decimal import Decimal
 from numbers import Real
 from typing import Any
 
-from rewards.runtime.loader import what_and_where
+from rewards.isolation.loader import what_and_where
 
 FLOAT32 = 3.4028234663852886e38
 """The largest number of the type that rewards are summed in (IEEE 754)."""

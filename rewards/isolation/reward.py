@@ -18,8 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rewards.runtime.call import Fault, Outcome
-from rewards.runtime.process import Worker, has_ended
+from rewards.isolation.call import Fault, Outcome
+from rewards.isolation.process import Worker, has_ended
 from rewards.text import printable
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Reward:
     """A reward function whose failures cost single completions; TRL gets `as_function`.
 
     Args:
-        fn: `package.module.function`, `path/to/file.py:function` or an entry point; see `rewards.runtime.loader.load`.
+        fn: `package.module.function`, `path/to/file.py:function` or an entry point; see `loader.load`.
         name: name in metrics and messages.
         kwargs: keyword arguments of every call.
         timeout: limit of a call, with all completions or with one, seconds.

@@ -11,7 +11,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rewards.runtime.call import Fault, Outcome
+from rewards.isolation.call import Fault, Outcome
 
 IMPORT_LIMIT = 300.0
 """Limit on the import of a reward function, seconds."""
@@ -44,7 +44,7 @@ class Worker:
     def __init__(self, fn: str, name: str, kwargs: dict[str, Any], output: Any = None) -> None:
         check_system()
         self.traceback = os.memfd_create("traceback")
-        self.process, self.connection = start_process("rewards.runtime.worker", output, self.traceback)
+        self.process, self.connection = start_process("rewards.isolation.worker", output, self.traceback)
         self.connection.send((fn, name, kwargs))
         self.needs: list[str] = []
         problem: str | None = f"reward.{name}.fn={fn}: its process ended while it was imported"
@@ -131,7 +131,7 @@ def has_ended(process: subprocess.Popen, seconds: float = 0.0) -> bool:
 
 
 def end_process(process: subprocess.Popen) -> None:
-    """End a process that is supervised (`rewards.runtime.supervisor`), and with it all that it has started."""
+    """End a process that is supervised (`rewards.isolation.supervisor`), and with it all that it has started."""
     if not has_ended(process):
         os.kill(process.pid, signal.SIGTERM)  # not `terminate`, which waits for one that has ended by now
         has_ended(process, END_LIMIT)
