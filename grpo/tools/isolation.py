@@ -10,6 +10,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import sendfds
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import get_json_schema
 
 from rewards.isolation.call import PLAIN
-from rewards.isolation.process import IMPORT_LIMIT, check_system, end_process, start_process
+from rewards.isolation.process import GRACE, Process, ask, check_system
 
 log = logging.getLogger(__name__)
 FAILED = "The environment could not begin"
@@ -53,26 +54,12 @@ class Source:
         self.timeout, self.errors, self.calls = timeout, Counter[str](), Counter[str]()
         self._reported = set[str]()
         check_system()
-        self._named, self._output = (list(names), is_environment), output
-        problem = self._start()
-        if problem is None:
-            problem = self._undescribed()
-        if problem is not None:
+        self._start = partial(Process, "grpo.tools.worker", (list(names), is_environment), names[0], output)
+        self.process = self._start()
+        self.description: dict[str, Any] = self.process.loaded
+        if problem := self._undescribed():
             self.close()
             raise ValueError(problem)
-
-    def _start(self) -> str | None:
-        """Start the process; return why it has not loaded what is named, None if it has."""
-        first = self._named[0][0]
-        self.process, self.connection = start_process("grpo.tools.worker", self._output)
-        self.connection.send(self._named)
-        problem: str | None = f"{first}: its process ended while it was imported"
-        with contextlib.suppress(EOFError, OSError):
-            if self.connection.poll(IMPORT_LIMIT):
-                problem, self.description = self.connection.recv()
-            else:
-                problem = f"{first}: not imported after {IMPORT_LIMIT:.0f} s"
-        return problem
 
     def _undescribed(self) -> str | None:
         """Return why a model cannot be told about a tool; None if it can."""
@@ -92,78 +79,59 @@ class Source:
             ToolError: the system refuses another process or file; the processes in use are not touched.
         """
         try:
-            if not self.connection.closed:
+            if not self.process.connection.closed:
                 return self._fork()
         except (EOFError, OSError):  # something has ended the process that forks, and with it all that it has forked
             self.close()
         try:
-            self._start()
+            self.process = self._start()
             return self._fork()
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError, ValueError) as error:
             raise ToolError(f"its process could not be started: {error}") from error
 
     def _fork(self) -> tuple[Connection, int]:
+        connection = self.process.connection
         with contextlib.ExitStack() as stack:
             try:  # all files that this takes, before anything is sent: a refusal leaves no half of a message
                 line, theirs = map(stack.enter_context, socket.socketpair())
-                parent = socket.fromfd(self.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
+                parent = stack.enter_context(socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM))
             except OSError as error:
                 raise ToolError(f"its process could not be started: {error.strerror}") from error
-            stack.enter_context(parent)
-            self.connection.send("fork")
+            connection.send("fork")
             sendfds(parent, [theirs.fileno()])
-            number, refused = self.connection.recv()
+            number, refused = connection.recv()
             if refused:
                 raise ToolError(f"its process could not be started: {refused}")
             return Connection(line.detach()), number
 
-    def described(self, name: str, function: Callable[..., Any], is_method: bool = False) -> Callable[..., Any]:
-        """Return a function of keyword arguments with the name, docstring and signature of a tool."""
-        text, parameters, result = self.description["tools"][name]
-        kind, nothing = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
-        given = [inspect.Parameter("self", kind)] if is_method else []
-        given += [
-            inspect.Parameter(key, kind, default=default if has_default else nothing, annotation=hint)
-            for key, hint, has_default, default in parameters
-        ]
-        function.__name__, function.__doc__ = name, text
-        function.__signature__ = inspect.Signature(given, return_annotation=result)  # type: ignore[attr-defined]
-        hints = {key: hint for key, hint, _, _ in parameters if hint is not nothing}
-        function.__annotations__ = hints if result is nothing else {**hints, "return": result}
+    def described(self, name: str, function: Callable[..., Any], *first: inspect.Parameter) -> Callable[..., Any]:
+        """Return a function of keyword arguments with the name, docstring and signature of a tool.
+
+        Args:
+            first: parameters before those of the tool.
+        """
+        function.__name__, (function.__doc__, signature) = name, self.description["tools"][name]
+        parameters = signature.parameters.values()
+        function.__signature__ = signature.replace(parameters=[*first, *parameters])  # type: ignore[attr-defined]
+        hints = {**{one.name: one.annotation for one in parameters}, "return": signature.return_annotation}
+        function.__annotations__ = {key: hint for key, hint in hints.items() if hint is not inspect.Signature.empty}
         return function
 
     def descriptions(self) -> list[Callable[..., Any]]:
         """Return functions that describe each tool, and that nothing calls."""
         return [self.described(name, lambda **arguments: None) for name in self.description["tools"]]
 
-    def call(self, instance: "Instance", name: str | None, arguments: dict[str, Any], starts: bool = False) -> Any:
-        """Call a method of an instance, and count the call.
-
-        Args:
-            starts: whether the instance gets a process if it has none; otherwise the call fails.
-
-        Raises:
-            ToolError: it failed.
-        """
-        self.calls[str(name)] += 1
-        try:
-            if starts:
-                instance.start()
-            return instance.call(name, arguments, self.timeout)
-        except ToolError as error:
-            self.errors[str(name)] += 1
-            kind = f"{name} {str(error).partition(':')[0]}"
-            if kind not in self._reported:
-                self._reported.add(kind)
-                log.warning("tool %s failed, which the model is shown: %s", name, error.where)
-            raise
+    def count_error(self, name: str, error: ToolError) -> None:
+        """Count a call that failed, and log the first of its kind."""
+        self.errors[name] += 1
+        kind = f"{name} {str(error).partition(':')[0]}"
+        if kind not in self._reported:
+            self._reported.add(kind)
+            log.warning("tool %s failed, which the model is shown: %s", name, error.where)
 
     def close(self) -> None:
         """End the process and all instances."""
-        if self.connection.closed:
-            return
-        self.connection.close()
-        end_process(self.process)
+        self.process.stop()
 
 
 class Instance:
@@ -173,43 +141,43 @@ class Instance:
         self._source = source
         self._line: Connection | None = None
 
-    def start(self) -> None:
-        """Start its process, unless it is there.
+    def call(self, name: str | None, arguments: dict[str, Any], starts: bool = False) -> Any:
+        """Call a method and return its result; None asks for the public attributes. The source counts the call.
+
+        Args:
+            starts: whether the instance gets a process if it has none; otherwise the call fails.
 
         Raises:
-            ToolError: the system refuses another process or file.
+            ToolError: the method raised, took too long or died, or there is no process, or none to be had.
         """
-        if self._line is None:
-            self._line, self.process = self._source.fork()
-            self._parent = self._source.connection
+        self._source.calls[str(name)] += 1
+        try:
+            if self._line is None and starts:
+                self._line, self.process = self._source.fork()
+                self._parent = self._source.process.connection
+            return self._called(name, arguments)
+        except ToolError as error:
+            self._source.count_error(str(name), error)
+            raise
 
-    def call(self, name: str | None, arguments: dict[str, Any], timeout: float) -> Any:
-        """Call a method and return its result; None asks for the public attributes.
-
-        Raises:
-            ToolError: the method raised, took too long or died, or there is no process.
-        """
+    def _called(self, name: str | None, arguments: dict[str, Any]) -> Any:
         if self._line is None:
             raise ToolError("its process has ended")
-        start = time.monotonic()
-        with contextlib.suppress(EOFError, OSError):
-            self._line.send((name, arguments, timeout))
-            if self._line.poll(timeout + 1):
-                result, failed, where = self._line.recv()
-                if failed:
-                    raise ToolError(failed, where)
-                return result
-        self.end()
-        hung = time.monotonic() - start >= timeout
-        raise ToolError(f"took longer than {timeout:g} s and was stopped" if hung else "its process ended")
-
-    def end(self) -> None:
-        """End the process: its parent does, which alone knows whether the number is still that of its child."""
-        if self._line is not None:
+        start, timeout = time.monotonic(), self._source.timeout
+        try:
+            result, failed, where = ask(self._line, (timeout, name, arguments), timeout + GRACE)
+        except (EOFError, OSError):
+            hung = time.monotonic() - start >= timeout
             self._line.close()
             self._line = None
             with contextlib.suppress(OSError):  # the parent has ended, and with it all its children
-                self._parent.send(self.process)
+                self._parent.send(self.process)  # it alone knows whether the number is still that of its child
+            raise ToolError(
+                f"took longer than {timeout:g} s and was stopped" if hung else "its process ended"
+            ) from None
+        if failed:
+            raise ToolError(failed, where)
+        return result
 
 
 def tools_of(source: Source) -> list[Callable[..., Any]]:
@@ -217,10 +185,7 @@ def tools_of(source: Source) -> list[Callable[..., Any]]:
     instance = Instance(source)
 
     def function(name: str) -> Callable[..., Any]:
-        def tool(**arguments: Any) -> Any:
-            return source.call(instance, name, arguments, starts=True)
-
-        return source.described(name, tool)
+        return source.described(name, lambda **arguments: instance.call(name, arguments, starts=True))
 
     return [function(name) for name in source.description["tools"]]
 
@@ -237,14 +202,14 @@ class Environment:
         """Begin an episode with the columns of a row, and return what is added to the prompt."""
         given = {name: value for name, value in columns.items() if is_plain(value)}
         try:
-            return self._source.call(self._instance, "reset", given, starts=True)
+            return self._instance.call("reset", given, starts=True)
         except ToolError as error:
             return f" {FAILED}: {error}"
 
     def _state(self) -> dict[str, Any]:
         """Return its public attributes; none if it has failed."""
         try:
-            return self._source.call(self._instance, None, {})
+            return self._instance.call(None, {})
         except ToolError:
             return {}
 
@@ -252,19 +217,17 @@ class Environment:
 def get_reward(self: Environment) -> float | None:
     """Return the reward of an episode; None, which TRL skips, if the environment has failed."""
     try:
-        return self._source.call(self._instance, "get_reward", {})
+        return self._instance.call("get_reward", {})
     except ToolError:
         return None
 
 
 def environment_of(source: Source) -> type[Environment]:
     """Return a class like the environment's, each of whose instances lives in a process of its own."""
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
     def method(name: str) -> Callable[..., Any]:
-        def tool(self: Environment, **arguments: Any) -> Any:
-            return source.call(self._instance, name, arguments)
-
-        return source.described(name, tool, is_method=True)
+        return source.described(name, lambda self, **arguments: self._instance.call(name, arguments), own)
 
     methods: dict[str, Any] = {name: method(name) for name in source.description["tools"]}
     if "get_reward" in source.description["own"]:

@@ -63,9 +63,7 @@ def call(function: Callable[..., Any], arguments: dict[str, Any], run: Callable[
         outcome.metrics.append((name, float(value)))
 
     try:
-        returned = function(**arguments, log_extra=log_extra, log_metric=log_metric)
-        if inspect.isawaitable(returned):
-            returned = run(_awaited(returned))
+        returned = awaited(function(**arguments, log_extra=log_extra, log_metric=log_metric), run)
         returned = returned.tolist() if hasattr(returned, "tolist") else returned
         if not isinstance(returned, list | tuple):
             outcome.failed = Fault("WrongLength", f"returned {type(returned).__name__}, not a list of rewards")
@@ -106,8 +104,13 @@ def plain(value: Any) -> Any:
     return value if type(value) in PLAIN else None
 
 
-async def _awaited(value: Any) -> Any:
-    return await value
+def awaited(value: Any, run: Callable[..., Any]) -> Any:
+    """Return a value, or what awaiting it with `run` returns."""
+
+    async def result() -> Any:
+        return await value
+
+    return run(result()) if inspect.isawaitable(value) else value
 
 
 def checked(value: Any) -> tuple[float | None, Fault | None]:

@@ -1,4 +1,4 @@
-"""The process of a reward function, as the trainer's process sees it."""
+"""A process with functions of the user, as the process that starts and ends it sees it."""
 
 import contextlib
 import os
@@ -11,14 +11,14 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rewards.isolation.call import Fault, Outcome
-
 IMPORT_LIMIT = 300.0
-"""Limit on the import of a reward function, seconds."""
+"""Limit on the import of functions, seconds."""
 SEND_LIMIT = 60
 """Limit on sending the arguments of a call, seconds."""
 END_LIMIT = 5
 """Limit on the end of a process and of all that it has started, seconds."""
+GRACE = 1.0
+"""Time for a process to end itself after the limit of a call, seconds."""
 
 
 def check_system() -> None:
@@ -34,59 +34,57 @@ def check_system() -> None:
         )
 
 
-class Worker:
-    """A process with one reward function.
+class Process:
+    """A process that loads functions of the user and calls them; they may raise, hang, die and start others.
+
+    Args:
+        module: run by `python -m`; it calls `supervise`, loads what it is sent, replies with a problem, or None, and
+            with a description.
+        named: what it is sent.
+        place: where that is named, for messages.
+        output: file for what it prints; None is the output of this process.
+        inherited: file descriptors that it gets too, closed at its end.
 
     Raises:
-        ValueError: the function cannot be loaded; one line with the reason.
+        ValueError: something cannot be loaded; one line with the reason.
     """
 
-    def __init__(self, fn: str, name: str, kwargs: dict[str, Any], output: Any = None) -> None:
-        check_system()
-        self.traceback = os.memfd_create("traceback")
-        self.process, self.connection = start_process("rewards.isolation.worker", output, self.traceback)
-        self.connection.send((fn, name, kwargs))
-        self.needs: list[str] = []
-        problem: str | None = f"reward.{name}.fn={fn}: its process ended while it was imported"
-        with contextlib.suppress(EOFError, OSError):
-            if self.connection.poll(IMPORT_LIMIT):
-                problem, self.needs = self.connection.recv()
-            else:
-                problem = f"reward.{name}.fn={fn}: not imported after {IMPORT_LIMIT:.0f} s"
+    def __init__(self, module: str, named: Any, place: str, output: Any, *inherited: int) -> None:
+        self._inherited = inherited
+        self.process, self.connection = start_process(module, output, *inherited)
+        problem: str | None
+        try:
+            problem, self.loaded = ask(self.connection, named, IMPORT_LIMIT)
+        except TimeoutError:
+            problem = f"{place}: not imported after {IMPORT_LIMIT:.0f} s"
+        except (EOFError, OSError):
+            problem = f"{place}: its process ended while it was imported"
         if problem is not None:
             self.stop()
             raise ValueError(problem)
-
-    def call(self, arguments: dict[str, Any], timeout: float) -> Outcome:
-        """Call the function and return the outcome, at the latest about a second after `timeout` seconds."""
-        late = False
-        try:
-            self.connection.send((arguments, timeout))
-            late = not self.connection.poll(timeout + 1)
-            if not late:
-                return self.connection.recv()
-        except (EOFError, OSError):  # the watchdog has ended the process, or it has ended itself
-            pass
-        except Exception as error:
-            return Outcome(failed=Fault(type(error).__name__, f"its arguments cannot be sent: {error}"))
-        if self.connection.closed:
-            return Outcome(failed=Fault("Died", "its process was ended"))
-        where = os.pread(self.traceback, 10_000, 0).decode(errors="replace")
-        self.stop()
-        if late or where:
-            return Outcome(failed=Fault("Timeout", f"took longer than timeout={timeout:g} s and was stopped", where))
-        status = self.process.returncode
-        how = f"was killed by signal {-status}, perhaps out of memory" if status < 0 else f"status {status}"
-        return Outcome(failed=Fault("Died", f"its process ended: {how}"))
 
     def stop(self) -> None:
         """End the process and the processes that it has started."""
         if self.connection.closed:
             return
         self.connection.close()
-        os.close(self.traceback)
+        for descriptor in self._inherited:
+            os.close(descriptor)
         has_ended(self.process, 0.2)  # it may end by itself, with a status that tells the reason
         end_process(self.process)
+
+
+def ask(connection: Connection, message: Any, seconds: float) -> Any:
+    """Send a message to a process and return the reply.
+
+    Raises:
+        TimeoutError: there is none within some seconds.
+        EOFError, OSError: the process has ended.
+    """
+    connection.send(message)
+    if not connection.poll(seconds):
+        raise TimeoutError
+    return connection.recv()
 
 
 def start_process(module: str, output: Any, *inherited: int) -> tuple[subprocess.Popen, Connection]:

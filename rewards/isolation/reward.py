@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rewards.isolation.call import Fault, Outcome
-from rewards.isolation.process import Worker, has_ended
+from rewards.isolation.process import GRACE, Process, ask, check_system, has_ended
 from rewards.text import printable
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Reward:
 
         self._start = start
         self._workers = [self._start() for _ in range(workers)]
-        self.needs = self._workers[0].needs
+        self.needs: list[str] = self._workers[0].loaded
         """Arguments without which the function cannot be called."""
         self._hopeless = 0
         self._pool = ThreadPoolExecutor(workers, f"reward-{name}")
@@ -197,6 +197,40 @@ class Reward:
         for worker in self._workers:
             worker.stop()
         self._pool.shutdown(cancel_futures=True)
+
+
+class Worker(Process):
+    """The process of a reward function; `loaded` are the arguments without which it cannot be called.
+
+    Raises:
+        ValueError: the function cannot be loaded.
+    """
+
+    def __init__(self, fn: str, name: str, kwargs: dict[str, Any], output: Any) -> None:
+        check_system()
+        self.traceback, place = os.memfd_create("traceback"), f"reward.{name}.fn={fn}"
+        super().__init__("rewards.isolation.worker", (fn, name, kwargs), place, output, self.traceback)
+
+    def call(self, arguments: dict[str, Any], timeout: float) -> Outcome:
+        """Call the function and return the outcome, at the latest about a second after `timeout` seconds."""
+        late = False
+        try:
+            return ask(self.connection, (timeout, arguments), timeout + GRACE)
+        except TimeoutError:
+            late = True
+        except (EOFError, OSError):  # the watchdog has ended the process, or it has ended itself
+            pass
+        except Exception as error:
+            return Outcome(failed=Fault(type(error).__name__, f"its arguments cannot be sent: {error}"))
+        if self.connection.closed:
+            return Outcome(failed=Fault("Died", "its process was ended"))
+        where = os.pread(self.traceback, 10_000, 0).decode(errors="replace")
+        self.stop()
+        if late or where:
+            return Outcome(failed=Fault("Timeout", f"took longer than timeout={timeout:g} s and was stopped", where))
+        status = self.process.returncode
+        how = f"was killed by signal {-status}, perhaps out of memory" if status < 0 else f"status {status}"
+        return Outcome(failed=Fault("Died", f"its process ended: {how}"))
 
 
 def split_by_prompt(prompts: Sequence[Any], count: int) -> list[range]:

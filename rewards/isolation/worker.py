@@ -6,7 +6,9 @@ A process number and two file descriptors.
 import asyncio
 import faulthandler
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any
 
 from rewards.isolation.call import call
 from rewards.isolation.loader import bind, load, needs
@@ -14,7 +16,7 @@ from rewards.isolation.supervisor import supervise
 
 
 def main() -> None:
-    """Load the function, confirm it, and answer calls until the connection is closed."""
+    """Load the function, reply with what it needs, and answer calls until the connection is closed."""
     trainer, line, traceback = map(int, sys.argv[1:])
     supervise(trainer, line, traceback)
     connection = Connection(line)
@@ -26,17 +28,27 @@ def main() -> None:
         connection.send((str(error), []))
         return
     connection.send((None, needs(unbound, kwargs)))
+    serve(connection, lambda run, arguments: call(function, arguments, run), traceback)
+
+
+def serve(connection: Connection, answer: Callable[..., Any], traceback: Any = sys.stderr) -> None:
+    """Answer calls, each with a limit in seconds, until the connection is closed. A call that is late ends the process.
+
+    Args:
+        answer: gets a function that awaits, and the arguments of a call.
+        traceback: file for the place where a call hung.
+    """
     with asyncio.Runner() as runner:
         while True:
             try:
-                arguments, timeout = connection.recv()
-            except EOFError:
+                seconds, *arguments = connection.recv()
+            except (EOFError, OSError):
                 return
             # a watchdog in C, which works while the function hangs or holds the interpreter
-            faulthandler.dump_traceback_later(timeout, exit=True, file=traceback)
-            outcome = call(function, arguments, runner.run)
+            faulthandler.dump_traceback_later(seconds, exit=True, file=traceback)
+            reply = answer(runner.run, *arguments)
             faulthandler.cancel_dump_traceback_later()
-            connection.send(outcome)
+            connection.send(reply)
 
 
 if __name__ == "__main__":

@@ -203,8 +203,8 @@ def test_each_environment_has_a_state_and_a_process_of_its_own(file: Path) -> No
 
 def test_the_process_that_forks_is_started_again(file: Path) -> None:
     source = Source([f"{file}:Counter"], is_environment=True, timeout=5.0)
-    source.process.kill()
-    source.process.wait()
+    source.process.process.kill()
+    source.process.process.wait()
     environment = environment_of(source)()
     assert environment.reset(start=2) == "at 2"
     source.close()
