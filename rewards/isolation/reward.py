@@ -10,7 +10,7 @@ import logging
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import pairwise
@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rewards.isolation.call import Fault, Outcome
+from rewards.isolation.loader import FROM_TRL
 from rewards.isolation.process import GRACE, Process, ask, check_system, has_ended
 from rewards.text import printable
 
@@ -89,6 +90,10 @@ class Reward:
         self._hopeless = 0
         self._pool = ThreadPoolExecutor(workers, f"reward-{name}")
         self._closed = False
+
+    def missing(self, columns: Iterable[str]) -> list[str]:
+        """Return the arguments without which the function cannot be called and that neither TRL nor the data has."""
+        return [name for name in self.needs if name not in (*columns, *FROM_TRL)]
 
     def as_function(self) -> Callable[..., Coroutine[Any, Any, list[float | None]]]:
         """Return an async function with TRL's signature; TRL runs async functions concurrently."""

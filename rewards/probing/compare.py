@@ -7,12 +7,11 @@ from typing import Any
 import numpy
 import pandas
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from rewards.isolation.loader import FROM_TRL
+from rewards.checking import print_table
 from rewards.isolation.reward import Reward
-from rewards.text import printable, text_of
+from rewards.probing.trial import score, token_ids
+from rewards.text import text_of
 
 SHOWN = 10
 """Completions that are shown."""
@@ -20,13 +19,12 @@ TOLERANCE = 0.01
 """Differences of rewards up to this are none: runs keep single precision, and not the token that ends a completion."""
 
 
-def compare_with_run(folder: Path, reward: Reward, score: Callable[..., list[float | None]], console: Console) -> None:
+def compare_with_run(folder: Path, reward: Reward, console: Console) -> None:
     """Score the completions of a run and show those that get another reward now.
 
     Args:
         folder: run directory, with the Parquet files that TRL writes in `completions/`.
         reward: changed reward; the run has its former values in a column of this name.
-        score: function from rows, completions and optionally a tokenizer to rewards.
 
     Raises:
         ValueError: the run has kept no completions, or has no such reward.
@@ -37,21 +35,18 @@ def compare_with_run(folder: Path, reward: Reward, score: Callable[..., list[flo
     kept = pandas.concat([pandas.read_parquet(file) for file in tables], ignore_index=True)
     if reward.name not in kept:
         raise ValueError(f"{folder}: the run has no reward {reward.name}; choose one with --name: {', '.join(kept)}")
-    for column in reward.needs:
-        if column not in (*kept, *FROM_TRL):
-            raise ValueError(f"{reward.name} needs a column {column}; the run has kept: {', '.join(kept)}")
+    if missing := reward.missing(kept):
+        raise ValueError(f"{reward.name} needs a column {missing[0]}; the run has kept: {', '.join(kept)}")
     rows = [{key: as_list(value) for key, value in row.items()} for row in kept.to_dict("records")]
     before = [None if value != value else float(value) for value in kept[reward.name]]
     completions = [row.pop("completion") for row in rows]
-    after = score(rows, completions, *tokenizer_of(folder))
+    after = score(reward, rows, completions, tokenizer_of(folder))
     changed = [row for row, (old, new) in enumerate(zip(before, after, strict=True)) if differ(old, new)]
     console.print(f"{len(changed)} of {len(rows)} completions get another reward", highlight=False)
-    table = Table("step", "completion", reward.name, "now")
-    for row in changed[:SHOWN]:
-        end = escape(printable(" ".join(text_of(completions[row])[-200:].split())))
-        table.add_row(str(rows[row]["step"]), end, str(before[row]), str(after[row]))
     if changed:
-        console.print(table)
+        ends = {row: " ".join(text_of(completions[row])[-200:].split()) for row in changed[:SHOWN]}
+        shown = [[str(rows[row]["step"]), end, str(before[row]), str(after[row])] for row, end in ends.items()]
+        print_table(console, ["step", "completion"], [reward.name, "now"], shown)
     if len(changed) > SHOWN:
         console.print(f"and {len(changed) - SHOWN} more")
 
@@ -66,11 +61,11 @@ def as_list(value: Any) -> Any:
     return [as_list(item) for item in value] if isinstance(value, numpy.ndarray) else value
 
 
-def tokenizer_of(folder: Path) -> list[Callable[[str], list[int]]]:
-    """Return the run's function from a text to its tokens, in a list that is empty if the run left no tokenizer."""
+def tokenizer_of(folder: Path) -> Callable[[str], list[int]]:
+    """Return the run's function from a text to its tokens; a stand-in if the run left no tokenizer."""
     if not (folder / "model" / "tokenizer_config.json").is_file():
-        return []
+        return token_ids
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    return [lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]]
+    return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
