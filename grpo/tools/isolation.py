@@ -213,13 +213,12 @@ class Environment:
         except ToolError:
             return {}
 
-
-def get_reward(self: Environment) -> float | None:
-    """Return the reward of an episode; None, which TRL skips, if the environment has failed."""
-    try:
-        return self._instance.call("get_reward", {})
-    except ToolError:
-        return None
+    def _reward(self) -> float | None:
+        """Return the reward of an episode; None, which TRL skips, if the environment has failed."""
+        try:
+            return self._instance.call("get_reward", {})
+        except ToolError:
+            return None
 
 
 def environment_of(source: Source) -> type[Environment]:
@@ -230,8 +229,8 @@ def environment_of(source: Source) -> type[Environment]:
         return source.described(name, lambda self, **arguments: self._instance.call(name, arguments), own)
 
     methods: dict[str, Any] = {name: method(name) for name in source.description["tools"]}
-    if "get_reward" in source.description["own"]:
-        methods["get_reward"] = get_reward
+    if source.description["scores"]:
+        methods["get_reward"] = Environment._reward
     return type(source.description["name"], (Environment,), {"_source": source, **methods})
 
 

@@ -93,20 +93,19 @@ def by_name(loaded: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., An
 
 
 def described(instance: Any, is_environment: bool) -> dict[str, Any]:
-    """Return what a model and TRL need to know: class name, its own methods, and each tool's docstring and parameters.
+    """Return what a model and TRL need to know: class name, whether it scores, and each tool's docstring and signature.
 
     Raises:
         ValueError: an environment has no `reset`.
     """
     if not is_environment:
-        return {"name": None, "own": [], "tools": {name: signature(f) for name, f in vars(instance).items()}}
+        return {"name": None, "tools": {name: signature(f) for name, f in vars(instance).items()}}
     kind = type(instance)
     methods = [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")]
     if "reset" not in methods:
         raise ValueError(f"{kind.__name__} has no method reset, which begins an episode; it has: {', '.join(methods)}")
-    own = [name for name in NOT_TOOLS if name in methods]
-    tools = {name: signature(getattr(instance, name)) for name in methods if name not in own}
-    return {"name": kind.__name__, "own": own, "tools": tools}
+    tools = {name: signature(getattr(instance, name)) for name in methods if name not in NOT_TOOLS}
+    return {"name": kind.__name__, "scores": "get_reward" in methods, "tools": tools}
 
 
 def signature(function: Callable[..., Any]) -> tuple[str | None, inspect.Signature]:
@@ -132,8 +131,10 @@ def serve_instance(connection: Connection, make: Callable[[], Any]) -> None:
         nonlocal instance
         try:
             instance = make() if instance is None else instance
-            result = awaited(getattr(instance, name)(**arguments), run) if name else state(instance)
-            return plain(result) if name in (None, "get_reward") else as_text(result), "", ""
+            if name is None:
+                return plain({key: one for key, one in vars(instance).items() if not key.startswith("_")}), "", ""
+            result = awaited(getattr(instance, name)(**arguments), run)
+            return plain(result) if name == "get_reward" else as_text(result), "", ""
         except BaseException as error:  # SystemExit too
             where = what_and_where(error)
             return None, PLACE.sub("", where)[:LONGEST], where
@@ -145,11 +146,6 @@ def as_text(result: Any) -> str | None:
     """Return what a model is shown of a tool's result; None is for `reset`, which has nothing to show then."""
     text = result if isinstance(result, str) or result is None else str(result)
     return text if text is None or len(text) <= LONGEST else f"{text[:LONGEST]}…"
-
-
-def state(instance: Any) -> dict[str, Any]:
-    """Return the public attributes of an environment, for rewards that read them."""
-    return {name: plain(value) for name, value in vars(instance).items() if not name.startswith("_")}
 
 
 if __name__ == "__main__":

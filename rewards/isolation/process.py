@@ -88,12 +88,7 @@ def ask(connection: Connection, message: Any, seconds: float) -> Any:
 
 
 def start_process(module: str, output: Any, *inherited: int) -> tuple[subprocess.Popen, Connection]:
-    """Start a module with the number of this process, that of a line to it, and others; return it and the line.
-
-    Args:
-        output: file for what it prints; None is the output of this process.
-        inherited: file descriptors that it gets too.
-    """
+    """Start a module with the number of this process, that of a line to it, and others; return it and the line."""
     mine, theirs = socket.socketpair()
     mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_LIMIT, 0))
     process = subprocess.Popen(

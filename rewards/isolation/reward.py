@@ -145,16 +145,17 @@ class Reward:
         if not at_once.failed:
             return at_once
         alone: list[Outcome] = []
+        hung = 0
         for row in part:
-            hung = [one.failed is not None and one.failed.kind == "Timeout" for one in alone[-MAX_HUNG:]]
             if len(part) == 1:
                 one = at_once
-            elif hung == [True] * MAX_HUNG:
+            elif hung >= MAX_HUNG:
                 one = Outcome(failed=Fault("Timeout", f"not called: it hung on the {MAX_HUNG} completions before"))
             else:
                 one = call([row])
-            alone.append(one)
-        scored = join([Outcome([None], {0: one.failed}) if one.failed else one for one in alone])
+            hung = hung + 1 if one.failed and one.failed.kind == "Timeout" else 0
+            alone.append(Outcome([None], {0: one.failed}) if one.failed else one)
+        scored = join(alone)
         scored.failed = at_once.failed
         return scored
 
@@ -165,36 +166,31 @@ class Reward:
             RewardError: as for `score`.
         """
         self.faulted = sorted(outcome.faults)
-        faults = list(outcome.faults.items())
-        if outcome.failed and not faults:
-            faults = [(0, outcome.failed)]
-        self.scored += len(outcome.rewards) - len(outcome.faults)
-        for row, fault in faults:
+        count = len(outcome.rewards)
+        self.scored += count - len(self.faulted)
+        faults = outcome.faults or ({0: outcome.failed} if outcome.failed else {})
+        failed_on = "one completion" if outcome.faults else f"{count} completions at once, not on each alone"
+        for row, fault in faults.items():
             self.errors[fault.kind] += 1
             self.fault = fault.message
-            if self.errors[fault.kind] > 1:
-                continue
-            content = {key: values[row] for key, values in columns.items()}
-            failed_on = (
-                "one completion" if outcome.faults else f"{len(outcome.rewards)} completions at once, not on each alone"
-            )
-            excerpt = printable(
-                "\n".join(f"{key}: {textwrap.shorten(str(value), 300)}" for key, value in content.items())
-            )
-            log.error(
-                "reward.%s failed on %s: %s\n%s\n%s", self.name, failed_on, fault.message, fault.traceback, excerpt
-            )
-            if self.errors_file:
-                kept = {"reward": self.name, **asdict(fault), "row": content}
-                with self.errors_file.open("a") as file:
-                    file.write(json.dumps(kept, default=str) + "\n")
+            if self.errors[fault.kind] == 1:
+                self._keep(fault, failed_on, {key: values[row] for key, values in columns.items()})
         where = f"; the completion is in {os.path.relpath(self.errors_file)}" if self.errors_file else ""
         if faults and self.on_error == "raise":
-            raise RewardError(f"reward.{self.name}: {faults[0][1].message}{where}")
-        self._hopeless = self._hopeless + 1 if len(outcome.faults) == len(outcome.rewards) else 0
+            raise RewardError(f"reward.{self.name}: {next(iter(faults.values())).message}{where}")
+        self._hopeless = self._hopeless + 1 if len(self.faulted) == count else 0
         if self._hopeless == HOPELESS:
             problem = f"failed on every completion of {HOPELESS} batches in a row"
-            raise RewardError(f"reward.{self.name}: {problem}: {faults[0][1].message}{where}")
+            raise RewardError(f"reward.{self.name}: {problem}: {next(iter(faults.values())).message}{where}")
+
+    def _keep(self, fault: Fault, failed_on: str, row: dict[str, Any]) -> None:
+        """Log a fault with the completion and its columns, and write it to the errors file."""
+        lines = [f"{key}: {textwrap.shorten(str(value), 300)}" for key, value in row.items()]
+        excerpt = printable("\n".join(lines))
+        log.error("reward.%s failed on %s: %s\n%s\n%s", self.name, failed_on, fault.message, fault.traceback, excerpt)
+        if self.errors_file:
+            with self.errors_file.open("a") as file:
+                file.write(json.dumps({"reward": self.name, **asdict(fault), "row": row}, default=str) + "\n")
 
     def close(self) -> None:
         """End the processes, and with them running calls."""

@@ -18,8 +18,9 @@ from wire import MUTABLE, Gone, Peer  # type: ignore[import-not-found]
 
 ITEMS = ("getitem", "setitem", "delitem")
 UNARY = ("abs", "neg", "pos", "invert")
-BINARY = ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "pow")
-BINARY += ("and_", "or_", "xor", "lshift", "rshift")
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "pow")
+BINARY = (*COMPARISONS, *ARITHMETIC, "and_", "or_", "xor", "lshift", "rshift")
 BUILT_IN = ("len", "iter", "next", "reversed", "hash", "bool", "str", "repr", "format", "int", "float")
 """Functions of Python that call a special method of the same name."""
 
