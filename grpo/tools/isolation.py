@@ -26,11 +26,7 @@ FAILED = "The environment could not begin"
 
 
 class ToolError(RuntimeError):
-    """A call of a tool that failed; the text is for the model.
-
-    Args:
-        where: reason, file and line, for people.
-    """
+    """A call of a tool that failed; the text is for the model, `where` (reason, file and line) for people."""
 
     def __init__(self, text: str, where: str = "") -> None:
         super().__init__(text)
@@ -105,11 +101,7 @@ class Source:
             return Connection(line.detach()), number
 
     def described(self, name: str, function: Callable[..., Any], *first: inspect.Parameter) -> Callable[..., Any]:
-        """Return a function of keyword arguments with the name, docstring and signature of a tool.
-
-        Args:
-            first: parameters before those of the tool.
-        """
+        """Return a function of keyword arguments with the name, docstring and signature of a tool, after `first`."""
         function.__name__, (function.__doc__, signature) = name, self.description["tools"][name]
         parameters = signature.parameters.values()
         function.__signature__ = signature.replace(parameters=[*first, *parameters])  # type: ignore[attr-defined]

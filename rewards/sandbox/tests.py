@@ -87,11 +87,8 @@ def number_of(value: Any) -> int | None:
 
 def copy_of(peer: Peer, number: int, value: Any) -> Any:
     """Return a value that was an instance of a subclass, such as a named tuple: its other attributes are asked for."""
-
-    def attribute(self: Any, name: str) -> Any:
-        return ask(self, "getattr", name)
-
-    copy = type(type(value).__name__, (type(value),), {"__getattr__": attribute, "__copy": True})(value)
+    own = {"__getattr__": special("getattr"), "__copy": True}
+    copy = type(type(value).__name__, (type(value),), own)(value)
     vars(copy).update(__peer=peer, __number=number)
     return copy
 
