@@ -57,11 +57,9 @@ def print_line(console: Console, text: str, style: str = "") -> None:
 
 
 def run(command: str, check: Callable[[Console], list[str]], verdict: str) -> NoReturn:
-    """Run a check, print its result and exit: with status 0, with 1 after problems, or with 2 for wrong input.
+    """Run a check, which returns problems of one line each, and print these or else the verdict.
 
-    Args:
-        check: prints to the console and returns the problems, one line each; ValueError and OSError are wrong input.
-        verdict: what is printed if there are none; nothing if it is empty.
+    Exit with status 0, with 1 after problems, or with 2 if the check raises ValueError or OSError: the input is wrong.
     """
     console = Console(width=None if sys.stdout.isatty() else 120)
     try:

@@ -3,13 +3,14 @@
 The code runs in a sandbox of bubblewrap, and the tests in another: see `rewards/sandbox/` and docs/rewards.md.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rewards.sandbox import bubblewrap
-from rewards.sandbox.verdict import at_once, verdict
+from rewards.sandbox.verdict import verdict
 from rewards.text import text_of
 
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -43,7 +44,8 @@ def code(
     def score(row: int) -> float | Exception:
         return verdict(programs[row], statements[row], names[row], seconds, memory_mb, sandbox != "none")
 
-    with ThreadPoolExecutor(at_once()) as pool:
+    at_once = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    with ThreadPoolExecutor(at_once) as pool:  # a program per processor of this process
         return list(pool.map(score, range(len(programs))))
 
 

@@ -83,11 +83,7 @@ def show(title: str, calls: dict[str, Tried], console: Console) -> None:
 def check_tool(
     tool: Callable[..., Any], schema: dict[str, Any], examples: list[dict[str, Any]], console: Console
 ) -> list[str]:
-    """Print the schema of a tool and a table of its calls, and return the problems.
-
-    Args:
-        examples: arguments that it has to take; without any, random ones of its types.
-    """
+    """Print the schema of a tool and a table of its calls with examples or random arguments; return the problems."""
     name, rng = schema["function"]["name"], random.Random(0)
     print_line(console, json.dumps(schema["function"], indent=1))
     calls, problems = {}, []
@@ -118,11 +114,7 @@ def check_tool(
 def play(
     kind: type[Environment], schemas: dict[str, dict[str, Any]], rows: list[dict[str, Any]], console: Console
 ) -> list[str]:
-    """Play random episodes of an environment as TRL would, print what they took, and return the problems.
-
-    Args:
-        schemas: of its tools, by name.
-    """
+    """Play random episodes of an environment as TRL would, print what they took, and return the problems."""
     rng, environment = random.Random(0), kind()
     begun, turns = Tried(), Tried()
     rewards: list[Any] = []

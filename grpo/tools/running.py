@@ -36,10 +36,7 @@ class Tools:
 
 @contextmanager
 def running_tools(task: DictConfig, run_dir: Path) -> Iterator[Tools]:
-    """Start the tools and the environment of a task, and end them on the way out.
-
-    Args:
-        run_dir: its log of this process gets what they print.
+    """Start the tools and the environment of a task, whose output is in the run's log, and end them on the way out.
 
     Raises:
         ConfigError: one cannot be loaded, or described to a policy.

@@ -32,11 +32,9 @@ def main() -> None:
 
 
 def serve(connection: Connection, answer: Callable[..., Any], traceback: Any = sys.stderr) -> None:
-    """Answer calls, each with a limit in seconds, until the connection is closed. A call that is late ends the process.
+    """Answer calls until the connection is closed, by a function that awaits and the arguments of the call.
 
-    Args:
-        answer: gets a function that awaits, and the arguments of a call.
-        traceback: file for the place where a call hung.
+    A call that takes longer than its limit in seconds ends the process; its place is in the file `traceback`.
     """
     with asyncio.Runner() as runner:
         while True:

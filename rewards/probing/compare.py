@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy
-import pandas
+import pyarrow
+from pyarrow.parquet import read_table
 from rich.console import Console
 
 from rewards.checking import print_table
@@ -20,25 +19,21 @@ TOLERANCE = 0.01
 
 
 def compare_with_run(folder: Path, reward: Reward, console: Console) -> None:
-    """Score the completions of a run and show those that get another reward now.
-
-    Args:
-        folder: run directory, with the Parquet files that TRL writes in `completions/`.
-        reward: changed reward; the run has its former values in a column of this name.
+    """Score the completions that TRL has written in a run directory and show those that get another reward now.
 
     Raises:
         ValueError: the run has kept no completions, or has no such reward.
     """
-    tables = sorted((folder / "completions").glob("*.parquet"))
-    if not tables:
+    files = sorted((folder / "completions").glob("*.parquet"))
+    if not files:
         raise ValueError(f"{folder}: no completions in it (completions/*.parquet, kept by train.log_completions=true)")
-    kept = pandas.concat([pandas.read_parquet(file) for file in tables], ignore_index=True)
-    if reward.name not in kept:
-        raise ValueError(f"{folder}: the run has no reward {reward.name}; choose one with --name: {', '.join(kept)}")
-    if missing := reward.missing(kept):
-        raise ValueError(f"{reward.name} needs a column {missing[0]}; the run has kept: {', '.join(kept)}")
-    rows = [{key: as_list(value) for key, value in row.items()} for row in kept.to_dict("records")]
-    before = [None if value != value else float(value) for value in kept[reward.name]]
+    kept = pyarrow.concat_tables(map(read_table, files), promote_options="permissive")
+    rows, names = kept.to_pylist(), kept.column_names
+    if reward.name not in names:
+        raise ValueError(f"{folder}: the run has no reward {reward.name}; choose one with --name: {', '.join(names)}")
+    if missing := reward.missing(names):
+        raise ValueError(f"{reward.name} needs a column {missing[0]}; the run has kept: {', '.join(names)}")
+    before = [None if value is None or value != value else float(value) for value in kept[reward.name].to_pylist()]
     completions = [row.pop("completion") for row in rows]
     after = score(reward, rows, completions, tokenizer_of(folder))
     changed = [row for row, (old, new) in enumerate(zip(before, after, strict=True)) if differ(old, new)]
@@ -54,11 +49,6 @@ def compare_with_run(folder: Path, reward: Reward, console: Console) -> None:
 def differ(old: float | None, new: float | None) -> bool:
     """Whether two rewards differ by more than the tolerance."""
     return old is not new and (old is None or new is None or abs(old - new) > TOLERANCE)
-
-
-def as_list(value: Any) -> Any:
-    """Return a cell of a Parquet file with lists in place of arrays."""
-    return [as_list(item) for item in value] if isinstance(value, numpy.ndarray) else value
 
 
 def tokenizer_of(folder: Path) -> Callable[[str], list[int]]:

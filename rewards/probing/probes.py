@@ -75,11 +75,7 @@ def incorrect(row: dict[str, Any], style: str) -> dict[str, str]:
 
 
 def cheats(row: dict[str, Any], style: str = "bare") -> dict[str, str]:
-    """Return completions by name that no sensible reward prefers to a correct one.
-
-    Args:
-        style: of the correct completion that the reward reads; boxes and options are written in it.
-    """
+    """Return completions by name that no sensible reward prefers to a correct one; boxes and options in a style."""
     question = str(row.get("question") or row.get("prompt") or "What?")
     near, other = _near(row, style)
     answer = near[0] if boxes.boxes_of(row) is not None else str(row.get("answer") or "")

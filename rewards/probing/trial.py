@@ -78,11 +78,7 @@ def try_out(reward: Reward, rows: list[dict[str, Any]]) -> tuple[list[Probe], fl
 
 
 def above(earned: list[float | None], allowed: list[float | None], discriminates: bool) -> list[int]:
-    """Return the indices of rewards above those of the correct completions, or equal to them if `discriminates`.
-
-    Args:
-        discriminates: whether the reward depends on correctness.
-    """
+    """Return the indices of rewards above those of correct completions, or equal if the reward `discriminates`."""
     margin = -1e-9 if discriminates else 1e-9
     pairs = enumerate(zip(earned, allowed, strict=True))
     return [row for row, (got, due) in pairs if got is not None and due is not None and got >= due + margin]

@@ -39,11 +39,7 @@ def limit(memory_mb: int, seconds: int) -> None:
 
 
 class Code(Peer):
-    """The end of the code, which answers what the tests ask for.
-
-    Args:
-        names: those of the code's module.
-    """
+    """The end of the code, which answers what the tests ask for; `names` are those of the code's module."""
 
     def __init__(self, incoming: Any, outgoing: Any, names: dict[str, Any]) -> None:
         own = {name: getattr(self, name) for name in ("run", "name", "call", "copy")}

@@ -76,11 +76,7 @@ def hidden() -> list[str]:
 
 
 def seccomp_filter(machine: str) -> bytes:
-    """Return the filter as the kernel reads it: instructions of 8 bytes (linux/filter.h, seccomp(2)).
-
-    Args:
-        machine: architecture, `x86_64` or `aarch64`.
-    """
+    """Return the filter as the kernel reads it: instructions of 8 bytes (linux/filter.h, seccomp(2))."""
     load, equal, at_least, bits, end = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, deny, unknown, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000  # EPERM, ENOSYS
 

@@ -31,11 +31,9 @@ class Unusable(Exception):
 
 
 class Remote:
-    """An object of the completion's code.
+    """An object of the completion's code, which has a number at the other end.
 
-    Args:
-        number: its name at the other end.
-        kind: `list` or the like, if it is an instance of a subclass of that; its content can then be compared.
+    The content of an instance of a subclass of `kind`, `list` or the like, can be compared.
     """
 
     def __init__(self, peer: Peer, number: int, kind: str | None = None) -> None:
@@ -111,9 +109,7 @@ for one in (*BUILT_IN, *ITEMS, *UNARY, *BINARY):
 class Names(dict[str, Any]):
     """The names of the tests: their own, then Python's and its modules', then those of the completion's code.
 
-    Args:
-        tests: the tests; a module's name that they call is that of a function of the code.
-        entry_point: name that is the code's even if Python has it too.
+    A module's name that they call is that of a function of the code, and `entry_point` even if Python has it too.
     """
 
     def __init__(self, peer: Peer, tests: ast.Module, entry_point: str | None) -> None:

@@ -50,12 +50,6 @@ def verdict(
     return float((given, result) == (word, "passed"))
 
 
-def at_once() -> int:
-    """Return how many programs to run at the same time: one per processor of this process."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, processors // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
 def pipe() -> tuple[BinaryIO, BinaryIO]:
     """Return the end of a pipe to read from and the one to write to."""
     reading, writing = os.pipe()

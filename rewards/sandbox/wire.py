@@ -58,13 +58,7 @@ class Gone(Exception):
 
 
 class Peer:
-    """One end of the line: it asks the other end, and answers what the other end asks in the meantime.
-
-    Args:
-        incoming: messages of the other end.
-        outgoing: messages to it.
-        operations: functions that the other end may ask for, by name.
-    """
+    """One end of the line: it asks the other end, and answers what the other end asks of `operations` meanwhile."""
 
     def __init__(self, incoming: BinaryIO, outgoing: BinaryIO, operations: dict[str, Callable[..., Any]]) -> None:
         self.incoming, self.outgoing, self.operations = incoming, outgoing, operations
