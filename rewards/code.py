@@ -27,15 +27,14 @@ def code(
 ) -> list[float | Exception]:
     """Run the last fenced block of each completion, or all of it without one, and then its tests.
 
+    A row whose tests cannot be used gets an error.
+
     Args:
         tests: Python statements of each row, or lists of them, that raise an exception if the code is incorrect.
         entry_point: name of each row's function, for tests that define `check`, and where Python has that name too.
         seconds: limit on the wall time of a completion with its tests, seconds.
         memory_mb: limit on the address space of the code and on that of the tests, MiB.
         sandbox: `bubblewrap`, or `none` to run the code with your rights.
-
-    Returns:
-        A reward per completion, or the error of a row whose tests cannot be used.
     """
     programs = [(FENCED.findall(text_of(completion)) or [text_of(completion)])[-1] for completion in completions]
     statements = [one if isinstance(one, str) else "\n".join(one) for one in tests]

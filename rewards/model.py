@@ -4,12 +4,11 @@ A run loads it in the trainer's process, once, beside the policy; `rewards.check
 """
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from trl import apply_chat_template, is_conversational
+
+from rewards.scorer import loaded, text_for
 
 
 def model(
@@ -35,41 +34,3 @@ def model(
             inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False).to(scorer.device)
             scores.append(scorer(**inputs).logits[0, 0].item())
     return scores
-
-
-def load(
-    model_name_or_path: str, dtype: str = "bfloat16", revision: str = "main"
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return a reward model and its tokenizer; for the arguments see `model`.
-
-    Raises:
-        ValueError: there is no such model, or it has more than one output.
-    """
-    try:
-        options = {"revision": revision, "dtype": getattr(torch, dtype), "use_safetensors": True}
-        model, found = AutoModelForSequenceClassification.from_pretrained(
-            model_name_or_path, num_labels=1, output_loading_info=True, **options
-        )
-        tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, revision=revision)
-    except (OSError, RuntimeError, AttributeError) as error:
-        raise ValueError(f"{model_name_or_path}: {' '.join(str(error).split())}") from error
-    if missing := sorted(found["missing_keys"]):
-        raise ValueError(f"{model_name_or_path}: not a reward model: its files lack {', '.join(missing[:3])}")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id  # it scores the last token before these
-    return model.eval(), tokenizer
-
-
-@cache
-def loaded(model_name_or_path: str, dtype: str, revision: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return what `load` does, on the GPU if there is one; once per process."""
-    model, tokenizer = load(model_name_or_path, dtype, revision)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
-
-
-def text_for(prompt: Any, completion: Any, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return what the model reads: the conversation by its own chat template, or prompt and completion as they are."""
-    if is_conversational({"prompt": prompt}):
-        return apply_chat_template({"messages": prompt + completion}, tokenizer)["text"]
-    return prompt + completion

@@ -27,7 +27,7 @@ def load_reward_model(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     Raises:
         ConfigError: it cannot be loaded.
     """
-    from rewards.model import load
+    from rewards.scorer import load
 
     try:
         model, tokenizer = load(**options)

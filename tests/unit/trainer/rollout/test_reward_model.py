@@ -15,7 +15,8 @@ from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
 from grpo.trainer.token_budget import TokenBudget
 from grpo.utils.errors import DoesNotFit
-from rewards.model import load, model
+from rewards.model import model
+from rewards.scorer import load
 from tests.stock_trl import LONGEST, make, ours, train
 
 
