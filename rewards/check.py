@@ -56,23 +56,19 @@ def fn_and_kwargs(name: str, arguments: list[str], run: Path | None = None) -> t
     Raises:
         ValueError: an argument is not `key=value`.
     """
-    kwargs: dict[str, Any] = {}
     resolved = run / "resolved_config.yaml" if run else None
-    config = OmegaConf.load(resolved) if resolved and resolved.is_file() else None
-    if config and name in config.reward:
-        given: dict[str, Any] = OmegaConf.to_container(config.reward[name], resolve=True)  # type: ignore[assignment]
-        name, kwargs = given["fn"], dict(given.get("kwargs") or {})
-    elif re.fullmatch(r"\w+", name) and find_spec(f"rewards.{name}"):
-        text = (HERE.parent / "conf" / "reward" / f"{name}.yaml").read_text()
-        shipped = yaml.safe_load(text.replace("${train.max_completion_length}", str(LENGTH)))[name]
-        kwargs = {key: value for key, value in shipped.get("kwargs", {}).items() if value != "???"}
-        name = shipped["fn"]
+    rewards = OmegaConf.load(resolved).reward if resolved and resolved.is_file() else {}
+    if name not in rewards and re.fullmatch(r"\w+", name) and find_spec(f"rewards.{name}"):
+        shipped = OmegaConf.load(HERE.parent / "conf" / "reward" / f"{name}.yaml")
+        rewards = OmegaConf.create({"reward": shipped, "train": {"max_completion_length": LENGTH}}).reward
+    given: Any = OmegaConf.to_container(rewards[name], resolve=True) if name in rewards else {"fn": name}
+    kwargs = {key: value for key, value in (given.get("kwargs") or {}).items() if value != "???"}
     for text in arguments:
         key, separator, value = text.partition("=")
         if not separator:
             raise ValueError(f"{text}: write key=value, for a keyword argument of the reward")
         kwargs[key] = yaml.safe_load(value)
-    return name, kwargs
+    return given["fn"], kwargs
 
 
 def check(args: Namespace, console: Console) -> list[str]:

@@ -164,9 +164,8 @@ class Instance:
             self._line = None
             with contextlib.suppress(OSError):  # the parent has ended, and with it all its children
                 self._parent.send(self.process)  # it alone knows whether the number is still that of its child
-            raise ToolError(
-                f"took longer than {timeout:g} s and was stopped" if hung else "its process ended"
-            ) from None
+            how = f"took longer than {timeout:g} s and was stopped" if hung else "its process ended"
+            raise ToolError(how) from None
         if failed:
             raise ToolError(failed, where)
         return result

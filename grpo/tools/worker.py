@@ -110,17 +110,15 @@ def described(instance: Any, is_environment: bool) -> dict[str, Any]:
 
 def signature(function: Callable[..., Any]) -> tuple[str | None, inspect.Signature]:
     """Return docstring and signature, with types that are no text and defaults that another process can have."""
-    hints, own = typing.get_type_hints(function), inspect.signature(function)
-    parameters = [
-        inspect.Parameter(
-            one.name,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=one.default if one.default is one.empty else plain(one.default),
-            annotation=hints.get(one.name, one.empty),
+    hints, empty = typing.get_type_hints(function), inspect.Parameter.empty
+    parameters = []
+    for one in inspect.signature(function).parameters.values():
+        default = empty if one.default is empty else plain(one.default)
+        annotation = hints.get(one.name, empty)
+        parameters.append(
+            inspect.Parameter(one.name, one.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
         )
-        for one in own.parameters.values()
-    ]
-    return inspect.getdoc(function), inspect.Signature(parameters, return_annotation=hints.get("return", own.empty))
+    return inspect.getdoc(function), inspect.Signature(parameters, return_annotation=hints.get("return", empty))
 
 
 def serve_instance(connection: Connection, make: Callable[[], Any]) -> None:

@@ -67,10 +67,9 @@ def bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Cal
     try:
         if check := getattr(function, "check", None):
             check(**kwargs)
-    except ValueError as error:
-        raise ValueError(f"reward.{name}: {error}") from error
     except Exception as error:
-        raise ValueError(f"reward.{name}: {what_and_where(error)}") from error
+        reason = error if isinstance(error, ValueError) else what_and_where(error)
+        raise ValueError(f"reward.{name}: {reason}") from error
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
     def reward(**columns: Any) -> Any:
