@@ -18,7 +18,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import get_json_schema
 
 from rewards.isolation.call import PLAIN
-from rewards.isolation.process import GRACE, Process, ask, check_system
+from rewards.isolation.process import GRACE, Process, ask
 
 log = logging.getLogger(__name__)
 FAILED = "The environment could not begin"
@@ -49,7 +49,6 @@ class Source:
     def __init__(self, names: Sequence[str], is_environment: bool | None, timeout: float, output: Any = None) -> None:
         self.timeout, self.errors, self.calls = timeout, Counter[str](), Counter[str]()
         self._reported = set[str]()
-        check_system()
         self._start = partial(Process, "grpo.tools.worker", (list(names), is_environment), names[0], output)
         self.process = self._start()
         self.description: dict[str, Any] = self.process.loaded

@@ -38,8 +38,8 @@ class Process:
     """A process that loads functions of the user and calls them; they may raise, hang, die and start others.
 
     Args:
-        module: run by `python -m`; it calls `supervise`, loads what it is sent, replies with a problem, or None, and
-            with a description.
+        module: run by `python -m`, with the number of this process, that of a line to it, and the inherited ones; it
+            calls `supervise`, loads what it is sent, replies with a problem, or None, and with a description.
         named: what it is sent.
         place: where that is named, for messages.
         output: file for what it prints; None is the output of this process.
@@ -50,8 +50,21 @@ class Process:
     """
 
     def __init__(self, module: str, named: Any, place: str, output: Any, *inherited: int) -> None:
+        check_system()
         self._inherited = inherited
-        self.process, self.connection = start_process(module, output, *inherited)
+        mine, theirs = socket.socketpair()
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_LIMIT, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, (os.getpid(), theirs.fileno(), *inherited))],
+            pass_fds=[theirs.fileno(), *inherited],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        )
+        theirs.close()
+        self.connection = Connection(mine.detach())
         problem: str | None
         try:
             problem, self.loaded = ask(self.connection, named, IMPORT_LIMIT)
@@ -85,23 +98,6 @@ def ask(connection: Connection, message: Any, seconds: float) -> Any:
     if not connection.poll(seconds):
         raise TimeoutError
     return connection.recv()
-
-
-def start_process(module: str, output: Any, *inherited: int) -> tuple[subprocess.Popen, Connection]:
-    """Start a module with the number of this process, that of a line to it, and others; return it and the line."""
-    mine, theirs = socket.socketpair()
-    mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_LIMIT, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, *map(str, (os.getpid(), theirs.fileno(), *inherited))],
-        pass_fds=[theirs.fileno(), *inherited],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-    )
-    theirs.close()
-    return process, Connection(mine.detach())
 
 
 def has_ended(process: subprocess.Popen, seconds: float = 0.0) -> bool:

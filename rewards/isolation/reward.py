@@ -208,7 +208,7 @@ class Worker(Process):
     """
 
     def __init__(self, fn: str, name: str, kwargs: dict[str, Any], output: Any) -> None:
-        check_system()
+        check_system()  # others than Linux have no files in memory
         self.traceback, place = os.memfd_create("traceback"), f"reward.{name}.fn={fn}"
         super().__init__("rewards.isolation.worker", (fn, name, kwargs), place, output, self.traceback)
 

@@ -47,14 +47,15 @@ def sandboxed(program: str, *arguments: str) -> Iterator[tuple[list[str], int]]:
     """Yield the command line that runs a program of this folder in a sandbox, and a file that it has to inherit."""
     own = ["--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
     files = [option for path in needed() for option in ("--ro-bind", path, path)]
-    packages = [option for path in hidden() for option in ("--tmpfs", path, "--remount-ro", path)]
+    packages = [str(Path(sysconfig.get_path("stdlib"), name)) for name in ("site-packages", "dist-packages")]
+    hidden = [option for path in packages if Path(path).is_dir() for option in ("--tmpfs", path, "--remount-ro", path)]
     place = ["--ro-bind", str(HERE), "/sandbox", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"]
     python = [os.path.realpath(sys.executable), *ISOLATED, f"/sandbox/{program}", *arguments]
     with os.fdopen(os.memfd_create("seccomp"), "w+b") as filter_file:
         filter_file.write(seccomp_filter(platform.machine()))
         filter_file.seek(0)
         life = ["--die-with-parent", "--new-session", "--clearenv", "--seccomp", str(filter_file.fileno())]
-        line = ["bwrap", *own, *life, *files, *packages, *place, "--remount-ro", "/", "--", *python]
+        line = ["bwrap", *own, *life, *files, *hidden, *place, "--remount-ro", "/", "--", *python]
         yield line, filter_file.fileno()
 
 
@@ -67,12 +68,6 @@ def needed() -> list[str]:
     said = subprocess.run([ldd, interpreter, *extensions], capture_output=True, text=True, check=False).stdout
     libraries = set(re.findall(r"(/\S+) \(0x", said))
     return [interpreter, library, *sorted(path for path in libraries if not path.startswith(library))]
-
-
-def hidden() -> list[str]:
-    """Return the folders of the standard library that belong to installed packages."""
-    folders = [Path(sysconfig.get_path("stdlib"), name) for name in ("site-packages", "dist-packages")]
-    return [str(folder) for folder in folders if folder.is_dir()]
 
 
 def seccomp_filter(machine: str) -> bytes:
