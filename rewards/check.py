@@ -19,7 +19,7 @@ import yaml
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from rewards.checking import options, print_line, print_table, read_rows, run
+from rewards.checking import options, print_table, read_rows, run
 from rewards.isolation.reward import Reward, RewardError
 from rewards.probing.probes import final
 from rewards.probing.trial import Probe, try_out
@@ -31,7 +31,7 @@ LENGTH = 512
 
 def show(title: str, probes: list[Probe], seconds: float, console: Console) -> list[str]:
     """Print the table and return the problems, one line each."""
-    print_line(console, f"{title}, {1000 * seconds:.2f} ms per completion")
+    console.print(f"{title}, {1000 * seconds:.2f} ms per completion")
     rows, problems = [], []
     for probe in probes:
         given = [reward for reward in probe.rewards if reward is not None]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
 from rewards.text import printable
@@ -47,13 +46,8 @@ def print_table(
     right = [Column(name, justify="right", style="red" if name == alarm else "") for name in numbers]
     table = Table(*texts, *right)
     for row in rows:
-        table.add_row(*(escape(printable(cell)) for cell in row))
-    console.print(table)
-
-
-def print_line(console: Console, text: str, style: str = "") -> None:
-    """Print a line as it is: neither cut nor highlighted nor read as markup."""
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        table.add_row(*map(printable, row))
+    console.print(table, soft_wrap=False)
 
 
 def run(command: str, check: Callable[[Console], list[str]], verdict: str) -> NoReturn:
@@ -61,14 +55,15 @@ def run(command: str, check: Callable[[Console], list[str]], verdict: str) -> No
 
     Exit with status 0, with 1 after problems, or with 2 if the check raises ValueError or OSError: the input is wrong.
     """
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    width = None if sys.stdout.isatty() else 120
+    console = Console(width=width, highlight=False, markup=False, soft_wrap=True)  # what a model wrote stays as it is
     try:
         problems = check(console)
     except (ValueError, OSError) as error:
         print(f"{command}: {error}", file=sys.stderr)
         sys.exit(2)
     for problem in problems:
-        print_line(console, problem, "red")
+        console.print(problem, style="red")
     if verdict and not problems:
-        print_line(console, f"no issues found: {verdict}", "green")
+        console.print(f"no issues found: {verdict}", style="green")
     sys.exit(bool(problems))

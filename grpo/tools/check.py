@@ -27,7 +27,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 
 from grpo.tools.arguments import hostile, invalid, valid
 from grpo.tools.isolation import FAILED, Environment, Source, ToolError, environment_of, tools_of
-from rewards.checking import options, print_line, print_table, read_rows, run
+from rewards.checking import options, print_table, read_rows, run
 from rewards.text import printable
 
 VALID = 10
@@ -85,7 +85,7 @@ def check_tool(
 ) -> list[str]:
     """Print the schema of a tool and a table of its calls with examples or random arguments; return the problems."""
     name, rng = schema["function"]["name"], random.Random(0)
-    print_line(console, json.dumps(schema["function"], indent=1))
+    console.print(json.dumps(schema["function"], indent=1))
     calls, problems = {}, []
     with tempfile.TemporaryDirectory() as folder:
         canary = Path(folder) / "canary"
@@ -132,7 +132,7 @@ def play(
     if odd := [reward for reward in rewards if not isinstance(reward, int | float)]:
         problems.append(f"get_reward: returned {odd[0]!r:.60}")
     elif rewards:
-        print_line(console, f"rewards from {min(rewards):g} to {max(rewards):g}")
+        console.print(f"rewards from {min(rewards):g} to {max(rewards):g}")
     return problems
 
 
@@ -149,7 +149,7 @@ def check(args: Namespace, console: Console) -> list[str]:
             environment = kind()
             if FAILED in (begun := str(environment.reset(**rows[0]))):
                 return [f"{begun.strip()}; rows for reset come with --data"]
-            print_line(console, f"it begins with: {printable(begun)[:300]}")
+            console.print(f"it begins with: {printable(begun)[:300]}")
             tools = [getattr(environment, name) for name in source.description["tools"]]
         else:
             tools = tools_of(source)

@@ -37,7 +37,7 @@ def compare_with_run(folder: Path, reward: Reward, console: Console) -> None:
     completions = [row.pop("completion") for row in rows]
     after = score(reward, rows, completions, tokenizer_of(folder))
     changed = [row for row, (old, new) in enumerate(zip(before, after, strict=True)) if differ(old, new)]
-    console.print(f"{len(changed)} of {len(rows)} completions get another reward", highlight=False)
+    console.print(f"{len(changed)} of {len(rows)} completions get another reward")
     if changed:
         ends = {row: " ".join(text_of(completions[row])[-200:].split()) for row in changed[:SHOWN]}
         shown = [[str(rows[row]["step"]), end, str(before[row]), str(after[row])] for row, end in ends.items()]
