@@ -26,7 +26,7 @@ from rich.console import Console
 from transformers.utils.chat_template_utils import get_json_schema
 
 from grpo.tools.arguments import hostile, invalid, valid
-from grpo.tools.isolation import FAILED, Environment, Source, ToolError, environment_of, tools_of
+from grpo.tools.running import FAILED, Environment, Source, ToolError, environment_of, tools_of
 from rewards.checking import options, print_table, read_rows, run
 from rewards.text import printable
 

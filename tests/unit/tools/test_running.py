@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import get_json_schema
 
-from grpo.tools.isolation import Source, ToolError, environment_of, tools_of
+from grpo.tools.running import Source, ToolError, environment_of, tools_of
 
 TOOLS = '''
 import os, signal, time
