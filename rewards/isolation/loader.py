@@ -14,7 +14,6 @@ from typing import Any
 
 from rewards.text import printable
 
-FORMS = "write package.module.function, path/to/file.py:function, or the name of an entry point of"
 FROM_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 
 
@@ -31,7 +30,8 @@ def load(fn: str, setting: str, group: str = "grpo.rewards") -> Callable[..., An
         fn = entry.value
     place, separator, function = fn.rpartition(":" if ":" in fn else ".")
     if not separator or fn.endswith(".py"):
-        raise ValueError(f"{setting}: {FORMS} {group}")
+        forms = "package.module.function, path/to/file.py:function, or the name of an entry point of"
+        raise ValueError(f"{setting}: write {forms} {group}")
     if place.endswith(".py") and not Path(place).is_file():
         raise ValueError(f"{setting}: there is no file {Path(place).absolute()}")
     try:

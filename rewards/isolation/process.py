@@ -54,14 +54,11 @@ class Process:
         self._inherited = inherited
         mine, theirs = socket.socketpair()
         mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_LIMIT, 0))
+        passed, nothing = [theirs.fileno(), *inherited], subprocess.DEVNULL
+        line = [sys.executable, "-m", module, *map(str, (os.getpid(), *passed))]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, (os.getpid(), theirs.fileno(), *inherited))],
-            pass_fds=[theirs.fileno(), *inherited],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            line, stdin=nothing, stdout=output, stderr=output, env=env, pass_fds=passed, start_new_session=True
         )
         theirs.close()
         self.connection = Connection(mine.detach())

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from rewards.isolation.process import end_group, has_ended
 from rewards.sandbox import bubblewrap
@@ -62,14 +62,16 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program of `rewards.sandbox` in a sandbox or, unless `boxed`, in an empty folder; afterwards kill it."""
     line = [sys.executable, *bubblewrap.ISOLATED, str(bubblewrap.HERE / program[0]), *program[1:]]
-    passed = [end.fileno() for end in inherited]
+    fds = [end.fileno() for end in inherited]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         errors = stack.enter_context(tempfile.TemporaryFile())  # a device could be changed by whoever has it open
         if boxed:
             line, descriptor = stack.enter_context(bubblewrap.sandboxed(*program))
-            passed.append(descriptor)
-        how: dict[str, Any] = {"stdin": stdin, "stdout": stdout, "stderr": errors, "env": {"PATH": os.defpath}}
-        process = subprocess.Popen(line, cwd=folder, pass_fds=passed, start_new_session=True, **how)
+            fds.append(descriptor)
+        env = {"PATH": os.defpath}
+        process = subprocess.Popen(
+            line, stdin=stdin, stdout=stdout, stderr=errors, cwd=folder, env=env, pass_fds=fds, start_new_session=True
+        )
         stack.callback(end_group, process)
         yield process
