@@ -48,11 +48,8 @@ def reap() -> dict[int, int]:
     """Return the wait statuses of children that have ended; orphans that became children are forgotten with it."""
     ended: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
-        while True:
-            process, status = os.waitpid(-1, os.WNOHANG)
-            if process == 0:
-                break
-            ended[process] = status
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = found[1]
     return ended
 
 

@@ -21,7 +21,8 @@ UNARY = ("abs", "neg", "pos", "invert")
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "pow")
 BINARY = (*COMPARISONS, *ARITHMETIC, "and_", "or_", "xor", "lshift", "rshift")
-BUILT_IN = ("len", "iter", "next", "reversed", "hash", "bool", "str", "repr", "format", "int", "float")
+CONVERSIONS = ("hash", "bool", "str", "repr", "format", "int", "float")
+BUILT_IN = ("getattr", "setattr", "len", "iter", "next", "reversed", *CONVERSIONS)
 """Functions of Python that call a special method of the same name."""
 
 
@@ -43,7 +44,7 @@ class Code(Peer):
 
     def __init__(self, incoming: Any, outgoing: Any, names: dict[str, Any]) -> None:
         own = {name: getattr(self, name) for name in ("run", "name", "call", "copy")}
-        found = {name: getattr(builtins, name) for name in (*BUILT_IN, "getattr", "setattr", "delattr", "isinstance")}
+        found = {name: getattr(builtins, name) for name in (*BUILT_IN, "isinstance")}
         of_operator = {name: getattr(operator, name) for name in (*ITEMS, *UNARY, *BINARY, "contains")}
         super().__init__(incoming, outgoing, {**own, **found, **of_operator})
         self.names, self.said, self.kept = names, io.StringIO(), dict[int, Any]()

@@ -46,12 +46,6 @@ class Remote:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return vars(self)["__peer"].ask("call", self, *arguments, **keywords)
 
-    def __getattr__(self, name: str) -> Any:
-        return ask(self, "getattr", name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        ask(self, "setattr", name, value)
-
     def __instancecheck__(self, instance: Any) -> bool:
         return number_of(instance) is not None and ask(instance, "isinstance", self) is True
 
