@@ -210,6 +210,19 @@ def test_the_process_that_forks_is_started_again(file: Path) -> None:
     source.close()
 
 
+def test_a_file_that_has_broken_since_the_start_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(TOOLS)
+    source = Source([f"{file}:Counter"], is_environment=True, timeout=5.0)
+    file.write_text("raise KeyError('gone')\n")
+    source.process.process.kill()
+    source.process.process.wait()
+    begun = environment_of(source)().reset()
+    assert begun.startswith(" The environment could not begin: its process could not be started: ")
+    assert "KeyError: 'gone'" in begun
+    source.close()
+
+
 def test_a_refused_start_costs_its_own_completion_only(file: Path) -> None:
     source = Source([f"{file}:Counter"], is_environment=True, timeout=5.0)
     kind = environment_of(source)
