@@ -23,19 +23,20 @@ from typing import Any
 import torch
 from datasets import Dataset
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
 from benchmarks.update import TOY
+from grpo.config.resolve import Resolved, resolve
 from grpo.config.schema import ROOT, register, train_arguments
 from grpo.model import policy
 from grpo.planning.advice import Planner
-from grpo.planning.fit import HEADROOM, make_plan, settled
+from grpo.planning.fit import HEADROOM, make_plan
 from grpo.planning.table import LEAST, METHODS, MODELS
-from grpo.trainer import ExactGRPOTrainer, Update
+from grpo.trainer import ExactGRPOTrainer
 from grpo.utils.limits import GB
 
 TIMEOUT = 400
@@ -171,9 +172,9 @@ def run_cell(overrides: list[str], cap: float | None, toy: bool) -> dict[str, An
     if toy:
         config.model.shape = TOY
     plan = make_plan(config)
-    config = settled(config, plan)
+    settings = resolve(config, plan)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(config, folder)
+        trainer = make_trainer(settings, folder)
         trainer.train()
     readings = trainer.memory.highest
     host = readings["memory/host_gb"]
@@ -188,22 +189,24 @@ def run_cell(overrides: list[str], cap: float | None, toy: bool) -> dict[str, An
     }
 
 
-def make_trainer(config: DictConfig, folder: str) -> ExactGRPOTrainer:
-    """Return the trainer of a configuration, with random weights and completions of full length."""
+def make_trainer(settings: Resolved, folder: str) -> ExactGRPOTrainer:
+    """Return the trainer of a resolved configuration, with random weights and completions of full length."""
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     with torch.device(device):
-        shape = {name: number for name, number in config.model.shape.items() if name != "parameters"}
+        shape = {name: number for name, number in settings.model.shape.items() if name != "parameters"}
         model_config = AutoConfig.for_model(**shape)
-        model = AutoModelForCausalLM.from_config(model_config, dtype=getattr(torch, config.model.dtype))
+        model = AutoModelForCausalLM.from_config(model_config, dtype=getattr(torch, settings.model.dtype))
     model_config.save_pretrained(folder)
-    config.model.model_name_or_path = folder  # no network on a machine with a GPU of its own
-    words = config.task.max_prompt_length - len(tokenizer("")["input_ids"])
-    arguments = train_arguments(config.train) | {
+    model_group = settings.model.copy()
+    OmegaConf.set_readonly(model_group, False)
+    model_group.model_name_or_path = folder  # no network on a machine with a GPU of its own
+    words = settings.task.max_prompt_length - len(tokenizer("")["input_ids"])
+    arguments = train_arguments(settings.train) | {
         "max_steps": 2,
         "num_iterations": 2,  # both steps learn from one generation
-        "generation_kwargs": {"min_new_tokens": config.train.max_completion_length},
+        "generation_kwargs": {"min_new_tokens": settings.train.max_completion_length},
         "save_strategy": "no",
         "report_to": "none",
         "log_completions": False,
@@ -216,8 +219,8 @@ def make_trainer(config: DictConfig, folder: str) -> ExactGRPOTrainer:
         args=GRPOConfig(output_dir=folder, **arguments),
         train_dataset=Dataset.from_dict({"prompt": ["1 " * words] * 256}),
         processing_class=tokenizer,
-        peft_config=policy.peft_config(config.peft, config.model),
-        update=Update(**config["update"]),
+        peft_config=policy.peft_config(settings.peft, model_group),
+        update=settings.update,
     )
 
 

@@ -135,7 +135,7 @@ def record(folder: Path) -> None:
     """Write down how many tokens the prompts and the sampled completions of an evaluation have, by problem."""
     register()
     config: Any = OmegaConf.load(folder / ".hydra" / "config.yaml")
-    tokenizer = policy.load_processing_class(policy.available(config.model))
+    tokenizer = policy.load_processing_class(config.model)
     lines = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
     rows = sorted((line for line in lines if line["sample"]), key=lambda line: (line["problem"], line["sample"]))
     texts = [row["completion"] + tokenizer.eos_token for row in rows]

@@ -5,6 +5,7 @@
 """
 
 import argparse
+import inspect
 import json
 import os
 import statistics
@@ -33,6 +34,7 @@ def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> No
 
     import grpo.run.session
     import grpo.run.trainer
+    from grpo.config.resolve import resolve
     from grpo.config.schema import register
     from grpo.generation.vllm_engine import PolicyEngine
     from grpo.planning.fit import make_plan
@@ -47,10 +49,11 @@ def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> No
     class StockTrainer(GRPOTrainer):
         stop_reason, sharded = None, False
 
-        def __init__(self, update: Any, engine: Any, rollout: Any, **kwargs: Any) -> None:
+        def __init__(self, **options: Any) -> None:
             self.memory = MemoryReadings(on_gpu=False)
+            known = inspect.signature(GRPOTrainer).parameters
             with replaced(grpo_trainer, "VLLMGeneration", StockEngine):
-                super().__init__(**kwargs)
+                super().__init__(**{name: value for name, value in options.items() if name in known})
 
         def _generate(self, prompts: list) -> Any:
             started = time.perf_counter()
@@ -64,7 +67,8 @@ def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> No
     if trainer == "trl":
         grpo.run.trainer.ExactGRPOTrainer = StockTrainer  # type: ignore[misc,assignment]
     run_dir.mkdir(parents=True)
-    grpo.run.session.run(config, run_dir, make_plan(config))
+    plan = make_plan(config)
+    grpo.run.session.run(resolve(config, plan), run_dir, plan)
 
 
 def run(trainer: str, seed: int, overrides: list[str]) -> dict[str, Any]:

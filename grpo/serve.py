@@ -20,12 +20,13 @@ from packaging.version import Version
 from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.batch import longest_request
 from grpo.config.check import check
+from grpo.config.resolve import Resolved, resolve
 from grpo.config.schema import ROOT
+from grpo.config.transport import LOOPBACK, engine_rank
 from grpo.generation.server_key import KEY, MIDDLEWARE
 from grpo.generation.vllm_server import LAUNCHER, answers, is_taken
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import free_gpu_memory
-from grpo.vllm_lora import LOOPBACK, computed_in, engine_rank, sends_adapter
 
 HYDRAS = ("--help", "--hydra-help", "--cfg", "--config-", "--resolve", "--package", "--info")
 more_options: list[str] = []
@@ -46,8 +47,8 @@ def installed_vllm() -> tuple[str, str]:
     raise ConfigError("vLLM is not installed: `make vllm` installs it")
 
 
-def command(config: DictConfig) -> list[str]:
-    """Return the command that serves the model of a configuration as TRL 1.16 needs it.
+def command(settings: Resolved) -> list[str]:
+    """Return the command that serves the model of a run as TRL 1.16 needs it.
 
     Raises:
         ConfigError: vLLM is not installed.
@@ -56,12 +57,12 @@ def command(config: DictConfig) -> list[str]:
     # the program of the CPU build fails on its own name, and only calls this module
     cli, server = ["vllm.entrypoints.cli.main", "serve"], ["vllm.entrypoints.openai.api_server", "--model"]
     program = cli if name == "vllm" else server
-    train, model = config.train, config.model
+    train, model, transport = settings.train, settings.model, settings.transport
     options = {
         "served-model-name": model.model_name_or_path,
         "revision": model.model_revision,
-        "dtype": computed_in(config),
-        "max-model-len": train.vllm_max_model_length or longest_request(config),
+        "dtype": transport.dtype,
+        "max-model-len": train.vllm_max_model_length or longest_request(settings.task, train),
         "host": train.vllm_server_host,
         "port": train.vllm_server_port,
         "logprobs-mode": "processed_logprobs",
@@ -69,17 +70,17 @@ def command(config: DictConfig) -> list[str]:
     }
     switches = ["--enable-scale-out"] if Version(version) >= Version("0.30") else []  # for images
     switches += ["--middleware", MIDDLEWARE] if os.environ.get(KEY) else []
-    if sends_adapter(config):
+    if settings.peft is not None and transport.adapter:
         switches.append("--enable-lora")
-        options |= {"quantization": "bitsandbytes"} if config.peft.get("quantization") else {}
-        options["max-lora-rank"] = engine_rank(config.peft.get("r", 8))
+        options |= {"quantization": "bitsandbytes"} if settings.peft.get("quantization") else {}
+        options["max-lora-rank"] = engine_rank(settings.peft.get("r", 8))
     else:
         options["weight-transfer-config"] = '{"backend": "nccl"}'
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [sys.executable, "-m", *program, model.model_name_or_path, *words, *switches, *more_options]
 
 
-def serve(config: DictConfig, log: Path) -> int:
+def serve(settings: Resolved, log: Path) -> int:
     """Start a server, wait until it answers, and return its process id; it outlives this process.
 
     Args:
@@ -89,7 +90,8 @@ def serve(config: DictConfig, log: Path) -> int:
         ConfigError: the port is in use, other machines reach the server and there is no key, or vLLM is not installed.
         RunError: the server ended; the message has the last error of its log.
     """
-    host, port = config.train.vllm_server_host, config.train.vllm_server_port
+    host, port = settings.train.vllm_server_host, settings.train.vllm_server_port
+    adapter = settings.transport.adapter
     if is_taken(host, port):
         raise ConfigError(
             f"port {port} of {host} is in use: choose another with train.vllm_server_port={port + 1}, for the run too"
@@ -99,14 +101,16 @@ def serve(config: DictConfig, log: Path) -> int:
             f"train.vllm_server_host={host}: everyone who reaches it could replace the weights: set {KEY} to a secret, "
             f"here and for the run (export {KEY}=$(openssl rand -hex 32))"
         )
-    print(f"starting a vLLM server for {config.model.model_name_or_path}, which may take minutes; see {log}")
-    if free_gpu_memory() is None and not sends_adapter(config):
+    print(f"starting a vLLM server for {settings.model.model_name_or_path}, which may take minutes; see {log}")
+    if free_gpu_memory() is None and not adapter:
         print("no GPU here: the server can generate, but no run on this machine can send it weights, only adapters")
-    settings = {"VLLM_CPU_KVCACHE_SPACE": "2"} | os.environ  # in GiB; nearly all of a CPU's memory otherwise
-    settings |= {"VLLM_SERVER_DEV_MODE": "1"} | ({"VLLM_HOST_IP": "127.0.0.1"} if host in LOOPBACK else {})
-    settings |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if sends_adapter(config) else {}
+    variables = {"VLLM_CPU_KVCACHE_SPACE": "2"} | os.environ  # in GiB; nearly all of a CPU's memory otherwise
+    variables |= {"VLLM_SERVER_DEV_MODE": "1"} | ({"VLLM_HOST_IP": "127.0.0.1"} if host in LOOPBACK else {})
+    variables |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if adapter else {}
     with log.open("w") as output:
-        server = subprocess.Popen(command(config), stdout=output, stderr=output, env=settings, start_new_session=True)
+        server = subprocess.Popen(
+            command(settings), stdout=output, stderr=output, env=variables, start_new_session=True
+        )
     try:
         while not answers(f"http://{host}:{port}"):
             if server.poll() is not None:
@@ -139,12 +143,13 @@ def job(config: DictConfig) -> None:
                 "train.vllm_server_host and train.vllm_server_port"
             )
         installed_vllm()
+        settings = resolve(config, plan=None)
         if config.model.gguf_file:
-            from grpo.model.policy import available
+            from grpo.model.policy import as_safetensors
 
-            config.model = available(config.model)
+            settings = settings.with_model(as_safetensors(config.model))
         folder = Path(HydraConfig.get().runtime.output_dir)
-        serve(config, Path(os.path.relpath(folder / "vllm_server.log")))
+        serve(settings, Path(os.path.relpath(folder / "vllm_server.log")))
     except (ConfigError, RunError) as error:
         if WANTS_TRACEBACK:
             raise

@@ -19,12 +19,13 @@ from omegaconf import DictConfig
 from grpo.cli import WANTS_TRACEBACK, check_linux, leave, quick_imports, start
 from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.data_files import check_files
+from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
 from grpo.launching.elastic import STOPPED, launch
 from grpo.launching.processes import check_processes, with_processes, without_shard
 from grpo.launching.rendezvous import choose_directory, is_first
 from grpo.planning.advice import advise
-from grpo.planning.fit import Plan, make_plan, settled
+from grpo.planning.fit import Plan, make_plan
 from grpo.rundir.files import write_json
 from grpo.rundir.lock import check_directory, take
 from grpo.rundir.resume import KEY, check_named, checkpoints, continue_interrupted, how_to_continue
@@ -105,30 +106,31 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
     if not config.train.use_cpu and (taken := take_one_gpu()):
         print(taken, file=sys.stderr)
     plan = plan_first(config, overrides)
+    settings = resolve(config, plan)
     check_named(config.train.resume_from_checkpoint)
     if not config.train.use_cpu:
-        prepare_gpu(settled(config, plan))
+        prepare_gpu(settings.train)
     if config.plan.enforce:
         check_gpu(config.gpu)
     with quick_imports():
         from grpo.run.session import run
 
-    return run(config, run_dir, plan)
+    return run(settings, run_dir, plan)
 
 
-def prepare_gpu(config: DictConfig) -> None:
-    """Configure PyTorch's allocator for a settled configuration, and check that PyTorch can use the GPU.
+def prepare_gpu(train: DictConfig) -> None:
+    """Configure PyTorch's allocator for a resolved configuration, and check that PyTorch can use the GPU.
 
     Raises:
         ConfigError: it cannot.
     """
-    if expands(config.train):
+    if expands(train):
         use_expandable_segments()
     check_pytorch_sees_gpu()
 
 
 def expands(train: DictConfig) -> bool:
-    """Return whether nothing of a settled run refuses expandable memory.
+    """Return whether nothing of a resolved run refuses expandable memory.
 
     The memory pool of a sleeping vLLM does, and the custom all-reduce of one over several GPUs: CUDA cannot export such
     memory to another process (https://github.com/vllm-project/vllm/issues/42609).

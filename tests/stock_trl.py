@@ -224,7 +224,7 @@ def relative_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.T
 
 def note_kept(trainer: ExactGRPOTrainer) -> list[list[Completion]]:
     """Return a list to which a trainer with dynamic sampling adds the completions that it keeps of each generation."""
-    sampling = trainer.sampling
+    sampling = trainer.rollouts.sampling
     assert sampling
     kept, fill = list[list[Completion]](), sampling.fill
 

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import re
 import warnings
 from difflib import unified_diff
 from pathlib import Path
@@ -73,6 +74,13 @@ def test_every_overridden_method_still_takes_the_same_parameters(ours, theirs, k
     assert overridden(ours, theirs) == known.keys()
     for name, parameters in known.items():
         assert ", ".join(inspect.signature(getattr(theirs, name)).parameters) == parameters, name
+
+
+def test_the_docstring_lists_the_overridden_methods() -> None:
+    listed = str(ExactGRPOTrainer.__doc__).partition("unnecessary:")[2].partition("Losses that")[0]
+    names = re.findall(r"`(_?[a-z_]+)`", listed)
+    assert sorted(names) == sorted(TRAINER.keys() - {"__init__"})
+    assert len(names) <= 20
 
 
 def test_every_trainer_attribute_that_we_touch_is_in_stock_trl(tmp_path: Path):

@@ -50,18 +50,13 @@ def attributes(kind: Any, written: bool) -> set[str]:
 
 
 def from_library(ours: type, theirs: type) -> set[str]:
-    """The attributes of `self` that our classes use and do not make themselves."""
+    """The attributes that our classes, and what helps the trainer, use and our classes do not make themselves."""
     classes = own_classes(ours, theirs)
-    makers = [(kind, name) for kind in classes for name in vars(kind) if name.startswith(("__init__", "_prepare_"))]
-    inits = [parsed(vars(kind)[name])[1] for kind, name in makers if name not in vars(theirs) or name == "__init__"]
-    made = {
-        node.attr
-        for tree in inits
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
+    inits = [vars(kind)["__init__"] for kind in classes if "__init__" in vars(kind)]
+    made = set[str]().union(*(attributes(init, written=True) for init in inits))
     defined = {name for kind in classes for name in vars(kind)} - overridden(ours, theirs)
-    return {name for kind in classes for name in attributes(kind, written=False)} - made - defined
+    used = set[str]().union(*(attributes(kind, written=False) for kind in classes))
+    return (used | (of_a_trainer() if theirs is GRPOTrainer else set())) - made - defined
 
 
 def digest(source: str) -> str:
@@ -90,7 +85,7 @@ def of_a_trainer() -> set[str]:
 def of_class(ours: type, theirs: type) -> Iterator[str]:
     """A line for each method and attribute of a class of TRL; those of transformers' classes are not TRL's."""
     kinds = [kind for kind in theirs.__mro__ if kind.__module__.startswith("trl.")]
-    replaced, used = overridden(ours, theirs), from_library(ours, theirs) | of_a_trainer()
+    replaced, used = overridden(ours, theirs), from_library(ours, theirs)
     sources = [vars(kind)[name] for kind in kinds for name in replaced & vars(kind).keys()]
     reached = set().union(*(attributes(source, False) for source in sources))
     for name in sorted(replaced | used | reached):

@@ -48,14 +48,14 @@ def completions(train: DictConfig, processes: int | None) -> int:
     return train.generation_batch_size or train.per_device_train_batch_size * slices
 
 
-def completions_per_process(config: DictConfig) -> int:
+def completions_per_process(train: DictConfig, processes: int) -> int:
     """Return how many completions a process generates at a time."""
-    return -(-completions(config.train, processes(config)) // processes(config))
+    return -(-completions(train, processes) // processes)
 
 
-def evaluated_at_once(config: DictConfig) -> int:
+def evaluated_at_once(train: DictConfig, processes: int) -> int:
     """Return how many problems a process evaluates at once with transformers: as many as a rollout, unless set."""
-    return config.train.per_device_eval_batch_size or completions_per_process(config)
+    return train.per_device_eval_batch_size or completions_per_process(train, processes)
 
 
 def check_batch(train: DictConfig, problems: int, processes: int | None = None) -> None:
@@ -68,10 +68,10 @@ def check_batch(train: DictConfig, problems: int, processes: int | None = None) 
         )
 
 
-def longest_request(config: DictConfig) -> int:
+def longest_request(task: DictConfig, train: DictConfig) -> int:
     """Return the tokens of the longest request to a vLLM server: of a prompt and the completion that it may get.
 
     In a conversation with tools, the prompt of a later turn has the completion so far.
     """
-    turns = 2 if config.task.tools or config.task.environment else 1
-    return config.task.max_prompt_length + turns * config.train.max_completion_length
+    turns = 2 if task.tools or task.environment else 1
+    return task.max_prompt_length + turns * train.max_completion_length

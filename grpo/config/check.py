@@ -16,10 +16,10 @@ from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimi
 from grpo.config.messages import meant
 from grpo.config.options import LOSS_MEANS, Engine, Rollout, Update
 from grpo.config.schema import NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
+from grpo.config.transport import why_merged
 from grpo.utils.diagnosis import sampling_filters, why_not_stale
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError
-from grpo.vllm_lora import sends_adapter, why_merged
 
 LEVELS = ("token", "sequence")
 
@@ -58,7 +58,8 @@ def check(config: DictConfig) -> None:
         Rollout(**config.rollout)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if config.engine.staleness and (reason := why_not_overlapped(config)):
+    tools, images = bool(config.task.tools or config.task.environment), bool(config.task.images)
+    if config.engine.staleness and (reason := why_not_stale(config.train, config.rollout, images, tools)):
         raise ConfigError(f"engine.staleness=1: {reason}")
     if config.task.dataset.get("generator") and isinstance(config.task.dataset.get("size"), int):
         check_batch(config.train, config.task.dataset.size, processes(config))
@@ -223,6 +224,11 @@ def check_shard(config: DictConfig) -> None:
             f"train.optim={optimizer}: bitsandbytes cannot step the weights that FSDP2 shards; use adamw_torch, whose "
             "state is sharded too, or shard=zero2 or zero3"
         )
+    if fsdp and optimizer == "sgd":
+        raise ConfigError(
+            "train.optim=sgd: PyTorch cannot resume a run that FSDP2 shards with an optimizer that keeps no state; use "
+            "adamw_torch, or shard=zero2 or zero3"
+        )
     if not (train.fsdp or train.deepspeed):
         return
     name = HydraConfig.get().runtime.choices.get("shard") if HydraConfig.initialized() else None
@@ -265,18 +271,6 @@ def check_filters(train: DictConfig) -> None:
         )
 
 
-def why_not_overlapped(config: DictConfig) -> str | None:
-    """Return why the next rollouts cannot be generated during an update; None if they can."""
-    if config.task.images:
-        return "works with text alone, and task.images is set"
-    if config.task.tools or config.task.environment:
-        return "the turns of a conversation cannot begin during an update, and task has tools"
-    for name in ("dynamic_sampling", "prioritize"):
-        if config.rollout[name]:
-            return f"the problems of the next step are not known, as rollout.{name}=true takes them as needed"
-    return why_not_stale(config.train)
-
-
 def check_vllm_options(config: DictConfig) -> None:
     """Check the options of vLLM where it generates, or may.
 
@@ -307,8 +301,8 @@ def check_vllm_options(config: DictConfig) -> None:
             f"train.vllm_max_model_length={train.vllm_max_model_length}: a prompt and its completion take up to "
             f"{needed} tokens (task.max_prompt_length and train.max_completion_length); null leaves it to the plan"
         )
-    if train.use_vllm and config.peft and config.peft.get("quantization") and not sends_adapter(config):
-        reason = why_merged(config) or "engine.lora=merged (use engine.lora=adapter)"
+    if train.use_vllm and config.peft and config.peft.get("quantization") and (why := why_merged(config)):
+        reason = f"{why} (use engine.lora=adapter)" if why.startswith("engine.lora=") else why
         raise ConfigError(
             f"peft.quantization: {reason}, and an adapter cannot be merged into quantized weights; or use "
             "generation=transformers, or peft=lora"

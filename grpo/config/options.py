@@ -20,6 +20,10 @@ LOSS_MEANS = {
 generation, a number that no micro-batch changes. A loss that is not here is not divided into micro-batches."""
 
 
+VLLM = "grpo.generation.vllm_engine.PolicyEngine"
+"""`engine.backend`: vLLM, in this process or a server."""
+
+
 @dataclass
 class Update:
     """Computing the gradient of one optimizer step from its rollouts."""
@@ -64,6 +68,9 @@ class Engine:
     share_weights: Any = "auto"
     """Whether the policy's frozen weights are those of the vLLM engine beside it, so that they exist once: `true`,
     `false`, or `auto`, where it is possible and the engine does not sleep. Needs `lora: adapter`."""
+    backend: str = VLLM
+    """The class that generates where `train.use_vllm` is true, by its dotted path: a `grpo.generation.backend.Backend`.
+    """
     staleness: int = 0
     """Updates between the policy that makes a rollout and the policy that learns from it. With 1 a vLLM server makes
     the next rollouts while the policy trains; TRL's importance-sampling correction makes up for it."""

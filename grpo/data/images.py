@@ -157,16 +157,16 @@ def view_of(task: "DictConfig", processor: Any) -> View | None:
     return View(processor, task.image_folder, task.min_pixels, task.max_pixels)
 
 
-def check_used(config: "DictConfig", processor: Any) -> None:
+def check_used(task: "DictConfig", model: "DictConfig", peft: "DictConfig | None", processor: Any) -> None:
     """Check that a model that takes images gets some, unless what sees them stays as it is.
 
     Raises:
         ConfigError: weights would be trained that nothing reaches.
     """
-    sees = hasattr(processor, "image_processor") and not config.task.images
-    if sees and "vision" not in config.model.freeze and (config.peft is None or config.peft.get("vision")):
+    sees = hasattr(processor, "image_processor") and not task.images
+    if sees and "vision" not in model.freeze and (peft is None or peft.get("vision")):
         raise ConfigError(
-            f"{config.model.model_name_or_path} takes images, and task.images is not set: name their column, or train "
+            f"{model.model_name_or_path} takes images, and task.images is not set: name their column, or train "
             "the language model alone with model.freeze=[vision,projector] or peft=lora"
         )
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -40,35 +40,44 @@ class Decoding:
     """Seed of the samples; each completion derives its own from it."""
 
 
-def evaluate(
-    generate: Generate,
-    problems: Dataset,
-    grader: Reward,
-    decoding: Decoding,
-    file: Path,
-    batch_size: int,
-    console: Console,
-    difficulty: str | None = None,
-    policy: str = "",
-    asked: Callable[[dict[str, Any]], Any] = prompt_of,
-) -> dict[str, Any]:
-    """Answer every problem and return the accuracy.
+@dataclass(frozen=True)
+class Evaluation:
+    """Held-out problems, and how they are answered, graded and kept."""
 
-    Args:
-        problems: data set with the column `prompt` and the columns that the grader needs.
-        grader: reward that gives 1 to a correct completion; one that it fails on counts as incorrect.
-        file: gets a JSON line per completion. Completions in it of the same prompt, decoding and policy are reused and
-            graded again.
-        batch_size: completions that are generated at once.
-        difficulty: column; accuracy is also reported for each of its values.
-        policy: fingerprint that tells this policy from others.
-        asked: from a row of the problems to what `generate` gets.
+    problems: Dataset
+    """With the column `prompt` and the columns that the grader needs."""
+    grader: Reward
+    """Gives 1 to a correct completion; one that it fails on counts as incorrect."""
+    decoding: Decoding
+    file: Path
+    """Gets a JSON line per completion. Completions in it of the same prompt, decoding and policy are reused and graded
+    again."""
+    batch_size: int
+    """Completions that are generated at once."""
+    console: Console
+    difficulty: str | None = None
+    """Column; accuracy is also reported for each of its values."""
+    policy: str = ""
+    """Fingerprint that tells this policy from others."""
+    asked: Callable[[dict[str, Any]], Any] = prompt_of
+    """From a row of the problems to the prompt that is generated for."""
+
+    @property
+    def own_file(self) -> Path:
+        """Where this process keeps its completions until those of all are in `file`; the first process, there."""
+        file = self.file
+        return file if is_main_process() else file.with_name(f"{file.stem}.{rank()}{file.suffix}")
+
+
+def evaluate(generate: Generate, evaluation: Evaluation) -> dict[str, Any]:
+    """Answer every problem and return the accuracy.
 
     Returns:
         `accuracy`, `correct`, `samples`, `interval` (95 %) of the greedy completions, `decoding`, with samples `pass@k`
         and `maj@k`, each with its interval, with `difficulty` `by_difficulty`, and `grader_errors` if there are any.
     """
-    answered, errors = _answered_by_all(generate, problems, grader, decoding, file, batch_size, console, policy, asked)
+    decoding = evaluation.decoding
+    answered, errors = _answered_by_all(generate, evaluation)
     greedy = [rows[0]["correct"] for rows in answered]
     result: dict[str, Any] = {
         "accuracy": mean(greedy),
@@ -80,37 +89,23 @@ def evaluate(
     if decoding.samples:
         result["sampling"] = asdict(decoding)
         result |= _of_samples([rows[1:] for rows in answered], decoding.samples)
-    if difficulty:
-        result["by_difficulty"] = _by_difficulty(list(problems[difficulty]), greedy)
+    if evaluation.difficulty:
+        result["by_difficulty"] = _by_difficulty(list(evaluation.problems[evaluation.difficulty]), greedy)
     if errors:
         result["grader_errors"] = dict(errors)
     return result
 
 
-def own_file(file: Path) -> Path:
-    """Return where this process keeps its completions until those of all are in `file`; the first one there."""
-    return file if is_main_process() else file.with_name(f"{file.stem}.{rank()}{file.suffix}")
-
-
-def _answered_by_all(
-    generate: Generate,
-    problems: Dataset,
-    grader: Reward,
-    decoding: Decoding,
-    file: Path,
-    batch_size: int,
-    console: Console,
-    policy: str,
-    asked: Callable[[dict[str, Any]], Any],
-) -> tuple[list[list[dict[str, Any]]], Counter[str]]:
+def _answered_by_all(generate: Generate, evaluation: Evaluation) -> tuple[list[list[dict[str, Any]]], Counter[str]]:
     """Return the graded completions of each problem, and the errors of the grader; each process does a part.
 
     Sharded weights need all processes for each batch, so that all get as many problems: the last one several times.
     """
-    before, own = grader.errors.copy(), own_file(file)
+    problems, grader, file = evaluation.problems, evaluation.grader, evaluation.file
+    before = grader.errors.copy()
     each = -(-len(problems) // world_size())
     mine = problems.select([min(each * rank() + row, len(problems) - 1) for row in range(each)])
-    answered = _answer_all(generate, mine, decoding, own, batch_size, console, policy, asked)
+    answered = _answer_all(generate, replace(evaluation, problems=mine))
     answered = answered[: max(0, len(problems) - each * rank())]
     _grade_all(grader, mine, answered)
     answered = gathered(answered)
@@ -118,7 +113,7 @@ def _answered_by_all(
         rows = [{**row, "problem": problem} for problem, rows in enumerate(answered) for row in rows]
         write_lines(file, list((_read(file) | {row["key"]: row for row in rows}).values()))
     else:
-        own.unlink(missing_ok=True)
+        evaluation.own_file.unlink(missing_ok=True)
     return answered, sum(gathered([grader.errors - before]), Counter())
 
 
@@ -165,18 +160,11 @@ def _vote(final: str) -> Any:
     return values[0] if values else " ".join(final.split()).casefold()
 
 
-def _answer_all(
-    generate: Generate,
-    problems: Dataset,
-    decoding: Decoding,
-    file: Path,
-    batch_size: int,
-    console: Console,
-    policy: str,
-    asked: Callable[[dict[str, Any]], Any],
-) -> list[list[dict[str, Any]]]:
-    """Return the greedy completion and then the samples of each problem, generated now or found in `file`."""
-    origin = [policy, decoding.max_new_tokens, decoding.temperature, decoding.seed]
+def _answer_all(generate: Generate, evaluation: Evaluation) -> list[list[dict[str, Any]]]:
+    """Return the greedy completion and then the samples of each problem, generated now or found in the file."""
+    problems, decoding, file = evaluation.problems, evaluation.decoding, evaluation.own_file
+    batch_size, console = evaluation.batch_size, evaluation.console
+    origin = [evaluation.policy, decoding.max_new_tokens, decoding.temperature, decoding.seed]
     prompts = list(problems["prompt"])
     shown = names(problems) if COLUMN in problems.column_names else [[]] * len(prompts)
     keys = [
@@ -193,7 +181,7 @@ def _answer_all(
             batch = missing[start : start + batch_size]
             batch_keys = [keys[row][number] for row, number in batch]
             seeds = [int(key[:7], 16) for key in batch_keys]  # of the key, so that no two batches share them
-            texts = generate([asked(problems[row]) for row, _ in batch], temperature, seeds)
+            texts = generate([evaluation.asked(problems[row]) for row, _ in batch], temperature, seeds)
             generated = [
                 {"key": key, "problem": row, "sample": number, "prompt": prompts[row], "completion": text}
                 for key, (row, number), text in zip(batch_keys, batch, texts, strict=True)

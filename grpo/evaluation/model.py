@@ -11,7 +11,7 @@ from rich.console import Console
 
 from grpo.data.rewards import check_grader, grader_of, running_rewards
 from grpo.data.task import count_used, load_held_out, prompt_lengths, reward_columns
-from grpo.evaluation.loop import Decoding, evaluate
+from grpo.evaluation.loop import Decoding, Evaluation, evaluate
 from grpo.generation.offline import with_transformers, with_vllm
 from grpo.generation.vllm_engine import BATCH
 from grpo.model import policy
@@ -31,8 +31,10 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
         RunError: the grader failed.
     """
     options, length = config.evaluate, config.train.max_completion_length
-    model = config.model if options.model else policy.available(config.model)
+    model = config.model if options.model else policy.as_safetensors(config.model)
     name = options.model or model.model_name_or_path
+    if not options.model:
+        policy.download(name, model.model_revision)
     processing_class = policy.load_processing_class(model, name)
     problems, counts = load_held_out(config.task, processing_class)
     count_used("held_out", counts)
@@ -49,17 +51,19 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
         check_grader(rewards[config.task.eval.reward])
         try:
             result = evaluate(
-                generate=with_vllm(name, model.dtype, longest, length, processing_class, most_images)
+                with_vllm(name, model.dtype, longest, length, processing_class, most_images)
                 if vllm
                 else with_transformers(name, model, config.peft, length, "cuda" if on_gpu else "cpu"),
-                problems=problems,
-                grader=rewards[config.task.eval.reward],
-                decoding=Decoding(length, options.temperature, options.samples, config.train.seed),
-                file=output / "completions.jsonl",
-                batch_size=BATCH if vllm else options.batch_size,
-                console=console,
-                difficulty=config.task.eval.difficulty,
-                policy=fingerprint(config, name, "vllm" if vllm else "transformers", on_gpu),
+                Evaluation(
+                    problems,
+                    rewards[config.task.eval.reward],
+                    Decoding(length, options.temperature, options.samples, config.train.seed),
+                    file=output / "completions.jsonl",
+                    batch_size=BATCH if vllm else options.batch_size,
+                    console=console,
+                    difficulty=config.task.eval.difficulty,
+                    policy=fingerprint(config, name, "vllm" if vllm else "transformers", on_gpu),
+                ),
             )
         except RewardError as error:
             raise RunError(f"failed: {error}") from error

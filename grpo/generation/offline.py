@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from grpo.config.transport import engine_rank
 from grpo.data.images import engine_options, images_in, unexpanded
 from grpo.generation.local import Completer, Generate
 from grpo.generation.vllm_on_cpu import cpu_options, one_adapter
 from grpo.model import policy
-from grpo.vllm_lora import engine_rank
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

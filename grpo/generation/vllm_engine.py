@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import requests
 import torch
@@ -22,18 +22,23 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.import_utils import is_vllm_available
 
+from grpo.config.batch import longest_request
+from grpo.config.transport import LOOPBACK, engine_rank, why_not
 from grpo.data.images import engine_options
 from grpo.generation.adapter import adapter_file, adapter_weights
+from grpo.generation.backend import Backend
 from grpo.generation.background import BackgroundGeneration
 from grpo.generation.merged_weights import merged_weights, trains_tied_weight
 from grpo.generation.server_key import headers
 from grpo.generation.shared_weights import fingerprint, share
 from grpo.generation.vllm_on_cpu import cpu_options, loadable, one_adapter
-from grpo.generation.vllm_server import LAUNCHER, answers
+from grpo.generation.vllm_server import LAUNCHER, answers, check_server, check_vllm, server_url
 from grpo.generation.watched_session import FAILURES, PAUSE, WatchedSession
 from grpo.utils.errors import GenerationError
 from grpo.utils.patching import patched
-from grpo.vllm_lora import LOOPBACK, engine_rank, why_not
+
+if TYPE_CHECKING:
+    from grpo.config.resolve import Resolved
 
 log = logging.getLogger(__name__)
 COMPUTE = {"bf16": "bfloat16", "fp16": "float16"}
@@ -44,7 +49,7 @@ TRANSFER_SECONDS = 900
 """That a server may take for the weights."""
 
 
-class PolicyEngine(VLLMGeneration):
+class PolicyEngine(VLLMGeneration, Backend):
     """TRL's connection to vLLM, colocated or a server.
 
     The engine computes in the precision of the policy, where TRL leaves it to vLLM; of a policy with LoRA it gets the
@@ -71,12 +76,46 @@ class PolicyEngine(VLLMGeneration):
         most_images: int | None = None,
         **options: Any,
     ) -> None:
-        config = model.peft_config["default"].to_dict() if is_peft_model(model) else None
-        self.sends_adapter = config is not None and lora == "adapter" and why_not(config) is None
+        self.sends_adapter = is_peft_model(model) and lora == "adapter"
+        if self.sends_adapter and (reason := why_not(model.peft_config["default"].to_dict())):
+            raise ValueError(f"engine.lora=adapter: {reason}; use engine.lora=merged")
         self._most_images = most_images
         self._shares, self._shared, self._fingerprint = shares, dict[str, torch.Tensor](), list[int]()
         self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run
         super().__init__(model, *args, **options)
+
+    @property
+    def expands_images(self) -> bool:  # type: ignore[override]
+        """Whether it makes the tokens of images itself: in this process; a server gets them all."""
+        return self.mode == "colocate"
+
+    @classmethod
+    def check(cls, settings: "Resolved") -> None:
+        """Check that vLLM is here and, where a server generates, that it is one for this run."""
+        train, peft, by_adapter = settings.train, settings.peft, settings.transport.adapter
+        has_gpu = torch.cuda.is_available() and not train.use_cpu
+        check_vllm(train, has_gpu or by_adapter, bool(peft and peft.get("quantization")))
+        if train.vllm_mode == "server":
+            longest = longest_request(settings.task, train)
+            check_server(train, settings.model.model_name_or_path, longest, peft if by_adapter else None)
+
+    @classmethod
+    def described(cls, settings: "Resolved") -> str:
+        """Return where vLLM generates, what it gets of the policy, and why."""
+        train, transport = settings.train, settings.transport
+        where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]
+        ahead = ", during the update of the step before" if settings.engine.staleness else ""
+        line = f"vLLM generates, {where}{ahead}"
+        if settings.peft is None:
+            return line
+        if not transport.adapter:
+            gets = "all weights before each generation, with the adapter merged in"
+            return f"{line}; it gets {gets}: {transport.merged_because}"
+        line += "; it gets the adapter before each generation, and"
+        if settings.engine.share_weights:
+            return f"{line} the frozen weights exist once"
+        reason = f": {transport.unshared_because}" if transport.unshared_because else ""
+        return f"{line} has frozen weights of its own{reason}"
 
     def _init_vllm(self) -> None:
         if getattr(self.model, "is_quantized", False) and not self.sends_adapter:
@@ -237,18 +276,11 @@ class PolicyEngine(VLLMGeneration):
         finally:
             self.__dict__.update(before)
 
-    def complete(self, prompts: list[list[int]], images: list | None = None) -> list[list[int]]:
-        """Return the likeliest completion of each prompt."""
-        with self.greedy():
-            return self.generate(prompts, images, 1)[1]
-
     def changed_weights(self) -> list[str]:
-        """Return the names of weights that policy and engine share, and that something has written to."""
         found = fingerprint(self._shared)
         return [name for name, before, now in zip(self._shared, self._fingerprint, found, strict=True) if before != now]
 
     def asleep(self) -> int:
-        """Return the bytes that a sleeping engine has given back to the GPU and PyTorch still counts as allocated."""
         if not (self.mode == "colocate" and self.enable_sleep_mode and self._llm_weights_sleeping):
             return 0
         from vllm.device_allocator.cumem import CuMemAllocator

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import requests
 
+from grpo.config.transport import QUANTIZES
 from grpo.generation.server_key import KEY, headers
 from grpo.utils.errors import ConfigError
-from grpo.vllm_lora import QUANTIZES
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -36,23 +36,23 @@ from grpo.utils.errors import ConfigError
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
-def available(model: DictConfig) -> DictConfig:
-    """Download the model, with a progress bar, unless it is a folder; return the group that names its safetensors.
+def as_safetensors(model: DictConfig) -> DictConfig:
+    """Return the group of a model whose weights are safetensors: of a GGUF file a folder, which is made once.
 
     Raises:
-        ConfigError: it is neither a folder nor a model on the hub, or cannot be read.
+        ConfigError: the file cannot be read.
     """
-    model = model.copy()
-    if model.gguf_file:
-        file = Path(model.model_name_or_path) / model.gguf_file
-        model.model_name_or_path, model.gguf_file = str(from_gguf(file)), None
-    else:
-        download(model.model_name_or_path, model.model_revision)
-    return model
+    if not model.gguf_file:
+        return model
+    found = model.copy()
+    OmegaConf.set_readonly(found, False)
+    found.model_name_or_path = str(from_gguf(Path(model.model_name_or_path) / model.gguf_file))
+    found.gguf_file = None
+    return found
 
 
 def download(name: str, revision: str | None = None) -> None:
-    """Download a model unless it is a folder.
+    """Download a model, with a progress bar, unless it is a folder.
 
     Raises:
         ConfigError: it is neither a folder nor a model on the hub.

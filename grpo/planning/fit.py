@@ -8,8 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from grpo.config.check import keeps_engine_awake
-from grpo.config.library import GRPO_CONFIG, library_fields
-from grpo.config.schema import PLANNED
+from grpo.config.transport import QUANTIZES, Transport, transport_of
 from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.host import host
 from grpo.planning.machine import Machine, machine_for
@@ -20,7 +19,6 @@ from grpo.planning.workload import Workload
 from grpo.utils.diagnosis import sampling_filters
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import GB, HOST_LIMIT, USABLE
-from grpo.vllm_lora import QUANTIZES, sends_adapter, why_not_shared
 
 HEADROOM = 0.08
 """Fraction of the GPU's memory that a plan leaves free, for fragments of the allocator and for errors of the model."""
@@ -58,6 +56,8 @@ class Plan:
     """Whether the plan is for this machine."""
     processes: int = 1
     """Processes on all machines, each with such a device; host memory is that of one machine."""
+    family: str | None = None
+    """`model_type` of the model."""
     suggestions: list[dict[str, Any]] = field(default_factory=list)
     """Changes, each with `overrides`, `effect` and its verified `peak_gb` in GiB."""
 
@@ -130,10 +130,13 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
     shape = find_shape(config.model)
     if config.task.images and not shape.takes_images:
         raise ConfigError(f"task.images={config.task.images}: the model takes text alone; choose one that takes images")
-    workload = replace(workload_of(config, machine.device), gpu_memory=machine.total or machine.capacity)
-    workload, settings = choose(config, shape, workload, 0.0 if least else USABLE * machine.capacity)
+    transport = transport_of(config, shape.model_type)
+    workload = workload_of(config, machine.device)
+    workload = replace(workload, gpu_memory=machine.total or machine.capacity)
+    workload, settings = choose(config, transport, shape, workload, 0.0 if least else USABLE * machine.capacity)
     return Plan(
         model=config.model.model_name_or_path,
+        family=shape.model_type,
         device=machine.name,
         phases={
             phase: {name: size / GB for name, size in parts.items()} for phase, parts in phases(shape, workload).items()
@@ -155,7 +158,7 @@ def plan_generation(config: DictConfig, machine: Machine, least: bool = False) -
     pays = large and (config.train.max_completion_length or 0) >= tokens
     able = find_spec("vllm") is not None
     if config.peft and config.peft.get("quantization"):
-        able = able and find_spec(QUANTIZES) is not None and sends_adapter(config)
+        able = able and find_spec(QUANTIZES) is not None and transport_of(config).adapter
     able = able and not sampling_filters(config.train)
     for use_vllm in (True, False) if pays and able and not least else (False,):
         chosen = copy.deepcopy(config)
@@ -167,24 +170,9 @@ def plan_generation(config: DictConfig, machine: Machine, least: bool = False) -
     return plan
 
 
-def settled(config: DictConfig, plan: Plan | None) -> DictConfig:
-    """Return a configuration with the plan's choices for this machine, and TRL's defaults where there are none."""
-    config = config.copy()
-    train, update = config.train, config["update"]
-    settings = plan.settings if plan and plan.here else {}
-    if plan and plan.here and not plan.unified and update.max_tokens_per_microbatch == "auto":
-        update.max_tokens_per_microbatch = settings["update.max_tokens_per_microbatch"]
-    for name in PLANNED:
-        if train[name] is None:
-            train[name] = settings.get(f"train.{name}", library_fields(GRPO_CONFIG)[name][1])
-    if train.use_vllm and not sends_adapter(config):
-        config.engine.lora = "merged"
-    if config.engine.share_weights == "auto":
-        config.engine.share_weights = settings.get("engine.share_weights", False)
-    return config
-
-
-def choose(config: DictConfig, shape: Shape, workload: Workload, limit: float) -> tuple[Workload, dict[str, Any]]:
+def choose(
+    config: DictConfig, transport: Transport, shape: Shape, workload: Workload, limit: float
+) -> tuple[Workload, dict[str, Any]]:
     """Return the workload and the settings that are left to the plan: vLLM's share, and the sizes of batches.
 
     Args:
@@ -195,10 +183,10 @@ def choose(config: DictConfig, shape: Shape, workload: Workload, limit: float) -
     if automatic:
         workload = replace(workload, tokens=workload.sequence)
     colocated = config.train.use_vllm and config.train.vllm_mode == "colocate"
-    if config.train.use_vllm and config.peft and config.engine.lora == "adapter" and not sends_adapter(config):
+    if config.train.use_vllm and config.peft and config.engine.lora == "adapter" and not transport.adapter:
         settings["engine.lora"] = "merged"
     if colocated:
-        reason = why_not_shared(config, shape.model_type)
+        reason = transport.unshared_because
         if config.engine.share_weights is True and reason:
             raise ConfigError(f"engine.share_weights=true: {reason}; use auto")
         shares = reason is None and bool(config.engine.share_weights)

@@ -10,13 +10,13 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from grpo.config.batch import completions_per_process, processes
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.config.schema import REWARD_MODEL, ROOT
+from grpo.config.transport import transport_of
 from grpo.planning.shape import Shape, shape_of
 from grpo.planning.sharding import sharding_of
 from grpo.planning.workload import Adapter, Images, Workload
 from grpo.utils.distributed import local_world_size
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import UNMEASURED
-from grpo.vllm_lora import sends_adapter
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -117,7 +117,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
     colocated = train.use_vllm and train.vllm_mode == "colocate"
     images = bool(config.task.images)
     share = config["update"].share_prompts and not images  # the trainer computes prompts with images one by one
-    per_generation = completions_per_process(config)
+    per_generation = completions_per_process(config.train, processes(config))
     per_step = min(per_generation, train.per_device_train_batch_size * train.gradient_accumulation_steps)
     return Workload(
         prompt=config.task.max_prompt_length,
@@ -139,7 +139,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         gradients_on_host=config["update"].gradients_on_host,
         vllm_share=(train.vllm_gpu_memory_utilization or 0.0) if colocated else 0.0,
         on_server=bool(train.use_vllm) and not colocated,
-        sends_adapter=bool(train.use_vllm) and sends_adapter(config),
+        sends_adapter=bool(train.use_vllm) and transport_of(config).adapter,
         vllm_sleeps=train.vllm_enable_sleep_mode,
         vllm_shards=train.vllm_tensor_parallel_size,
         sampling_filter=bool(train.top_k) or train.top_p < 1 or train.min_p is not None,
@@ -152,7 +152,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
 def images_opened(config: DictConfig) -> int:
     """Return how many images of prompts a process has open at once: each of a generation, in all of its rounds."""
     rounds = config.rollout.max_rounds if config.rollout.dynamic_sampling else 1
-    return rounds * -(-completions_per_process(config) // config.train.num_generations)
+    return rounds * -(-completions_per_process(config.train, processes(config)) // config.train.num_generations)
 
 
 def reward_models_of(config: DictConfig) -> tuple[tuple[Shape, int], ...]:

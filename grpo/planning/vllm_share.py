@@ -5,13 +5,13 @@ from math import ceil, floor
 
 from omegaconf import DictConfig
 
+from grpo.config.transport import engine_rank
 from grpo.planning import images
 from grpo.planning.memory import adapter_parameters, peak, phases, weights
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Workload
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import ENGINE, GB
-from grpo.vllm_lora import engine_rank
 
 USEFUL_TOKENS = 4096
 """Tokens per micro-batch below which small micro-batches cost more time than a sleeping vLLM does."""

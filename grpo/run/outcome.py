@@ -9,13 +9,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.rundir.files import read_json, write_json
 from grpo.rundir.storage import storage_fault
-from grpo.utils.distributed import LOST, first_failure, is_loss, is_main_process, world_size
-from grpo.utils.errors import DoesNotFit, GenerationError, RunError
+from grpo.rundir.versions import git_commit, versions
+from grpo.trainer.memory_readings import MemoryReadings
+from grpo.utils.distributed import LOST, first_failure, is_loss, is_main_process, log_name, world_size
+from grpo.utils.errors import ConfigError, DirectoryLost, DoesNotFit, GenerationError, RunError
 from rewards.isolation.reward import RewardError
+
+if TYPE_CHECKING:
+    from grpo.planning.fit import Plan
 
 log = logging.getLogger(__name__)
 NAMED_FAILURES = (DoesNotFit, GenerationError, RewardError)
@@ -56,17 +61,6 @@ def ends_when_stuck(run_dir: Path) -> Iterator[None]:
         wakeup.close()  # which ends the thread
 
 
-def give_way(summary: dict[str, Any]) -> None:
-    """Note why another process has failed, if one has: its launcher stops this one for it.
-
-    Raises:
-        RunError: one has.
-    """
-    if elsewhere := first_failure():
-        summary.update(status="failed", reason=elsewhere.removeprefix("failed: "))
-        raise RunError(elsewhere)
-
-
 def reason_of(error: Exception, run_dir: Path) -> str:
     """Return why a run broke, in one line: for the process that has failed first."""
     if elsewhere := first_failure():
@@ -75,6 +69,66 @@ def reason_of(error: Exception, run_dir: Path) -> str:
         return LOST
     kind = "" if isinstance(error, NAMED_FAILURES) else f"{type(error).__name__}: "
     return storage_fault(error, run_dir) or f"{kind}{error}".splitlines()[0]
+
+
+class Outcome:
+    """Writes `summary.json` and the page: facts as they become known, and how the run ended.
+
+    A context: `running` while inside, then `completed`, `stopped` or `failed`. Ctrl-C and signals end it without an
+    exception; any other is reported in one line.
+
+    Args:
+        run_dir: of the run.
+        plan: of it; None if it could not be planned.
+        memory: the readings of this process.
+
+    Raises:
+        ConfigError: the input was wrong.
+        RunError: the run broke, here or on the process that has failed first; the log has the traceback.
+    """
+
+    def __init__(self, run_dir: Path, plan: "Plan | None", memory: MemoryReadings) -> None:
+        self.run_dir, self.plan, self.memory, self.started = run_dir, plan, memory, time.monotonic()
+        self.summary: dict[str, Any] = {"status": "failed", "reason": None}
+
+    def add(self, **facts: Any) -> None:
+        """Add facts to the summary."""
+        self.summary |= facts
+
+    def __enter__(self) -> "Outcome":
+        if is_main_process():
+            write_json(self.run_dir / "summary.json", {"status": "running", "reason": None})
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> bool:
+        if isinstance(error, DirectoryLost):  # there, another run may be
+            return False
+        told = self._ending(error)
+        self.memory.note()
+        self.add(wall_time_s=round(time.monotonic() - self.started, 1), **self.memory.highest)
+        self.add(planned_gb=self.plan.expected() if self.plan else None, versions=versions(), git_commit=git_commit())
+        write_outcome(self.summary, self.run_dir)
+        if told:
+            raise told from error
+        return isinstance(error, KeyboardInterrupt)
+
+    def _ending(self, error: BaseException | None) -> RunError | None:
+        """Add status and reason where an exception ends the run; return what the user reads instead of it."""
+        if isinstance(error, ConfigError):
+            log.error("invalid input", exc_info=error)
+            self.add(status="failed", reason=str(error))
+        elif isinstance(error, KeyboardInterrupt):
+            if elsewhere := first_failure():  # its launcher stops this process for it
+                self.add(status="failed", reason=elsewhere.removeprefix("failed: "))
+                return RunError(elsewhere)
+            self.add(status="stopped", reason=str(error) or "interrupted")
+        elif isinstance(error, Exception):
+            log.error("the run failed", exc_info=error)
+            self.add(status="failed", reason=reason_of(error, self.run_dir))
+            file = self.run_dir / log_name()
+            where = f"; the traceback is in {os.path.relpath(file)}" if self.run_dir.is_dir() else ""
+            return RunError(f"failed: {self.summary['reason']}{where}")
+        return None
 
 
 def write_outcome(summary: dict[str, Any], run_dir: Path) -> None:

@@ -10,14 +10,14 @@ from transformers import PrinterCallback
 from trl import GRPOConfig
 
 from grpo.config.batch import check_batch
-from grpo.config.options import Engine, Rollout, Update
+from grpo.config.resolve import Resolved
 from grpo.config.schema import REWARD_MODEL, train_arguments
 from grpo.config.secrets import is_secret
 from grpo.data.rewards import load_reward_model
 from grpo.data.task import Problems
 from grpo.model import policy
 from grpo.model.vision import detach_frozen_tower, freeze
-from grpo.planning.sharding import sharding_of
+from grpo.planning.sharding import Sharding, sharding_of
 from grpo.tools.running import Tools
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.memory_readings import MemoryReadings
@@ -27,7 +27,7 @@ from rewards.isolation.reward import Reward
 
 
 def make_trainer(
-    config: DictConfig,
+    settings: Resolved,
     run_dir: Path,
     problems: Problems,
     processing_class: Any,
@@ -35,79 +35,80 @@ def make_trainer(
     tools: Tools,
     memory: MemoryReadings | None = None,
 ) -> ExactGRPOTrainer:
-    """Return the trainer for a resolved configuration.
+    """Return the trainer of a resolved configuration.
 
     Raises:
         ConfigError: TRL, transformers or PEFT refused it.
     """
-    check_batch(config.train, len(problems.train))
-    scorers, shares = scorers_of(config, rewards), config.engine.share_weights is True
+    check_batch(settings.train, len(problems.train))
+    model, peft, task, rewarded = settings.model, settings.peft, settings.task, settings.reward
+    scorers, shares = scorers_of(rewarded, rewards), settings.engine.share_weights is True
     try:
         trainer = ExactGRPOTrainer(
-            model=policy.without_weights(config.model) if shares else config.model.model_name_or_path,
+            model=policy.without_weights(model) if shares else model.model_name_or_path,
             reward_funcs=[scorer for scorer, _ in scorers],
             reward_processing_classes=[tokenizer for _, tokenizer in scorers],
             args=GRPOConfig(
                 output_dir=str(run_dir),
-                reward_weights=[reward.get("weight", 1.0) for reward in config.reward.values()],
+                reward_weights=[reward.get("weight", 1.0) for reward in rewarded.values()],
                 disable_tqdm=True,
-                **arguments_of(config),
+                **arguments_of(settings),
             ),
             train_dataset=problems.train.with_format(None),  # the trainer opens the images of a generation
             view=problems.view,
             most_images=problems.most_images,
             processing_class=processing_class,
-            quantization_config=policy.quantization_config(config.peft),
-            peft_config=policy.peft_config(config.peft, config.model),
-            update=Update(**config["update"]),  # `.update` is a method
-            engine=Engine(**config.engine),
-            rollout=Rollout(**config.rollout),
+            quantization_config=policy.quantization_config(peft),
+            peft_config=policy.peft_config(peft, model),
+            update=settings.update,
+            engine=settings.engine,
+            rollout=settings.rollout,
             tools=tools.functions or None,
             environment_factory=tools.environment,
             memory=memory,
             keep_columns=True,
             tool_counts=tools.counts,
-            correct=config.task.eval.reward if config.task.eval.reward in config.reward else None,
+            correct=task.eval.reward if task.eval.reward in rewarded else None,
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
-    if trainer.accelerator.num_processes != world_size() or (config.train.fsdp and not trainer.sharded):
+    if trainer.accelerator.num_processes != world_size() or (settings.train.fsdp and not trainer.sharded):
         raise ConfigError("shard: accelerate shards on GPUs only, and there are none here; use shard=none")
     used = trainer.args.model_init_kwargs or {}  # TensorBoard and others write them
     trainer.args.model_init_kwargs = {key: value for key, value in used.items() if not is_secret(key, value)}
     trainer.remove_callback(PrinterCallback)
     policy.keep_differentiable(trainer.model)
-    freeze(trainer.model, config.model.freeze)
+    freeze(trainer.model, model.freeze)
     detach_frozen_tower(trainer.model)
     return trainer
 
 
-def arguments_of(config: DictConfig) -> dict[str, Any]:
+def arguments_of(settings: Resolved) -> dict[str, Any]:
     """Return the arguments of `trl.GRPOConfig` in this process, but for those that follow from the run."""
-    arguments = train_arguments(config.train)
+    arguments = train_arguments(settings.train)
     arguments.pop("resume_from_checkpoint", None)
     user_init_kwargs = arguments.pop("model_init_kwargs", {})
-    if config.engine.share_weights is not True:
-        arguments["model_init_kwargs"] = {**policy.model_init_kwargs(config.model), **user_init_kwargs}
+    if settings.engine.share_weights is not True:
+        arguments["model_init_kwargs"] = {**policy.model_init_kwargs(settings.model), **user_init_kwargs}
     if world_size() > 1 and not torch.accelerator.is_available() and not arguments.get("deepspeed"):
         arguments["use_cpu"] = True  # else accelerate takes each process for the only one
-    if backend := backend_of(config):
+    if backend := backend_of(settings.train, sharding_of(settings.config)):
         arguments["ddp_backend"] = backend
     return arguments
 
 
-def backend_of(config: DictConfig) -> str | None:
+def backend_of(train: DictConfig, sharding: Sharding) -> str | None:
     """Return `train.ddp_backend`, with gloo beside NCCL where FSDP offloads to CPU, so that gradients can be clipped.
 
     accelerate adds gloo only for `accelerate launch`: its variables stand before the process group is made, and those
     of `fsdp_config` after it.
     """
-    backend, sharding = config.train.get("ddp_backend"), sharding_of(config)
-    offloads = sharding.library == "fsdp" and sharding.offload_weights and not config.train.use_cpu
+    backend = train.get("ddp_backend")
+    offloads = sharding.library == "fsdp" and sharding.offload_weights and not train.use_cpu
     return "cpu:gloo,cuda:nccl" if offloads and torch.cuda.is_available() and backend in (None, "nccl") else backend
 
 
-def scorers_of(config: DictConfig, rewards: Mapping[str, Reward]) -> list[tuple[Any, Any]]:
+def scorers_of(rewarded: DictConfig, rewards: Mapping[str, Reward]) -> list[tuple[Any, Any]]:
     """Return TRL's reward functions, each with its tokenizer if it is a reward model.
 
     Raises:
@@ -116,6 +117,6 @@ def scorers_of(config: DictConfig, rewards: Mapping[str, Reward]) -> list[tuple[
     return [
         load_reward_model(str(name), options.kwargs)
         if options.fn == REWARD_MODEL
-        else (rewards[name].as_function(), None)
-        for name, options in config.reward.items()
+        else (rewards[str(name)].as_function(), None)
+        for name, options in rewarded.items()
     ]

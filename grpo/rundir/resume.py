@@ -105,7 +105,7 @@ def check_named(resume_from: str | bool | None) -> None:
             raise ConfigError(f"{KEY}={resume_from}: {what}; name a run directory or one of its checkpoint-* folders")
 
 
-def resolve(resume_from: str | bool | None, run_dir: Path) -> Path | None:
+def named_checkpoint(resume_from: str | bool | None, run_dir: Path) -> Path | None:
     """Return the checkpoint to continue from, after reading all of it.
 
     Args:

@@ -1,6 +1,7 @@
 """Where the weights of a policy are, and of which type, before it is trained."""
 
 import torch
+from accelerate.utils import is_peft_model
 
 
 def check_one_device(model: torch.nn.Module) -> None:
@@ -16,6 +17,18 @@ def check_one_device(model: torch.nn.Module) -> None:
             "CUDA_VISIBLE_DEVICES to one GPU before CUDA is initialised, or start the script with torchrun or "
             "accelerate launch; if one GPU is too small for the policy, use LoRA, QLoRA or a smaller model"
         )
+
+
+def prepare_for_fsdp(model: torch.nn.Module) -> None:
+    """Let FSDP2 shard a policy by the layers that it has, and let transformers generate with it.
+
+    accelerate refuses a model that names a class of layers which is not in it, as LLaVA's tower does. Without the mark
+    as managed, generation does not wait for the processes whose completions are longer.
+    """
+    base = model.get_base_model() if is_peft_model(model) else model
+    there = {type(module).__name__ for module in model.modules()}
+    base._no_split_modules = sorted(there.intersection(base._no_split_modules or ()))
+    base._is_fsdp_managed_module = True
 
 
 def train_in_float32(model: torch.nn.Module) -> None:

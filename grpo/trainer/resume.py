@@ -15,6 +15,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from trl.trainer.utils import RepeatSampler
 
 from grpo.trainer.rollout.extra_columns import from_tensor, to_tensor
+from grpo.trainer.rollout.rollouts import Rollouts
+from grpo.trainer.update.step_update import StepUpdate
 from grpo.utils.distributed import is_main_process
 from grpo.utils.manifest import seal
 from grpo.utils.patching import patched
@@ -25,6 +27,12 @@ log = logging.getLogger(__name__)
 class EpochSampler(RepeatSampler):
     """TRL's sampler, which can also begin at an epoch: its order is drawn after those of the epochs before."""
 
+    @classmethod
+    def like(cls, sampler: RepeatSampler) -> "EpochSampler":
+        """Return one with the options of TRL's."""
+        names = ("data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed")
+        return cls(**{name: getattr(sampler, name) for name in names})
+
     def set_epoch(self, epoch: int) -> None:
         """Put the generator where it is when an epoch begins."""
         if self.shuffle and self.seed is not None:
@@ -33,87 +41,105 @@ class EpochSampler(RepeatSampler):
                 torch.randperm(self.num_samples, generator=self.generator)
 
 
+class Resume:
+    """What the next steps depend on and transformers does not save: of TRL's trainer, and of parts of ours.
+
+    Args:
+        rollouts: of the trainer.
+        step_update: likewise.
+    """
+
+    def __init__(self, rollouts: Rollouts, step_update: StepUpdate) -> None:
+        self.rollouts, self.step_update = rollouts, step_update
+        self.unlogged: tuple[float, int] | None = None
+        """Of a checkpoint between two logs: the sum of the losses since the last log, and its step."""
+
+    def state_dict(self, trainer: Any) -> dict[str, Any]:
+        """Return it as numbers, texts and tensors, which `torch.load` takes with `weights_only`."""
+        every, logs = trainer.args.steps_per_generation * trainer.num_iterations, trainer._logs
+        state = {
+            "rollouts": self.rollouts.state_dict(),
+            "step_update": self.step_update.state_dict(),
+            "step": trainer._step,
+            # the completions of a generation that later steps use too
+            "buffer": trainer._buffered_inputs if trainer._step % every else None,
+            "unlogged": (float(trainer._tr_loss), trainer._globalstep_last_logged),
+            "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
+            "logs": {name: list(logs[name]) for name in ("prompt", "completion", "advantages")},
+            "rewards": {name: list(values) for name, values in logs["rewards"].items()},
+            "extra": {name: to_tensor(values) for name, values in logs["extra"].items()},
+            "entropy_coef": trainer.entropy_coef,
+            "last_step": trainer.state.max_steps,
+        }
+        if trainer.args.sync_ref_model and trainer.ref_model is not None and not trainer.sharded:
+            state["reference"] = trainer.accelerator.unwrap_model(trainer.ref_model).state_dict()
+        return state
+
+    def load_state_dict(self, trainer: Any, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` has returned."""
+        self.rollouts.load_state_dict(state["rollouts"])
+        self.step_update.load_state_dict(state["step_update"])
+        self.unlogged = state["unlogged"]
+        trainer._step, trainer._buffered_inputs = state["step"], state["buffer"]
+        trainer._metrics["train"].update(state["metrics"])
+        for name, values in state["logs"].items():
+            trainer._logs[name].extend(values)
+        for name, values in state["rewards"].items():
+            trainer._logs["rewards"][name].extend(values)
+        for name, column in state["extra"].items():
+            trainer._logs["extra"][name].extend(from_tensor(column))
+        trainer.entropy_coef = state["entropy_coef"]
+        if self.rollouts.has_taken_all(trainer.args):
+            trainer.state.max_steps = state["last_step"]
+        if "reference" in state:
+            trainer.accelerator.unwrap_model(trainer.ref_model).load_state_dict(state["reference"])
+
+    def load(self, trainer: Any, checkpoint: Path, device: torch.device) -> None:
+        """Continue from this process's part of a checkpoint, if it has one."""
+        if (file := state_file(trainer, checkpoint)).exists():
+            self.load_state_dict(trainer, torch.load(file, map_location=device, weights_only=True))
+
+    def begin_epoch(self, trainer: Any) -> None:
+        """Continue the sum of the losses since the last log."""
+        if self.unlogged:
+            loss, trainer._globalstep_last_logged = self.unlogged
+            trainer._tr_loss += loss
+            self.unlogged = None
+
+    @contextmanager
+    def sealed(self, trainer: Any, folder: Path) -> Iterator[None]:
+        """While inside, a checkpoint is written; it gets our state, and is sealed before older ones are deleted.
+
+        Half of one is removed. One without an optimizer (`save_only_model`) is not sealed: nothing can continue from
+        it.
+        """
+        rotate, complete = transformers.trainer.rotate_checkpoints, False
+
+        def seal_first(**options: Any) -> None:
+            nonlocal complete
+            (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, perhaps with secrets, nobody reads it
+            if not trainer.args.save_only_model:
+                seal(folder)
+            complete = True
+            rotate(**options)
+
+        try:
+            if not trainer.args.save_only_model:
+                folder.mkdir(parents=True, exist_ok=True)
+                torch.save(self.state_dict(trainer), state_file(trainer, folder))
+                trainer.accelerator.wait_for_everyone()  # until each has written its part
+            with patched("transformers.trainer:rotate_checkpoints", seal_first):
+                yield
+        except Exception:
+            if not complete and trainer.args.should_save:  # half of one would only fill the disk
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
 def state_file(trainer: Any, folder: Path) -> Path:
     """Return the file in a checkpoint that has this process's part of `state_dict`."""
     several = trainer.accelerator.num_processes > 1
     return folder / (f"grpo_state_{trainer.accelerator.process_index}.pt" if several else "grpo_state.pt")
-
-
-def state_dict(trainer: Any) -> dict[str, Any]:
-    """Return what the next steps depend on and transformers does not save, as numbers, texts and tensors."""
-    every = trainer.args.steps_per_generation * trainer.num_iterations
-    logs = trainer._logs
-    state = {
-        "step": trainer._step,
-        # the rollouts of a generation that later steps use too
-        "rollouts": trainer._buffered_inputs if trainer._step % every else None,
-        "unlogged": (float(trainer._tr_loss), trainer._globalstep_last_logged),
-        "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
-        "logs": {name: list(logs[name]) for name in ("prompt", "completion", "advantages")},
-        "rewards": {name: list(values) for name, values in logs["rewards"].items()},
-        "extra": {name: to_tensor(values) for name, values in logs["extra"].items()},
-        "entropy_coef": trainer.entropy_coef,
-        "budget": trainer.budget.state_dict(),
-        "prompts_at_once": trainer.prompts_at_once.limit,
-        "guard": trainer.guard.state_dict(),
-        "order": trainer.sampling.order.state_dict() if trainer.sampling else None,
-        "last_step": trainer.state.max_steps,
-    }
-    if trainer.args.sync_ref_model and trainer.ref_model is not None and not trainer.sharded:
-        state["reference"] = trainer.accelerator.unwrap_model(trainer.ref_model).state_dict()
-    return state
-
-
-def load_state_dict(trainer: Any, state: dict[str, Any]) -> None:
-    """Put back what `state_dict` has returned."""
-    trainer._step, trainer._buffered_inputs = state["step"], state["rollouts"]
-    trainer.unlogged = state["unlogged"]
-    trainer._metrics["train"].update(state["metrics"])
-    for name, values in state["logs"].items():
-        trainer._logs[name].extend(values)
-    for name, values in state["rewards"].items():
-        trainer._logs["rewards"][name].extend(values)
-    for name, column in state["extra"].items():
-        trainer._logs["extra"][name].extend(from_tensor(column))
-    trainer.entropy_coef = state["entropy_coef"]
-    trainer.budget.load_state_dict(state["budget"])
-    trainer.prompts_at_once.limit = state["prompts_at_once"]
-    trainer.guard.load_state_dict(state["guard"])
-    if trainer.sampling and state["order"]:
-        trainer.sampling.order.load_state_dict(state["order"])
-        if trainer.has_taken_all:
-            trainer.state.max_steps = state["last_step"]
-    if "reference" in state:
-        trainer.accelerator.unwrap_model(trainer.ref_model).load_state_dict(state["reference"])
-
-
-@contextmanager
-def sealed(trainer: Any, folder: Path) -> Iterator[None]:
-    """While inside, a checkpoint is written; it gets our state, and is sealed before older ones are deleted.
-
-    Half of one is removed. One without an optimizer (`save_only_model`) is not sealed: nothing can continue from it.
-    """
-    rotate, complete = transformers.trainer.rotate_checkpoints, False
-
-    def seal_first(**options: Any) -> None:
-        nonlocal complete
-        (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, perhaps with secrets, that nothing reads
-        if not trainer.args.save_only_model:
-            seal(folder)
-        complete = True
-        rotate(**options)
-
-    try:
-        if not trainer.args.save_only_model:
-            folder.mkdir(parents=True, exist_ok=True)
-            torch.save(state_dict(trainer), state_file(trainer, folder))
-            trainer.accelerator.wait_for_everyone()  # until each has written its part
-        with patched("transformers.trainer:rotate_checkpoints", seal_first):
-            yield
-    except Exception:
-        if not complete and trainer.args.should_save:  # half of one would only fill the disk
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def keep_steps(trainer: Any) -> None:

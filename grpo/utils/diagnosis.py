@@ -29,12 +29,22 @@ def sampling_filters(train: Any) -> list[str]:
     return [f"{key}={value}" for key, value in given.items() if value not in (None, neutral[key.rpartition(".")[2]])]
 
 
-def why_not_stale(train: Any) -> str | None:
+def why_not_stale(train: Any, rollout: Any, images: bool, tools: bool) -> str | None:
     """Return why the next rollouts cannot be generated during an update; None if they can.
 
     Args:
         train: a `trl.GRPOConfig`, or the group of the configuration with its fields.
+        rollout: the group `rollout`.
+        images: whether prompts have images.
+        tools: whether the policy calls tools.
     """
+    if images:
+        return "works with text alone, and the task has images"
+    if tools:
+        return "the turns of a conversation cannot begin during an update, and the task has tools"
+    for name in ("dynamic_sampling", "prioritize"):
+        if getattr(rollout, name):
+            return f"the problems of the next step are not known, as rollout.{name}=true takes them as needed"
     slices = train.steps_per_generation or train.gradient_accumulation_steps
     if not train.use_vllm or train.vllm_mode != "server":
         return "only a server generates while the policy trains: use generation=vllm_server"

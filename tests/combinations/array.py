@@ -6,7 +6,7 @@ from typing import Any
 
 import covertable
 
-from tests.combinations.features import FEATURES, MEANINGLESS, REFUSED
+from tests.combinations.features import FEATURES, MEANINGLESS, REFUSED, SHARDED
 
 Row = dict[str, str]
 NEVER = [*(pair for pair, _ in REFUSED), *MEANINGLESS]
@@ -22,6 +22,12 @@ def rows() -> list[Row]:
     """All rows, the same ones each time."""
     factors = {feature: list(values) for feature, values in FEATURES.items()}
     return [dict(row) for row in covertable.make(factors, constraints=[never(pair) for pair in NEVER])]
+
+
+def rows_of(shard: str) -> list[Row]:
+    """The rows that can be sharded in a way; all of them if they are not."""
+    left_out = SHARDED.get(shard, {})
+    return [row for row in rows() if not any(row[feature] in values for feature, values in left_out.items())]
 
 
 def plain(**values: str) -> Row:

@@ -35,12 +35,13 @@ from grpo.config.options import Rollout, Update
 from grpo.config.schema import ROOT
 from grpo.model.vision import detach_frozen_tower, freeze, parts
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.placement import train_in_float32
+from grpo.trainer.placement import prepare_for_fsdp, train_in_float32
 from grpo.trainer.processes import own_part
 from grpo.trainer.rollout.dynamic_sampling import Completion
 from grpo.trainer.rollout.image_tokens import as_tensors
 from tests.combinations.array import Row
 from tests.combinations.features import FEATURES
+from tests.e2e.sharded import Weights, change, shard_options
 from tests.stock_trl import Record, make, note_kept, relative_difference, train
 from tests.vision_policies import make_policy, make_processor
 
@@ -219,7 +220,7 @@ def with_engine(trainer: Any) -> None:
     trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "colocate", -1
     trainer.vllm_generation = SimpleNamespace(
         sync_weights=lambda: None,
-        give_images=lambda *prompts: None,
+        expands_images=False,
         greedy=nullcontext,
         llm=SimpleNamespace(llm_engine=SimpleNamespace(model_config=SimpleNamespace(max_model_len=4096))),
     )
@@ -239,7 +240,10 @@ def options_of(row: Row, folder: Path) -> dict[str, Any]:
         "epsilon": 0.05,
     }
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # not all weights of a tower are used
-        options |= {"use_cpu": True, "ddp_find_unused_parameters": row["policy"] in FAMILY}
+        options |= {
+            "use_cpu": not os.environ.get("DS_ACCELERATOR"),
+            "ddp_find_unused_parameters": row["policy"] in FAMILY,
+        }
     for feature, value in row.items():
         options |= FEATURES[feature][value]
     if row["tools"] != "none":
@@ -256,12 +260,12 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
         dynamic = row["problems"] == "dynamic sampling"
         options["rollout"] = Rollout(dynamic_sampling=dynamic, prioritize=not dynamic)
     update = Update(max_tokens_per_microbatch=200, share_prompts=row["prompts"] == "shared")
-    trainer = make(ExactGRPOTrainer, folder, update=update, **options, **more)
+    trainer = make(ExactGRPOTrainer, folder, update=update, **options | more)
     engine = row["engine"] != "transformers"
     trainer._generate_single_turn = drawn(trainer, row["tools"] != "none", engine)
     if engine:
         with_engine(trainer)
-        trainer.engine_check.next = math.inf  # these are log-probabilities of no policy
+        trainer.rollouts.engine_check.next = math.inf  # these are log-probabilities of no policy
     return trainer
 
 
@@ -280,9 +284,9 @@ class StockMaxRL(GRPOTrainer):
         return batch
 
 
-def stock(row: Row, folder: Path, trainer: Any, kept: Sequence[Sequence[Completion]]) -> Any:
+def stock(row: Row, folder: Path, trainer: Any, kept: Sequence[Sequence[Completion]], **more: Any) -> Any:
     """Stock TRL with the features of a row; it replays what dynamic sampling has kept."""
-    options, kind = options_of(row, folder / "stock"), GRPOTrainer
+    options, kind = options_of(row, folder / "stock") | more, GRPOTrainer
     if row["loss"] == "maxrl":
         options["loss_type"], kind = "dr_grpo", StockMaxRL
     if row["loss"] == "dppo":  # without what it masks, it is DAPO with the ratio to what has sampled the tokens
@@ -298,6 +302,8 @@ def stock(row: Row, folder: Path, trainer: Any, kept: Sequence[Sequence[Completi
         other._tokenize_prompts = lambda prompts: (*(found := tokenize(prompts))[:2], as_tensors(found[2]))
     if row["weights"] == "QLoRA":
         train_in_float32(other.model)  # as ours does; TRL's adapters are in bfloat16
+    if other.accelerator.is_fsdp2:
+        prepare_for_fsdp(other.model)
     engine = row["engine"] != "transformers"
     if not kept:
         other._generate_single_turn = drawn(other, row["tools"] != "none", engine)
@@ -358,7 +364,7 @@ def trained(row: Row, folder: Path) -> tuple[Record, Record, Any]:
     """What our trainer computes with the features of a row, and what stock TRL does; and our trainer."""
     saving = {"save_strategy": "steps", "save_steps": 1} if row["resume"] == "yes" else {}
     mine = ours(row, folder / "ours", **saving)
-    kept = note_kept(mine) if mine.sampling else []
+    kept = note_kept(mine) if mine.rollouts.sampling else []
     references = References(mine)
     mine.add_callback(references)
     record = train(mine)
@@ -366,6 +372,34 @@ def trained(row: Row, folder: Path) -> tuple[Record, Record, Any]:
     theirs.add_callback(References(theirs, references.weights))
     start_from = record.weights if row["weights"] != "QLoRA" else ()
     return record, train(theirs, start_from), mine
+
+
+def check_sharded(row: Row, folder: Path, shard: str) -> None:
+    """Train with a sharded policy, as we do and as TRL does, and compare how the weights change in all steps.
+
+    Args:
+        folder: shared by all processes.
+        shard: a choice of `conf/shard`.
+    """
+    resumes = row["resume"] == "yes"
+    options = shard_options(shard)
+    if not resumes:  # FSDP2 cannot resume without a state; AdamW's division by it multiplies rounding
+        options |= {"optim": "sgd", "learning_rate": 0.01}
+    saving = {"save_strategy": "steps", "save_steps": 1} if resumes else {}
+    mine = ours(row, folder / "ours", **options, **saving)
+    kept = note_kept(mine) if mine.rollouts.sampling else []
+    changed, _ = change(mine)
+    expected, _ = change(stock(row, folder, mine, kept, **options))
+    ended, resumed = Weights(mine).now(), Weights(mine).now()
+    if resumes:
+        again = ours(row, folder / "resumed", **options)
+        again.train(resume_from_checkpoint=str(folder / "ours" / "checkpoint-1"))
+        resumed = Weights(again).now()
+    if expected:  # on the first process, once nothing is left to do together
+        difference = relative_difference(changed, expected)
+        assert norm(expected) > 1e-5
+        assert difference <= (1e-3 if resumes else 1e-4), f"after {STEPS} steps: {difference}"
+        assert relative_difference(resumed, ended) == 0
 
 
 def norm(gradients: dict[str, torch.Tensor]) -> float:

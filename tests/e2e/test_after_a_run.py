@@ -132,7 +132,7 @@ def test_a_gguf_file_becomes_safetensors_once(
 
     monkeypatch.setattr(policy, "HF_HOME", str(tmp_path))
     model = composed("+experiment=smollm2").model
-    model = policy.available(model)
+    model = policy.as_safetensors(model)
     folder = Path(model.model_name_or_path)
     assert (folder.parent, model.gguf_file) == (tmp_path / "grpo", None)
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
@@ -140,6 +140,6 @@ def test_a_gguf_file_becomes_safetensors_once(
     assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
     written = (folder / "model.safetensors").stat().st_mtime_ns
     again = composed("+experiment=smollm2").model
-    again = policy.available(again)
+    again = policy.as_safetensors(again)
     assert again.model_name_or_path == str(folder)
     assert (folder / "model.safetensors").stat().st_mtime_ns == written

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.check import check
+from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
 from grpo.planning.fit import make_plan
 from grpo.run.session import run
@@ -41,7 +42,7 @@ def train(composed: Compose, run_dir: Path, *overrides: str) -> dict[str, Any]:
     config = composed(*SMALL, *overrides)
     check(config)
     run_dir.mkdir(exist_ok=True)
-    return run(config, run_dir)
+    return run(resolve(config, None), run_dir)
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -92,7 +93,8 @@ def test_a_run_leaves_what_the_run_directory_promises(
 def test_the_resolved_configuration_is_saved_as_it_ran(composed: Compose, tmp_path: Path) -> None:
     config = composed(*SMALL, "generation=auto", "task.eval.size=0", "train.max_steps=1")
     composed_before = config.copy()
-    run(config, tmp_path, make_plan(config))
+    plan = make_plan(config)
+    run(resolve(config, plan), tmp_path, plan)
     assert config == composed_before
     assert config.train.use_vllm is None
     resolved = OmegaConf.load(tmp_path / "resolved_config.yaml")
@@ -153,7 +155,7 @@ def qlora(composed: Compose, folder: Path) -> torch.nn.Module:
     config = composed(*SMALL, "peft=qlora")
     rewards = {"correctness": Reward("rewards.correctness.correctness", "correctness")}
     processing_class = policy.load_processing_class(config.model)
-    return make_trainer(config, folder, load_task(config.task), processing_class, rewards, Tools()).model
+    return make_trainer(resolve(config, None), folder, load_task(config.task), processing_class, rewards, Tools()).model
 
 
 def test_qlora_holds_its_base_in_four_bits(composed: Compose, tmp_path: Path) -> None:
@@ -354,7 +356,7 @@ def test_a_file_smaller_than_a_batch_fails_with_one_line(composed: Compose, tmp_
     overrides += [f"+task.dataset.data_files={tmp_path}/one.jsonl", "task.conversational=false"]
     overrides += ["train.per_device_train_batch_size=8", "train.num_generations=4"]
     with pytest.raises(ConfigError, match="1 problems to train on, and a batch takes 2"):
-        run(composed(*overrides), tmp_path)
+        run(resolve(composed(*overrides), None), tmp_path)
 
 
 def test_the_update_group_reaches_the_trainer_and_the_metrics(composed: Compose, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_segments_are_expandable_unless_the_engine_refuses_it(
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")  # so that it is removed again
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
-    prepare_gpu(composed(*overrides))
+    prepare_gpu(composed(*overrides).train)
     assert (os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == "expandable_segments:True") == expandable
 
 

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 def rollouts(trainer: Any, rows: list[Row]) -> tuple[list[Row], list, Any]:
     """Return rows with their images and what `rollout_func` adds, their prompts, and what TRL's `_generate` returns."""
-    rows = trainer.shown(rows)
+    rows = trainer.rollouts.shown(trainer, rows)
     prompts = begin(trainer, rows)
     found = trainer._generate(prompts)
     for name, values in found[5].items():
@@ -43,8 +43,8 @@ def answers(trainer: Any, rows: list[Row]) -> list[list[Row]]:
         with greedily(trainer), replaced(trainer, "num_generations_eval", 1), without_metrics(trainer):
             _, _, found = rollouts(trainer, rows)
     finally:
-        if trainer.tool_calls:
-            trainer.tool_calls.reset()
+        if trainer.rollouts.tool_calls:
+            trainer.rollouts.tool_calls.reset()
     return found[3]
 
 

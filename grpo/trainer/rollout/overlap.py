@@ -43,3 +43,11 @@ class Overlap:
                 with the policy, as it has to be the policy.
         """
         return self._drawn[0] if self._drawn and step + 1 < end else None
+
+    def begin_next(self, trainer: Any, before: float) -> None:
+        """Have the server begin the rollouts of the next step, if they can, and if it is before a step."""
+        rows = self.next_rows(trainer.state.global_step, min(trainer.state.max_steps, before))
+        self.begun = rows is not None
+        if rows:
+            ids, _, _ = trainer._tokenize_prompts([row["prompt"] for row in rows])
+            trainer.vllm_generation.begin(ids, trainer.num_generations)

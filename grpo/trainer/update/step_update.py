@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType, gather_object
 
-from grpo.config.options import Update
+from grpo.config.options import LOSS_MEANS, Update
 from grpo.trainer.batch import Batch, can_move, lengths, loss_mask, take
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import cost, has_work, loss_shares, too_long
@@ -44,11 +44,27 @@ class LossTraits:
     entropy_bonus: bool
     penalty: bool
     """Whether there is a KL penalty."""
+    divisible: bool = True
+    """Whether micro-batches add up to the loss; if not, TRL computes it at once."""
 
     @property
     def by_slice(self) -> bool:
         """Whether completions of TRL's slices cannot mix: the mean is over the tokens of a slice."""
         return self.mean == "tokens" or self.entropy_bonus
+
+
+def traits_of(trainer: Any) -> LossTraits:
+    """Return the traits of a trainer's loss."""
+    mean = trainer.own_loss.MEAN if trainer.own_loss else LOSS_MEANS.get(trainer.loss_type)
+    one_pass = trainer.top_entropy_quantile < 1.0 or trainer.aux_loss_enabled or mean is None
+    steps_in_backward = "lomo" in trainer.args.optim or trainer.args.optim.endswith("_layerwise")
+    return LossTraits(
+        mean,
+        trainer.importance_sampling_level == "sequence",
+        trainer._entropy_bonus_enabled,
+        penalty=trainer.beta != 0.0,
+        divisible=not (one_pass or steps_in_backward or trainer.args.n_gpu > 1),
+    )
 
 
 @dataclass
@@ -253,6 +269,15 @@ class StepUpdate:
         if self.accelerator.num_processes > 1:
             step = merge(gather_object([step]))
         return found | step.result() | {"update/max_tokens_per_microbatch": self.budget.tokens}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next steps depend on."""
+        return {"budget": self.budget.state_dict(), "guard": self.guard.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with what `state_dict` has returned."""
+        self.budget.load_state_dict(state["budget"])
+        self.guard.load_state_dict(state["guard"])
 
     def drop_gradients(self, model: Any) -> None:
         """Drop the gradients, so that a step of the optimizer changes nothing."""

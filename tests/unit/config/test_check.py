@@ -133,7 +133,10 @@ def test_close_names_are_offered_once() -> None:
         (["engine.staleness=2", "generation=vllm_server"], "engine.staleness=2: 0 or 1"),
         (["engine.staleness=1", "generation=vllm_colocate"], "engine.staleness=1: only a server generates while"),
         (["engine.staleness=1", "generation=vllm_server", "train.num_iterations=2"], "a generation has to be for one"),
-        (["engine.staleness=1", "generation=vllm_server", "+experiment=shapes"], "with text alone, and task.images is"),
+        (
+            ["engine.staleness=1", "generation=vllm_server", "+experiment=shapes"],
+            "with text alone, and the task has",
+        ),
         (
             ["update.max_tokens_per_microbatch=many"],
             "update.max_tokens_per_microbatch=many: `auto`, or a positive number",

@@ -15,10 +15,10 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grpo.builtin.tiny
-from grpo.config.batch import evaluated_at_once
+from grpo.config.batch import evaluated_at_once, processes
 from grpo.config.schema import train_arguments
 from grpo.data.task import load_held_out
-from grpo.evaluation.loop import Decoding, evaluate
+from grpo.evaluation.loop import Decoding, Evaluation, evaluate
 from grpo.evaluation.model import fingerprint
 from grpo.generation.local import Completer
 from rewards.isolation.reward import Reward
@@ -49,7 +49,8 @@ def run(
     generate: Any, problems: Dataset, grader: Reward, file: Path, batch: int = 24, **options: Any
 ) -> dict[str, Any]:
     decoding = Decoding(24, samples=options.pop("samples", 0), seed=options.pop("seed", 0))
-    return evaluate(generate, problems, grader, decoding, file, batch, Console(file=io.StringIO()), **options)
+    console = Console(file=io.StringIO())
+    return evaluate(generate, Evaluation(problems, grader, decoding, file, batch, console, **options))
 
 
 def test_the_batch_size_does_not_change_the_accuracy(
@@ -257,5 +258,5 @@ def test_an_evaluation_takes_as_many_problems_as_a_rollout(
     config = composed(
         "+gpu=any", "train.per_device_train_batch_size=32", "train.gradient_accumulation_steps=4", *overrides
     )
-    assert evaluated_at_once(config) == expected
+    assert evaluated_at_once(config.train, processes(config)) == expected
     assert "per_device_eval_batch_size" not in train_arguments(config.train) or overrides

@@ -12,6 +12,7 @@ import pytest
 from omegaconf import DictConfig
 
 from grpo import serve as launcher
+from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
 from grpo.generation import vllm_server
 from grpo.generation.server_key import KEY, MIDDLEWARE, KeyRequired, headers
@@ -63,11 +64,11 @@ def test_a_server_that_other_machines_reach_needs_a_key(
     monkeypatch.setattr(launcher, "installed_vllm", lambda: ("vllm", "0.31.0"))
     monkeypatch.delenv(KEY, raising=False)
     config = composed("generation=vllm_server", "train.vllm_server_host=0.0.0.0", "train.vllm_server_port=0")
-    assert "--middleware" not in command(config)
+    assert "--middleware" not in command(resolve(config, None))
     with pytest.raises(ConfigError, match=f"everyone who reaches it could replace the weights: set {KEY} to a secret"):
-        serve(config, tmp_path / "log")
+        serve(resolve(config, None), tmp_path / "log")
     monkeypatch.setenv(KEY, "s3cret")
-    words = command(config)
+    words = command(resolve(config, None))
     assert words[words.index("--middleware") + 1] == MIDDLEWARE == "grpo.generation.server_key.KeyRequired"
     assert not any("s3cret" in word for word in words), "everyone on the machine sees command lines"
 

@@ -10,11 +10,11 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.schema import ROOT
+from grpo.config.transport import SAME_LAYOUT
 from grpo.generation.shared_weights import fingerprint, share
 from grpo.generation.vllm_on_cpu import loadable
 from grpo.model.policy import without_weights
 from grpo.utils.errors import GenerationError
-from grpo.vllm_lora import SAME_LAYOUT
 
 TINY = ROOT / "grpo" / "builtin" / "tiny"
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}

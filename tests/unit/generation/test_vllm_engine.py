@@ -26,6 +26,7 @@ from grpo.generation.vllm_engine import PolicyEngine, answer
 from grpo.rundir.resume import newest_checkpoint
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.resume import keep_steps
 from grpo.trainer.rollout import engine_check
 from grpo.trainer.token_budget import TokenBudget
 from grpo.utils.errors import GenerationError
@@ -444,7 +445,7 @@ def test_a_crash_of_the_engine_keeps_the_completed_steps(tmp_path: Path) -> None
     made.add_callback(Crash(made, 2))
     with pytest.raises(GenerationError, match="vLLM failed while it took the policy's weights"):
         made.train()
-    made.keep()
+    keep_steps(made)
     kept = newest_checkpoint(tmp_path)
     assert kept is not None
     assert kept.name == "checkpoint-2"

@@ -22,6 +22,7 @@ from urllib3.util import Retry
 
 from grpo import serve as launcher
 from grpo.config.batch import longest_request
+from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
 from grpo.generation import vllm_server
 from grpo.generation.server_key import KEY
@@ -36,7 +37,7 @@ SERVER = "generation=vllm_server"
 
 
 def check(config: DictConfig) -> None:
-    check_server(config.train, config.model.model_name_or_path, longest_request(config))
+    check_server(config.train, config.model.model_name_or_path, longest_request(config.task, config.train))
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
@@ -109,7 +110,7 @@ def test_what_is_no_vllm_server_is_told(composed: Compose, healthy: int, monkeyp
 
 def test_the_server_gets_what_trl_needs_and_stays_local(composed: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "installed_vllm", lambda: ("vllm", "0.31.0"))
-    words = command(composed("+gpu=h100", SERVER, "train.vllm_server_port=8123", "peft=none"))
+    words = command(resolve(composed("+gpu=h100", SERVER, "train.vllm_server_port=8123", "peft=none"), None))
     options = dict(pairwise(words))
     assert options["--host"] == "127.0.0.1"
     assert options["--port"] == "8123"
@@ -126,7 +127,7 @@ def test_a_server_for_adapters_takes_their_rank_and_no_weights(
     composed: Compose, monkeypatch: pytest.MonkeyPatch, peft: str, quantization: str | None
 ) -> None:
     monkeypatch.setattr(launcher, "installed_vllm", lambda: ("vllm", "0.31.0"))
-    words = command(composed("+gpu=h100", SERVER, f"peft={peft}", "peft.r=20"))
+    words = command(resolve(composed("+gpu=h100", SERVER, f"peft={peft}", "peft.r=20"), None))
     options = dict(pairwise(words))
     assert "--enable-lora" in words
     assert options["--max-lora-rank"] == "32"
@@ -140,7 +141,7 @@ def test_an_address_in_full_goes_before_host_and_port(composed: Compose) -> None
 
 def test_a_port_in_use_is_one_line(composed: Compose, healthy: int, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"port {healthy} of 127.0.0.1 is in use: choose another with train.vllm_ser"):
-        serve(composed(SERVER, f"train.vllm_server_port={healthy}"), tmp_path / "log")
+        serve(resolve(composed(SERVER, f"train.vllm_server_port={healthy}"), None), tmp_path / "log")
 
 
 def test_vllm_options_without_dashes_fail_with_one_line() -> None:
@@ -162,7 +163,7 @@ def served(composed: Compose, tmp_path_factory: pytest.TempPathFactory) -> Itera
         patch.setattr(launcher, "more_options", ["--enforce-eager"])
         config = composed(SERVER, f"train.vllm_server_port={free_port()}")
         patch.setenv(KEY, "a secret of this test")
-        process = psutil.Process(serve(config, tmp_path_factory.mktemp("server") / "log"))
+        process = psutil.Process(serve(resolve(config, None), tmp_path_factory.mktemp("server") / "log"))
         yield config, process
     if process.is_running():
         process.terminate()
@@ -241,7 +242,7 @@ def test_a_server_that_cannot_come_up_says_why(
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "100000")  # GiB
     monkeypatch.setattr(launcher, "more_options", ["--enforce-eager"])
     with pytest.raises(RunError, match=r"the server ended with status 1: .*is less than requested memory for kv"):
-        serve(composed(SERVER, f"train.vllm_server_port={free_port()}"), tmp_path / "log")
+        serve(resolve(composed(SERVER, f"train.vllm_server_port={free_port()}"), None), tmp_path / "log")
 
 
 @pytest.mark.vllm

@@ -11,10 +11,11 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.check import check
+from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
 from grpo.planning import fit, from_config, machine
 from grpo.planning.advice import MAX_SUGGESTIONS, Planner, advise
-from grpo.planning.fit import HEADROOM, Plan, make_plan, settled
+from grpo.planning.fit import HEADROOM, Plan, make_plan
 from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.vllm_share import USEFUL_TOKENS
 from grpo.planning.workload import Sharding
@@ -111,16 +112,15 @@ def test_a_model_of_text_with_images_is_refused(composed: Compose) -> None:
 
 def test_the_plan_settles_open_values_only_for_this_machine(composed: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     line = ("+gpu=rtx3080", "generation=vllm_colocate")
-    elsewhere = composed(*line)
-    elsewhere = settled(elsewhere, make_plan(elsewhere))
-    assert elsewhere["update"].max_tokens_per_microbatch == "auto"
+    config = composed(*line)
+    elsewhere = resolve(config, make_plan(config))
+    assert elsewhere.update.max_tokens_per_microbatch == "auto"
     assert elsewhere.train.vllm_gpu_memory_utilization == 0.3
     monkeypatch.setattr(machine, "free_gpu_memory", lambda processes: ("RTX 3080", 16 * GB, 15 * GB))
-    here = composed(*line)
-    plan = make_plan(here)
+    plan = make_plan(config)
     assert plan.capacity_gb == 15, "what others have taken is not there"
-    here = settled(here, plan)
-    assert here["update"].max_tokens_per_microbatch == plan.settings["update.max_tokens_per_microbatch"]
+    here = resolve(config, plan)
+    assert here.update.max_tokens_per_microbatch == plan.settings["update.max_tokens_per_microbatch"]
     assert here.train.vllm_gpu_memory_utilization == plan.settings["train.vllm_gpu_memory_utilization"]
 
 
@@ -258,8 +258,7 @@ def test_generation_auto_takes_vllm_where_it_works_fits_and_pays(
     assert plan.settings["train.use_vllm"] is chosen
     assert config.train.use_vllm is None, "planning changes nothing"
     plan.here = True
-    config = settled(config, plan)
-    assert config.train.use_vllm is chosen
+    assert resolve(config, plan).train.use_vllm is chosen
 
 
 def test_vllm_over_several_gpus_needs_less_of_each(composed: Compose) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from grpo.config.resolve import resolve
 from grpo.data.task import load_task
 from grpo.run.trainer import make_trainer
 from grpo.tools.running import Tools
@@ -45,4 +46,4 @@ def test_gradients_that_are_offloaded_can_be_clipped(
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "init_process_group", init_process_group)
     with pytest.raises(GroupMade, match=f"^{backend}$"):
-        make_trainer(config, tmp_path, problems, None, {}, Tools())
+        make_trainer(resolve(config, None), tmp_path, problems, None, {}, Tools())

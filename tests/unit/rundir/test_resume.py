@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from grpo.rundir.files import RESOLVED_CONFIG
 from grpo.rundir.lock import LOCK
-from grpo.rundir.resume import continue_interrupted, differences, newest_checkpoint, resolve
+from grpo.rundir.resume import continue_interrupted, differences, named_checkpoint, newest_checkpoint
 from grpo.utils.errors import ConfigError
 from grpo.utils.manifest import seal
 
@@ -73,7 +73,7 @@ def test_a_torn_checkpoint_is_skipped_and_that_is_printed(
     assert said.startswith(f"skipped: checkpoint-10 is torn, {name} ")
     assert said.count("\n") == 1
     with pytest.raises(ConfigError, match=f"the checkpoint is torn, {name} "):
-        resolve(str(newest), tmp_path)
+        named_checkpoint(str(newest), tmp_path)
 
 
 def test_a_run_never_starts_anew_over_torn_checkpoints_alone(tmp_path: Path) -> None:
@@ -81,12 +81,12 @@ def test_a_run_never_starts_anew_over_torn_checkpoints_alone(tmp_path: Path) -> 
         file = write_checkpoint(tmp_path, step) / "optimizer.pt"
         file.write_bytes(zeroed(file.read_bytes()))
     with pytest.raises(ConfigError, match=r"checkpoint-10 is torn, .*; checkpoint-5 is torn, .*; no checkpoint"):
-        resolve("auto", tmp_path)
+        named_checkpoint("auto", tmp_path)
 
 
 def test_a_checkpoint_that_was_not_written_to_its_end_is_none(tmp_path: Path) -> None:
     (write_checkpoint(tmp_path, 5) / "manifest.json").unlink()
-    assert resolve("auto", tmp_path) is None
+    assert named_checkpoint("auto", tmp_path) is None
 
 
 def test_what_a_killed_deletion_has_left_is_skipped(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_manifest_that_is_no_manifest_is_a_torn_checkpoint(tmp_path: Path) -> 
     for content in ("", "[]", '{"a": 1}', "\x00" * 20):
         (write_checkpoint(tmp_path / str(len(content)), 5) / "manifest.json").write_text(content)
         with pytest.raises(ConfigError, match="checkpoint-5 is torn, it cannot be read"):
-            resolve("auto", tmp_path / str(len(content)))
+            named_checkpoint("auto", tmp_path / str(len(content)))
 
 
 def test_the_newest_whole_checkpoint_is_the_one_with_most_steps(tmp_path: Path) -> None:
@@ -113,21 +113,21 @@ def test_the_newest_whole_checkpoint_is_the_one_with_most_steps(tmp_path: Path) 
 
 def test_a_run_directory_and_a_checkpoint_can_be_named(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "run", 5)
-    assert resolve(str(tmp_path / "run"), tmp_path / "other") == checkpoint
-    assert resolve(str(checkpoint), tmp_path / "other") == checkpoint
-    assert resolve("auto", tmp_path / "run") == resolve(True, tmp_path / "run") == checkpoint
-    assert resolve("auto", tmp_path / "other") is None
-    assert resolve(None, tmp_path / "run") is None
+    assert named_checkpoint(str(tmp_path / "run"), tmp_path / "other") == checkpoint
+    assert named_checkpoint(str(checkpoint), tmp_path / "other") == checkpoint
+    assert named_checkpoint("auto", tmp_path / "run") == named_checkpoint(True, tmp_path / "run") == checkpoint
+    assert named_checkpoint("auto", tmp_path / "other") is None
+    assert named_checkpoint(None, tmp_path / "run") is None
 
 
 def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no complete checkpoint"):
-        resolve(str(tmp_path), tmp_path)
+        named_checkpoint(str(tmp_path), tmp_path)
     with pytest.raises(ConfigError, match="no such directory"):
-        resolve(str(tmp_path / "nothing"), tmp_path)
+        named_checkpoint(str(tmp_path / "nothing"), tmp_path)
     (write_checkpoint(tmp_path, 5) / "manifest.json").unlink()
     with pytest.raises(ConfigError, match="no complete checkpoint"):
-        resolve(str(tmp_path / "checkpoint-5"), tmp_path)
+        named_checkpoint(str(tmp_path / "checkpoint-5"), tmp_path)
 
 
 @pytest.fixture

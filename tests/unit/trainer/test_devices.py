@@ -14,6 +14,7 @@ from trl import GRPOTrainer
 
 from grpo.data.task import load_held_out
 from grpo.evaluation.in_training import evaluate_policy
+from grpo.evaluation.loop import Decoding, Evaluation
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.batch import idle
 from grpo.trainer.placement import train_in_float32
@@ -72,7 +73,8 @@ def test_evaluations_of_a_float32_policy_compute_in_bfloat16_too(
     try:
         for trains in (True, False):
             console = Console(file=io.StringIO())
-            evaluate_policy(trainer, held_out, grader, 4, 2, None, tmp_path / "evaluation.jsonl", console)
+            evaluation = Evaluation(held_out, grader, Decoding(4), tmp_path / "evaluation.jsonl", 2, console)
+            evaluate_policy(trainer, evaluation)
             assert set(dtypes) == {torch.bfloat16}, f"before the training: {trains}"
             dtypes.clear()
             if trains:

@@ -200,7 +200,7 @@ def test_nothing_of_a_step_that_failed_reaches_a_second_training(tmp_path: Path)
     trainer._prepare_inputs = fail_at_the_third_slice
     with pytest.raises(RuntimeError, match="network"):
         trainer.train()
-    assert trainer._slices
+    assert trainer.slices
     trainer.generations = -1  # the rollouts of `tests.stock_trl` count them
     again = train(trainer)
     for gradient, first in zip(again.gradients, untouched.gradients, strict=True):

@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from grpo.launching.elastic import first_cause
 from grpo.run import outcome
+from grpo.trainer.memory_readings import MemoryReadings
 from grpo.utils import distributed
 from grpo.utils.errors import RunError
 from tests.commands import Forked
@@ -110,11 +111,15 @@ def test_a_process_that_waits_in_c_ends_after_another_failed(tmp_path: Path, rea
             process.communicate()
 
 
-def test_a_process_that_is_stopped_for_another_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    summary: dict[str, str] = {"status": "running"}
-    outcome.give_way(summary)
-    assert summary == {"status": "running"}, "nobody has failed"
+def test_a_process_that_is_stopped_for_another_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped() -> dict[str, str]:
+        with outcome.Outcome(tmp_path, None, MemoryReadings(on_gpu=False)):
+            raise KeyboardInterrupt("SIGTERM while evaluating")
+        return json.loads((tmp_path / "summary.json").read_text())
+
+    assert stopped()["status"] == "stopped", "nobody has failed"
     monkeypatch.setattr(outcome, "first_failure", lambda: "failed: the reward is asleep")
     with pytest.raises(RunError, match="failed: the reward is asleep"):
-        outcome.give_way(summary)
-    assert summary == {"status": "failed", "reason": "the reward is asleep"}
+        stopped()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["status"], summary["reason"]) == ("failed", "the reward is asleep")

@@ -134,5 +134,5 @@ def test_images_in_tiles_follow_their_prompts_into_the_check(tmp_path: Path) -> 
     trainer.model.train()
     parts = {"prompt_ids": prompts, "prompt_mask": mask[:, :4], "completion_ids": completions}
     parts |= {"completion_mask": mask[:, 4:], "sampling_per_token_logps": logps}
-    found = trainer.engine_check.compare(trainer, parts | images)
+    found = trainer.rollouts.engine_check.compare(trainer, parts | images)
     assert found["engine/logp_difference"] == pytest.approx(0.0, abs=1e-6)

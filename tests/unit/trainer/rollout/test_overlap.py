@@ -8,7 +8,7 @@ import torch
 import transformers
 from trl import GRPOConfig
 
-from grpo.config.options import Engine
+from grpo.config.options import Engine, Rollout
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout.overlap import Overlap
 from grpo.utils.diagnosis import why_not_stale
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> ExactGRPOTrainer:
     trainer = ours(tmp_path_factory.mktemp("overlap"))
-    trainer.overlap = Overlap()
+    trainer.rollouts.overlap = Overlap()
     return trainer
 
 
@@ -40,7 +40,7 @@ def test_the_next_steps_first_batch_is_known_within_the_epoch(trainer: ExactGRPO
     batches = iter([[index] for index in range(4)])
     for following in ([2], None):
         trainer.get_batch_samples(batches, 2, CPU)
-        assert trainer.overlap.next_rows(0, 10) == following
+        assert trainer.rollouts.overlap.next_rows(0, 10) == following
 
 
 def test_an_epoch_that_was_left_leaves_nothing_to_the_next(trainer: ExactGRPOTrainer) -> None:
@@ -73,10 +73,16 @@ def test_a_trainer_without_a_server_refuses(tmp_path: Path) -> None:
         ({"num_iterations": 2}, "a generation has to be for one step"),
         ({"steps_per_generation": 4}, "a generation has to be for one step"),
         ({"generation_batch_size": 16}, "a generation has to be for one step"),
+        ({"images": True}, "works with text alone"),
+        ({"tools": True}, "the turns of a conversation cannot begin"),
+        ({"rollout": Rollout(prioritize=True)}, "rollout.prioritize=true takes them as needed"),
     ],
 )
 def test_what_cannot_overlap_is_named(tmp_path: Path, options: dict[str, Any], reason: str | None) -> None:
     server = {"use_vllm": True, "vllm_mode": "server", "use_cpu": True, "bf16": False}
-    args = GRPOConfig(str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=2, **(server | options))
-    found = why_not_stale(args)
+    features = {"rollout": Rollout(), "images": False, "tools": False}
+    given = {name: options.get(name, value) for name, value in features.items()}
+    options = server | {name: value for name, value in options.items() if name not in features}
+    args = GRPOConfig(str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=2, **options)
+    found = why_not_stale(args, **given)
     assert found is None if reason is None else reason in (found or "")

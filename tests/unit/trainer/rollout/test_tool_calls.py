@@ -20,7 +20,9 @@ from grpo.builtin.tasks.calculator import calculator
 from grpo.config.options import Rollout
 from grpo.config.schema import ROOT
 from grpo.evaluation.in_training import evaluate_policy
+from grpo.evaluation.loop import Decoding, Evaluation
 from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.rollout.episodes import answers
 from rewards.isolation.reward import Reward
 from tests.stock_trl import (
     KL_FOUR_SLICES,
@@ -171,7 +173,7 @@ def test_an_engine_reads_the_descriptions_of_tools_beside_images(tmp_path: Path)
     trainer = with_tools(ExactGRPOTrainer, tmp_path, tools=[calculator], **known)
     given: list[list[list[int]]] = []
     trainer.use_vllm, trainer.vllm_mode = True, "colocate"
-    trainer.vllm_generation = SimpleNamespace(give_images=lambda *prompts: given.extend(prompts))
+    trainer.vllm_generation = SimpleNamespace(expands_images=True, give_images=lambda *prompts: given.extend(prompts))
     row = trainer.train_dataset[0]
     trainer._tokenize_prompts([prepare_multimodal_messages(row["prompt"], row["images"])])
     expanded, unexpanded = ([token for token in ids[0] if token != processor.image_token_id] for ids in given)
@@ -242,7 +244,7 @@ def test_an_evaluation_calls_tools_greedily_and_leaves_no_trace(tmp_path: Path) 
     trainer._generate_single_turn = noted
     before = trainer.generation_config
     trainer.model.eval()
-    conversations = trainer.answers([trainer.train_dataset[row] for row in range(8)])
+    conversations = answers(trainer, [trainer.train_dataset[row] for row in range(8)])
     assert set(how) == {(False, 1)}
     assert len(how) == 3  # a turn, and one after each of two calls
     assert any(message["role"] == "tool" for messages in conversations for message in messages)
@@ -259,7 +261,8 @@ def test_an_evaluation_has_no_more_environments_than_a_rollout(tmp_path: Path) -
     held_out = trainer.train_dataset.add_column("answer", ["7"] * 48)
     grader, console = Reward("rewards.correctness.correctness", "correctness"), Console(file=io.StringIO())
     try:
-        result = evaluate_policy(trainer, held_out, grader, 60, 8, None, tmp_path / "evaluation.jsonl", console)
+        evaluation = Evaluation(held_out, grader, Decoding(60), tmp_path / "evaluation.jsonl", 8, console)
+        result = evaluate_policy(trainer, evaluation)
     finally:
         grader.close()
     assert result["samples"] == 48 > rows

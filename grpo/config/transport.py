@@ -1,12 +1,14 @@
-"""Whether vLLM takes a policy's LoRA adapter as it is, or only merged into the weights."""
+"""What a vLLM engine gets of a policy: its LoRA adapter or all weights, and which weights exist once; and why."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from grpo.config.options import VLLM
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -41,13 +43,36 @@ SAME_LAYOUT = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "p
 """Families whose weights in transformers are rows of vLLM's; a test compares them bit for bit."""
 
 
-def sends_adapter(config: "DictConfig") -> bool:
-    """Whether vLLM gets the adapter alone."""
-    return config.peft is not None and config.engine.lora == "adapter" and why_merged(config) is None
+@dataclass(frozen=True)
+class Transport:
+    """What a vLLM engine gets of a policy before each generation."""
+
+    adapter: bool
+    """Whether it gets the LoRA adapter alone; if not, all weights, with an adapter merged in."""
+    merged_because: str | None
+    """Why an adapter is merged; None if it is not, or if there is none."""
+    unshared_because: str | None
+    """Why policy and engine cannot have one copy of the frozen weights; None if they can."""
+    dtype: str
+    """Data type in which the policy computes, and an engine beside it."""
+
+
+def transport_of(config: "DictConfig", family: str | None = None) -> Transport:
+    """Return what vLLM gets of the policy of a configuration, if it generates: the one place that decides it.
+
+    Args:
+        family: `model_type` of the policy; None if it is not known.
+    """
+    if config.engine.backend != VLLM:
+        reason = f"engine.backend={config.engine.backend} takes all weights, into its own"
+        return Transport(False, reason if config.peft is not None else None, reason, computed_in(config))
+    merged = why_merged(config) if config.peft is not None else None
+    adapter = config.peft is not None and merged is None
+    return Transport(adapter, merged, why_not_shared(config, merged, family), computed_in(config))
 
 
 def why_merged(config: "DictConfig") -> str | None:
-    """Return why vLLM gets the weights of a policy with LoRA merged; None if it can take the adapter."""
+    """Return why vLLM gets the weights of a policy with LoRA merged; None if it gets the adapter."""
     train = config.train
     if reason := why_not(config.peft):
         return reason
@@ -58,13 +83,14 @@ def why_merged(config: "DictConfig") -> str | None:
         return "the server is on another machine, and vLLM reads adapters from a file"
     if train.vllm_mode == "colocate" and train.vllm_enable_sleep_mode:
         return "a sleeping engine (train.vllm_enable_sleep_mode) discards adapters"
-    return None
+    return None if config.engine.lora == "adapter" else f"engine.lora={config.engine.lora}"
 
 
-def why_not_shared(config: "DictConfig", family: str) -> str | None:
+def why_not_shared(config: "DictConfig", merged: str | None, family: str | None) -> str | None:
     """Return why policy and engine cannot have one copy of the frozen weights; None if they can.
 
     Args:
+        merged: why an adapter is merged; None if it is not.
         family: `model_type` of the policy.
     """
     train = config.train
@@ -72,8 +98,8 @@ def why_not_shared(config: "DictConfig", family: str) -> str | None:
         return "a server has weights of its own"
     if config.peft is None:
         return "all weights are trained"
-    if not sends_adapter(config):
-        return f"vLLM gets merged weights, {why_merged(config) or 'engine.lora=merged'}"
+    if merged:
+        return f"vLLM gets merged weights, {merged}"
     if config.peft.get("quantization"):
         return "vLLM packs quantized weights (peft.quantization) in its own way"
     if train.vllm_tensor_parallel_size > 1:

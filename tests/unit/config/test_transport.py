@@ -7,7 +7,7 @@ import pytest
 from omegaconf import DictConfig
 from peft import LoraConfig
 
-from grpo.vllm_lora import CHANGING, engine_rank, sends_adapter, why_merged, why_not, why_not_shared
+from grpo.config.transport import CHANGING, engine_rank, transport_of, why_not
 
 Compose = Callable[..., DictConfig]
 COLOCATED = ("generation=vllm_colocate", "peft=lora")
@@ -68,10 +68,10 @@ def test_an_adapter_that_vllm_cannot_take_is_merged_for_a_reason(options: dict, 
 def test_a_run_sends_its_adapter_unless_something_is_in_the_way(
     composed: Compose, overrides: list[str], reason: str | None
 ) -> None:
-    config = composed(*COLOCATED, *overrides)
-    assert why_merged(config) == reason
-    assert sends_adapter(config) == (reason is None)
-    assert not sends_adapter(composed(*COLOCATED, *overrides, "engine.lora=merged"))
+    transport = transport_of(composed(*COLOCATED, *overrides))
+    assert transport.merged_because == reason
+    assert transport.adapter == (reason is None)
+    assert not transport_of(composed(*COLOCATED, *overrides, "engine.lora=merged")).adapter
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,12 @@ def test_a_run_sends_its_adapter_unless_something_is_in_the_way(
 def test_frozen_weights_exist_once_unless_something_prevents_it(
     composed: Compose, overrides: list[str], reason: str | None
 ) -> None:
-    assert why_not_shared(composed(*COLOCATED, *overrides), "llama") == reason
+    assert transport_of(composed(*COLOCATED, *overrides), "llama").unshared_because == reason
 
 
 def test_a_family_of_unknown_layout_has_weights_of_its_own(composed: Compose) -> None:
-    assert why_not_shared(composed(*COLOCATED), "olmo2") == "vLLM's layers have not been compared with those of olmo2"
+    reason = transport_of(composed(*COLOCATED), "olmo2").unshared_because
+    assert reason == "vLLM's layers have not been compared with those of olmo2"
 
 
 def test_an_engine_holds_the_rank_of_the_adapter() -> None:

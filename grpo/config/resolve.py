@@ -1,0 +1,84 @@
+"""A configuration as it is run: the choices of the plan in it, TRL's defaults where there are none, decided once."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig, OmegaConf
+
+from grpo.config.batch import processes
+from grpo.config.library import GRPO_CONFIG, library_fields
+from grpo.config.options import Engine, Rollout, Update
+from grpo.config.schema import PLANNED
+from grpo.config.transport import Transport, transport_of
+
+if TYPE_CHECKING:
+    from grpo.planning.fit import Plan
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The groups of a configuration as it is run. Functions get those that they need."""
+
+    config: DictConfig
+    """All of it, read-only; written to `resolved_config.yaml`."""
+    model: DictConfig
+    task: DictConfig
+    reward: DictConfig
+    peft: DictConfig | None
+    train: DictConfig
+    plan: DictConfig
+    update: Update
+    engine: Engine
+    rollout: Rollout
+    transport: Transport
+    """What vLLM gets of the policy, if it generates."""
+    processes: int
+    """That train."""
+
+    @classmethod
+    def of(cls, config: DictConfig, transport: Transport) -> "Resolved":
+        """Return the groups of a configuration whose choices have been made."""
+        OmegaConf.set_readonly(config, True)
+        return cls(
+            config,
+            config.model,
+            config.task,
+            config.reward,
+            config.peft,
+            config.train,
+            config.plan,
+            Update(**config["update"]),  # `.update` is a method
+            Engine(**config.engine),
+            Rollout(**config.rollout),
+            transport,
+            processes(config),
+        )
+
+    def with_model(self, model: DictConfig) -> "Resolved":
+        """Return the same with another group `model`: that of the files on this machine."""
+        config = self.config.copy()
+        OmegaConf.set_readonly(config, False)
+        config.model = model
+        return Resolved.of(config, self.transport)
+
+
+def resolve(config: DictConfig, plan: "Plan | None") -> Resolved:
+    """Return a composed and checked configuration with the plan's choices for this machine.
+
+    Args:
+        plan: of it; None if it could not be planned.
+    """
+    config = config.copy()
+    train, update = config.train, config["update"]
+    settings = plan.settings if plan and plan.here else {}
+    if plan and plan.here and not plan.unified and update.max_tokens_per_microbatch == "auto":
+        update.max_tokens_per_microbatch = settings["update.max_tokens_per_microbatch"]
+    for name in PLANNED:
+        if train[name] is None:
+            train[name] = settings.get(f"train.{name}", library_fields(GRPO_CONFIG)[name][1])
+    transport = transport_of(config, plan.family if plan else None)
+    if train.use_vllm and not transport.adapter:
+        config.engine.lora = "merged"
+    if config.engine.share_weights == "auto":
+        config.engine.share_weights = settings.get("engine.share_weights", False)
+    return Resolved.of(config, transport)

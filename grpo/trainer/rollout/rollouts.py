@@ -1,0 +1,272 @@
+"""From the problems of a step to scored completions."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo.config.options import Engine, Rollout
+from grpo.data.images import View, unexpanded
+from grpo.generation.vllm_engine import compute_type
+from grpo.trainer.batch import Batch, check, loss_mask
+from grpo.trainer.clock import StepClock
+from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.processes import own_part
+from grpo.trainer.rollout import advantages, engine_check, episodes, rounds
+from grpo.trainer.rollout.columns import kept_columns
+from grpo.trainer.rollout.dynamic_sampling import Completion, DynamicSampling
+from grpo.trainer.rollout.engine_check import EngineCheck
+from grpo.trainer.rollout.image_tokens import as_tensors, end_before
+from grpo.trainer.rollout.overlap import Overlap
+from grpo.trainer.rollout.problem_order import ProblemOrder
+from grpo.trainer.rollout.prompts_at_once import Generate, PromptsAtOnce
+from grpo.trainer.rollout.thumbnails import Thumbnails, strip_images
+from grpo.trainer.rollout.tool_calls import Counts, ToolCalls, is_answered, loggable
+from grpo.utils.diagnosis import why_not_stale
+from grpo.utils.patching import replaced
+
+log = logging.getLogger(__name__)
+Row = dict[str, Any]
+
+
+@dataclass
+class Rollouts:
+    """Makes the rollouts of a step around TRL's own methods: `make` calls TRL's, which calls the others in this order.
+
+    The trainer comes as an argument, with `stock`, TRL's method of the same purpose.
+    """
+
+    clock: StepClock
+    memory: MemoryReadings
+    engine_check: EngineCheck
+    prompts_at_once: PromptsAtOnce
+    thumbnails: Thumbnails
+    keep_columns: bool = False
+    """Whether the columns of the data, and small images, are logged with completions."""
+    sampling: DynamicSampling | None = None
+    """None to take the problems that the data loader gives."""
+    overlap: Overlap | None = None
+    """None to generate when completions are needed."""
+    tool_calls: ToolCalls | None = None
+    view: View | None = None
+    """Opens the images of each generation; None where the data has them open."""
+    _opened: dict[str, Any] = field(default_factory=dict)
+    """The images of the rollouts at hand."""
+    _rewards: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    """Of the rollouts at hand, (completions of all processes, rewards)."""
+    _kept: list[Completion] | None = None
+    """Completions of all processes that dynamic sampling has made, while TRL continues with them."""
+
+    def make(self, trainer: Any, rows: list[Row], stock: Callable[[list[Row]], Batch]) -> Batch:
+        """Return rollouts with their advantages, and the step at which they were made.
+
+        The step is that of training: an evaluation in between makes rollouts too.
+        """
+        training = trainer.model.training
+        with self.clock.of("rollout", training):
+            if self.sampling and training:
+                batch = self._sampled(trainer, len(rows), stock)
+            else:
+                batch = stock(self.shown(trainer, rows))
+            check(batch)
+            group = trainer.num_generations if training else trainer.num_generations_eval
+            advantages.finish(trainer, batch, self._rewards, group, len(rows))
+            if trainer.use_vllm and training:
+                trainer.note(self.engine_check.compare(trainer, batch))
+            ratio = batch.get("importance_sampling_ratio")
+            if ratio is not None and trainer.vllm_importance_sampling_mode.endswith("_mask"):
+                fraction = engine_check.masked_fraction(trainer.accelerator, ratio, loss_mask(batch))
+                trainer.note({"sampling/masked_share": fraction})
+            for values in trainer._logs["extra"].values():  # a column that begins after other rows were logged
+                values.extendleft([None] * (len(trainer._logs["prompt"]) - len(values)))
+            if self.tool_calls and training:
+                trainer.note(self.tool_calls.metrics(trainer.accelerator))
+        self._opened.clear()
+        return batch | {"generated_at": torch.tensor(trainer.state.global_step)}
+
+    def _sampled(self, trainer: Any, count: int, stock: Callable[[list[Row]], Batch]) -> Batch:
+        """Return as many rollouts, those of groups with different rewards first, as if generated at once."""
+        assert self.sampling
+        wanted = count * trainer.accelerator.num_processes // trainer.num_generations
+        self._kept, metrics = self.sampling.fill(wanted, partial(rounds.score_groups, trainer))
+        trainer.note(metrics)
+        if self.has_taken_all(trainer.args):  # these are the last rollouts
+            every = trainer.args.steps_per_generation * trainer.num_iterations
+            more = max(1, every // trainer.args.gradient_accumulation_steps)
+            trainer.state.max_steps = trainer.state.global_step + more
+        mine = own_part(trainer.accelerator, self._kept)
+        rows = [trainer.train_dataset[one.problem] | {"prompt": one.prompt} for one in mine]
+        try:  # the episodes of environments are over
+            with replaced(trainer, "environment_factories", None), replaced(trainer, "environments", None):
+                return stock(self.shown(trainer, rows))
+        finally:
+            self._kept = None
+
+    def has_taken_all(self, args: Any) -> bool:
+        """Return whether all problems of all epochs have been taken, where no number of steps was asked for."""
+        if args.max_steps > 0 or not self.sampling:
+            return False
+        return self.sampling.order.taken >= args.num_train_epochs * self.sampling.order.count
+
+    def shown(self, trainer: Any, rows: list[Row]) -> list[Row]:
+        """Return rows with their images as the policy sees them."""
+        if not self.view:
+            return rows
+        with self.clock.of("data", trainer.model.training):
+            return self.view.shown(rows, self._opened)
+
+    def tokenize(self, trainer: Any, prompts: list, stock: Callable[[list], Any]) -> tuple[list, list | None, Batch]:
+        """Tokenize prompts; a backend that expands images itself gets those with images as text."""
+        prompt_ids, images, fields = stock(prompts)
+        images = images and [row or [] for row in images]  # processors refuse None, which TRL has for no image
+        if images and trainer.use_vllm and trainer.vllm_generation.expands_images:
+            options = {"chat_template": trainer.chat_template, **trainer.chat_template_kwargs}
+            given = unexpanded(trainer.processing_class, prompts, trainer.tools or (), **options)
+            trainer.vllm_generation.give_images(prompt_ids, given)
+        return prompt_ids, images, as_tensors(fields)
+
+    def generate(self, trainer: Any, prompts: list, stock: Callable[[list], Any]) -> Any:
+        """Return completions as TRL's `_generate`: made now, or those that dynamic sampling has kept."""
+        training = trainer.model.training
+        if self._kept is not None:
+            found = rounds.as_generated(trainer, self._kept)
+        else:
+            with self.clock.of("generate", training), self.memory.of("generate"):
+                found = stock(prompts)
+        if trainer.tools and training:
+            unanswered = torch.tensor([not is_answered(messages) for messages in found[3]], dtype=torch.float)
+            fraction = trainer.accelerator.gather(unanswered.to(trainer.accelerator.device)).mean().item()
+            trainer.note({"tools/unanswered": fraction})
+        if self.overlap and training:
+            trainer.note({"sampling/staleness": float(self.overlap.begun)})
+            self.overlap.begin_next(trainer, before=self.engine_check.next)
+        return found
+
+    def complete(
+        self, trainer: Any, prompts: list, images: list | None, fields: Batch, group: int, stock: Generate
+    ) -> tuple[list, list | None]:
+        """Complete prompts as TRL's `_generate_single_turn`; after an OOM of transformers' generate, fewer at once."""
+        checkpointing = trainer.model.is_gradient_checkpointing
+
+        def retry(limit: int) -> None:
+            if checkpointing:  # TRL switches it off for generation, and an exception keeps it off
+                trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
+            trainer.budget.retry()
+            log.warning("out of memory in generation: %d prompts at once from now on", limit)
+
+        if trainer.use_vllm:
+            found = stock(prompts, images, fields)
+        else:
+            given = (stock, prompts, images, fields, group, retry, trainer.survives)
+            found = (self.prompts_at_once.generate(*given), None)
+        token = getattr(trainer.processing_class, "image_token_id", None)
+        return found if token is None else end_before(token, trainer._tokenizer.eos_token_id, *found)
+
+    def score(
+        self, trainer: Any, rows: list[Row], prompts: list, completions: list, ids: list, stock: Callable[..., Any]
+    ) -> torch.Tensor:
+        """Return the rewards, (completions of all processes, rewards): given now, or when completions were kept."""
+        if self._kept is None:
+            self._rewards = self._scored(trainer, rows, prompts, completions, ids, stock)
+        else:
+            self._rewards = torch.tensor([one.rewards for one in self._kept], device=trainer.accelerator.device)
+            mine = own_part(trainer.accelerator, self._kept)
+            for column in dict.fromkeys(column for one in self._kept for column in one.columns):
+                trainer._log_completion_extra(column, [one.columns.get(column) for one in mine])
+        for column in trainer._logs["extra"].keys() - trainer._pending_extra_logs.keys():
+            trainer._log_completion_extra(column, [None] * len(prompts))  # as a table has all or none of a row
+        strip_images(rows, prompts)
+        if trainer.tools:
+            completions[:] = [[loggable(message) for message in messages] for messages in completions]
+        return self._rewards
+
+    def _scored(
+        self, trainer: Any, rows: list[Row], prompts: list, completions: list, ids: list, stock: Callable[..., Any]
+    ) -> torch.Tensor:
+        """Score completions as TRL does. It adds up the rewards that are not NaN: a failed one would count as 0."""
+        if self.keep_columns:
+            progress = min(1.0, (trainer.state.global_step + 1) / max(1, trainer.state.max_steps))
+            pictures = self.thumbnails if trainer.log_completions else None
+            for column, values in kept_columns(rows, trainer.reward_func_names, pictures, progress).items():
+                trainer._log_completion_extra(column, values)
+        with self.clock.of("reward", trainer.model.training):
+            rewards = stock(rows, prompts, completions, ids)
+        failed = torch.zeros(len(prompts), dtype=torch.bool, device=trainer.accelerator.device)
+        for function in trainer.reward_funcs:
+            isolated = getattr(function, "isolated", None)
+            failed[isolated.faulted if isolated else []] = True
+        rewards[trainer.accelerator.gather(failed)] = torch.nan
+        return rewards
+
+    def reset(self, trainer: Any) -> None:
+        """Forget what an earlier training has begun."""
+        if self.overlap:
+            self.overlap.reset()
+            trainer.vllm_generation.forget_begun()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next steps depend on."""
+        order = self.sampling.order.state_dict() if self.sampling else None
+        return {"prompts_at_once": self.prompts_at_once.limit, "order": order}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with what `state_dict` has returned."""
+        self.prompts_at_once.limit = state["prompts_at_once"]
+        if self.sampling and state["order"]:
+            self.sampling.order.load_state_dict(state["order"])
+
+
+def rollouts_of(
+    trainer: Any,
+    engine: Engine,
+    rollout: Rollout,
+    view: View | None,
+    keep_columns: bool,
+    tool_counts: Counts,
+    correct: str | None,
+) -> Rollouts:
+    """Return what makes the rollouts of a trainer, given the groups `engine` and `rollout` of the configuration.
+
+    Args:
+        trainer: with all that TRL's constructor sets.
+        view: as of `Rollouts`.
+        keep_columns: likewise.
+        tool_counts: returns calls and errors of this process so far, by tool.
+        correct: name of the reward that is 1 for a correct completion; the first if None.
+
+    Raises:
+        ValueError: two of these features do not work together, or not with the arguments of TRL.
+    """
+    columns = getattr(trainer.train_dataset, "column_names", None) or ()
+    images = not {"image", "images"}.isdisjoint(columns)
+    if engine.staleness and (reason := why_not_stale(trainer.args, rollout, images, bool(trainer.tools))):
+        raise ValueError(f"engine.staleness=1: {reason}")
+    sampling = None
+    if rollout.dynamic_sampling or rollout.prioritize:
+        if trainer._multi_environment:
+            raise ValueError("rollout.dynamic_sampling and rollout.prioritize: work with one environment only")
+        shuffle, number = trainer.shuffle_dataset, len(trainer.train_dataset)
+        order = ProblemOrder(number, trainer.args.seed, shuffle, rollout.prioritize)
+        weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))
+        processes = trainer.accelerator.num_processes
+        sampling = DynamicSampling(rollout, order, processes, weights, correct or trainer.reward_func_names[0])
+    own = episodes.BY_TRL if trainer.environment_factories else ()
+    names = [*(tool.__name__ for tool in trainer.tools or ()), *own]
+    dtype, device = compute_type(trainer.accelerator, trainer.model), trainer.accelerator.device.type
+    files = Path(trainer.args.output_dir) / "completions" / "images"
+    return Rollouts(
+        trainer.clock,
+        trainer.memory,
+        EngineCheck(dtype, device, of_script=trainer.rollout_func is not None),
+        PromptsAtOnce(trainer.processing_class),
+        Thumbnails(files, trainer.accelerator.num_processes),
+        keep_columns,
+        sampling,
+        Overlap() if engine.staleness else None,
+        ToolCalls(tool_counts, names) if trainer.tools else None,
+        view,
+    )

@@ -1,0 +1,53 @@
+"""A step, top to bottom."""
+
+import time
+from functools import partial
+from typing import Any
+
+import torch
+
+
+def step(trainer: Any, model: Any, inputs: Any) -> torch.Tensor:
+    """Generate and score the rollouts of an optimizer step, and compute their gradient; return the loss.
+
+    transformers calls it for each of the `gradient_accumulation_steps` slices of a step. After the last one it clips
+    the gradient (`_clip_grad_norm`), has its norm checked (`_get_grad_norm`), and steps the optimizer.
+
+    Args:
+        trainer: an `ExactGRPOTrainer`.
+        model: as accelerate has prepared it.
+        inputs: rows of the data, or of the rollouts that TRL has buffered.
+    """
+    started = time.perf_counter()
+    model.train()
+    if callable(getattr(trainer.optimizer, "train", None)):  # schedule-free optimizers
+        trainer.optimizer.train()
+
+    # generate, score, advantages: `Rollouts.make`, which TRL calls once for several slices, or for several steps
+    rollouts = dict(trainer._prepare_inputs(inputs))
+    if rollouts.pop("generated_at") == trainer.state.global_step:
+        # the old policy is still the policy: its importance weight is 1, and not 1 but for the rounding between
+        # two micro-batches, which in bfloat16 exceeds the clip range of GSPO
+        rollouts.pop("old_per_token_logps", None)
+    trainer.slices.append(rollouts)
+
+    loss = torch.zeros((), device=trainer.accelerator.device)
+    if trainer.accelerator.sync_gradients:
+        # micro-batches, losses, backward: all slices of the step at once
+        slices, trainer.slices = trainer.slices, []
+        entropies = partial(setattr, trainer, "_entropy_window_stats", trainer._entropy_window_stats)
+        with trainer.memory.of("update"):
+            grow = trainer.state.global_step > 0
+            loss, metrics = trainer.step_update.gradient(model, slices, restart=entropies, grow=grow)
+            trainer.clock.wait()
+        trainer.note(metrics)
+
+    every = trainer.args.torch_empty_cache_steps
+    if every and trainer.state.global_step % every == 0:
+        trainer.budget.release()
+    trainer._step += 1
+    trainer._current_train_step_time += time.perf_counter() - started
+    if trainer.accelerator.sync_gradients:
+        trainer.note({"step_time": trainer._current_train_step_time})
+        trainer._current_train_step_time = 0.0
+    return loss

@@ -1,0 +1,75 @@
+"""`Rollouts` without a trainer: what stands in its place is what TRL's methods read."""
+
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from grpo.config.options import Rollout
+from grpo.trainer.clock import StepClock
+from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
+from grpo.trainer.rollout.engine_check import EngineCheck
+from grpo.trainer.rollout.problem_order import ProblemOrder
+from grpo.trainer.rollout.prompts_at_once import PromptsAtOnce
+from grpo.trainer.rollout.rollouts import Rollouts
+from grpo.trainer.rollout.thumbnails import Thumbnails
+
+CPU = torch.device("cpu")
+
+
+def rollouts(folder: Path, **options: Any) -> Rollouts:
+    memory = MemoryReadings(on_gpu=False)
+    check = EngineCheck("float32", "cpu", of_script=False)
+    return Rollouts(StepClock(CPU), memory, check, PromptsAtOnce(None), Thumbnails(folder), **options)
+
+
+def stand_in() -> Any:
+    accelerator = SimpleNamespace(device=CPU, num_processes=1, process_index=0, gather=lambda tensor: tensor)
+    model = SimpleNamespace(training=True)
+    return SimpleNamespace(
+        model=model,
+        accelerator=accelerator,
+        num_generations=2,
+        reward_funcs=[],
+        reward_weights=torch.ones(1),
+        multi_objective_aggregation="sum_then_normalize",
+        own_loss=None,
+        use_vllm=False,
+        tools=None,
+        state=SimpleNamespace(global_step=3),
+        _logs={"extra": defaultdict(list), "advantages": [], "prompt": []},
+        _pending_extra_logs={},
+    )
+
+
+def test_rollouts_have_advantages_and_the_step_they_were_made_at(tmp_path: Path) -> None:
+    made, trainer = rollouts(tmp_path), stand_in()
+
+    def stock(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        def scores(*args: Any) -> torch.Tensor:
+            return torch.tensor([[0.1], [0.1], [0.0], [1.0]])
+
+        made.score(trainer, rows, [row["prompt"] for row in rows], [""] * 4, [[1]] * 4, scores)
+        return {"prompt_ids": torch.zeros(4, 1), "advantages": torch.tensor([1e-5, -1e-5, -1.0, 1.0])}
+
+    batch = made.make(trainer, [{"prompt": "?"}] * 4, stock)
+    assert batch["advantages"].tolist() == [0.0, 0.0, -1.0, 1.0]  # rounding of equal rewards is no advantage
+    assert int(batch["generated_at"]) == 3
+
+
+def test_rollouts_continue_where_they_were(tmp_path: Path) -> None:
+    def sampling() -> DynamicSampling:
+        order = ProblemOrder(10, 0, shuffle=True)
+        return DynamicSampling(Rollout(dynamic_sampling=True), order, 1, {"correct": 1.0}, "correct")
+
+    before, after = (rollouts(tmp_path, sampling=sampling()) for _ in range(2))
+    before.prompts_at_once.limit = 7
+    assert before.sampling
+    assert after.sampling
+    before.sampling.order.take(4)
+    after.load_state_dict(before.state_dict())
+    assert after.prompts_at_once.limit == 7
+    assert after.sampling.order.take(3) == before.sampling.order.take(3)
