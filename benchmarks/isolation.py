@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks.demo import ROOT
 from rewards.check import fn_and_kwargs
-from rewards.runtime.isolation import Reward
+from rewards.isolation.reward import Reward
 
 REWARDS = ["correctness", "format", "xml_format", "brevity", "repetition", "overlong"]
 COMPLETIONS, TOKENS, TIMES = 64, 786, 20

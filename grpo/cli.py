@@ -26,7 +26,7 @@ from grpo.utils.distributed import is_first_to_fail, log_name
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import visible_gpus
 from grpo.utils.patching import patched
-from rewards.runtime.process import check_system
+from rewards.isolation.process import check_system
 
 WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ
 

@@ -57,12 +57,10 @@ def read_reference(answer: str, size: Sequence[float] | None = None) -> numpy.nd
 def in_original(
     boxes: numpy.ndarray, coordinates: str, size: Sequence[float] | None, shown: Sequence[float] | None
 ) -> numpy.ndarray:
-    """Return boxes of a coordinate system in pixels of the original image.
+    """Return boxes of a coordinate system, a key of `COORDINATES`, in pixels of the original image.
 
     Args:
-        coordinates: a key of `COORDINATES`.
-        size: width and height of the original image, pixels.
-        shown: width and height of the image as the policy sees it, pixels.
+        size, shown: width and height of the original image and of the image that the policy sees, pixels.
 
     Raises:
         ValueError: a size is needed and missing.
@@ -77,11 +75,7 @@ def in_original(
 
 
 def sound(boxes: numpy.ndarray, size: Sequence[float] | None = None) -> numpy.ndarray:
-    """Return boxes clipped to an image; all zeros for one without area in it, with swapped corners, or not finite.
-
-    Args:
-        size: width and height of the image; None for no limits.
-    """
+    """Return boxes clipped to an image of this size; zeros without area in it, with swapped corners, or not finite."""
     inside = numpy.clip(boxes, 0, [*size, *size]) if size else boxes
     kept = numpy.isfinite(boxes).all(axis=1) & (inside[:, :2] < inside[:, 2:]).all(axis=1)
     return numpy.where(kept[:, None], inside, 0.0)

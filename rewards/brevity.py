@@ -16,7 +16,6 @@ def brevity(
     """Score the length of each completion.
 
     Args:
-        completion_ids: tokens of each completion.
         enough: tokens up to which the reward is 1, so that cutting a short answer gains nothing.
         limit: tokens from which on the reward is 0.
 

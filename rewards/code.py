@@ -3,13 +3,14 @@
 The code runs in a sandbox of bubblewrap, and the tests in another: see `rewards/sandbox/` and docs/rewards.md.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rewards.sandbox import bubblewrap
-from rewards.sandbox.verdict import at_once, verdict
+from rewards.sandbox.verdict import verdict
 from rewards.text import text_of
 
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -26,15 +27,14 @@ def code(
 ) -> list[float | Exception]:
     """Run the last fenced block of each completion, or all of it without one, and then its tests.
 
+    A row whose tests cannot be used gets an error.
+
     Args:
         tests: Python statements of each row, or lists of them, that raise an exception if the code is incorrect.
         entry_point: name of each row's function, for tests that define `check`, and where Python has that name too.
         seconds: limit on the wall time of a completion with its tests, seconds.
         memory_mb: limit on the address space of the code and on that of the tests, MiB.
         sandbox: `bubblewrap`, or `none` to run the code with your rights.
-
-    Returns:
-        A reward per completion, or the error of a row whose tests cannot be used.
     """
     programs = [(FENCED.findall(text_of(completion)) or [text_of(completion)])[-1] for completion in completions]
     statements = [one if isinstance(one, str) else "\n".join(one) for one in tests]
@@ -43,7 +43,8 @@ def code(
     def score(row: int) -> float | Exception:
         return verdict(programs[row], statements[row], names[row], seconds, memory_mb, sandbox != "none")
 
-    with ThreadPoolExecutor(at_once()) as pool:
+    at_once = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    with ThreadPoolExecutor(at_once) as pool:  # a program per processor of this process
         return list(pool.map(score, range(len(programs))))
 
 

@@ -18,12 +18,7 @@ def correctness(
     """Compare each completion's final answer with the reference.
 
     Args:
-        completions: strings, or lists of messages.
-        answer: reference answer of each row.
         find: places of the final answer in the order of the search; see `rewards.text.final_answer`.
-
-    Returns:
-        1.0 or 0.0 for each completion.
     """
     return [float(same(final_answer(text_of(c), find), str(a))) for c, a in zip(completions, answer, strict=True)]
 

@@ -8,10 +8,9 @@ from rewards.text import text_of
 
 
 def format(completions: Sequence[Any], pattern: str, **columns: Any) -> list[float]:
-    r"""Search each completion for a regular expression; `.` also matches line ends.
+    r"""Search each completion for a regular expression: anywhere, after `\A` at its start, before `\Z` at its end.
 
-    Args:
-        pattern: may match anywhere; `\A` anchors it to the start of the completion, `\Z` to its end.
+    `.` also matches line ends.
     """
     search = re.compile(pattern, re.DOTALL).search
     return [float(search(text_of(completion)) is not None) for completion in completions]

@@ -21,10 +21,9 @@ def model(
     """Return the model's score of each completion, one at a time.
 
     Args:
-        prompts: texts, or lists of messages.
-        completions: likewise.
-        model_name_or_path: a folder, or a name on the hub.
-        dtype: `float32`, `bfloat16` or `float16`.
+        prompts, completions: texts, or lists of messages.
+        model_name_or_path: a folder, or a name on the hub; safetensors alone.
+        dtype: of its weights and its computation: `float32`, `bfloat16` or `float16`.
         revision: branch, tag or commit on the hub.
     """
     scorer, tokenizer = loaded(model_name_or_path, dtype, revision)

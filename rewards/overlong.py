@@ -16,7 +16,6 @@ def overlong(
     """Punish length linearly over the last `cache` tokens before the limit (equation 13 of 2503.14476, as in TRL).
 
     Args:
-        completion_ids: tokens of each completion.
         max_completion_length: tokens from which on the reward is -1.
         cache: tokens before the limit at which the punishment begins; None for a fifth of the limit, as in DAPO.
     """

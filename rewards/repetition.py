@@ -16,7 +16,6 @@ def repetition(
     """Punish the fraction of n-grams that are repetitions, as in TRL (2502.03373).
 
     Args:
-        completion_ids: tokens of each completion.
         ngram_size: tokens per n-gram.
         free: fraction that is not punished, as all text repeats itself a little.
     """

@@ -11,12 +11,7 @@ from trl import apply_chat_template, is_conversational
 def load(
     model_name_or_path: str, dtype: str = "bfloat16", revision: str = "main"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return a reward model and its tokenizer.
-
-    Args:
-        model_name_or_path: a folder, or a name on the hub; safetensors alone.
-        dtype: of its weights and its computation: `float32`, `bfloat16` or `float16`.
-        revision: branch, tag or commit on the hub.
+    """Return a reward model and its tokenizer; for the arguments see `rewards.model`.
 
     Raises:
         ValueError: there is no such model, or it has more than one output.

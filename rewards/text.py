@@ -79,10 +79,8 @@ def numbers(answer: str) -> tuple[Fraction, ...]:
     """
     if len(answer) > LONGEST:
         return ()
-    match = WITH_UNIT.fullmatch(
-        re.sub(r"\\[$%,! ]|[*_`]", lambda markup: markup[0].strip("\\,!*_` "), plain(answer)).strip()
-    )
-    if not match:
+    bare = re.sub(r"\\[$%,! ]|[*_`]", lambda markup: markup[0].strip("\\,!*_` "), plain(answer)).strip()
+    if not (match := WITH_UNIT.fullmatch(bare)):
         return ()
     sign, inner_sign, decimal, integer, above, below, percent = match.groups()
     if decimal:

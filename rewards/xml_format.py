@@ -19,9 +19,6 @@ def xml_format(completions: Sequence[Any], tags: Sequence[str] = ("think", "answ
 
 
 def _score(text: str, tags: Sequence[str], exact: re.Pattern[str]) -> float:
-    single = [text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1 for tag in tags]
-    filled = [bool(re.search(rf"<{tag}>.*?\S.*?</{tag}>", text, re.DOTALL)) for tag in tags]
-    present = [once and content for once, content in zip(single, filled, strict=True)]
-    if all(present) and exact.fullmatch(text):
-        return 1.0
-    return 0.5 * sum(present) / len(tags)
+    single = [tag for tag in tags if text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1]
+    filled = [tag for tag in single if re.search(rf"<{tag}>.*?\S.*?</{tag}>", text, re.DOTALL)]
+    return 1.0 if len(filled) == len(tags) and exact.fullmatch(text) else 0.5 * len(filled) / len(tags)

@@ -12,8 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from grpo.config.schema import REWARD_MODEL, ROOT
 from grpo.utils.distributed import gathered, log_name
 from grpo.utils.errors import ConfigError
-from rewards.runtime.isolation import Reward
-from rewards.runtime.loader import FROM_TRL
+from rewards.isolation.reward import Reward
 
 
 def reward_options(rewards: DictConfig) -> dict[str, dict[str, Any]]:
@@ -128,8 +127,7 @@ def running_rewards(
             except ValueError as error:
                 raise ConfigError(str(error)) from error
             stack.callback(reward.close)
-            for column in reward.needs:
-                if column not in (*columns, *FROM_TRL):
-                    raise ConfigError(f"reward.{name}: needs a column {column}; the data has: {', '.join(columns)}")
+            if missing := reward.missing(columns):
+                raise ConfigError(f"reward.{name}: needs a column {missing[0]}; the data has: {', '.join(columns)}")
             rewards[name] = reward
         yield rewards

@@ -19,7 +19,7 @@ from grpo.evaluation.estimators import majority_at_k, pass_at_k, wilson_interval
 from grpo.generation.local import Generate
 from grpo.rundir.files import write_lines
 from grpo.utils.distributed import gathered, is_main_process, rank, world_size
-from rewards.runtime.isolation import Reward
+from rewards.isolation.reward import Reward
 from rewards.text import final_answer, numbers
 
 GRADED_AT_ONCE = 64

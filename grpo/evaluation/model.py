@@ -17,7 +17,7 @@ from grpo.generation.vllm_engine import BATCH
 from grpo.model import policy
 from grpo.rundir.files import ERRORS_FILE
 from grpo.utils.errors import RunError
-from rewards.runtime.isolation import RewardError
+from rewards.isolation.reward import RewardError
 
 
 def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[str, Any]:

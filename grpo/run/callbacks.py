@@ -22,7 +22,7 @@ from grpo.utils.distributed import any_of
 from grpo.utils.errors import DirectoryLost
 from grpo.utils.hardware import host_memory
 from grpo.utils.limits import GB, HOST_LIMIT
-from rewards.runtime.isolation import Reward
+from rewards.isolation.reward import Reward
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

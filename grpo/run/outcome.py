@@ -17,7 +17,7 @@ from grpo.rundir.versions import git_commit, versions
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.utils.distributed import LOST, first_failure, is_loss, is_main_process, log_name, world_size
 from grpo.utils.errors import ConfigError, DirectoryLost, DoesNotFit, GenerationError, RunError
-from rewards.runtime.isolation import RewardError
+from rewards.isolation.reward import RewardError
 
 if TYPE_CHECKING:
     from grpo.planning.fit import Plan

@@ -55,7 +55,7 @@ from grpo.trainer.resume import keep_steps, save_model
 from grpo.utils.distributed import agreed, is_main_process, log_name
 from grpo.utils.errors import ConfigError, DirectoryLost
 from grpo.utils.hardware import gpu_utilization
-from rewards.runtime.isolation import Reward, RewardError
+from rewards.isolation.reward import Reward, RewardError
 
 
 def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
-from rewards.runtime.isolation import Reward
+from rewards.isolation.reward import Reward
 
 
 def make_trainer(

@@ -18,15 +18,16 @@ ENDLESS = "9**9**9**9"
 """An expression that nothing calculates to its end."""
 
 
+def parameters_of(schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the schemas of a tool's parameters, by name."""
+    return schema["function"]["parameters"].get("properties", {})
+
+
 def valid(schema: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     """Return random arguments of the types that a tool's schema asks for."""
-    parameters = schema["function"]["parameters"]
-    required = parameters.get("required", [])
-    return {
-        name: value(of, rng)
-        for name, of in parameters.get("properties", {}).items()
-        if name in required or rng.random() < 0.5
-    }
+    required = schema["function"]["parameters"].get("required", [])
+    given = parameters_of(schema).items()
+    return {name: value(of, rng) for name, of in given if name in required or rng.random() < 0.5}
 
 
 def value(of: dict[str, Any], rng: random.Random) -> Any:
@@ -45,34 +46,23 @@ def value(of: dict[str, Any], rng: random.Random) -> Any:
 
 def invalid(schema: dict[str, Any], rng: random.Random) -> Iterator[dict[str, Any]]:
     """Yield arguments that a policy may come up with: one missing, one too many, and each of another type."""
-    given, names = valid(schema, rng), list(schema["function"]["parameters"].get("properties", {}))
+    given = valid(schema, rng)
     yield {}
     yield given | {"unknown": 1}
-    for name in names:
-        for other in OTHERS:
-            yield given | {name: other}
+    yield from (given | {name: other} for name in parameters_of(schema) for other in OTHERS)
 
 
 def hostile(schema: dict[str, Any], rng: random.Random, canary: Path) -> Iterator[dict[str, Any]]:
     """Yield arguments that do damage in a tool that runs, opens or repeats what it is given.
 
-    Args:
-        canary: a file that exists once such an argument was run as code or by a shell.
+    The file `canary` exists once such an argument was run as code or by a shell.
     """
-    texts = [
-        f"__import__('pathlib').Path({str(canary)!r}).touch()",
-        f"; touch {canary} #",
-        f"$(touch {canary})",
-        f"`touch {canary}`",
-        "../../../../../../etc/passwd",
-        "/etc/passwd",
-        ENDLESS,
-        "(" * 500 + "1" + ")" * 500,
-        "\x00\x1b[2J\u202e",
-        "a" * 1_000_000,
-    ]
-    given, properties = valid(schema, rng), schema["function"]["parameters"].get("properties", {})
-    for name, of in properties.items():
+    texts = [f"__import__('pathlib').Path({str(canary)!r}).touch()"]
+    texts += [f"; touch {canary} #", f"$(touch {canary})", f"`touch {canary}`"]
+    texts += ["../../../../../../etc/passwd", "/etc/passwd"]
+    texts += [ENDLESS, "(" * 500 + "1" + ")" * 500, "\x00\x1b[2J\u202e", "a" * 1_000_000]
+    given = valid(schema, rng)
+    for name, of in parameters_of(schema).items():
         for text in texts if "string" in str(of.get("type", "string")) else ():
             yield given | {name: text}
         for number in (10**18, -(10**18), 10**400) if "integer" in str(of.get("type")) else ():

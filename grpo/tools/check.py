@@ -6,26 +6,28 @@ problem: the policy reads the error. Examples: `grpo.tools.check my_env.py:Env -
 `grpo.tools.check my_tools.py:calculator --arguments '{"expression": "1 + 2"}'`.
 """
 
-import argparse
 import json
 import logging
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from transformers.utils.chat_template_utils import get_json_schema
 
 from grpo.tools.arguments import hostile, invalid, valid
-from grpo.tools.isolation import FAILED, Source, ToolError, environment_of, tools_of
+from grpo.tools.running import FAILED, Environment, Source, ToolError, environment_of, tools_of
+from rewards.checking import options, print_table, read_rows, run
 from rewards.text import printable
 
 VALID = 10
@@ -40,37 +42,51 @@ SECRET = "root:x:0"
 
 @dataclass
 class Tried:
-    """The calls of one tool with one kind of arguments."""
+    """Calls of tools, and what a run should not have among them."""
 
     results: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
-
-def try_out(tool: Callable[..., Any], arguments: Iterable[dict[str, Any]]) -> Tried:
-    """Call a tool with each of some arguments."""
-    tried = Tried()
-    for given in arguments:
+    def call(self, tool: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        """Call a tool."""
         start = time.monotonic()
         try:
-            tried.results.append(str(tool(**given)))
+            self.results.append(str(tool(**arguments)))
         except ToolError as error:
-            tried.errors.append(str(error))
-        tried.seconds.append(time.monotonic() - start)
-    return tried
+            self.errors.append(str(error))
+        self.seconds.append(time.monotonic() - start)
+
+    def problems(self, what: str) -> list[str]:
+        """Return calls that hang or end the process, long results, and secrets."""
+        problems = []
+        for sign, problem in (("took longer", "hangs"), ("process ended", "ends its process")):
+            if count := sum(sign in error for error in self.errors):
+                problems.append(f"{what}: {problem} on {count} of {len(self.seconds)} calls")
+        if longest := max((len(result) for result in self.results if len(result) > LONG), default=0):
+            problems.append(f"{what}: returns up to {longest:,} characters, which count as completion tokens")
+        if any(SECRET in result for result in self.results):
+            problems.append(f"{what}: returns /etc/passwd")
+        return problems
+
+
+def show(title: str, calls: dict[str, Tried], console: Console) -> None:
+    """Print a table of calls."""
+    rows = []
+    for name, tried in calls.items():
+        example = (tried.results or tried.errors or ["none to try"])[0]
+        took = f"{1000 * mean(tried.seconds):.1f}" if tried.seconds else ""
+        rows.append([name, repr(example[:60]), str(len(tried.seconds)), str(len(tried.errors)), took])
+    print_table(console, [title, "for example"], ["calls", "errors", "ms"], rows)
 
 
 def check_tool(
     tool: Callable[..., Any], schema: dict[str, Any], examples: list[dict[str, Any]], console: Console
 ) -> list[str]:
-    """Print the schema of a tool and a table of its calls, and return the problems.
-
-    Args:
-        examples: arguments that it has to take; without any, random ones of its types.
-    """
+    """Print the schema of a tool and a table of its calls with examples or random arguments; return the problems."""
     name, rng = schema["function"]["name"], random.Random(0)
-    console.print(json.dumps(schema["function"], indent=1), highlight=False, markup=False, soft_wrap=True)
-    table, problems = Table(f"{name} with", "calls", "errors", "ms", "for example"), []
+    console.print(json.dumps(schema["function"], indent=1))
+    calls, problems = {}, []
     with tempfile.TemporaryDirectory() as folder:
         canary = Path(folder) / "canary"
         kinds = {
@@ -79,11 +95,10 @@ def check_tool(
             "hostile ones": hostile(schema, rng, canary),
         }
         for kind, arguments in kinds.items():
-            tried = try_out(tool, arguments)
-            seen = (tried.results or tried.errors or ["none to try"])[0]
-            took = f"{1000 * mean(tried.seconds):.1f}" if tried.seconds else ""
-            table.add_row(kind, str(len(tried.seconds)), str(len(tried.errors)), took, repr(printable(seen)[:60]))
-            problems += problems_of(f"{name} with {kind}", tried)
+            tried = calls[kind] = Tried()
+            for given in arguments:
+                tried.call(tool, given)
+            problems += tried.problems(f"{name} with {kind}")
             if kind == "valid arguments" and not tried.results and not problems:
                 advice = "" if examples else "; give it some with --arguments if it takes only special ones"
                 problems.append(
@@ -92,103 +107,67 @@ def check_tool(
             if canary.exists():
                 problems.append(f"{name}: runs what it is given as code, or by a shell")
                 canary.unlink()
-    console.print(table)
+    show(f"{name} with", calls, console)
     return problems
 
 
-def problems_of(what: str, tried: Tried) -> list[str]:
-    """Return what a run should not have: calls that hang or end the process, long results, and secrets."""
-    problems = []
-    for sign, problem in (("took longer", "hangs"), ("process ended", "ends its process")):
-        if count := sum(sign in error for error in tried.errors):
-            problems.append(f"{what}: {problem}, in {count} of {len(tried.seconds)} calls")
-    if longest := max((len(result) for result in tried.results if len(result) > LONG), default=0):
-        problems.append(f"{what}: returns up to {longest:,} characters, which count as completion tokens")
-    if any(SECRET in result for result in tried.results):
-        problems.append(f"{what}: returns /etc/passwd")
-    return problems
-
-
-def play(kind: type, rows: list[dict[str, Any]], console: Console) -> list[str]:
+def play(
+    kind: type[Environment], schemas: dict[str, dict[str, Any]], rows: list[dict[str, Any]], console: Console
+) -> list[str]:
     """Play random episodes of an environment as TRL would, print what they took, and return the problems."""
     rng, environment = random.Random(0), kind()
-    begin, steps = Tried(), Tried()
+    begun, turns = Tried(), Tried()
     rewards: list[Any] = []
     for row in islice(cycle(rows), EPISODES):
-        begun = try_out(environment.reset, [row])
-        begin.results += begun.results
-        begin.seconds += begun.seconds
-        names = [name for name in vars(kind) if not name.startswith("_") and name != "get_reward"]
-        for name in rng.choices(names, k=TURNS):
-            tool = getattr(environment, name)
-            turn = try_out(tool, [valid(get_json_schema(tool), rng)])
-            steps.results, steps.errors = steps.results + turn.results, steps.errors + turn.errors
-            steps.seconds += turn.seconds
-        if hasattr(kind, "get_reward"):
+        begun.call(environment.reset, row)
+        for name in rng.choices(list(schemas), k=TURNS):
+            turns.call(getattr(environment, name), valid(schemas[name], rng))
+        if hasattr(environment, "get_reward"):
             rewards.append(environment.get_reward())
-    problems = problems_of("a random episode", steps)
-    problems += [one for one in begin.results if FAILED in one][:1]
+    problems = turns.problems("a random episode") + [text for text in begun.results if FAILED in text][:1]
     fresh = [kind().reset(**rows[0]) for _ in range(2)]
     if fresh[0] == fresh[1] != environment.reset(**rows[0]):
         problems.append("reset: begins otherwise after an episode than in a new environment, and TRL uses them again")
-    table = Table(f"{EPISODES} random episodes", "calls", "errors", "ms")
-    for name, tried in (("reset", begin), (f"{TURNS} turns each", steps)):
-        took = f"{1000 * mean(tried.seconds):.1f}"
-        table.add_row(name, str(len(tried.seconds)), str(len(tried.errors)), took)
-    console.print(table)
-    console.print(f"it begins with: {printable(str(fresh[0]))[:300]}", highlight=False, markup=False, soft_wrap=True)
-    if odd := [one for one in rewards if not isinstance(one, int | float)]:
+    show(f"{EPISODES} random episodes", {"reset": begun, f"{TURNS} turns each": turns}, console)
+    if odd := [reward for reward in rewards if not isinstance(reward, int | float)]:
         problems.append(f"get_reward: returned {odd[0]!r:.60}")
     elif rewards:
-        console.print(f"rewards from {min(rewards):g} to {max(rewards):g}", highlight=False)
+        console.print(f"rewards from {min(rewards):g} to {max(rewards):g}")
     return problems
 
 
-def read_rows(file: Path | None) -> list[dict[str, Any]]:
-    """Return the rows of a JSONL file, for `reset`; one without columns if there is no file."""
-    rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()] if file else [{}]
-    if not rows:
-        raise ValueError(f"{file}: the file has no rows")
-    return rows
+def check(args: Namespace, console: Console) -> list[str]:
+    """Print how a tool or an environment does, and return the problems, one line each.
+
+    Raises:
+        ValueError: it cannot be loaded, or described to a model, or there is no data.
+    """
+    rows = read_rows(args.data, args.rows) if args.data else [{}]
+    with closing(Source([args.fn], None, args.timeout, sys.stderr)) as source:
+        kind = environment_of(source) if source.description["name"] else None
+        if kind:
+            environment = kind()
+            if FAILED in (begun := str(environment.reset(**rows[0]))):
+                return [f"{begun.strip()}; rows for reset come with --data"]
+            console.print(f"it begins with: {printable(begun)[:300]}")
+            tools = [getattr(environment, name) for name in source.description["tools"]]
+        else:
+            tools = tools_of(source)
+        schemas = {tool.__name__: get_json_schema(tool) for tool in tools}
+        problems = []
+        for tool in tools:
+            problems += check_tool(tool, schemas[tool.__name__], args.arguments, console)
+        return problems + (play(kind, schemas, rows, console) if kind else [])
 
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m grpo.tools.check", description=__doc__.splitlines()[0])
-    parser.add_argument("name", help="path/to/file.py:name or package.module.name, of a function or an environment")
+    fn = "path/to/file.py:name or package.module.name, of a function or an environment"
+    parser = options("grpo.tools.check", __doc__, fn, "rows of the data, for an environment's reset", timeout=5)
     parser.add_argument("--arguments", type=json.loads, action="append", default=[], help="JSON that it has to take")
-    parser.add_argument("--data", type=Path, help="JSONL with rows of the data, for an environment's reset")
-    parser.add_argument("--timeout", type=float, default=5.0, help="limit of a call, seconds; default: 5")
-    args = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    args = parser.parse_intermixed_args()
     logging.disable(logging.WARNING)  # errors are in the tables
-    try:
-        rows = read_rows(args.data)
-        source = Source([args.name], None, args.timeout, sys.stderr)
-    except (ValueError, OSError) as error:
-        print(f"grpo.tools.check: {error}", file=sys.stderr)
-        sys.exit(2)
-    try:
-        problems, kind = [], environment_of(source) if source.description["name"] else None
-        if kind:
-            environment = kind()
-            if FAILED in str(begun := environment.reset(**rows[0])):
-                print(f"grpo.tools.check: {begun}; rows for reset come with --data", file=sys.stderr)
-                sys.exit(1)
-            tools = [getattr(environment, name) for name in source.description["tools"]]
-        else:
-            tools = tools_of(source)
-        for tool in tools:
-            problems += check_tool(tool, get_json_schema(tool), args.arguments, console)
-        if kind:
-            problems += play(kind, rows, console)
-    finally:
-        source.close()
-    for line in problems:
-        console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
-    if not problems:
-        console.print("[green]a run can use it[/]")
-    sys.exit(bool(problems))
+    run("grpo.tools.check", partial(check, args), "a run can use it")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,241 @@
-"""The tools and the environment of a run, each in processes of their own, until the run ends."""
+"""Tools and environments as TRL takes them; each call runs in another process, and none can hang or end a run.
 
+A call that raises, hangs or dies ends in a `ToolError`, which TRL shows to the model as the tool's result.
+"""
+
+import contextlib
+import inspect
+import logging
+import socket
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import sendfds
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from transformers.utils.chat_template_utils import get_json_schema
 
-from grpo.tools.isolation import Source, environment_of, tools_of
 from grpo.utils.distributed import log_name
 from grpo.utils.errors import ConfigError
+from rewards.isolation.call import PLAIN
+from rewards.isolation.process import GRACE, Process, ask
+
+log = logging.getLogger(__name__)
+FAILED = "The environment could not begin"
+"""Beginning of the text that a policy reads where `reset` has failed."""
+
+
+class ToolError(RuntimeError):
+    """A call of a tool that failed; the text is for the model, `where` (reason, file and line) for people."""
+
+    def __init__(self, text: str, where: str = "") -> None:
+        super().__init__(text)
+        self.where = where or text
+
+
+class Source:
+    """The process that has loaded tools or an environment, and that forks for each instance of them.
+
+    Args:
+        names: `path/to/file.py:name`, `package.module.name` or entry points of `grpo.tools`: functions, or one class.
+        is_environment: whether it is a class; None finds out.
+        timeout: limit of a call, seconds.
+        output: file for what the functions print; None is the output of this process.
+
+    Raises:
+        ValueError: one cannot be loaded, or described to a model; one line with the reason.
+    """
+
+    def __init__(self, names: Sequence[str], is_environment: bool | None, timeout: float, output: Any = None) -> None:
+        self.timeout, self.errors, self.calls = timeout, Counter[str](), Counter[str]()
+        self._reported = set[str]()
+        self._start = partial(Process, "grpo.tools.worker", (list(names), is_environment), names[0], output)
+        self.process = self._start()
+        self.description: dict[str, Any] = self.process.loaded
+        if problem := self._undescribed():
+            self.close()
+            raise ValueError(problem)
+
+    def _undescribed(self) -> str | None:
+        """Return why a model cannot be told about a tool; None if it can."""
+        for tool in self.descriptions():
+            try:
+                get_json_schema(tool)
+            except Exception as error:
+                return f"{tool.__name__}: {' '.join(str(error).split())}"
+        if not self.description["tools"]:
+            return f"{self.description['name']}: there is no method that a model could call"
+        return None
+
+    def fork(self) -> tuple[Connection, int]:
+        """Start a process for a set of these tools, or for an environment; return the line to it and its number.
+
+        Raises:
+            ToolError: the system refuses another process or file; the processes in use are not touched.
+        """
+        try:
+            if not self.process.connection.closed:
+                return self._fork()
+        except (EOFError, OSError):  # something has ended the process that forks, and with it all that it has forked
+            self.close()
+        try:
+            self.process = self._start()
+            return self._fork()
+        except (EOFError, OSError, ValueError) as error:
+            raise ToolError(f"its process could not be started: {error}") from error
+
+    def _fork(self) -> tuple[Connection, int]:
+        connection = self.process.connection
+        with contextlib.ExitStack() as stack:
+            try:  # all files that this takes, before anything is sent: a refusal leaves no half of a message
+                line, theirs = map(stack.enter_context, socket.socketpair())
+                parent = stack.enter_context(socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM))
+            except OSError as error:
+                raise ToolError(f"its process could not be started: {error.strerror}") from error
+            connection.send("fork")
+            sendfds(parent, [theirs.fileno()])
+            number, refused = connection.recv()
+            if refused:
+                raise ToolError(f"its process could not be started: {refused}")
+            return Connection(line.detach()), number
+
+    def described(self, name: str, function: Callable[..., Any], *first: inspect.Parameter) -> Callable[..., Any]:
+        """Return a function of keyword arguments with the name, docstring and signature of a tool, after `first`."""
+        function.__name__, (function.__doc__, signature) = name, self.description["tools"][name]
+        parameters = signature.parameters.values()
+        function.__signature__ = signature.replace(parameters=[*first, *parameters])  # type: ignore[attr-defined]
+        hints = {**{one.name: one.annotation for one in parameters}, "return": signature.return_annotation}
+        function.__annotations__ = {key: hint for key, hint in hints.items() if hint is not inspect.Signature.empty}
+        return function
+
+    def descriptions(self) -> list[Callable[..., Any]]:
+        """Return functions that describe each tool, and that nothing calls."""
+        return [self.described(name, lambda **arguments: None) for name in self.description["tools"]]
+
+    def count_error(self, name: str, error: ToolError) -> None:
+        """Count a call that failed, and log the first of its kind."""
+        self.errors[name] += 1
+        kind = f"{name} {str(error).partition(':')[0]}"
+        if kind not in self._reported:
+            self._reported.add(kind)
+            log.warning("tool %s failed, which the model is shown: %s", name, error.where)
+
+    def close(self) -> None:
+        """End the process and all instances."""
+        self.process.stop()
+
+
+class Instance:
+    """A set of tools, or an environment, in a process of its own."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._line: Connection | None = None
+
+    def call(self, name: str | None, arguments: dict[str, Any], starts: bool = False) -> Any:
+        """Call a method and return its result; None asks for the public attributes. The source counts the call.
+
+        Args:
+            starts: whether the instance gets a process if it has none; otherwise the call fails.
+
+        Raises:
+            ToolError: the method raised, took too long or died, or there is no process, or none to be had.
+        """
+        self._source.calls[str(name)] += 1
+        try:
+            if self._line is None and starts:
+                self._line, self.process = self._source.fork()
+                self._parent = self._source.process.connection
+            return self._called(name, arguments)
+        except ToolError as error:
+            self._source.count_error(str(name), error)
+            raise
+
+    def _called(self, name: str | None, arguments: dict[str, Any]) -> Any:
+        if self._line is None:
+            raise ToolError("its process has ended")
+        start, timeout = time.monotonic(), self._source.timeout
+        try:
+            result, failed, where = ask(self._line, (timeout, name, arguments), timeout + GRACE)
+        except (EOFError, OSError):
+            hung = time.monotonic() - start >= timeout
+            self._line.close()
+            self._line = None
+            with contextlib.suppress(OSError):  # the parent has ended, and with it all its children
+                self._parent.send(self.process)  # it alone knows whether the number is still that of its child
+            how = f"took longer than {timeout:g} s and was stopped" if hung else "its process ended"
+            raise ToolError(how) from None
+        if failed:
+            raise ToolError(failed, where)
+        return result
+
+
+def tools_of(source: Source) -> list[Callable[..., Any]]:
+    """Return the tools of a source as TRL takes them: functions of one process, which is started again if it ends."""
+    instance = Instance(source)
+
+    def function(name: str) -> Callable[..., Any]:
+        return source.described(name, lambda **arguments: instance.call(name, arguments, starts=True))
+
+    return [function(name) for name in source.description["tools"]]
+
+
+class Environment:
+    """An environment as TRL takes it, which lives in a process of its own; subclasses have its tools."""
+
+    _source: Source
+
+    def __init__(self) -> None:
+        self._instance = Instance(self._source)  # without a process until `reset`, which can say that it was refused
+
+    def reset(self, **columns: Any) -> Any:
+        """Begin an episode with the columns of a row, and return what is added to the prompt."""
+        given = {name: value for name, value in columns.items() if is_plain(value)}
+        try:
+            return self._instance.call("reset", given, starts=True)
+        except ToolError as error:
+            return f" {FAILED}: {error}"
+
+    def _state(self) -> dict[str, Any]:
+        """Return its public attributes; none if it has failed."""
+        try:
+            return self._instance.call(None, {})
+        except ToolError:
+            return {}
+
+    def _reward(self) -> float | None:
+        """Return the reward of an episode; None, which TRL skips, if the environment has failed."""
+        try:
+            return self._instance.call("get_reward", {})
+        except ToolError:
+            return None
+
+
+def environment_of(source: Source) -> type[Environment]:
+    """Return a class like the environment's, each of whose instances lives in a process of its own."""
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+    def method(name: str) -> Callable[..., Any]:
+        return source.described(name, lambda self, **arguments: self._instance.call(name, arguments), own)
+
+    methods: dict[str, Any] = {name: method(name) for name in source.description["tools"]}
+    if source.description["scores"]:
+        methods["get_reward"] = Environment._reward
+    return type(source.description["name"], (Environment,), {"_source": source, **methods})
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value of the data can go to another process: not an image."""
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    if isinstance(value, dict):
+        return all(map(is_plain, value.values()))
+    return value is None or type(value) in PLAIN
 
 
 @dataclass
@@ -34,19 +258,16 @@ class Tools:
         return calls, sum((source.errors for source in self.sources), Counter[str]())
 
 
-@contextmanager
+@contextlib.contextmanager
 def running_tools(task: DictConfig, run_dir: Path) -> Iterator[Tools]:
-    """Start the tools and the environment of a task, and end them on the way out.
-
-    Args:
-        run_dir: its log of this process gets what they print.
+    """Start the tools and the environment of a task, whose output is in the run's log, and end them on the way out.
 
     Raises:
         ConfigError: one cannot be loaded, or described to a policy.
     """
     tools = Tools()
     named = {"tools": list(task.tools), "environment": [task.environment] if task.environment else []}
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         for key, names in named.items():
             if not names:
                 continue

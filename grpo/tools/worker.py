@@ -4,8 +4,6 @@ It loads the functions or the class once, and forks for each set of tools or env
 that hangs, dies or eats memory takes no other one with it.
 """
 
-import asyncio
-import faulthandler
 import inspect
 import os
 import re
@@ -18,9 +16,10 @@ from multiprocessing.reduction import recv_handle
 from types import SimpleNamespace
 from typing import Any
 
-from rewards.runtime.call import plain
-from rewards.runtime.loader import load, what_and_where
-from rewards.runtime.supervisor import reap, supervise
+from rewards.isolation.call import awaited, plain
+from rewards.isolation.loader import load, what_and_where
+from rewards.isolation.supervisor import reap, supervise
+from rewards.isolation.worker import serve
 
 LONGEST = 100_000
 """Characters of a tool's result; the rest is cut."""
@@ -39,19 +38,25 @@ def main() -> None:
     try:
         loaded = {name: load(name, name, "grpo.tools") for name in names}
         is_environment = inspect.isclass(loaded[names[0]]) if is_environment is None else is_environment
-        make = next(iter(loaded.values())) if is_environment else lambda: SimpleNamespace(**by_name(loaded))
+        make = loaded[names[0]] if is_environment else lambda: SimpleNamespace(**by_name(loaded))
         description, problem = described(make(), is_environment), None
     except ValueError as error:
         description, problem = {}, str(error)
     except Exception as error:
         description, problem = {}, f"{names[0]}: {what_and_where(error)}"
     connection.send((problem, description))
+    if problem is None:
+        fork_for(connection, make)
+
+
+def fork_for(connection: Connection, make: Callable[[], Any]) -> None:
+    """Fork for each line that the trainer sends, and end the forked processes whose numbers it sends."""
     children: set[int] = set()
     while True:
         try:
             asked = connection.recv()
             children -= reap().keys()
-            if asked in children:  # it is to end; until it is reaped, no other process has its number
+            if asked in children:  # until it is reaped, no other process has its number
                 os.kill(asked, signal.SIGKILL)
             if asked != "fork":
                 continue
@@ -64,7 +69,7 @@ def main() -> None:
             process, refused = None, error.strerror
         if process == 0:
             connection.close()
-            serve(Connection(own), make)
+            serve_instance(Connection(own), make)
             os._exit(0)
         os.close(own)
         children |= {process} if process else set()
@@ -88,70 +93,57 @@ def by_name(loaded: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., An
 
 
 def described(instance: Any, is_environment: bool) -> dict[str, Any]:
-    """Return what a model and TRL need to know: class name, its own methods, and each tool's docstring and parameters.
+    """Return what a model and TRL need to know: class name, whether it scores, and each tool's docstring and signature.
 
     Raises:
         ValueError: an environment has no `reset`.
     """
     if not is_environment:
-        return {"name": None, "own": [], "tools": {name: signature(f) for name, f in vars(instance).items()}}
+        return {"name": None, "tools": {name: signature(f) for name, f in vars(instance).items()}}
     kind = type(instance)
     methods = [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")]
     if "reset" not in methods:
         raise ValueError(f"{kind.__name__} has no method reset, which begins an episode; it has: {', '.join(methods)}")
-    own = [name for name in NOT_TOOLS if name in methods]
-    tools = {name: signature(getattr(instance, name)) for name in methods if name not in own}
-    return {"name": kind.__name__, "own": own, "tools": tools}
+    tools = {name: signature(getattr(instance, name)) for name in methods if name not in NOT_TOOLS}
+    return {"name": kind.__name__, "scores": "get_reward" in methods, "tools": tools}
 
 
-def signature(function: Callable[..., Any]) -> tuple[str | None, list[tuple[str, Any, bool, Any]], Any]:
-    """Return docstring, parameters (name, type, whether there is a default, default), and type of the result."""
-    hints, nothing = typing.get_type_hints(function), inspect.Parameter.empty
-    parameters = [
-        (one.name, hints.get(one.name, nothing), one.default is not nothing, plain(one.default))
-        for one in inspect.signature(function).parameters.values()
-    ]
-    return inspect.getdoc(function), parameters, hints.get("return", nothing)
+def signature(function: Callable[..., Any]) -> tuple[str | None, inspect.Signature]:
+    """Return docstring and signature, with types that are no text and defaults that another process can have."""
+    hints, empty = typing.get_type_hints(function), inspect.Parameter.empty
+    parameters = []
+    for one in inspect.signature(function).parameters.values():
+        default = empty if one.default is empty else plain(one.default)
+        annotation = hints.get(one.name, empty)
+        parameters.append(
+            inspect.Parameter(one.name, one.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+        )
+    return inspect.getdoc(function), inspect.Signature(parameters, return_annotation=hints.get("return", empty))
 
 
-def serve(connection: Connection, make: Callable[[], Any]) -> None:
-    """Make an instance and answer calls of its methods until the connection is closed."""
+def serve_instance(connection: Connection, make: Callable[[], Any]) -> None:
+    """Make an instance at the first call, and answer calls of its methods until the connection is closed."""
     instance = None
-    with asyncio.Runner() as runner:
-        while True:
-            try:
-                name, arguments, seconds = connection.recv()
-            except (EOFError, OSError):
-                return
-            # a watchdog in C, which works while the method hangs or holds the interpreter
-            faulthandler.dump_traceback_later(seconds, exit=True)
-            answer, failed, where = None, "", ""
-            try:
-                instance = make() if instance is None else instance
-                result = state(instance) if name is None else getattr(instance, name)(**arguments)
-                if inspect.isawaitable(result):
-                    result = runner.run(_awaited(result))
-                answer = plain(result) if name in (None, "get_reward") else as_text(result)
-            except BaseException as error:  # SystemExit too
-                where = what_and_where(error)
-                failed = PLACE.sub("", where)
-            faulthandler.cancel_dump_traceback_later()
-            connection.send((answer, failed[:LONGEST], where))
 
+    def answer(run: Callable[..., Any], name: str | None, arguments: dict[str, Any]) -> tuple[Any, str, str]:
+        nonlocal instance
+        try:
+            instance = make() if instance is None else instance
+            if name is None:
+                return plain({key: one for key, one in vars(instance).items() if not key.startswith("_")}), "", ""
+            result = awaited(getattr(instance, name)(**arguments), run)
+            return plain(result) if name == "get_reward" else as_text(result), "", ""
+        except BaseException as error:  # SystemExit too
+            where = what_and_where(error)
+            return None, PLACE.sub("", where)[:LONGEST], where
 
-async def _awaited(value: Any) -> Any:
-    return await value
+    serve(connection, answer)
 
 
 def as_text(result: Any) -> str | None:
     """Return what a model is shown of a tool's result; None is for `reset`, which has nothing to show then."""
     text = result if isinstance(result, str) or result is None else str(result)
     return text if text is None or len(text) <= LONGEST else f"{text[:LONGEST]}…"
-
-
-def state(instance: Any) -> dict[str, Any]:
-    """Return the public attributes of an environment, for rewards that read them."""
-    return {name: plain(value) for name, value in vars(instance).items() if not name.startswith("_")}
 
 
 if __name__ == "__main__":

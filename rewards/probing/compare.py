@@ -2,17 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy
-import pandas
+import pyarrow
+from pyarrow.parquet import read_table
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from rewards.runtime.isolation import Reward
-from rewards.runtime.loader import FROM_TRL
-from rewards.text import printable, text_of
+from rewards.checking import print_table
+from rewards.isolation.reward import Reward
+from rewards.probing.trial import score, token_ids
+from rewards.text import text_of
 
 SHOWN = 10
 """Completions that are shown."""
@@ -20,38 +18,30 @@ TOLERANCE = 0.01
 """Differences of rewards up to this are none: runs keep single precision, and not the token that ends a completion."""
 
 
-def compare_with_run(folder: Path, reward: Reward, score: Callable[..., list[float | None]], console: Console) -> None:
-    """Score the completions of a run and show those that get another reward now.
-
-    Args:
-        folder: run directory, with the Parquet files that TRL writes in `completions/`.
-        reward: changed reward; the run has its former values in a column of this name.
-        score: function from rows, completions and optionally a tokenizer to rewards.
+def compare_with_run(folder: Path, reward: Reward, console: Console) -> None:
+    """Score the completions that TRL has written in a run directory and show those that get another reward now.
 
     Raises:
         ValueError: the run has kept no completions, or has no such reward.
     """
-    tables = sorted((folder / "completions").glob("*.parquet"))
-    if not tables:
+    files = sorted((folder / "completions").glob("*.parquet"))
+    if not files:
         raise ValueError(f"{folder}: no completions in it (completions/*.parquet, kept by train.log_completions=true)")
-    kept = pandas.concat([pandas.read_parquet(file) for file in tables], ignore_index=True)
-    if reward.name not in kept:
-        raise ValueError(f"{folder}: the run has no reward {reward.name}; choose one with --name: {', '.join(kept)}")
-    for column in reward.needs:
-        if column not in (*kept, *FROM_TRL):
-            raise ValueError(f"{reward.name} needs a column {column}; the run has kept: {', '.join(kept)}")
-    rows = [{key: as_list(value) for key, value in row.items()} for row in kept.to_dict("records")]
-    before = [None if value != value else float(value) for value in kept[reward.name]]
+    kept = pyarrow.concat_tables(map(read_table, files), promote_options="permissive")
+    rows, names = kept.to_pylist(), kept.column_names
+    if reward.name not in names:
+        raise ValueError(f"{folder}: the run has no reward {reward.name}; choose one with --name: {', '.join(names)}")
+    if missing := reward.missing(names):
+        raise ValueError(f"{reward.name} needs a column {missing[0]}; the run has kept: {', '.join(names)}")
+    before = [None if value is None or value != value else float(value) for value in kept[reward.name].to_pylist()]
     completions = [row.pop("completion") for row in rows]
-    after = score(rows, completions, *tokenizer_of(folder))
+    after = score(reward, rows, completions, tokenizer_of(folder))
     changed = [row for row, (old, new) in enumerate(zip(before, after, strict=True)) if differ(old, new)]
-    console.print(f"{len(changed)} of {len(rows)} completions get another reward", highlight=False)
-    table = Table("step", "completion", reward.name, "now")
-    for row in changed[:SHOWN]:
-        end = escape(printable(" ".join(text_of(completions[row])[-200:].split())))
-        table.add_row(str(rows[row]["step"]), end, str(before[row]), str(after[row]))
+    console.print(f"{len(changed)} of {len(rows)} completions get another reward")
     if changed:
-        console.print(table)
+        ends = {row: " ".join(text_of(completions[row])[-200:].split()) for row in changed[:SHOWN]}
+        shown = [[str(rows[row]["step"]), end, str(before[row]), str(after[row])] for row, end in ends.items()]
+        print_table(console, ["step", "completion"], [reward.name, "now"], shown)
     if len(changed) > SHOWN:
         console.print(f"and {len(changed) - SHOWN} more")
 
@@ -61,16 +51,11 @@ def differ(old: float | None, new: float | None) -> bool:
     return old is not new and (old is None or new is None or abs(old - new) > TOLERANCE)
 
 
-def as_list(value: Any) -> Any:
-    """Return a cell of a Parquet file with lists in place of arrays."""
-    return [as_list(item) for item in value] if isinstance(value, numpy.ndarray) else value
-
-
-def tokenizer_of(folder: Path) -> list[Callable[[str], list[int]]]:
-    """Return the run's function from a text to its tokens, in a list that is empty if the run left no tokenizer."""
+def tokenizer_of(folder: Path) -> Callable[[str], list[int]]:
+    """Return the run's function from a text to its tokens; a stand-in if the run left no tokenizer."""
     if not (folder / "model" / "tokenizer_config.json").is_file():
-        return []
+        return token_ids
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    return [lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]]
+    return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]

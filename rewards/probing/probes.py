@@ -55,11 +55,8 @@ def incorrect(row: dict[str, Any], style: str) -> dict[str, str]:
     if "return " in reference:
         return {"incorrect result": reference.replace("return ", "return 'wrong', ")}
     if style == "completion":
-        return (
-            {"other numbers": re.sub(r"\d", lambda digit: str(9 - int(digit[0])), reference)}
-            if re.search(r"\d", reference)
-            else {}
-        )
+        other = re.sub(r"\d", lambda digit: str(9 - int(digit[0])), reference)
+        return {"other numbers": other} if other != reference else {}
     if (right := boxes.boxes_of(row)) is not None:
         changes = boxes.changed(right).items()
         return {name: _fill(style, row, boxes.written(row, wrong, style)) for name, wrong in changes}
@@ -75,11 +72,7 @@ def incorrect(row: dict[str, Any], style: str) -> dict[str, str]:
 
 
 def cheats(row: dict[str, Any], style: str = "bare") -> dict[str, str]:
-    """Return completions by name that no sensible reward prefers to a correct one.
-
-    Args:
-        style: of the correct completion that the reward reads; boxes and options are written in it.
-    """
+    """Return completions by name that no sensible reward prefers to a correct one; boxes and options in a style."""
     question = str(row.get("question") or row.get("prompt") or "What?")
     near, other = _near(row, style)
     answer = near[0] if boxes.boxes_of(row) is not None else str(row.get("answer") or "")

@@ -4,18 +4,18 @@ import re
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
+from rewards.isolation.reward import Reward
 from rewards.probing.probes import cheats, correct, incorrect
-from rewards.runtime.isolation import Reward
 from rewards.text import text_of
 
 
 @dataclass
 class Probe:
-    """Rewards of one kind of completion, tried on the rows of the data."""
+    """Rewards of one kind of completion, tried on rows of the data."""
 
     kind: str
     """`correct`, `incorrect` or `cheat`."""
@@ -23,8 +23,10 @@ class Probe:
     """Style of a correct completion, or name of the change or the cheat."""
     rewards: list[float | None]
     """Reward on each row; None where the function gave none."""
-    too_much: list[int]
-    """Indices of the rows on which it earned more than it should."""
+    correct: list[float | None]
+    """Reward of the correct completion of the same row."""
+    too_much: list[int] = field(default_factory=list)
+    """Indices of the rewards that are larger than they should be."""
 
 
 def token_ids(text: str) -> list[int]:
@@ -48,41 +50,29 @@ def try_out(reward: Reward, rows: list[dict[str, Any]]) -> tuple[list[Probe], fl
     An incorrect completion or a cheat should earn no more than the correct completion of the same row. It should earn
     less if the reward depends on correctness, that is if incorrect completions earn less on average.
     """
-    started, count = time.perf_counter(), 0
-
-    def rewards_of(some: list[dict[str, Any]], completions: list[str]) -> list[float | None]:
-        nonlocal count
-        count += len(some)
-        return score(reward, some, completions)
-
+    started = time.perf_counter()
     right = [correct(row) for row in rows]
     styles = [style for style in right[0] if all(style in by_style for by_style in right)]
     if not styles:
         raise ValueError("some rows have a correct completion and others do not: give all of them one, or none")
-    earned = {style: rewards_of(rows, [by_style[style] for by_style in right]) for style in styles}
+    earned = {style: score(reward, rows, [by_style[style] for by_style in right]) for style in styles}
     best = max(earned, key=lambda style: average(earned[style]))
-    probes = [Probe("correct", style, earned[style], []) for style in styles]
-    wrong = {}
+    probes = [Probe("correct", style, earned[style], earned[style]) for style in styles]
     for kind, make in (("incorrect", incorrect), ("cheat", cheats)):
         made = [make(row, best) for row in rows]
         for name in dict.fromkeys(name for completions in made for name in completions):
             tried = [index for index, completions in enumerate(made) if name in completions]
-            completions = [made[index][name] for index in tried]
-            wrong[kind, name] = tried, rewards_of([rows[index] for index in tried], completions)
-    averages = [average(got) for (kind, _), (_, got) in wrong.items() if kind == "incorrect"]
+            rewards = score(reward, [rows[index] for index in tried], [made[index][name] for index in tried])
+            probes.append(Probe(kind, name, rewards, [earned[best][index] for index in tried]))
+    averages = [average(probe.rewards) for probe in probes if probe.kind == "incorrect"]
     discriminates = bool(averages) and mean(averages) < average(earned[best]) - 1e-9
-    for (kind, name), (tried, got) in wrong.items():
-        too_much = above(got, [earned[best][index] for index in tried], discriminates)
-        probes.append(Probe(kind, name, got, too_much))
-    return probes, (time.perf_counter() - started) / count
+    for probe in probes[len(styles) :]:
+        probe.too_much = above(probe.rewards, probe.correct, discriminates)
+    return probes, (time.perf_counter() - started) / sum(len(probe.rewards) for probe in probes)
 
 
 def above(earned: list[float | None], allowed: list[float | None], discriminates: bool) -> list[int]:
-    """Return the indices of rewards above those of the correct completions, or equal to them if `discriminates`.
-
-    Args:
-        discriminates: whether the reward depends on correctness.
-    """
+    """Return the indices of rewards above those of correct completions, or equal if the reward `discriminates`."""
     margin = -1e-9 if discriminates else 1e-9
     pairs = enumerate(zip(earned, allowed, strict=True))
     return [row for row, (got, due) in pairs if got is not None and due is not None and got >= due + margin]

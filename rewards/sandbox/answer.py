@@ -3,6 +3,7 @@
 Started by `rewards.code`, in a sandbox. Nothing in here is trusted once the code has run.
 """
 
+import builtins
 import contextlib
 import io
 import operator
@@ -15,9 +16,14 @@ from typing import Any
 sys.path.insert(0, __file__.rpartition("/")[0])  # the interpreter runs isolated and without this project
 from wire import MUTABLE, Gone, Peer  # type: ignore[import-not-found]
 
+ITEMS = ("getitem", "setitem", "delitem")
 UNARY = ("abs", "neg", "pos", "invert")
-BINARY = ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "pow")
-BITWISE = ("and_", "or_", "xor", "lshift", "rshift")
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "pow")
+BINARY = (*COMPARISONS, *ARITHMETIC, "and_", "or_", "xor", "lshift", "rshift")
+CONVERSIONS = ("hash", "bool", "str", "repr", "format", "int", "float")
+BUILT_IN = ("getattr", "setattr", "len", "iter", "next", "reversed", *CONVERSIONS)
+"""Functions of Python that call a special method of the same name."""
 
 
 def limit(memory_mb: int, seconds: int) -> None:
@@ -33,77 +39,58 @@ def limit(memory_mb: int, seconds: int) -> None:
     sys.set_int_max_str_digits(0)
 
 
-def copy(value: Any) -> Any:
-    """Return the content of an instance of a subclass of `list` and the like."""
-    kind = next(base for base in MUTABLE if isinstance(value, base))
-    return dict(dict.items(value)) if kind is dict else kind(kind.__iter__(value))
+class Code(Peer):
+    """The end of the code, which answers what the tests ask for; `names` are those of the code's module."""
 
+    def __init__(self, incoming: Any, outgoing: Any, names: dict[str, Any]) -> None:
+        own = {name: getattr(self, name) for name in ("run", "name", "call", "copy")}
+        found = {name: getattr(builtins, name) for name in (*BUILT_IN, "isinstance")}
+        of_operator = {name: getattr(operator, name) for name in (*ITEMS, *UNARY, *BINARY, "contains")}
+        super().__init__(incoming, outgoing, {**own, **found, **of_operator})
+        self.names, self.said, self.kept = names, io.StringIO(), dict[int, Any]()
 
-def operations(names: dict[str, Any]) -> dict[str, Callable[..., Any]]:
-    """Return what the tests may ask for."""
+    def run(self, program: str) -> None:
+        exec(compile(program, "completion", "exec"), self.names)
 
-    def run(program: str) -> None:
-        exec(compile(program, "completion", "exec"), names)
-
-    def name(key: str) -> Any:
-        if key not in names:
+    def name(self, key: str) -> Any:
+        if key not in self.names:
             raise NameError(f"name '{key}' is not defined")
-        return names[key]
+        return self.names[key]
 
-    def call(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         return function(*arguments, **keywords)
 
-    simple = (
-        getattr,
-        setattr,
-        delattr,
-        len,
-        iter,
-        next,
-        reversed,
-        hash,
-        bool,
-        str,
-        repr,
-        format,
-        int,
-        float,
-        isinstance,
-    )
-    items = (operator.getitem, operator.setitem, operator.delitem)
-    arithmetic = [getattr(operator, one) for one in (*UNARY, *BINARY, *BITWISE, "contains")]
-    return {function.__name__: function for function in (run, name, call, copy, *simple, *items, *arithmetic)}
+    def copy(self, value: Any) -> Any:
+        """Return the content of an instance of a subclass of `list` and the like."""
+        kind = next(base for base in MUTABLE if isinstance(value, base))
+        return dict(dict.items(value)) if kind is dict else kind(kind.__iter__(value))
+
+    def keep(self, value: Any) -> dict[str, Any]:
+        self.kept[id(value)] = value
+        kind = next((base.__name__ for base in MUTABLE if isinstance(value, base)), None)
+        return {"container": [id(value), kind]} if kind else {"object": id(value)}
+
+    def find(self, kind: str, content: Any) -> Any:
+        if kind in ("object", "copy"):
+            return self.kept[content if kind == "object" else content[0]]
+        return lambda *arguments, **keywords: self.ask("call", content, *arguments, **keywords)  # one of the tests
+
+    def printed(self) -> str:
+        text = self.said.getvalue()
+        self.said.seek(0)
+        self.said.truncate()
+        return text
 
 
 def main() -> None:
     """Answer until the process of the tests has gone."""
     limit(int(sys.argv[1]), int(sys.argv[2]))
-    incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdin, sys.stdout = io.StringIO(), (said := io.StringIO())
-    kept: dict[int, Any] = {}
     module = sys.modules["completion"] = ModuleType("completion")
-
-    def keep(value: Any) -> dict[str, Any]:
-        kept[id(value)] = value
-        kind = next((base.__name__ for base in MUTABLE if isinstance(value, base)), None)
-        return {"container": [id(value), kind]} if kind else {"object": id(value)}
-
-    def find(kind: str, number: Any) -> Any:
-        if kind in ("object", "copy"):
-            return kept[number if kind == "object" else number[0]]
-        return lambda *arguments, **keywords: peer.ask(
-            "call", number, *arguments, **keywords
-        )  # a function of the tests
-
-    def printed() -> str:
-        text = said.getvalue()
-        said.seek(0)
-        said.truncate()
-        return text
-
-    peer = Peer(incoming, outgoing, operations(vars(module)), keep, find, printed)
+    peer = Code(sys.stdin.buffer, sys.stdout.buffer, vars(module))
+    sys.stdin, sys.stdout = io.StringIO(), peer.said
     with contextlib.suppress(Gone):
-        peer.serve()
+        while True:
+            peer.answer(peer.receive())
 
 
 if __name__ == "__main__":

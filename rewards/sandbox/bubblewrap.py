@@ -27,39 +27,15 @@ INSTALL = "install bubblewrap 0.7 or later (Debian, Ubuntu, Fedora: the package 
 UNSAFE = "or type kwargs.sandbox=none for it, to run what a model wrote with all your rights"
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Column of `FORBIDDEN` and number in seccomp filters (linux/audit.h) by the name of the architecture."""
-FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
-    "fork": (57, None),
-    "vfork": (58, None),
-    "execveat": (322, 281),
-    "ptrace": (101, 117),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "setxattrat": (463, 463),
-    "shmget": (29, 194),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "pidfd_getfd": (438, 438),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-}
+PROCESSES = {"fork": (57, None), "vfork": (58, None), "execveat": (322, 281), "ptrace": (101, 117)}
+PROCESSES |= {"process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438)}
+MEMORY = {"shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "memfd_create": (319, 279)}
+MEMORY |= {"memfd_secret": (447, 447), "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219)}
+ATTRIBUTES = {"setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463)}
+MOUNTS = {"unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41)}
+MOUNTS |= {"open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430)}
+KERNEL = {"bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425)}
+FORBIDDEN: dict[str, tuple[int | None, int | None]] = {**PROCESSES, **MEMORY, **ATTRIBUTES, **MOUNTS, **KERNEL}
 """Numbers of system calls on x86_64 and on aarch64, which has no fork of its own (linux/unistd.h)."""
 CLONE = (56, 220)
 CLONE3 = 435
@@ -71,14 +47,15 @@ def sandboxed(program: str, *arguments: str) -> Iterator[tuple[list[str], int]]:
     """Yield the command line that runs a program of this folder in a sandbox, and a file that it has to inherit."""
     own = ["--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
     files = [option for path in needed() for option in ("--ro-bind", path, path)]
-    packages = [option for path in hidden() for option in ("--tmpfs", path, "--remount-ro", path)]
+    packages = [str(Path(sysconfig.get_path("stdlib"), name)) for name in ("site-packages", "dist-packages")]
+    hidden = [option for path in packages if Path(path).is_dir() for option in ("--tmpfs", path, "--remount-ro", path)]
     place = ["--ro-bind", str(HERE), "/sandbox", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"]
     python = [os.path.realpath(sys.executable), *ISOLATED, f"/sandbox/{program}", *arguments]
     with os.fdopen(os.memfd_create("seccomp"), "w+b") as filter_file:
         filter_file.write(seccomp_filter(platform.machine()))
         filter_file.seek(0)
         life = ["--die-with-parent", "--new-session", "--clearenv", "--seccomp", str(filter_file.fileno())]
-        line = ["bwrap", *own, *life, *files, *packages, *place, "--remount-ro", "/", "--", *python]
+        line = ["bwrap", *own, *life, *files, *hidden, *place, "--remount-ro", "/", "--", *python]
         yield line, filter_file.fileno()
 
 
@@ -93,18 +70,8 @@ def needed() -> list[str]:
     return [interpreter, library, *sorted(path for path in libraries if not path.startswith(library))]
 
 
-def hidden() -> list[str]:
-    """Return the folders of the standard library that belong to installed packages."""
-    folders = [Path(sysconfig.get_path("stdlib"), name) for name in ("site-packages", "dist-packages")]
-    return [str(folder) for folder in folders if folder.is_dir()]
-
-
 def seccomp_filter(machine: str) -> bytes:
-    """Return the filter as the kernel reads it: instructions of 8 bytes (linux/filter.h, seccomp(2)).
-
-    Args:
-        machine: architecture, `x86_64` or `aarch64`.
-    """
+    """Return the filter as the kernel reads it: instructions of 8 bytes (linux/filter.h, seccomp(2))."""
     load, equal, at_least, bits, end = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, deny, unknown, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000  # EPERM, ENOSYS
 

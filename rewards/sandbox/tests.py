@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # the interpreter runs isolated and without this project
-from answer import BINARY, BITWISE, UNARY, limit  # type: ignore[import-not-found]
+from answer import BINARY, BUILT_IN, ITEMS, UNARY, limit  # type: ignore[import-not-found]
 from wire import IMMUTABLE, MUTABLE, Gone, NotPlain, Peer  # type: ignore[import-not-found]
 
 ABSENT = ("np", "numpy", "pd", "pandas", "scipy", "sympy", "torch", "pytest")
@@ -31,11 +31,9 @@ class Unusable(Exception):
 
 
 class Remote:
-    """An object of the completion's code.
+    """An object of the completion's code, which has a number at the other end.
 
-    Args:
-        number: its name at the other end.
-        kind: `list` or the like, if it is an instance of a subclass of that; its content can then be compared.
+    The content of an instance of a subclass of `kind`, `list` or the like, can be compared.
     """
 
     def __init__(self, peer: Peer, number: int, kind: str | None = None) -> None:
@@ -47,12 +45,6 @@ class Remote:
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return vars(self)["__peer"].ask("call", self, *arguments, **keywords)
-
-    def __getattr__(self, name: str) -> Any:
-        return ask(self, "getattr", name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        ask(self, "setattr", name, value)
 
     def __instancecheck__(self, instance: Any) -> bool:
         return number_of(instance) is not None and ask(instance, "isinstance", self) is True
@@ -87,58 +79,31 @@ def number_of(value: Any) -> int | None:
 
 def copy_of(peer: Peer, number: int, value: Any) -> Any:
     """Return a value that was an instance of a subclass, such as a named tuple: its other attributes are asked for."""
-
-    def attribute(self: Any, name: str) -> Any:
-        return ask(self, "getattr", name)
-
-    copy = type(type(value).__name__, (type(value),), {"__getattr__": attribute, "__copy": True})(value)
+    own = {"__getattr__": special("getattr"), "__copy": True}
+    copy = type(type(value).__name__, (type(value),), own)(value)
     vars(copy).update(__peer=peer, __number=number)
     return copy
 
 
-def ask_for(operation: str) -> Callable[..., Any]:
-    """Return a special method of `Remote`."""
-    return lambda self, *arguments: ask(self, operation, *arguments)
+def special(operation: str) -> Callable[..., Any]:
+    """Return a special method of `Remote`; an operator of it and a value of the tests takes only a copy of it."""
 
-
-def ask_for_two(operation: str) -> Callable[..., Any]:
-    """Return an operator of `Remote`, for two objects of the code; a value of the tests meets only a copy."""
-
-    def method(self: Remote, other: Any) -> Any:
-        if type(other) is Remote:
-            return ask(self, operation, other)
-        return getattr(operator, operation)(ask(self, "copy"), other) if vars(self)["__kind"] else NotImplemented
+    def method(self: Remote, *arguments: Any) -> Any:
+        if operation not in BINARY or type(arguments[0]) is Remote:
+            return ask(self, operation, *arguments)
+        return getattr(operator, operation)(ask(self, "copy"), *arguments) if vars(self)["__kind"] else NotImplemented
 
     return method
 
 
-for one in (
-    "getitem",
-    "setitem",
-    "delitem",
-    "len",
-    "iter",
-    "next",
-    "reversed",
-    "hash",
-    "bool",
-    "str",
-    "repr",
-    "format",
-):
-    setattr(Remote, f"__{one}__", ask_for(one))
-for one in ("int", "float", *UNARY):
-    setattr(Remote, f"__{one}__", ask_for(one))
-for one in (*BINARY, *BITWISE):
-    setattr(Remote, f"__{one.strip('_')}__", ask_for_two(one))
+for one in (*BUILT_IN, *ITEMS, *UNARY, *BINARY):
+    setattr(Remote, f"__{one.strip('_')}__", special(one))
 
 
 class Names(dict[str, Any]):
     """The names of the tests: their own, then Python's and its modules', then those of the completion's code.
 
-    Args:
-        tests: the tests; a module's name that they call is that of a function of the code.
-        entry_point: name that is the code's even if Python has it too.
+    A module's name that they call is that of a function of the code, and `entry_point` even if Python has it too.
     """
 
     def __init__(self, peer: Peer, tests: ast.Module, entry_point: str | None) -> None:
@@ -172,37 +137,36 @@ class Names(dict[str, Any]):
         return bool(self.taken or self.peer.asked - {"run", "name"})
 
 
-def connect(incoming: Any, outgoing: Any) -> Peer:
-    """Return the line to the process of the code."""
-    remote: dict[int, Remote] = {}
-    functions: dict[int, Callable[..., Any]] = {}
+class Tests(Peer):
+    """The end of the tests, which asks for what the code does."""
 
-    def keep(value: Any) -> dict[str, Any]:
+    def __init__(self, incoming: Any, outgoing: Any) -> None:
+        super().__init__(incoming, outgoing, {"call": self.call})
+        self.remote, self.functions = dict[int, Remote](), dict[int, Callable[..., Any]]()
+
+    def call(self, number: int, *arguments: Any, **keywords: Any) -> Any:
+        return self.functions[number](*arguments, **keywords)
+
+    def keep(self, value: Any) -> dict[str, Any]:
         number = number_of(value)
         if number is not None:
             return {"object": number}
         if isinstance(value, tuple(IMMUTABLE)):  # of a class of the tests: a plain copy is enough
             return {}
         if isinstance(value, Iterator):
-            return {"iterator": peer.encode(list(itertools.islice(value, 100_000)))}
+            return {"iterator": self.encode(list(itertools.islice(value, 100_000)))}
         if callable(value):
-            functions[id(value)] = value
+            self.functions[id(value)] = value
             return {"function": id(value)}
         raise NotPlain(f"the tests give the code a {type(value).__name__}, which is not plain data")
 
-    def find(kind: str, content: Any) -> Any:
+    def find(self, kind: str, content: Any) -> Any:
         if kind == "module" and content in sys.stdlib_module_names:
             return importlib.import_module(content)  # ours, not what the code has made of its own
         if kind == "copy":
-            return copy_of(peer, int(content[0]), peer.decode(content[1]))
+            return copy_of(self, int(content[0]), self.decode(content[1]))
         number, container = content if kind == "container" else (content, None)
-        return remote.setdefault(int(number), Remote(peer, int(number), container))
-
-    def call(number: int, *arguments: Any, **keywords: Any) -> Any:
-        return functions[number](*arguments, **keywords)
-
-    peer = Peer(incoming, outgoing, {"call": call}, keep, find)
-    return peer
+        return self.remote.setdefault(int(number), Remote(self, int(number), container))
 
 
 def run(peer: Peer, program: str, tests: str, entry_point: str | None) -> None:
@@ -224,9 +188,8 @@ def run(peer: Peer, program: str, tests: str, entry_point: str | None) -> None:
             names["check"](names[entry_point])
     except ModuleNotFoundError as error:
         if error.__traceback__ and error.name and error.name not in sys.stdlib_module_names:
-            raise Unusable(
-                f"the tests need the package {error.name}, and there is only the standard library"
-            ) from error
+            problem = f"the tests need the package {error.name}, and there is only the standard library"
+            raise Unusable(problem) from error
         raise
     if not names.were_used():
         raise Unusable("the tests call nothing of the code: functions and classes of tests have to be called too")
@@ -235,12 +198,12 @@ def run(peer: Peer, program: str, tests: str, entry_point: str | None) -> None:
 def main() -> None:
     """Run the tests; the last line of the output is the secret word and the verdict."""
     limit(int(sys.argv[1]), int(sys.argv[2]))
-    start = json.loads(sys.stdin.readline())
+    start = json.load(sys.stdin)
     verdict = os.fdopen(os.dup(1), "w")
     sys.stdin, sys.stdout = (io.TextIOWrapper(io.BytesIO()) for _ in range(2))
     sys.__stdin__, sys.__stdout__ = sys.stdin, sys.stdout  # type: ignore[misc]
     with open(int(sys.argv[3]), "rb") as incoming, open(int(sys.argv[4]), "wb") as outgoing:
-        peer = connect(incoming, outgoing)
+        peer = Tests(incoming, outgoing)
         peer.ask("len", "")  # the other process is there: time begins
         peer.asked.clear()
         signal.setitimer(signal.ITIMER_REAL, start["seconds"])

@@ -11,11 +11,10 @@ import secrets
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Iterator
+from typing import BinaryIO
 
-from rewards.runtime.process import end_group, has_ended
+from rewards.isolation.process import end_group, has_ended
 from rewards.sandbox import bubblewrap
 
 LONGEST_VERDICT = 10_000
@@ -32,15 +31,16 @@ def verdict(
     start = {"program": program, "tests": tests, "entry_point": entry_point, "seconds": seconds, "word": word}
     limits = [str(memory_mb), str(int(seconds) + 1)]
     with contextlib.ExitStack() as stack:
+        task = stack.enter_context(os.fdopen(os.memfd_create("task"), "w+b"))
+        task.write(json.dumps(start).encode())
+        task.seek(0)
         output = stack.enter_context(tempfile.TemporaryFile())
         code_in, to_code, from_code, code_out = (stack.enter_context(end) for end in (*pipe(), *pipe()))
         lines = [str(from_code.fileno()), str(to_code.fileno())]
         stack.enter_context(running(["answer.py", *limits], boxed, code_in, code_out))
-        tester = running(["tests.py", *limits, *lines], boxed, subprocess.PIPE, output, (from_code, to_code))
-        process = stack.enter_context(tester)
+        process = stack.enter_context(running(["tests.py", *limits, *lines], boxed, task, output, from_code, to_code))
         for end in (code_in, to_code, from_code, code_out):
             end.close()  # so that each process sees when the other one has gone
-        threading.Thread(target=give, args=(process, json.dumps(start).encode() + b"\n"), daemon=True).start()
         has_ended(process, seconds + START_LIMIT)
         output.seek(0)
         last = output.read(LONGEST_VERDICT).decode(errors="replace").strip().rpartition("\n")[2]
@@ -48,19 +48,6 @@ def verdict(
     if given == word and result not in ("passed", "failed"):
         return ValueError(result)
     return float((given, result) == (word, "passed"))
-
-
-def give(process: subprocess.Popen[bytes], text: bytes) -> None:
-    """Write to the standard input of a process and close it; one that does not read it is killed in the end."""
-    assert process.stdin
-    with contextlib.suppress(BrokenPipeError), process.stdin as line:
-        line.write(text)
-
-
-def at_once() -> int:
-    """Return how many programs to run at the same time: one per processor of this process."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, processors // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def pipe() -> tuple[BinaryIO, BinaryIO]:
@@ -71,28 +58,20 @@ def pipe() -> tuple[BinaryIO, BinaryIO]:
 
 @contextlib.contextmanager
 def running(
-    program: list[str], boxed: bool, stdin: Any, stdout: Any, inherited: Sequence[BinaryIO] = ()
+    program: list[str], boxed: bool, stdin: BinaryIO, stdout: BinaryIO, *inherited: BinaryIO
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program of `rewards.sandbox` in a sandbox or, unless `boxed`, in an empty folder; afterwards kill it."""
+    line = [sys.executable, *bubblewrap.ISOLATED, str(bubblewrap.HERE / program[0]), *program[1:]]
+    fds = [end.fileno() for end in inherited]
     with contextlib.ExitStack() as stack:
-        folder, passed = stack.enter_context(tempfile.TemporaryDirectory()), [end.fileno() for end in inherited]
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         errors = stack.enter_context(tempfile.TemporaryFile())  # a device could be changed by whoever has it open
         if boxed:
             line, descriptor = stack.enter_context(bubblewrap.sandboxed(*program))
-            passed.append(descriptor)
-        else:
-            line = [sys.executable, *bubblewrap.ISOLATED, str(bubblewrap.HERE / program[0]), *program[1:]]
+            fds.append(descriptor)
+        env = {"PATH": os.defpath}
         process = subprocess.Popen(
-            line,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=errors,
-            cwd=folder,
-            env={"PATH": os.defpath},
-            start_new_session=True,
-            pass_fds=passed,
+            line, stdin=stdin, stdout=stdout, stderr=errors, cwd=folder, env=env, pass_fds=fds, start_new_session=True
         )
-        try:
-            yield process
-        finally:
-            end_group(process)
+        stack.callback(end_group, process)
+        yield process

@@ -5,6 +5,7 @@ message never runs code.
 """
 
 import builtins
+import datetime
 import json
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -25,33 +26,27 @@ IMMUTABLE: dict[type, Callable[[Any], Any]] = {
     bytes: lambda value: bytes(bytes.__iter__(value)),
 }
 """Types of which a copy never grows old, and the plain value of an instance of a subclass."""
-DATES: dict[str, Callable[[Any], list[Any]]] = {
-    "date": lambda value: [value.isoformat()],
-    "time": lambda value: [value.isoformat()],
-    "datetime": lambda value: [value.isoformat()],
-    "timedelta": lambda value: [value.days, value.seconds, value.microseconds],
-}
-
-
-def date_of(parts: list[Any]) -> Any:
-    """Return a date, a time or their difference; see `DATES`."""
-    import datetime  # which most code does without
-
-    kind = {name: getattr(datetime, name) for name in DATES}[parts[0]]
-    return kind(*parts[1:]) if kind is datetime.timedelta else kind.fromisoformat(*parts[1:])
-
-
+MAPPINGS: dict[type, str] = {dict: "dict", defaultdict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
+SEQUENCES = (tuple, set, frozenset, bytes, bytearray, deque)
 MAKE: dict[str, Callable[[Any], Any]] = {
-    **{kind.__name__: kind for kind in (tuple, set, frozenset, bytes, bytearray, deque, OrderedDict, Decimal)},
-    "dict": dict,
+    **{kind.__name__: kind for kind in (*SEQUENCES, dict, OrderedDict)},
     "Counter": lambda pairs: Counter(dict(pairs)),
-    "complex": lambda parts: complex(*parts),
-    "range": lambda parts: range(*parts),
-    "slice": lambda parts: slice(*parts),
-    "Fraction": lambda parts: Fraction(*parts),
-    "datetime": date_of,
     "iterator": iter,
 }
+"""Values of several values, from a list of these."""
+NUMBERS = (complex, Fraction, Decimal)
+DATES = (datetime.datetime, datetime.date, datetime.time)
+PARTS: dict[type, Callable[[Any], list[Any]]] = {
+    complex: lambda value: [value.real, value.imag],
+    Fraction: lambda value: [value.numerator, value.denominator],
+    Decimal: lambda value: [str(value)],
+    **dict.fromkeys((range, slice), lambda value: [value.start, value.stop, value.step]),
+    **dict.fromkeys(DATES, lambda value: [value.isoformat()]),
+    datetime.timedelta: lambda value: [value.days, value.seconds, value.microseconds],
+}
+"""Arguments of which the other end makes the value of a type."""
+FROM_PARTS: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in PARTS}
+FROM_PARTS |= {kind.__name__: kind.fromisoformat for kind in DATES}
 
 
 class NotPlain(TypeError):
@@ -63,30 +58,24 @@ class Gone(Exception):
 
 
 class Peer:
-    """One end of the line: it asks the other end, and answers what the other end asks in the meantime.
+    """One end of the line: it asks the other end, and answers what the other end asks of `operations` meanwhile."""
 
-    Args:
-        incoming: messages of the other end.
-        outgoing: messages to it.
-        operations: functions that the other end may ask for, by name.
-        keep: name of an object that stays here, by which the other end asks for it, or an exception if it must not.
-        find: object for what `keep` of the other end, or of this one, has returned.
-        printed: text that has been printed since the last call.
-    """
-
-    def __init__(
-        self,
-        incoming: BinaryIO,
-        outgoing: BinaryIO,
-        operations: dict[str, Callable[..., Any]],
-        keep: Callable[[Any], dict[str, Any]],
-        find: Callable[[str, Any], Any],
-        printed: Callable[[], str] = str,
-    ) -> None:
+    def __init__(self, incoming: BinaryIO, outgoing: BinaryIO, operations: dict[str, Callable[..., Any]]) -> None:
         self.incoming, self.outgoing, self.operations = incoming, outgoing, operations
-        self.keep, self.find, self.printed = keep, find, printed
         self.asked: set[str] = set()
         """Operations that this end has asked for."""
+
+    def keep(self, value: Any) -> dict[str, Any]:
+        """Return the name of an object that stays here, by which the other end asks for it; or refuse it."""
+        raise NotImplementedError
+
+    def find(self, kind: str, content: Any) -> Any:
+        """Return the object for what `keep` of the other end, or of this one, has returned."""
+        raise NotImplementedError
+
+    def printed(self) -> str:
+        """Return the text that has been printed since the last call."""
+        return ""
 
     def ask(self, operation: str, *arguments: Any, **keywords: Any) -> Any:
         """Return the result of an operation at the other end.
@@ -106,11 +95,6 @@ class Peer:
         if "raised" in message:
             raise nearest(message["raised"], message["text"], iterating=operation == "next")
         return self.decode(message["result"])
-
-    def serve(self) -> None:
-        """Answer until the other end has gone."""
-        while True:
-            self.answer(self.receive())
 
     def answer(self, message: dict[str, Any]) -> None:
         """Do what a message asks for and send the result, or what it raised."""
@@ -150,32 +134,18 @@ class Peer:
         kind = type(value)
         if value is None or kind in (bool, int, float, str):
             return value
-        if kind is list:
-            return [self.encode(item) for item in value]
-        if kind in (dict, OrderedDict, Counter):
-            return {kind.__name__: [self.encode(pair) for pair in value.items()]}
-        if kind in (tuple, set, frozenset, bytes, bytearray, deque):
-            return {kind.__name__: [self.encode(item) for item in value]}
-        if kind is defaultdict:
-            return self.encode(dict(value))
+        if kind in MAPPINGS:
+            return {MAPPINGS[kind]: [self.encode(pair) for pair in value.items()]}
+        if kind is list or kind in SEQUENCES:
+            items = [self.encode(item) for item in value]
+            return items if kind is list else {kind.__name__: items}
         for base, plain in IMMUTABLE.items():  # a subclass, such as a named tuple
             if isinstance(value, base):
                 number, copy = self.keep(value).get("object"), self.encode(plain(value))
                 return {"copy": [number, copy]} if number else copy
-        return self.encode_rare(value)
-
-    def encode_rare(self, value: Any) -> dict[str, Any]:
-        """Return other plain values, modules, and what is named because it is not plain."""
-        if isinstance(value, complex):
-            return {"complex": [value.real, value.imag]}
-        if isinstance(value, range | slice):
-            return {type(value).__name__: [self.encode(part) for part in (value.start, value.stop, value.step)]}
-        if isinstance(value, Fraction):
-            return {"Fraction": [value.numerator, value.denominator]}
-        if isinstance(value, Decimal):
-            return {"Decimal": str(value)}
-        if type(value).__module__ == "datetime" and type(value).__name__ in DATES:
-            return {"datetime": [type(value).__name__, *DATES[type(value).__name__](value)]}
+        for base in (kind, *NUMBERS):
+            if base in PARTS and isinstance(value, base):
+                return {base.__name__: [self.encode(part) for part in PARTS[base](value)]}
         if isinstance(value, ModuleType):
             return {"module": value.__name__}
         if isinstance(value, type) and value.__module__ == "builtins" and hasattr(builtins, value.__name__):
@@ -192,6 +162,8 @@ class Peer:
         if kind == "type":
             found = getattr(builtins, content)
             return found if isinstance(found, type) else None
+        if kind in FROM_PARTS:
+            return FROM_PARTS[kind](*self.decode(content))
         return MAKE[kind](self.decode(content)) if kind in MAKE else self.find(kind, content)
 
 

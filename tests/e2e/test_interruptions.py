@@ -69,7 +69,7 @@ def assert_equal(one: Path, other: Path) -> None:
 def workers(folder: Path) -> list[int]:
     """Processes of reward functions of the runs that were started in a folder."""
     found = [one for one in psutil.process_iter(["cmdline", "cwd"]) if one.info["cwd"] == str(folder)]
-    return [one.pid for one in found if "rewards.runtime.worker" in (one.info["cmdline"] or [])]
+    return [one.pid for one in found if "rewards.isolation.worker" in (one.info["cmdline"] or [])]
 
 
 @pytest.fixture(scope="module")

@@ -150,7 +150,7 @@ def qlora(composed: Compose, folder: Path) -> torch.nn.Module:
     from grpo.model import policy
     from grpo.run.trainer import make_trainer
     from grpo.tools.running import Tools
-    from rewards.runtime.isolation import Reward
+    from rewards.isolation.reward import Reward
 
     config = composed(*SMALL, "peft=qlora")
     rewards = {"correctness": Reward("rewards.correctness.correctness", "correctness")}

@@ -25,7 +25,7 @@ def test_every_module_is_on_the_map_and_nothing_else_is() -> None:
         assert set(re.findall(r"`(\w+\.py)`", row(package))) == there, package
     top = {file.name for file in (ROOT / "grpo").glob("*.py")} - {"__init__.py"}
     assert top <= set(re.findall(r"`(\w+\.py)`", TEXT))
-    for package in ("rewards/runtime", "rewards/sandbox", "rewards/probing"):
+    for package in ("rewards/isolation", "rewards/sandbox", "rewards/probing"):
         there = {file.name for file in (ROOT / package).glob("*.py")} - {"__init__.py"}
         assert set(re.findall(r"`(\w+\.py)`", row(package))) == there, package
 

@@ -21,7 +21,7 @@ from grpo.data.task import load_held_out
 from grpo.evaluation.loop import Decoding, Evaluation, evaluate
 from grpo.evaluation.model import fingerprint
 from grpo.generation.local import Completer
-from rewards.runtime.isolation import Reward
+from rewards.isolation.reward import Reward
 
 TINY = Path(grpo.builtin.tiny.__file__).parent
 

@@ -10,9 +10,9 @@ import pytest
 
 from rewards.boxes import overlaps, read_boxes, read_reference
 from rewards.check import fn_and_kwargs
+from rewards.isolation.reward import Reward
 from rewards.probing.probes import cheats, correct, final, incorrect
 from rewards.probing.trial import above, try_out
-from rewards.runtime.isolation import Reward
 from tests.commands import finished
 
 MINE = """
@@ -84,7 +84,7 @@ def check(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_the_built_in_rewards_withstand_what_policies_try(name: str) -> None:
     done = check(name, *(["sandbox=none"] if name == "code" else []))
     assert done.returncode == 0, done.stdout
-    assert "nothing earned more than it should" in done.stdout
+    assert "no issues found: nothing earned more than it should" in done.stdout
     for words in ("mean", "spread", "ms per completion", "many answers", "other scripts", "10,000 characters"):
         assert words in done.stdout
 

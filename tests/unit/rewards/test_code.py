@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rewards.code import code
-from rewards.runtime.isolation import Reward
+from rewards.isolation.reward import Reward
 from rewards.sandbox import bubblewrap
 
 TESTS = ["assert double(3) == 6", "assert double(-1) == -2"]

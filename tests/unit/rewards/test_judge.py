@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rewards.runtime.isolation import Reward
+from rewards.isolation.reward import Reward
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.slow

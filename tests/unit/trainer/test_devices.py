@@ -18,7 +18,7 @@ from grpo.evaluation.loop import Decoding, Evaluation
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.batch import idle
 from grpo.trainer.placement import train_in_float32
-from rewards.runtime.isolation import Reward
+from rewards.isolation.reward import Reward
 from tests.stock_trl import make, ours, relative_difference, train
 
 

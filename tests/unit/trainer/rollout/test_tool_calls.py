@@ -23,7 +23,7 @@ from grpo.evaluation.in_training import evaluate_policy
 from grpo.evaluation.loop import Decoding, Evaluation
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout.episodes import answers
-from rewards.runtime.isolation import Reward
+from rewards.isolation.reward import Reward
 from tests.stock_trl import (
     KL_FOUR_SLICES,
     SMALL,

@@ -14,18 +14,14 @@ from typing import Any
 
 from rewards.text import printable
 
-GROUP = "grpo.rewards"
-FORMS = "write package.module.function, path/to/file.py:function, or the name of an entry point of"
 FROM_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 
 
-def load(fn: str, setting: str, group: str = GROUP) -> Callable[..., Any]:
-    """Return the function, or the class, that `fn` names.
+def load(fn: str, setting: str, group: str = "grpo.rewards") -> Callable[..., Any]:
+    """Return the function or class of `package.module.function`, `path/to/file.py:function`, or an entry point's name.
 
     Args:
-        fn: `package.module.function`, `path/to/file.py:function`, or the name of an entry point.
         setting: where the configuration says so, for messages.
-        group: of the entry points.
 
     Raises:
         ValueError: the function cannot be loaded; one line with the file or module, the line and the reason.
@@ -34,7 +30,8 @@ def load(fn: str, setting: str, group: str = GROUP) -> Callable[..., Any]:
         fn = entry.value
     place, separator, function = fn.rpartition(":" if ":" in fn else ".")
     if not separator or fn.endswith(".py"):
-        raise ValueError(f"{setting}: {FORMS} {group}")
+        forms = "package.module.function, path/to/file.py:function, or the name of an entry point of"
+        raise ValueError(f"{setting}: write {forms} {group}")
     if place.endswith(".py") and not Path(place).is_file():
         raise ValueError(f"{setting}: there is no file {Path(place).absolute()}")
     try:
@@ -70,10 +67,9 @@ def bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Cal
     try:
         if check := getattr(function, "check", None):
             check(**kwargs)
-    except ValueError as error:
-        raise ValueError(f"reward.{name}: {error}") from error
     except Exception as error:
-        raise ValueError(f"reward.{name}: {what_and_where(error)}") from error
+        reason = error if isinstance(error, ValueError) else what_and_where(error)
+        raise ValueError(f"reward.{name}: {reason}") from error
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
     def reward(**columns: Any) -> Any:
@@ -85,12 +81,9 @@ def bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Cal
 
 def needs(function: Callable[..., Any], kwargs: dict[str, Any]) -> list[str]:
     """Return the arguments without which the function cannot be called, and `environments` if it names them."""
-    named = [
-        p
-        for p in inspect.signature(function).parameters.values()
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
-    required = [p.name for p in named if p.default is p.empty or p.name == "environments"]
+    parameters = inspect.signature(function).parameters.values()
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    required = [one.name for one in named if one.default is one.empty or one.name == "environments"]
     return [key for key in required if key not in kwargs]
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.runtime.isolation import Reward, RewardError, split_by_prompt
+from rewards.isolation.reward import Reward, RewardError, split_by_prompt
 
 MINE = """
 import asyncio, os, re, signal, subprocess, sys, time
@@ -331,7 +331,7 @@ def test_what_a_function_started_ends_with_it_and_the_trainer(file: Path, tmp_pa
     pids = tmp_path / "pids"
     kwargs = {"file": str(pids)}
     if way == "the trainer is killed":
-        trainer = f"""from rewards.runtime.isolation import Reward
+        trainer = f"""from rewards.isolation.reward import Reward
 Reward("{file}:leaves", "mine", {kwargs}).score(completions=["hang"])"""
         process = subprocess.Popen([sys.executable, "-c", trainer])
         assert comes_true(lambda: pids.exists() and pids.read_text().endswith("\n"), 60)

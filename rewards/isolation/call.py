@@ -12,7 +12,7 @@ from decimal import Decimal
 from numbers import Real
 from typing import Any
 
-from rewards.runtime.loader import what_and_where
+from rewards.isolation.loader import what_and_where
 
 FLOAT32 = 3.4028234663852886e38
 """The largest number of the type that rewards are summed in (IEEE 754)."""
@@ -47,51 +47,45 @@ class Outcome:
     metrics: list[tuple[str, float]] = field(default_factory=list)
     """Calls of TRL's `log_metric`, to be repeated in the process of the trainer."""
 
-
-def call(function: Callable[..., Any], arguments: dict[str, Any], run: Callable[..., Any]) -> Outcome:
-    """Call a reward function with TRL's arguments, awaiting it with `run` if it is async, and check its result."""
-    outcome = Outcome()
-
-    def log_extra(column: str, values: Any) -> None:
+    def log_extra(self, column: str, values: Any) -> None:
         values = list(values)
         kept = [plain(value) for value in values]
         if any(new is None and value is not None for new, value in zip(kept, values, strict=True)):
             warnings.warn(f"log_extra({column!r}): only numbers, text, times, lists and dictionaries", stacklevel=2)
-        outcome.extra.setdefault(column, []).extend(kept)
+        self.extra.setdefault(column, []).extend(kept)
 
-    def log_metric(name: str, value: float) -> None:
-        outcome.metrics.append((name, float(value)))
+    def log_metric(self, name: str, value: float) -> None:
+        self.metrics.append((name, float(value)))
 
+
+def call(function: Callable[..., Any], arguments: dict[str, Any], run: Callable[..., Any]) -> Outcome:
+    """Call a reward function with TRL's arguments, awaiting it with `run` if it is async, and check its result."""
+    outcome = Outcome()
     try:
-        returned = function(**arguments, log_extra=log_extra, log_metric=log_metric)
-        if inspect.isawaitable(returned):
-            returned = run(_awaited(returned))
+        returned = awaited(function(**arguments, log_extra=outcome.log_extra, log_metric=outcome.log_metric), run)
         returned = returned.tolist() if hasattr(returned, "tolist") else returned
-        if not isinstance(returned, list | tuple):
-            outcome.failed = Fault("WrongLength", f"returned {type(returned).__name__}, not a list of rewards")
-            return outcome
         count = len(arguments["completions"])
+        if not isinstance(returned, list | tuple):
+            return Outcome(failed=Fault("WrongLength", f"returned {type(returned).__name__}, not a list of rewards"))
         if len(returned) != count:
-            outcome.failed = Fault("WrongLength", f"returned {len(returned)} rewards for {count} completions")
-            return outcome
+            return Outcome(failed=Fault("WrongLength", f"returned {len(returned)} rewards for {count} completions"))
         for row, value in enumerate(returned):
             number, fault = checked(value)
             outcome.rewards.append(number)
             if fault:
                 outcome.faults[row] = fault
-        outcome.extra = of_each(outcome.extra, count)
+        for column, values in list(outcome.extra.items()):
+            if len(values) != count:
+                warnings.warn(f"log_extra({column!r}): {len(values)} values for {count} completions", stacklevel=2)
+                del outcome.extra[column]
     except BaseException as error:  # SystemExit too: a function that calls exit() has given no reward
-        message, place = what_and_where(error), traceback.format_exc()
-        return Outcome(failed=Fault(type(error).__name__, message, place))
+        return Outcome(failed=fault_of(error))
     return outcome
 
 
-def of_each(columns: dict[str, list[Any]], count: int) -> dict[str, list[Any]]:
-    """Return the columns that have a value for each of so many completions, and warn of others."""
-    for column, values in columns.items():
-        if len(values) != count:
-            warnings.warn(f"log_extra({column!r}): {len(values)} values for {count} completions", stacklevel=2)
-    return {column: values for column, values in columns.items() if len(values) == count}
+def fault_of(error: BaseException) -> Fault:
+    """Return the fault of an exception."""
+    return Fault(type(error).__name__, what_and_where(error), "".join(traceback.format_exception(error)))
 
 
 def plain(value: Any) -> Any:
@@ -106,8 +100,13 @@ def plain(value: Any) -> Any:
     return value if type(value) in PLAIN else None
 
 
-async def _awaited(value: Any) -> Any:
-    return await value
+def awaited(value: Any, run: Callable[..., Any]) -> Any:
+    """Return a value, or what awaiting it with `run` returns."""
+
+    async def result() -> Any:
+        return await value
+
+    return run(result()) if inspect.isawaitable(value) else value
 
 
 def checked(value: Any) -> tuple[float | None, Fault | None]:
@@ -118,7 +117,7 @@ def checked(value: Any) -> tuple[float | None, Fault | None]:
     if value is None:
         return None, None
     if isinstance(value, BaseException):  # of one completion, as `asyncio.gather` returns it
-        return None, Fault(type(value).__name__, what_and_where(value), "".join(traceback.format_exception(value)))
+        return None, fault_of(value)
     if not isinstance(value, Real):
         return None, Fault("NotANumber", f"returned {value!r:.80}, which is not a number")
     number = math.inf

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rewards.runtime.isolation import Reward
+from rewards.isolation.reward import Reward
 
 pytestmark = pytest.mark.slow
 

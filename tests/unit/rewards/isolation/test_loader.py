@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rewards.runtime.loader import bind, load, needs
+from rewards.isolation.loader import bind, load, needs
 
 MINE = """
 def brevity(completions, limit=10, **columns):
@@ -42,7 +42,7 @@ def test_a_reward_loads_from_a_module(fn: str) -> None:
 
 def test_a_reward_loads_from_an_entry_point_of_a_package(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("short", "rewards.brevity:brevity", "grpo.rewards")
-    monkeypatch.setattr("rewards.runtime.loader.entry_points", lambda group, name: [entry] if name == "short" else [])
+    monkeypatch.setattr("rewards.isolation.loader.entry_points", lambda group, name: [entry] if name == "short" else [])
     assert load("short", "mine").__module__ == "rewards.brevity"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import get_json_schema
 
-from grpo.tools.isolation import Source, ToolError, environment_of, tools_of
+from grpo.tools.running import Source, ToolError, environment_of, tools_of
 
 TOOLS = '''
 import os, signal, time
@@ -203,10 +203,23 @@ def test_each_environment_has_a_state_and_a_process_of_its_own(file: Path) -> No
 
 def test_the_process_that_forks_is_started_again(file: Path) -> None:
     source = Source([f"{file}:Counter"], is_environment=True, timeout=5.0)
-    source.process.kill()
-    source.process.wait()
+    source.process.process.kill()
+    source.process.process.wait()
     environment = environment_of(source)()
     assert environment.reset(start=2) == "at 2"
+    source.close()
+
+
+def test_a_file_that_has_broken_since_the_start_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(TOOLS)
+    source = Source([f"{file}:Counter"], is_environment=True, timeout=5.0)
+    file.write_text("raise KeyError('gone')\n")
+    source.process.process.kill()
+    source.process.process.wait()
+    begun = environment_of(source)().reset()
+    assert begun.startswith(" The environment could not begin: its process could not be started: ")
+    assert "KeyError: 'gone'" in begun
     source.close()
 
 

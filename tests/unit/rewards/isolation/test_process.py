@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rewards.runtime.isolation import Reward
-from rewards.runtime.process import end_process, has_ended
+from rewards.isolation.process import end_process, has_ended
+from rewards.isolation.reward import Reward
 from rewards.sandbox.verdict import verdict
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import pairwise
@@ -18,8 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rewards.runtime.call import Fault, Outcome
-from rewards.runtime.process import Worker, has_ended
+from rewards.isolation.call import Fault, Outcome
+from rewards.isolation.loader import FROM_TRL
+from rewards.isolation.process import GRACE, Process, ask, check_system, has_ended
 from rewards.text import printable
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class Reward:
     """A reward function whose failures cost single completions; TRL gets `as_function`.
 
     Args:
-        fn: `package.module.function`, `path/to/file.py:function` or an entry point; see `rewards.runtime.loader.load`.
+        fn: `package.module.function`, `path/to/file.py:function` or an entry point; see `loader.load`.
         name: name in metrics and messages.
         kwargs: keyword arguments of every call.
         timeout: limit of a call, with all completions or with one, seconds.
@@ -84,11 +85,15 @@ class Reward:
 
         self._start = start
         self._workers = [self._start() for _ in range(workers)]
-        self.needs = self._workers[0].needs
+        self.needs: list[str] = self._workers[0].loaded
         """Arguments without which the function cannot be called."""
         self._hopeless = 0
         self._pool = ThreadPoolExecutor(workers, f"reward-{name}")
         self._closed = False
+
+    def missing(self, columns: Iterable[str]) -> list[str]:
+        """Return the arguments without which the function cannot be called and that neither TRL nor the data has."""
+        return [name for name in self.needs if name not in (*columns, *FROM_TRL)]
 
     def as_function(self) -> Callable[..., Coroutine[Any, Any, list[float | None]]]:
         """Return an async function with TRL's signature; TRL runs async functions concurrently."""
@@ -140,16 +145,17 @@ class Reward:
         if not at_once.failed:
             return at_once
         alone: list[Outcome] = []
+        hung = 0
         for row in part:
-            hung = [one.failed is not None and one.failed.kind == "Timeout" for one in alone[-MAX_HUNG:]]
             if len(part) == 1:
                 one = at_once
-            elif hung == [True] * MAX_HUNG:
+            elif hung >= MAX_HUNG:
                 one = Outcome(failed=Fault("Timeout", f"not called: it hung on the {MAX_HUNG} completions before"))
             else:
                 one = call([row])
-            alone.append(one)
-        scored = join([Outcome([None], {0: one.failed}) if one.failed else one for one in alone])
+            hung = hung + 1 if one.failed and one.failed.kind == "Timeout" else 0
+            alone.append(Outcome([None], {0: one.failed}) if one.failed else one)
+        scored = join(alone)
         scored.failed = at_once.failed
         return scored
 
@@ -160,36 +166,31 @@ class Reward:
             RewardError: as for `score`.
         """
         self.faulted = sorted(outcome.faults)
-        faults = list(outcome.faults.items())
-        if outcome.failed and not faults:
-            faults = [(0, outcome.failed)]
-        self.scored += len(outcome.rewards) - len(outcome.faults)
-        for row, fault in faults:
+        count = len(outcome.rewards)
+        self.scored += count - len(self.faulted)
+        faults = outcome.faults or ({0: outcome.failed} if outcome.failed else {})
+        failed_on = "one completion" if outcome.faults else f"{count} completions at once, not on each alone"
+        for row, fault in faults.items():
             self.errors[fault.kind] += 1
             self.fault = fault.message
-            if self.errors[fault.kind] > 1:
-                continue
-            content = {key: values[row] for key, values in columns.items()}
-            failed_on = (
-                "one completion" if outcome.faults else f"{len(outcome.rewards)} completions at once, not on each alone"
-            )
-            excerpt = printable(
-                "\n".join(f"{key}: {textwrap.shorten(str(value), 300)}" for key, value in content.items())
-            )
-            log.error(
-                "reward.%s failed on %s: %s\n%s\n%s", self.name, failed_on, fault.message, fault.traceback, excerpt
-            )
-            if self.errors_file:
-                kept = {"reward": self.name, **asdict(fault), "row": content}
-                with self.errors_file.open("a") as file:
-                    file.write(json.dumps(kept, default=str) + "\n")
+            if self.errors[fault.kind] == 1:
+                self._keep(fault, failed_on, {key: values[row] for key, values in columns.items()})
         where = f"; the completion is in {os.path.relpath(self.errors_file)}" if self.errors_file else ""
         if faults and self.on_error == "raise":
-            raise RewardError(f"reward.{self.name}: {faults[0][1].message}{where}")
-        self._hopeless = self._hopeless + 1 if len(outcome.faults) == len(outcome.rewards) else 0
+            raise RewardError(f"reward.{self.name}: {next(iter(faults.values())).message}{where}")
+        self._hopeless = self._hopeless + 1 if len(self.faulted) == count else 0
         if self._hopeless == HOPELESS:
             problem = f"failed on every completion of {HOPELESS} batches in a row"
-            raise RewardError(f"reward.{self.name}: {problem}: {faults[0][1].message}{where}")
+            raise RewardError(f"reward.{self.name}: {problem}: {next(iter(faults.values())).message}{where}")
+
+    def _keep(self, fault: Fault, failed_on: str, row: dict[str, Any]) -> None:
+        """Log a fault with the completion and its columns, and write it to the errors file."""
+        lines = [f"{key}: {textwrap.shorten(str(value), 300)}" for key, value in row.items()]
+        excerpt = printable("\n".join(lines))
+        log.error("reward.%s failed on %s: %s\n%s\n%s", self.name, failed_on, fault.message, fault.traceback, excerpt)
+        if self.errors_file:
+            with self.errors_file.open("a") as file:
+                file.write(json.dumps({"reward": self.name, **asdict(fault), "row": row}, default=str) + "\n")
 
     def close(self) -> None:
         """End the processes, and with them running calls."""
@@ -197,6 +198,40 @@ class Reward:
         for worker in self._workers:
             worker.stop()
         self._pool.shutdown(cancel_futures=True)
+
+
+class Worker(Process):
+    """The process of a reward function; `loaded` are the arguments without which it cannot be called.
+
+    Raises:
+        ValueError: the function cannot be loaded.
+    """
+
+    def __init__(self, fn: str, name: str, kwargs: dict[str, Any], output: Any) -> None:
+        check_system()  # others than Linux have no files in memory
+        self.traceback, place = os.memfd_create("traceback"), f"reward.{name}.fn={fn}"
+        super().__init__("rewards.isolation.worker", (fn, name, kwargs), place, output, self.traceback)
+
+    def call(self, arguments: dict[str, Any], timeout: float) -> Outcome:
+        """Call the function and return the outcome, at the latest about a second after `timeout` seconds."""
+        late = False
+        try:
+            return ask(self.connection, (timeout, arguments), timeout + GRACE)
+        except TimeoutError:
+            late = True
+        except (EOFError, OSError):  # the watchdog has ended the process, or it has ended itself
+            pass
+        except Exception as error:
+            return Outcome(failed=Fault(type(error).__name__, f"its arguments cannot be sent: {error}"))
+        if self.connection.closed:
+            return Outcome(failed=Fault("Died", "its process was ended"))
+        where = os.pread(self.traceback, 10_000, 0).decode(errors="replace")
+        self.stop()
+        if late or where:
+            return Outcome(failed=Fault("Timeout", f"took longer than timeout={timeout:g} s and was stopped", where))
+        status = self.process.returncode
+        how = f"was killed by signal {-status}, perhaps out of memory" if status < 0 else f"status {status}"
+        return Outcome(failed=Fault("Died", f"its process ended: {how}"))
 
 
 def split_by_prompt(prompts: Sequence[Any], count: int) -> list[range]:

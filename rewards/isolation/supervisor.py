@@ -16,11 +16,7 @@ INTERVAL = 1.0
 def supervise(trainer: int, *inherited: int) -> None:
     """Return in a new process. This one waits for the end of it or of the trainer, ends what is left, and itself.
 
-    Its exit status is that of the new process.
-
-    Args:
-        trainer: process without which the new one has no purpose.
-        inherited: file descriptors of which only the new process keeps its own.
+    Its exit status is that of the new process, which alone keeps the inherited file descriptors.
     """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -40,18 +36,20 @@ def supervise(trainer: int, *inherited: int) -> None:
         status = reap().get(child)
         if event and event.si_signo == signal.SIGTERM:
             break
-    end_as(end_descendants(child, status))
+    status = end_descendants(child, status)
+    if os.WIFSIGNALED(status):
+        with contextlib.suppress(OSError):  # of SIGKILL, which needs no default
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.waitstatus_to_exitcode(status))
 
 
 def reap() -> dict[int, int]:
     """Return the wait statuses of children that have ended; orphans that became children are forgotten with it."""
     ended: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
-        while True:
-            process, status = os.waitpid(-1, os.WNOHANG)
-            if process == 0:
-                break
-            ended[process] = status
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = found[1]
     return ended
 
 
@@ -66,12 +64,3 @@ def end_descendants(child: int, status: int | None) -> int:
         time.sleep(0.01)
         status = reap().get(child, status)
     return reap().get(child, status) or 0
-
-
-def end_as(status: int) -> None:
-    """End this process with the wait status of another."""
-    if os.WIFSIGNALED(status):
-        with contextlib.suppress(OSError):  # of SIGKILL, which needs no default
-            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
-        os.kill(os.getpid(), os.WTERMSIG(status))
-    os._exit(os.waitstatus_to_exitcode(status))

@@ -1,0 +1,69 @@
+"""The common part of `python -m rewards.check` and `python -m grpo.tools.check`: options, rows, tables, exit status."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from rewards.text import printable
+
+
+def options(command: str, description: str, fn: str, data: str, timeout: float) -> argparse.ArgumentParser:
+    """Return a parser with the options of every check; `fn`, `data` and the default of `timeout` (seconds) differ."""
+    parser = argparse.ArgumentParser(prog=f"python -m {command}", description=description.splitlines()[0])
+    parser.add_argument("fn", help=fn)
+    parser.add_argument("--data", type=Path, help=f"JSONL with {data}")
+    parser.add_argument("--rows", type=int, default=50, help="rows of the data to try; default: 50")
+    parser.add_argument(
+        "--timeout", type=float, default=timeout, help=f"limit of a call, seconds; default: {timeout:g}"
+    )
+    return parser
+
+
+def read_rows(file: Path, count: int) -> list[dict[str, Any]]:
+    """Return the first `count` rows of a JSONL file.
+
+    Raises:
+        ValueError: the file is empty.
+    """
+    with file.open() as lines:
+        rows = [json.loads(line) for line in islice((line for line in lines if line.strip()), count)]
+    if not rows:
+        raise ValueError(f"{file}: the file has no rows")
+    return rows
+
+
+def print_table(
+    console: Console, texts: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], alarm: str = ""
+) -> None:
+    """Print a table with columns of texts, then columns of numbers, of which that of the name `alarm` is red."""
+    right = [Column(name, justify="right", style="red" if name == alarm else "") for name in numbers]
+    table = Table(*texts, *right)
+    for row in rows:
+        table.add_row(*map(printable, row))
+    console.print(table, soft_wrap=False)
+
+
+def run(command: str, check: Callable[[Console], list[str]], verdict: str) -> NoReturn:
+    """Run a check, which returns problems of one line each, and print these or else the verdict.
+
+    Exit with status 0, with 1 after problems, or with 2 if the check raises ValueError or OSError: the input is wrong.
+    """
+    width = None if sys.stdout.isatty() else 120
+    console = Console(width=width, highlight=False, markup=False, soft_wrap=True)  # what a model wrote stays as it is
+    try:
+        problems = check(console)
+    except (ValueError, OSError) as error:
+        print(f"{command}: {error}", file=sys.stderr)
+        sys.exit(2)
+    for problem in problems:
+        console.print(problem, style="red")
+    if verdict and not problems:
+        console.print(f"no issues found: {verdict}", style="green")
+    sys.exit(bool(problems))
