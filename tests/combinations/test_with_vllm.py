@@ -73,23 +73,22 @@ def replayed(made: list[Any]) -> Any:
     def replay(prompts: list, trainer: Any) -> dict[str, Any]:
         found = next(generations) if trainer.model.training else made[0]
         ids, completions, masks, _, logps = (values and values[: len(prompts)] for values in found[:5])
-        return {
-            "prompt_ids": ids,
-            "completion_ids": completions,
-            "logprobs": logps,
-            **({"env_mask": masks} if masks else {}),
-        }
+        masked = {"env_mask": masks} if masks else {}
+        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": logps} | masked
 
     return replay
 
 
-@pytest.mark.parametrize(
-    "row", few(), ids=lambda row: f"{row['kind']}, {name({feature: row[feature] for feature in FEATURES})}"
-)
+def identifier(row: Row) -> str:
+    return f"{row['kind']}, {name({feature: row[feature] for feature in FEATURES})}"
+
+
+@pytest.mark.parametrize("row", few(), ids=identifier)
 def test_the_gradient_with_vllm_is_stock_trls(row: Row, tmp_path: Path, sleeping: None) -> None:
-    adapter = row["weights"] == "LoRA" and row["kind"] in ("awake", "awake, shared weights")
-    engine = Engine("adapter" if adapter else "merged", share_weights=row["kind"] == "awake, shared weights")
-    trainer = ours(row, tmp_path / "ours", engine=engine, model=str(BASE), vllm_mode="colocate", **KINDS[row["kind"]])
+    row, kind = {feature: row[feature] for feature in FEATURES}, row["kind"]
+    adapter = row["weights"] == "LoRA" and kind in ("awake", "awake, shared weights")
+    engine = Engine("adapter" if adapter else "merged", share_weights=kind == "awake, shared weights")
+    trainer = ours(row, tmp_path / "ours", engine=engine, model=str(BASE), vllm_mode="colocate", **KINDS[kind])
     del trainer._generate_single_turn  # `drawn`
     trainer.rollouts.engine_check.next = 0
     made, generate = list[Any](), trainer._generate
