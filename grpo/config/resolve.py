@@ -1,7 +1,7 @@
 """A configuration as it is run: the choices of the plan in it, TRL's defaults where there are none, decided once."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -10,9 +10,6 @@ from grpo.config.library import GRPO_CONFIG, library_fields
 from grpo.config.options import Engine, Rollout, Update
 from grpo.config.schema import PLANNED
 from grpo.config.transport import Transport, transport_of
-
-if TYPE_CHECKING:
-    from grpo.planning.fit import Plan
 
 
 @dataclass(frozen=True)
@@ -62,11 +59,11 @@ class Resolved:
         return Resolved.of(config, self.transport)
 
 
-def resolve(config: DictConfig, plan: "Plan | None") -> Resolved:
+def resolve(config: DictConfig, plan: Any) -> Resolved:
     """Return a composed and checked configuration with the plan's choices for this machine.
 
     Args:
-        plan: of it; None if it could not be planned.
+        plan: of it (`grpo.planning.fit.Plan`); None if it could not be planned.
     """
     config = config.copy()
     train, update = config.train, config["update"]

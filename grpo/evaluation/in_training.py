@@ -10,7 +10,6 @@ from trl.models import unwrap_model_for_generation
 from grpo.evaluation.loop import Evaluation, evaluate
 from grpo.generation.local import Completer, Generate
 from grpo.generation.vllm_engine import BATCH, answer
-from grpo.trainer.rollout.episodes import answers
 from rewards.text import text_of
 
 
@@ -54,4 +53,4 @@ def evaluate_policy(trainer: Any, evaluation: Evaluation) -> dict[str, Any]:
 def converse(trainer: Any, rows: list[Any], temperature: float, seeds: list[int]) -> list[str]:
     """Return the policy's last message to each row's prompt after its tool calls, if it has the last word."""
     assert temperature == 0.0
-    return [text_of(messages) for messages in answers(trainer, rows)]
+    return [text_of(messages) for messages in trainer.rollouts.answers(trainer, rows)]

@@ -202,6 +202,10 @@ class Rollouts:
         rewards[trainer.accelerator.gather(failed)] = torch.nan
         return rewards
 
+    def answers(self, trainer: Any, rows: list[Row]) -> list[list[Row]]:
+        """Return the likeliest conversation that follows each row's prompt; see `episodes.answers`."""
+        return episodes.answers(trainer, rows)
+
     def reset(self, trainer: Any) -> None:
         """Forget what an earlier training has begun."""
         if self.overlap:
