@@ -4,8 +4,7 @@ The estimate is for completions of half the limit on average, of which the longe
 """
 
 import math
-import time
-from collections.abc import Callable
+import timeit
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -231,16 +230,6 @@ def speed_of_cpu() -> Speed:
     matrix = np.ones((size, size), dtype=np.float32)
     data = np.ones(2**24, dtype=np.float32)  # more than caches hold
     matrix @ matrix
-    seconds = best_time(lambda: matrix @ matrix)
-    moving = best_time(lambda: data.sum())
-    return Speed(2 * size**3 / seconds, data.nbytes / moving)
-
-
-def best_time(work: Callable[[], object]) -> float:
-    """Return the shortest of several times of some work."""
-    times = []
-    for _ in range(20):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    computing = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=20))
+    moving = min(timeit.repeat(lambda: data.sum(), number=1, repeat=20))
+    return Speed(2 * size**3 / computing, data.nbytes / moving)

@@ -6,7 +6,7 @@ what autograd saves; `benchmarks/simulation.py` compares the sum with PyTorch's 
 
 from dataclasses import replace
 
-from grpo.planning import images, reward_model
+from grpo.planning import images
 from grpo.planning.activations import (
     head_backward,
     head_forward,
@@ -176,6 +176,14 @@ def buckets(shape: Shape, workload: Workload) -> float:
     return count * size if workload.sharding.processes > 1 and not workload.sharding.library else 0.0
 
 
+def reward_models(workload: Workload) -> float:
+    """Bytes of the weights of all reward models, which have no output embedding."""
+    return sum(
+        size * (shape.parameters() - (0 if shape.tie_word_embeddings else shape.embeddings))
+        for shape, size in workload.reward_models
+    )
+
+
 def persistent(shape: Shape, workload: Workload) -> Components:
     """Memory that every phase takes, from the end of the first step on."""
     sharding, (count, size) = workload.sharding, trained(shape, workload)
@@ -192,7 +200,7 @@ def persistent(shape: Shape, workload: Workload) -> Components:
         "master weights": count * 4 / sharding.optimizer_shards if copied and not sharding.offload_optimizer else 0.0,
         "adapter": here * count * size / sharding.weight_shards if workload.adapter else 0.0,
         "reference": here * weights(shape, workload) / shards if workload.reference else 0.0,
-        "reward models": reward_model.weights(workload),
+        "reward models": reward_models(workload),
         "unsharded weights": unsharded(shape, workload),
         "buckets": buckets(shape, workload),
     }
@@ -222,7 +230,7 @@ def rollout(shape: Shape, workload: Workload) -> Components:
     prefill = workload.sequences * workload.prompt * (layer_forward(shape, workload) + mask)
     return parts | {
         "kv cache": kv_cache(shape, workload),
-        "activations": max(prefill, repeated, images.in_rollout(shape.vision, workload)),
+        "activations": max(prefill, repeated, images.without_gradient(shape.vision, workload, "rollout")),
         "logits": logits,
         "dequantized": dequantized(shape, workload),
     }
@@ -236,23 +244,24 @@ def logprobs(shape: Shape, workload: Workload) -> Components:
     whole = replace(workload.sharding, stage=2) if workload.sharding.library == "fsdp" else workload.sharding
     layer = layer_forward(shape, workload) + workload.shared_sequence * workload.compute_bytes
     text = workload.microbatch * max(layer, workload.compute_bytes * 2 * shape.hidden_size)
-    images_held = images.held_images(shape.vision, workload, "logprobs")
-    return (
-        persistent(shape, workload)
-        | images_held
-        | {
-            "activations": max(text, images.in_logprobs(shape.vision, workload)),
-            "head": head_forward(shape, workload, workload.scored),
-            "unsharded reference": unsharded(shape, replace(workload, sharding=whole)) if workload.reference else 0.0,
-            "dequantized": dequantized(shape, workload),
-        }
-    )
+    parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "logprobs")
+    return parts | {
+        "activations": max(text, images.without_gradient(shape.vision, workload, "logprobs")),
+        "head": head_forward(shape, workload, workload.scored),
+        "unsharded reference": unsharded(shape, replace(workload, sharding=whole)) if workload.reference else 0.0,
+        "dequantized": dequantized(shape, workload),
+    }
 
 
 def scoring(shape: Shape, workload: Workload) -> Components:
-    """Memory while reward models score completions."""
-    images_held = images.held_images(shape.vision, workload, "rollout")
-    return persistent(shape, workload) | images_held | {"activations": reward_model.activations(workload)}
+    """Memory while reward models score a micro-batch without a gradient, layer by layer; that of the hungriest."""
+    activations = [0.0]
+    for model, size in workload.reward_models:
+        own = replace(workload, compute_bytes=size, weight_bytes=size, adapter=None)
+        layer = layer_forward(model, own) + workload.sequence * size  # with the mask
+        activations.append(workload.microbatch * (layer + 2 * size * model.hidden_size))
+    parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "rollout")
+    return parts | {"activations": max(activations)}
 
 
 def update(shape: Shape, workload: Workload) -> Components:
@@ -276,9 +285,8 @@ def update(shape: Shape, workload: Workload) -> Components:
     work = max(head, kept + layer if workload.checkpointing else layer)
     images_held = images.held_images(shape.vision, workload, "update")
     stays = persistent(shape, workload) | images_held | {"gradients": gradients(shape, workload)}
-    if (
-        workload.weight_bytes > workload.compute_bytes and not workload.quantized
-    ):  # autocast keeps its copies to the end of the pass
+    # autocast keeps its copies to the end of the pass
+    if workload.weight_bytes > workload.compute_bytes and not workload.quantized:
         activations += workload.compute_bytes * sum(i * o * n for i, o, n in shape.all_linears())
     tower, tower_work = images.in_update(shape.vision, workload)
     if tower_work > activations + work:

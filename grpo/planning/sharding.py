@@ -32,10 +32,8 @@ def sharding_of(config: DictConfig) -> Sharding:
 
 def fsdp(train: DictConfig) -> dict[str, Any]:
     """Return what `fsdp` and `fsdp_config` choose, else accelerate's environment variables."""
-    env, strategy = (
-        os.environ,
-        str(train.fsdp or "").lower() + " " + os.environ.get("FSDP_SHARDING_STRATEGY", "").lower(),
-    )
+    env = os.environ
+    strategy = f"{train.fsdp or ''} {env.get('FSDP_SHARDING_STRATEGY', '')}".lower()
     options = read("train.fsdp_config", train.fsdp_config or {})
     options = {key.removeprefix("fsdp_"): value for key, value in options.items()}
     resharded = str(options.get("reshard_after_forward", env.get("FSDP_RESHARD_AFTER_FORWARD", "true"))).lower()
