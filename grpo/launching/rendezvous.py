@@ -76,8 +76,7 @@ def is_here(host: str) -> bool:
 def meet(host: str, port: int, timeout: int) -> tuple[Any, bool]:
     """Return the store of several machines, and whether this one is the first, which keeps it.
 
-    Args:
-        timeout: limit on the wait for the first one, seconds.
+    The others wait for it, for `timeout` seconds at most.
 
     Raises:
         ConfigError: the address is in use by another program.
@@ -112,10 +111,7 @@ def meet(host: str, port: int, timeout: int) -> tuple[Any, bool]:
 
 
 def wait_for_port(host: str, port: int, deadline: float) -> None:
-    """Wait until a program listens.
-
-    Args:
-        deadline: by the monotonic clock, seconds.
+    """Wait until a program listens, at most to `deadline`, seconds of the monotonic clock.
 
     Raises:
         RunError: none does.
@@ -159,10 +155,7 @@ def choose_directory(config: DictConfig) -> None:
 
 
 def agreed_directory(store: Any, first: str) -> str:
-    """Return the run directory that the first machine has chosen.
-
-    Args:
-        first: its address, for messages.
+    """Return the run directory that the machine at the address `first` has chosen.
 
     Raises:
         ConfigError: this machine does not have the directory.
