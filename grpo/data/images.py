@@ -37,11 +37,8 @@ class View:
     Images are resized before TRL and vLLM get them, so that the processors of both give them the same tokens. As a
     transform of a data set it opens the images of the rows that are read.
 
-    Args:
-        processor: of the policy.
-        folder: of files that are named without one.
-        min_pixels: of an image, width times height; None leaves it to the processor.
-        max_pixels: the same.
+    Files that are named without a folder are in `folder`. `min_pixels` and `max_pixels` are width times height of an
+    image; None leaves them to the processor.
     """
 
     def __init__(self, processor: Any, folder: str | None, min_pixels: int | None, max_pixels: int | None) -> None:
@@ -75,10 +72,7 @@ class View:
         return (width, height) if scale == 1 else (max(1, int(width * scale)), max(1, int(height * scale)))
 
     def open(self, value: Any) -> Image.Image:
-        """Return an image as the data has it: RGB, upright.
-
-        Args:
-            value: a path, bytes, both as `datasets` stores them, or a picture.
+        """Return an image, RGB and upright, of a path, bytes, both as `datasets` stores them, or a picture.
 
         Raises:
             ValueError: it is not one image, or broken.
@@ -110,11 +104,7 @@ class View:
         return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
 
     def shown(self, rows: list[dict[str, Any]], opened: dict[str, Image.Image]) -> list[dict[str, Any]]:
-        """Return rows with their images as the policy sees them.
-
-        Args:
-            opened: images by what tells them apart; gets those that are opened now, so that each is opened once.
-        """
+        """Return rows with their images as the policy sees them, each opened once: `opened` has them by `_name`."""
         found = []
         for row in rows:
             pictures = []
@@ -177,9 +167,6 @@ def with_sizes(dataset: Dataset, task: "DictConfig", view: View, split: str) -> 
     It also has `image_sizes` and `shown_sizes`: for each row lists of width and height, in the data and as the policy
     sees them.
 
-    Args:
-        split: what the rows are of.
-
     Raises:
         ConfigError: the column is not there or has no images, or one of them cannot be opened or shown.
     """
@@ -204,13 +191,7 @@ def with_sizes(dataset: Dataset, task: "DictConfig", view: View, split: str) -> 
 
 
 def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str, tools: Sequence[Any] = ()) -> list[int]:
-    """Return the tokens of prompts with their images and the descriptions of tools.
-
-    Args:
-        dataset: with `prompt` and what `with_sizes` adds.
-        limit: `task.max_prompt_length`.
-        split: what the rows are of.
-        tools: that the prompts describe.
+    """Return the tokens of the prompts of `with_sizes`, with their images and the descriptions of tools.
 
     Raises:
         ConfigError: images take too much of a prompt whose text fits, or the model does not take as many.
@@ -240,13 +221,7 @@ def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str, tools: 
 
 
 def unexpanded(processor: Any, prompts: list[Any], tools: Sequence[Any] = (), **options: Any) -> list[list[int]]:
-    """Return the tokens of conversations in which an image is one token, as an engine takes them beside the images.
-
-    Args:
-        prompts: messages with parts of text and images.
-        tools: that the prompts describe.
-        options: of the chat template.
-    """
+    """Return the tokens of conversations in which an image is one token, as an engine takes them beside the images."""
     messages, tokenizer = [prepare_multimodal_messages(prompt) for prompt in prompts], processor.tokenizer
     options |= {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
     texts = processor.apply_chat_template(messages, **options)
@@ -257,9 +232,7 @@ def unexpanded(processor: Any, prompts: list[Any], tools: Sequence[Any] = (), **
 def engine_options(processor: Any, most_images: int | None) -> dict[str, Any]:
     """Return what an engine of vLLM has to know of a policy's images, so that it prepares for these and no larger ones.
 
-    Args:
-        processor: of the policy, or its tokenizer.
-        most_images: in a prompt; None if it is not known.
+    A prompt has `most_images` at most; None if that is not known. A tokenizer has no images.
     """
     if not hasattr(processor, "image_processor"):
         return {}

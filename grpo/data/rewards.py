@@ -41,9 +41,7 @@ def load_reward_model(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
 def grader_of(name: str, rewards: DictConfig, train: DictConfig) -> dict[str, dict[str, Any]]:
     """Return name and options of the grader `task.eval.reward`: one of the run's rewards, or one of `conf/reward`.
 
-    Args:
-        rewards: of the run.
-        train: the group, to whose values a file of `conf/reward` may refer.
+    A file of `conf/reward` may refer to values of `train`.
 
     Raises:
         ConfigError: there is no such reward.
@@ -109,11 +107,7 @@ def running_rewards(
 ) -> Iterator[dict[str, Reward]]:
     """Start rewards, and end them on the way out.
 
-    Args:
-        options: of each reward, by its name.
-        columns: of the data.
-        run_dir: its log of this process gets what the functions print.
-        errors_file: gets the first row of each kind of error.
+    The log of this process in `run_dir` gets what they print, `errors_file` the first row of each kind of error.
 
     Raises:
         ConfigError: one cannot be loaded, or needs a column that the data does not have.

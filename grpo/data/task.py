@@ -62,9 +62,7 @@ class Problems:
 def load_task(task: DictConfig, processing_class: Any = None, tools: Sequence[Any] = ()) -> Problems:
     """Load the problems to train on and the held-out ones, and filter rows that would spoil the training.
 
-    Args:
-        processing_class: tokenizer or processor; measures the prompts. Without one none is too long, or has images.
-        tools: that the prompts describe.
+    A tokenizer or processor measures the prompts; without one none is too long, or has images.
 
     Raises:
         ConfigError: a file, a split, a column or every row is missing.

@@ -65,10 +65,7 @@ class Planner:
 def advise(overrides: Sequence[str], config: DictConfig, plan: Plan) -> list[dict[str, Any]]:
     """Return overrides to add to a command line: those that harm the result least first, none if the run fits well.
 
-    Args:
-        overrides: of the command line; Hydra has to be initialized.
-        config: composed from these overrides.
-        plan: of this configuration.
+    Hydra has to be initialized; it has composed the configuration from the overrides.
     """
     planner = Planner(overrides)
     if plan.problem:

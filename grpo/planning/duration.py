@@ -121,12 +121,7 @@ def spoken(seconds: float) -> str:
 
 
 def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
-    """Return the expected time of a planned run; None on a GPU whose speed is not in its profile.
-
-    Args:
-        config: composed, as given to `make_plan`.
-        plan: for this configuration.
-    """
+    """Return the expected time of a planned run; None on a GPU whose speed is not in its profile."""
     device = "cpu" if plan.unified else "cuda"
     speed = speed_of_cpu() if plan.unified else speed_of_gpu(config)
     if speed is None:
@@ -154,11 +149,7 @@ def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
 
 
 def step_phases(train: DictConfig, shape: Shape, workload: Workload, speed: Speed, at_once: int) -> dict[str, float]:
-    """Return seconds per step by phase, on one device.
-
-    Args:
-        at_once: completions that are generated at once.
-    """
+    """Return seconds per step by phase, on one device that generates so many completions at once."""
     count = train.per_device_train_batch_size * train.gradient_accumulation_steps
     rows = workload.sequences  # of one generation
     generations = count / (rows * train.num_iterations)

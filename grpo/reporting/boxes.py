@@ -17,11 +17,7 @@ Drawn = list[tuple[float, float, float, float]]
 
 
 def coordinates(rewards: Mapping[Any, Any]) -> str:
-    """Return the coordinate system of boxes in completions: that which a reward names, or `original` pixels.
-
-    Args:
-        rewards: configuration of the reward functions by name.
-    """
+    """Return the coordinate system of boxes in completions: that which a reward names, or `original` pixels."""
     named = [(reward.get("kwargs") or {}).get("coordinates") for reward in rewards.values()]
     return next((str(name) for name in named if name in [*COORDINATES]), "original")
 
@@ -38,9 +34,7 @@ def reference_boxes(row: dict[str, Any]) -> Drawn:
 def named_boxes(row: dict[str, Any], coordinates: str) -> tuple[Drawn, int]:
     """Return the boxes with an area in the image that a row's `completion` names, and how many it names at all.
 
-    Args:
-        row: with `completion`, `image_sizes` and `shown_sizes`.
-        coordinates: of the completion, a key of `rewards.boxes.COORDINATES`.
+    Their coordinates are a key of `rewards.boxes.COORDINATES`.
     """
     size, shown = size_of(row.get("image_sizes")), size_of(row.get("shown_sizes"))
     boxes = read_boxes(final_part(text_of(row["completion"])))

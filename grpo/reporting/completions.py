@@ -30,11 +30,7 @@ def sample(run_dir: Path, weights: dict[str, float], coordinates: str = "origina
     A group has its prompt and its completions, the highest reward first, each with text, reward, advantage and the
     value of each reward function. A step that is too large is reduced to its first groups, or to the best and the worst
     completion of the first one. With images there are also `images`, the number of `missing` ones, and `boxes`: whether
-    any are drawn.
-
-    Args:
-        weights: weights of the reward functions by name.
-        coordinates: of boxes in completions, a key of `rewards.boxes.COORDINATES`.
+    any are drawn. Coordinates of boxes in completions are a key of `rewards.boxes.COORDINATES`.
     """
     folder = run_dir / "completions"
     files = sorted(folder.glob("completions_*.parquet"), key=lambda file: (len(file.name), file.name))

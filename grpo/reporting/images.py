@@ -27,10 +27,6 @@ def embed(steps: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
 
     Each file is embedded once. If they do not all fit, each step has the images of its first groups.
 
-    Args:
-        steps: with `groups`, of which those with images have names of files in `images`.
-        folder: of the files.
-
     Returns:
         `images`, each with `data` (a JPEG file in base64), `width` and `height` (pixels on the page), and how many
         images are `missing`.

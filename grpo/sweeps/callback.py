@@ -67,8 +67,7 @@ class SweepFolder(Callback):
 def recorded(before_run: Callable[[DictConfig], None]) -> Iterator[None]:
     """Record the sweep that is run inside, if one is: leave with its table, its page and its exit status.
 
-    Args:
-        before_run: called with the configuration of a run that is no sweep, before Hydra makes its directory.
+    `before_run` gets the configuration of a run that is no sweep, before Hydra makes its directory.
     """
     SweepFolder.wanted, SweepFolder.before_run = True, before_run
     status: Any = 1

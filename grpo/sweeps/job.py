@@ -221,12 +221,9 @@ def reason_of(status: int, last: str) -> str:
 def own_devices(sweep_dir: Path, launcher: str, processes: Any = 1) -> Iterator[dict[str, str]]:
     """Take GPUs, or without any the CPU, that no other job of the sweep has, and wait until they are free.
 
-    The environment in which a process sees those devices alone comes back. Slurm and Ray give jobs theirs; without a
-    GPU only jobs that submitit has all started at once wait for each other.
-
-    Args:
-        launcher: the class of Hydra's launcher.
-        processes: `launch.processes` of the job, a GPU for each; of more than there are, the job itself complains.
+    The environment in which a process sees those devices alone comes back. Each of `launch.processes` gets a GPU; of
+    more than there are, the job itself complains. Slurm and Ray give jobs theirs; without a GPU only jobs that submitit
+    has all started at once wait for each other.
     """
     gpus = read_json(sweep_dir / SWEEP).get("cards", [])
     if launcher.endswith(("SlurmLauncher", "RayLauncher")) or not (gpus or launcher.endswith("LocalLauncher")):

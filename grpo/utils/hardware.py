@@ -108,11 +108,8 @@ def described_gpus() -> dict[str, Gpu]:
 def free_gpu_memory(processes: int = 1) -> tuple[str, float, float] | None:
     """Return name, total and free bytes of the GPU that a run would use; None without one.
 
+    One process takes the freest of several GPUs; several take one each, and the one with least free memory counts.
     What the driver reports as free and does not give, as on WSL2, is not counted as free.
-
-    Args:
-        processes: one takes the freest of several GPUs; several take one each, and the one with least free memory
-            counts.
     """
     gpus = [gpu for gpu in described_gpus().values() if gpu.total]
     if not gpus:
@@ -128,9 +125,16 @@ def take_one_gpu() -> str | None:
     CUDA reads CUDA_VISIBLE_DEVICES once, when it is initialised, and counts as the driver does with PCI_BUS_ID.
 
     Raises:
-        ConfigError: PyTorch would train on a GPU of another kind, which can be neither planned nor measured.
+        ConfigError: PyTorch would train on a GPU of Intel, which has another interface than `torch.cuda`.
     """
-    check_kind_of_gpu()
+    if build_of_pytorch().get("xpu"):
+        import torch
+
+        if torch.xpu.is_available():
+            raise ConfigError(
+                f"PyTorch {torch.__version__} would train on {torch.xpu.get_device_name()}, and GPUs of Intel are not "
+                "supported: train.use_cpu=true trains on the CPU"
+            )
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     visible, described = visible_gpus(), described_gpus()
     if is_launched() or len(visible) < 2:
@@ -166,23 +170,6 @@ def build_of_pytorch() -> dict[str, Any]:
     """Return what PyTorch is built for: its `cuda`, `hip` (AMD) and `xpu` (Intel), without importing it."""
     spec = find_spec("torch")
     return runpy.run_path(str(Path(str(spec.origin)).with_name("version.py"))) if spec else {}
-
-
-def check_kind_of_gpu() -> None:
-    """Check that this PyTorch would not train on a GPU of Intel, which has another interface than `torch.cuda`.
-
-    Raises:
-        ConfigError: it would.
-    """
-    if not build_of_pytorch().get("xpu"):
-        return
-    import torch
-
-    if torch.xpu.is_available():
-        raise ConfigError(
-            f"PyTorch {torch.__version__} would train on {torch.xpu.get_device_name()}, and GPUs of Intel are not "
-            "supported: train.use_cpu=true trains on the CPU"
-        )
 
 
 def check_pytorch_sees_gpu() -> None:
@@ -280,10 +267,7 @@ def host_memory(root: Path = Path("/")) -> tuple[float, float]:
     """Return bytes of host memory, used and in all: the machine's, or those of a control group with less left.
 
     Cached files that the kernel would drop do not count as used. Control groups (Docker, Kubernetes, Slurm) limit each
-    of their ancestors too; see the kernel's cgroup-v2.rst and cgroup-v1/memory.rst.
-
-    Args:
-        root: where `proc` and `sys` are.
+    of their ancestors too; see the kernel's cgroup-v2.rst and cgroup-v1/memory.rst. `root` has `proc` and `sys`.
     """
     memory = psutil.virtual_memory()
     found = [(float(memory.total - memory.available), float(memory.total))]
