@@ -54,11 +54,7 @@ class View:
         """Function of width and height to the tokens of an image in a prompt."""
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height of an image as the policy sees it, pixels.
-
-        Raises:
-            ValueError: no processor takes such an image.
-        """
+        """Return width and height of an image as the policy sees it, pixels; ValueError if no processor takes it."""
         if not {width, height} <= set(SIDES) or max(width, height) > MAX_RATIO * min(width, height):
             raise ValueError(
                 f"{width} x {height} pixels; a side has {SIDES[0]} to {SIDES[-1]:,}, and at most {MAX_RATIO} times the "
@@ -135,11 +131,7 @@ def images_of(cell: Any) -> list[Any]:
 
 
 def view_of(task: "DictConfig", processor: Any) -> View | None:
-    """Return how a task shows images to the policy; None if it has none.
-
-    Raises:
-        ConfigError: the model takes no images.
-    """
+    """Return how a task shows images to the policy, None if it has none; ConfigError if the model takes none."""
     if task.images is None:
         return None
     if not hasattr(processor, "image_processor"):

@@ -23,11 +23,7 @@ def reward_options(rewards: DictConfig) -> dict[str, dict[str, Any]]:
 
 
 def load_reward_model(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return a reward model, under its name in the configuration, and its tokenizer.
-
-    Raises:
-        ConfigError: it cannot be loaded.
-    """
+    """Return a reward model, named as in the configuration, and its tokenizer; ConfigError if it cannot be loaded."""
     from rewards.scorer import load
 
     try:
@@ -58,11 +54,7 @@ def grader_of(name: str, rewards: DictConfig, train: DictConfig) -> dict[str, di
 
 
 def check_grader(grader: Reward) -> None:
-    """Check that a reward can grade an evaluation, where there is no trainer.
-
-    Raises:
-        ConfigError: it needs what only a trainer has.
-    """
+    """Raise a ConfigError if a reward needs what only a trainer has, so that it cannot grade an evaluation."""
     for argument in ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments"):
         if argument in grader.needs:
             raise ConfigError(

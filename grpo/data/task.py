@@ -81,11 +81,7 @@ def load_task(task: DictConfig, processing_class: Any = None, tools: Sequence[An
 
 
 def count_used(split: str, count: dict[str, int]) -> None:
-    """Add how many rows are used.
-
-    Raises:
-        ConfigError: none is.
-    """
+    """Add how many rows are used; ConfigError if none is."""
     count["used"] = count["rows"] - sum(count[why] for why in FILTERED)
     if not count["used"]:
         why = max(FILTERED, key=lambda why: count[why])

@@ -27,11 +27,7 @@ DIRECTORY = "grpo/directory"
 
 
 def meeting_point(config: DictConfig) -> tuple[str, int]:
-    """Return host and port of the first machine: of this one alone, any free port.
-
-    Raises:
-        ConfigError: they are missing or malformed.
-    """
+    """Return host and port of the first machine, of one alone any free port; ConfigError if missing or malformed."""
     nodes, rendezvous = config.launch.nodes, config.launch.rendezvous
     if nodes < 1:
         raise ConfigError(f"launch.nodes={nodes}: a positive number of machines")
@@ -46,21 +42,13 @@ def meeting_point(config: DictConfig) -> tuple[str, int]:
 
 
 def is_first(config: DictConfig) -> bool:
-    """Return whether this machine is the first of the run, or the only one.
-
-    Raises:
-        ConfigError: as `meeting_point` and `is_here`.
-    """
+    """Return whether this machine is the first of the run, or the only one; ConfigError as `meeting_point`, `is_here`."""
     host, _ = meeting_point(config)
     return config.launch.nodes == 1 or is_here(host)
 
 
 def is_here(host: str) -> bool:
-    """Return whether an address is one of this machine's.
-
-    Raises:
-        ConfigError: there is no such host.
-    """
+    """Return whether an address is one of this machine's; ConfigError if there is no such host."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -111,11 +99,7 @@ def meet(host: str, port: int, timeout: int) -> tuple[Any, bool]:
 
 
 def wait_for_port(host: str, port: int, deadline: float) -> None:
-    """Wait until a program listens, at most to `deadline`, seconds of the monotonic clock.
-
-    Raises:
-        RunError: none does.
-    """
+    """Wait until a program listens; RunError if none does until `deadline`, seconds of the monotonic clock."""
     begun = time.monotonic()
     while True:
         try:

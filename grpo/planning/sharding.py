@@ -70,11 +70,7 @@ def deepspeed(train: DictConfig) -> dict[str, Any]:
 
 
 def read(key: str, setting: Any) -> Mapping[str, Any]:
-    """Return the options of FSDP or DeepSpeed, given directly or as the path of a JSON file.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Return the options of FSDP or DeepSpeed, given directly or as a JSON file; ConfigError if it cannot be read."""
     if isinstance(setting, Mapping | DictConfig):
         return setting
     try:

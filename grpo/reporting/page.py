@@ -30,11 +30,7 @@ PROBLEMS = {"solved": "solved", "learnable": "learnable", "out_of_reach": "out o
 
 
 def write_report(folder: Path) -> Path:
-    """Write the page of a run, or of a sweep, into its directory.
-
-    Raises:
-        ConfigError: the folder holds neither.
-    """
+    """Write the page of a run, or of a sweep, into its directory; ConfigError if it holds neither."""
     page = sweep_page(read_sweep(folder)) if is_sweep(folder) else run_page(read_run(folder))
     file = folder / PAGE
     with atomic(file) as partial:

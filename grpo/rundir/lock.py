@@ -17,11 +17,7 @@ _held: list[IO[str]] = []
 
 
 def take(run_dir: Path) -> None:
-    """Take a run directory until this process ends.
-
-    Raises:
-        ConfigError: another process has it.
-    """
+    """Take a run directory until this process ends; ConfigError if another process has it."""
     stream = (run_dir / LOCK).open("a+")
     while True:
         try:

@@ -111,11 +111,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run directory.
-
-    Raises:
-        ConfigError: the folder holds no run.
-    """
+    """Read a run directory; ConfigError if the folder holds no run."""
     file = folder / ".hydra" / "config.yaml"
     if not file.is_file():
         problem = "neither a run nor a sweep is in it" if folder.is_dir() else "there is no such directory"

@@ -75,11 +75,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """Read the directory of a sweep.
-
-    Raises:
-        ConfigError: no job of the sweep has begun.
-    """
+    """Read the directory of a sweep; ConfigError if no job of it has begun."""
     runs = [read_run(file.parents[1]) for file in folder.glob("**/.hydra/config.yaml")]
     if not runs:
         raise ConfigError(f"{folder}: no job of this sweep has begun")

@@ -128,11 +128,7 @@ def begin(config: DictConfig) -> Path:
 
 
 def newest_sweep(typed: list[str], sweeps: Path) -> Path:
-    """Return the newest directory in `sweeps/*/*` of a sweep with these overrides.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the newest directory in `sweeps/*/*` of a sweep with these overrides; ConfigError if there is none."""
     for file in sorted(sweeps.glob(f"*/*/{SWEEP}"), reverse=True):
         if essential(read_json(file)["overrides"]) == essential(typed):
             return file.parent
@@ -142,11 +138,7 @@ def newest_sweep(typed: list[str], sweeps: Path) -> Path:
 
 
 def check_machines(config: DictConfig, swept: Sequence[str]) -> None:
-    """Check that each job gets as many machines as it wants, whatever keys are `swept`.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Raise a ConfigError unless each job gets as many machines as it wants; `swept` keys have several values."""
     nodes, launcher = config.launch.nodes, config.hydra.launcher
     if "launch.nodes" in swept:
         raise ConfigError("launch.nodes: one number for all jobs of a sweep")

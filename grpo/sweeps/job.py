@@ -253,11 +253,7 @@ def lock_of(device: str, sweep_dir: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(file: Path, option: int = 0) -> Iterator[None]:
-    """Hold a lock that all processes of this machine see.
-
-    Raises:
-        BlockingIOError: with `LOCK_NB`, if another holds it.
-    """
+    """Hold a lock that all processes of this machine see; with `LOCK_NB`, BlockingIOError if another holds it."""
     with file.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX | option)
         yield

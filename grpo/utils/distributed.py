@@ -70,11 +70,7 @@ def log_name() -> str:
 
 
 def address_towards(host: str) -> str:
-    """Return the address that this machine has for another.
-
-    Raises:
-        OSError: there is no way to it.
-    """
+    """Return the address that this machine has for another; OSError if there is no way to it."""
     family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # sends nothing

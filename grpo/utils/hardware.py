@@ -208,11 +208,7 @@ def check_pytorch_sees_gpu() -> None:
 
 
 def check_kernels() -> None:
-    """Check that PyTorch has kernels for the GPU of this process, which it would miss in its first operation.
-
-    Raises:
-        ConfigError: with those that it has.
-    """
+    """Raise a ConfigError, with those that it has, unless PyTorch has kernels for the GPU of this process."""
     import torch
 
     index, built_for = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.get_arch_list()
