@@ -18,11 +18,7 @@ PROGRAM = "grpo.chat"
 
 
 def prompt_of(question: str, run: Run) -> Any:
-    """Return the prompt for a question, built as in the run.
-
-    Raises:
-        ConfigError: the run's prompts are built from several columns.
-    """
+    """Return the prompt for a question, built as in the run; ConfigError if that takes several columns."""
     from grpo.data.task import prompts_from
 
     prompt = run.config.task.prompt
@@ -35,11 +31,7 @@ def prompt_of(question: str, run: Run) -> Any:
 
 
 def images_of(files: list[str], run: Run, processing_class: Any) -> list[Any]:
-    """Return images as the run shows them.
-
-    Raises:
-        ConfigError: the run has none, or one of them cannot be opened.
-    """
+    """Return images as the run shows them; ConfigError if it has none, or one of them cannot be opened."""
     from grpo.data.images import view_of
 
     view = view_of(run.config.task, processing_class)

@@ -68,11 +68,7 @@ class View:
         return (width, height) if scale == 1 else (max(1, int(width * scale)), max(1, int(height * scale)))
 
     def open(self, value: Any) -> Image.Image:
-        """Return an image, RGB and upright, of a path, bytes, both as `datasets` stores them, or a picture.
-
-        Raises:
-            ValueError: it is not one image, or broken.
-        """
+        """Return a path, bytes (both as in `datasets`) or picture as an upright RGB image; ValueError if it is not one."""
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         try:
@@ -140,11 +136,7 @@ def view_of(task: "DictConfig", processor: Any) -> View | None:
 
 
 def check_used(task: "DictConfig", model: "DictConfig", peft: "DictConfig | None", processor: Any) -> None:
-    """Check that a model that takes images gets some, unless what sees them stays as it is.
-
-    Raises:
-        ConfigError: weights would be trained that nothing reaches.
-    """
+    """Raise a ConfigError if a model takes images, gets none, and weights that see them would be trained."""
     sees = hasattr(processor, "image_processor") and not task.images
     if sees and "vision" not in model.freeze and (peft is None or peft.get("vision")):
         raise ConfigError(
@@ -246,11 +238,7 @@ def images_in(prompt: list[dict[str, Any]]) -> list[Any]:
 def check_processor(
     prompt: list[dict[str, Any]], sizes: list[list[int]], length: int, processor: Any, tools: Sequence[Any] = ()
 ) -> None:
-    """Check with blank images that the processor makes as many tokens of a prompt as are expected.
-
-    Raises:
-        ConfigError: it does not, or takes fewer images.
-    """
+    """Raise a ConfigError unless a processor makes as many tokens of a prompt with blank images as are expected."""
     how = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
     (text,) = processor.apply_chat_template([prompt], **how)
     blank = [Image.new("RGB", (width, height)) for width, height in sizes]
@@ -281,11 +269,7 @@ def _name(value: Any) -> str:
 
 
 def undecoded(dataset: Dataset, column: str) -> Dataset:
-    """Return a data set in which the images of a column are not opened, without other images.
-
-    Raises:
-        ConfigError: there are no images in the column.
-    """
+    """Return a data set in which the images of a column are not opened, without other images."""
     features = dataset.features
     of_images = [name for name in features if name != column and is_of_images(features[name])]
     dataset = dataset.remove_columns(of_images)

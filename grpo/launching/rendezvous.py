@@ -42,7 +42,7 @@ def meeting_point(config: DictConfig) -> tuple[str, int]:
 
 
 def is_first(config: DictConfig) -> bool:
-    """Return whether this machine is the first of the run, or the only one; ConfigError as `meeting_point`, `is_here`."""
+    """Return whether this machine is the first of the run, or the only one; raises as `meeting_point` and `is_here`."""
     host, _ = meeting_point(config)
     return config.launch.nodes == 1 or is_here(host)
 

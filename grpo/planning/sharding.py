@@ -14,11 +14,7 @@ from grpo.utils.errors import ConfigError
 
 
 def sharding_of(config: DictConfig) -> Sharding:
-    """Return the sharding of a configuration, or of the environment that `accelerate launch` has set.
-
-    Raises:
-        ConfigError: a file with its options cannot be read.
-    """
+    """Return the sharding of a configuration, or of the environment of `accelerate launch`; ConfigError as `read`."""
     train, env = config.train, os.environ
     if str(train.fsdp or env.get("ACCELERATE_USE_FSDP", "")).lower() not in ("", "false"):
         found = fsdp(train)

@@ -38,11 +38,7 @@ LEAST = {"update.max_tokens_per_microbatch": "1"}  # one sequence per micro-batc
 
 
 def models_by_methods(overrides: Sequence[str], run_dir: Path, as_json: bool) -> None:
-    """Print the table, as JSON if wanted, and write `plan.json` and `plan.png`.
-
-    Raises:
-        ConfigError: no cell can be planned, as the configuration itself is wrong.
-    """
+    """Print the table, or its JSON, and write `plan.json` and `plan.png`; ConfigError if no cell can be planned."""
     cells = plan_cells(overrides)
     if as_json:
         print(json.dumps(cells, indent=2))

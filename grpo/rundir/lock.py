@@ -52,11 +52,7 @@ def taken(run_dir: Path) -> str:
 
 
 def check_directory(arguments: list[str]) -> None:
-    """Check the directory that a command line names, before Hydra writes into it.
-
-    Raises:
-        ConfigError: a run is going on in it, or has ended in it and is not to be resumed.
-    """
+    """Raise a ConfigError if the directory of a command line has a run that goes on, or has ended and is not resumed."""
     named = [
         text.removeprefix("hydra.run.dir=").strip("'\"") for text in arguments if text.startswith("hydra.run.dir=")
     ]

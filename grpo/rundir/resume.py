@@ -65,11 +65,7 @@ def checkpoints(run_dir: Path) -> list[Path]:
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
-    """Return the checkpoint with the most steps in a run directory that is what was written.
-
-    Raises:
-        ConfigError: there are checkpoints, and none is.
-    """
+    """Return the checkpoint with the most steps that is what was written, if there are any; ConfigError if none is."""
     torn: list[str] = []
     for checkpoint in checkpoints(run_dir):
         problem = difference(checkpoint)
@@ -93,11 +89,7 @@ def how_to_continue(run_dir: Path) -> str:
 
 
 def check_named(resume_from: str | bool | None) -> None:
-    """Check that what is named to continue from can be it, before anything is loaded and without reading it.
-
-    Raises:
-        ConfigError: there is no complete checkpoint.
-    """
+    """Raise a ConfigError unless what is named to continue from has a complete checkpoint; none is loaded or read."""
     if resume_from and resume_from not in ("auto", True):
         named = Path(str(resume_from))
         if not (is_sealed(named) or checkpoints(named)):
