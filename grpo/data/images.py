@@ -68,7 +68,7 @@ class View:
         return (width, height) if scale == 1 else (max(1, int(width * scale)), max(1, int(height * scale)))
 
     def open(self, value: Any) -> Image.Image:
-        """Return a path, bytes (both as in `datasets`) or picture as an upright RGB image; ValueError if it is not one."""
+        """Return a path, bytes (as in `datasets`) or picture as an upright RGB image; ValueError if it is not one."""
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         try:
@@ -181,11 +181,8 @@ def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str, tools: 
         ConfigError: images take too much of a prompt whose text fits, or the model does not take as many.
     """
     processor, sizes = view.processor, list(dataset["shown_sizes"])
-    prompts = [
-        prepare_multimodal_messages(prompt, [None] * len(shown))
-        for prompt, shown in zip(dataset["prompt"], sizes, strict=True)
-    ]
-    lengths = []
+    pairs = zip(dataset["prompt"], sizes, strict=True)
+    prompts, lengths = [prepare_multimodal_messages(prompt, [None] * len(shown)) for prompt, shown in pairs], []
     for row, (ids, shown) in enumerate(zip(unexpanded(processor, prompts, tools), sizes, strict=True)):
         if ids.count(processor.image_token_id) != len(shown):
             raise ConfigError(f"task.images: row {row} of {split}: the model's chat template does not show its images")
@@ -271,13 +268,10 @@ def _name(value: Any) -> str:
 def undecoded(dataset: Dataset, column: str) -> Dataset:
     """Return a data set in which the images of a column are not opened, without other images."""
     features = dataset.features
-    of_images = [name for name in features if name != column and is_of_images(features[name])]
-    dataset = dataset.remove_columns(of_images)
-    feature = features[column]
-    if is_of_images(feature):
-        raw = ImageFeature(decode=False)
-        return dataset.cast_column(column, List(raw) if isinstance(feature, List) else raw)
-    return dataset
+    dataset = dataset.remove_columns([name for name in features if name != column and is_of_images(features[name])])
+    raw = ImageFeature(decode=False)
+    raw = List(raw) if isinstance(features[column], List) else raw
+    return dataset.cast_column(column, raw) if is_of_images(features[column]) else dataset
 
 
 def is_of_images(feature: Any) -> bool:

@@ -136,16 +136,8 @@ def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
     batch = min(config.task.eval.size, config.train.per_device_eval_batch_size or at_once)
     batches = math.ceil(config.task.eval.size / max(1, batch))
     evaluation = 2 * batches * generation(shape, workload, speed, batch, bool(config.train.use_vllm))
-    price = config.plan.hourly_price
-    return Duration(
-        phases,
-        number_of_steps(config),
-        evaluation,
-        OFF_BY[device],
-        device == "cpu",
-        price,
-        overlaps=bool(config.engine.staleness),
-    )
+    steps, price, overlaps = number_of_steps(config), config.plan.hourly_price, bool(config.engine.staleness)
+    return Duration(phases, steps, evaluation, OFF_BY[device], device == "cpu", price, overlaps)
 
 
 def step_phases(train: DictConfig, shape: Shape, workload: Workload, speed: Speed, at_once: int) -> dict[str, float]:

@@ -20,19 +20,8 @@ from grpo.utils.limits import CONTEXT, GB
 
 HOST = {"cuda": 2.5 * GB, "cpu": 0.55 * GB}
 """Host memory of a Python process with the libraries loaded, bytes."""
-STATES = {
-    "adamw": 2,
-    "adam": 2,
-    "lion": 1,
-    "sgd": 0,
-    "rmsprop": 1,
-    "adagrad": 1,
-    "ademamix": 3,
-    "adafactor": 0.01,
-    "lomo": 0,
-    "adalomo": 0,
-}
-"""Numbers that an optimizer keeps per parameter."""
+STATES = {"lion": 1, "sgd": 0, "rmsprop": 1, "adagrad": 1, "ademamix": 3, "adafactor": 0.01, "lomo": 0, "adalomo": 0}
+"""Numbers that an optimizer keeps per parameter; Adam, and any other, two."""
 BLOCK = 256
 """Numbers per scale in an 8-bit optimizer state of bitsandbytes."""
 TRANSFER = 3.0 * GB
@@ -162,11 +151,6 @@ def layer_parameters(shape: Shape) -> float:
     return (shape.parameters() - shape.vision_parameters - embeddings) / shape.num_hidden_layers
 
 
-def language_part(shape: Shape) -> Shape:
-    """Return the shape without its vision tower and projector."""
-    return replace(shape, vision=None, given_parameters=shape.parameters() - shape.vision_parameters)
-
-
 def buckets(shape: Shape, workload: Workload) -> float:
     """Bytes of the buffers in which gradients are averaged: DDP's hold all of them, DeepSpeed's a fixed number."""
     count, size = trained(shape, workload)
@@ -191,7 +175,8 @@ def persistent(shape: Shape, workload: Workload) -> Components:
     copied = sharding.library == "deepspeed" and sharding.float32 and workload.adapter is None
     here = 0 if sharding.offload_weights and not workload.quantized else 1
     own = 0 if workload.shares_weights else here
-    language = own * held(language_part(shape), workload) / shards
+    text = replace(shape, vision=None, given_parameters=shape.parameters() - shape.vision_parameters)
+    language = own * held(text, workload) / shards
     parts = {
         "context": CONTEXT if workload.device == "cuda" else 0.0,
         "process": HOST["cpu"] if workload.device == "cpu" else 0.0,

@@ -52,10 +52,9 @@ def taken(run_dir: Path) -> str:
 
 
 def check_directory(arguments: list[str]) -> None:
-    """Raise a ConfigError if the directory of a command line has a run that goes on, or has ended and is not resumed."""
-    named = [
-        text.removeprefix("hydra.run.dir=").strip("'\"") for text in arguments if text.startswith("hydra.run.dir=")
-    ]
+    """Raise a ConfigError if the directory of a command line has a running run, or an ended one and does not resume."""
+    key = "hydra.run.dir="
+    named = [text.removeprefix(key).strip("'\"") for text in arguments if text.startswith(key)]
     if not named:
         return
     run_dir = Path(named[-1])

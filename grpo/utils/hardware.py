@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-def describe() -> str:
-    """Return the accelerators of this machine in words."""
-    import torch
-
-    gpus = [
-        f"{torch.cuda.get_device_name(i)} with {torch.cuda.get_device_properties(i).total_memory / GB:.0f} GiB"
-        for i in range(torch.cuda.device_count())
-    ]
-    return ", ".join(gpus) or "no GPU"
-
-
 def check_gpu(gpu: "DictConfig | None") -> None:
     """Check that this machine has the GPU that a `+gpu=` profile was made for, before anything is loaded.
 
@@ -43,13 +32,15 @@ def check_gpu(gpu: "DictConfig | None") -> None:
         return
     import torch
 
-    here = max((torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())), default=0)
-    lacking = "" if here >= 0.9 * gpu.memory_gb * GB else f"{gpu.memory_gb:g} GiB"
+    here = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    largest = max((one.total_memory for one in here), default=0)
+    lacking = "" if largest >= 0.9 * gpu.memory_gb * GB else f"{gpu.memory_gb:g} GiB"
     if not lacking and gpu.bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
         lacking = "bfloat16"
     if lacking:
+        found = ", ".join(f"{one.name} with {one.total_memory / GB:.0f} GiB" for one in here) or "no GPU"
         raise ConfigError(
-            f"+gpu: the profile is for {gpu.name} ({lacking} needed), found here: {describe()}. `python -m grpo.plan` "
+            f"+gpu: the profile is for {gpu.name} ({lacking} needed), found here: {found}. `python -m grpo.plan` "
             "says whether it would fit there, --cfg job shows its choices, plan.enforce=false tries them here anyway; "
             "leave +gpu out to run the built-in task"
         )
