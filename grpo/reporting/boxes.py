@@ -54,10 +54,6 @@ def in_parts(boxes: numpy.ndarray, size: Sequence[float]) -> Drawn:
 def size_of(sizes: Any) -> Sequence[float] | None:
     """Return width and height of the first image of a row; None if they are not there, or no lengths."""
     first = sizes[0] if isinstance(sizes, list) and sizes else None
-    sound_numbers = isinstance(first, list) and len(first) == 2 and all(map(is_length, first))
-    return first if sound_numbers else None
-
-
-def is_length(value: Any) -> bool:
-    """Whether a value is a number of pixels."""
-    return isinstance(value, int | float) and math.isfinite(value) and value > 0
+    if not isinstance(first, list) or len(first) != 2:
+        return None
+    return first if all(isinstance(side, int | float) and math.isfinite(side) and side > 0 for side in first) else None

@@ -2,7 +2,6 @@
 
 import base64
 import re
-from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,9 @@ def embed(steps: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     embedded: list[dict[str, Any]] = []
     places: dict[str, int | None] = {}
     size = 0
-    for group in in_turn(steps):
+    # the first groups of each step, then the second ones, and so on
+    rounds = zip_longest(*(step["groups"] for step in steps))
+    for group in (one for groups in rounds for one in groups if one and "images" in one):
         for name in group["images"]:
             if name not in places:
                 found = read(folder, name) if len(embedded) < MAX_IMAGES else None
@@ -50,12 +51,6 @@ def embed(steps: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
 def names_of(cell: Any) -> list[str]:
     """Return the names of files in a row's cell; a column of the data may have the same name."""
     return [name for name in cell if isinstance(name, str) and NAME.fullmatch(name)] if isinstance(cell, list) else []
-
-
-def in_turn(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the groups that have images: the first of each step, then the second of each, and so on."""
-    for groups in zip_longest(*(step["groups"] for step in steps)):
-        yield from (group for group in groups if group and "images" in group)
 
 
 def read(folder: Path, name: str) -> dict[str, Any] | None:

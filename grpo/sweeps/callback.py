@@ -104,15 +104,15 @@ def begin(config: DictConfig) -> Path:
         )
     if "optuna" in config.hydra.sweeper._target_ and config.task.eval.size == 0:
         raise ConfigError("task.eval.size=0: hydra/sweeper=optuna looks for the highest accuracy; hold problems out")
-    swept, same = keys_of_sweep(config, typed), None
+    swept, same, comparison = keys_of_sweep(config, typed), None, None
     check_machines(config, swept)
     folder.mkdir(parents=True, exist_ok=True)
-    options, comparison = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.output_subdir=null"], None
     with read_write(config), open_dict(config):
         if OmegaConf.select(config, "hydra.sweeper.sampler.seed", default=0) is None:
             config.hydra.sweeper.sampler.seed = 0  # the same command makes the same jobs, which `sweep.resume` can find
         config.hydra.sweep.dir = str(folder)
-        config.hydra.overrides.hydra += options  # the jobs write `.hydra` themselves
+        # the jobs write `.hydra` themselves
+        config.hydra.overrides.hydra += [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.output_subdir=null"]
         if follows_groups(config, typed, swept):
             train = config.train
             same = {"num_train_epochs": train.num_train_epochs, "num_generations": train.num_generations}
