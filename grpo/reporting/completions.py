@@ -11,8 +11,7 @@ import pyarrow
 from markupsafe import Markup
 from pyarrow import parquet
 
-from grpo.reporting.boxes import named_boxes, reference_boxes
-from grpo.reporting.images import embed, names_of
+from grpo.reporting.images import embed, named_boxes, names_of, reference_boxes
 
 MAX_STEPS = 60
 """Steps on a page."""

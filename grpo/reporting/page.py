@@ -10,12 +10,11 @@ from markupsafe import Markup
 
 from grpo.config.batch import completions
 from grpo.config.library import DEFAULT_OPTIMIZER
-from grpo.reporting.boxes import coordinates
 from grpo.reporting.charts import Chart, Points, accuracy_by_value, accuracy_curve, bars, curves
 from grpo.reporting.completions import as_data, sample
 from grpo.reporting.findings import findings
 from grpo.reporting.findings.base import tools_of, values
-from grpo.reporting.images import MAX_BYTES, MAX_IMAGES
+from grpo.reporting.images import MAX_BYTES, MAX_IMAGES, coordinates
 from grpo.rundir.run_dir import Run, read_run
 from grpo.rundir.sweep_dir import COLUMNS, Sweep, is_sweep, read_sweep, show
 from grpo.utils.atomic import atomic
