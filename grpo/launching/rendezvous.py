@@ -119,14 +119,25 @@ def choose_directory(config: DictConfig) -> None:
 
     Raises:
         ConfigError: it belongs to another run, or is not on this machine.
-        RunError: the machines do not meet.
+        RunError: the machines do not meet, or the first of them has ended.
     """
     if is_launched():  # it is on the command line
         return
     host, port = meeting_point(config)
-    store, first = meet(host, port, config.launch.timeout) if config.launch.nodes > 1 else (None, True)
-    if not first:
-        config.hydra.run.dir, config.hydra.output_subdir = agreed_directory(store, f"{host}:{port}"), None
+    store: Any = None
+    if config.launch.nodes > 1:
+        store, first = meet(host, port, config.launch.timeout)
+    if store and not first:
+        try:
+            chosen = Path(store.get(DIRECTORY).decode())
+        except RuntimeError as error:
+            raise RunError(f"launch.rendezvous={host}:{port}: that machine has chosen no run directory") from error
+        if not chosen.is_dir():
+            raise ConfigError(
+                f"hydra.run.dir={chosen}: chosen by {host}:{port}, and not on this machine; a run directory has to be "
+                "on a file system that all machines share"
+            )
+        config.hydra.run.dir, config.hydra.output_subdir = str(chosen), None
         return
     continued = continue_interrupted(sys.argv[1:])
     check_directory(continued)
@@ -136,22 +147,3 @@ def choose_directory(config: DictConfig) -> None:
         chosen = Path(config.hydra.run.dir).absolute()
         chosen.mkdir(parents=True, exist_ok=True)
         store.set(DIRECTORY, str(chosen))
-
-
-def agreed_directory(store: Any, first: str) -> str:
-    """Return the run directory that the machine at the address `first` has chosen.
-
-    Raises:
-        ConfigError: this machine does not have the directory.
-        RunError: the first machine has ended.
-    """
-    try:
-        run_dir = store.get(DIRECTORY).decode()
-    except RuntimeError as error:
-        raise RunError(f"launch.rendezvous={first}: that machine has chosen no run directory") from error
-    if not Path(run_dir).is_dir():
-        raise ConfigError(
-            f"hydra.run.dir={run_dir}: chosen by {first}, and not on this machine; a run directory has to be on a file "
-            "system that all machines share"
-        )
-    return run_dir
