@@ -22,9 +22,8 @@ def prompt_of(question: str, run: Run) -> Any:
     from grpo.data.task import prompts_from
 
     prompt = run.config.task.prompt
-    columns = (
-        [prompt] if prompt.isidentifier() else [name for _, name, _, _ in string.Formatter().parse(prompt) if name]
-    )
+    named = [name for _, name, _, _ in string.Formatter().parse(prompt) if name]
+    columns = [prompt] if prompt.isidentifier() else named
     if len(set(columns)) != 1:
         raise ConfigError(f"task.prompt={prompt!r} is built from {len(columns)} columns, not from a question")
     return prompts_from(run.config.task, columns)({columns[0]: question})
@@ -81,7 +80,6 @@ def main() -> None:
             from grpo.model import policy
 
         model, processing_class = policy.load(run.model, run.config.model)
-
         images = images_of(args.image, run, processing_class) if args.image else []
 
         def ask(question: str) -> None:

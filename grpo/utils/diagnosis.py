@@ -17,10 +17,7 @@ ADVICE = (
 
 
 def sampling_filters(train: Any) -> list[str]:
-    """Return the settings that give vLLM's log-probabilities another meaning than the policy's.
-
-    They are those of a `trl.GRPOConfig`, or of the group of the configuration with its fields.
-    """
+    """Return the settings of a `trl.GRPOConfig`, or its group, that give vLLM's log-probabilities another meaning."""
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "temperature": train.temperature}
     kwargs = train.generation_kwargs or {}
     given = {name: getattr(train, name) for name in neutral if name not in kwargs}
