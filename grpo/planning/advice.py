@@ -1,6 +1,6 @@
 """Advice for a run that does not fit, or that leaves its GPU half empty; each suggestion has been planned again."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hydra import compose
@@ -69,61 +69,58 @@ def advise(overrides: Sequence[str], config: DictConfig, plan: Plan) -> list[dic
     """
     planner = Planner(overrides)
     if plan.problem:
-        suggestions = remedies(config, planner.plan)
+        suggestions = remedies(config, planner)
     elif plan.unified or plan.peak_gb >= LOW_USE * plan.capacity_gb:
-        suggestions = single_changes(list(onto_the_gpu(config)), planner.plan, 1)
+        suggestions = single_changes(list(onto_the_gpu(config)), planner, 1)
     else:
-        suggestions = better_uses(config, planner.plan)
+        suggestions = better_uses(config, planner)
     # another choice of a group would not replace keys of it that were typed
     fixed = tuple(
         f"{group}=" for group in ("model", "peft") if any(w.lstrip("+~").startswith(f"{group}.") for w in overrides)
     )
     possible = [one for one in suggestions if not any(word.startswith(fixed) for word in one["overrides"])]
     if plan.problem and not possible and not plan.unified:
-        return sharded_over_several(config, planner.plan)
+        return sharded_over_several(config, planner)
     return possible
 
 
-def remedies(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
+def remedies(config: DictConfig, planner: Planner) -> list[dict[str, Any]]:
     """Return changes that make a run fit: the smallest combination, then single changes."""
     changes = list(harmless_first(config))
     combined: list[Change] = []
     suggestions: list[dict[str, Any]] = []
     for change in changes:
         combined.append(change)
-        if suggestion := verified(combined, plan):
+        if suggestion := verified(combined, planner):
             for needless in combined[:-1]:  # earlier changes may no longer be needed
                 fewer = [kept for kept in combined if kept is not needless]
-                if shorter := verified(fewer, plan):
+                if shorter := verified(fewer, planner):
                     combined, suggestion = fewer, shorter
             suggestions.append(suggestion)
             break
-    return suggestions + single_changes(changes, plan, MAX_SUGGESTIONS - len(suggestions), besides=suggestions)
+    return suggestions + single_changes(changes, planner, MAX_SUGGESTIONS - len(suggestions), besides=suggestions)
 
 
 def single_changes(
-    changes: Sequence[Change],
-    plan: Callable[[dict[str, str]], Plan | None],
-    most: int,
-    besides: Sequence[dict[str, Any]] = (),
+    changes: Sequence[Change], planner: Planner, most: int, besides: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
     """Return the first change of each key, at most `most`, that makes the run fit alone and is not in `besides`."""
     found: dict[str, dict[str, Any]] = {}
     shown: list[dict[str, Any]] = []
     for change in changes:
         (key,) = change[0]
-        if len(shown) < most and key not in found and (suggestion := verified([change], plan)):
+        if len(shown) < most and key not in found and (suggestion := verified([change], planner)):
             found[key] = suggestion
             shown = [one for one in found.values() if one not in besides]
     return shown
 
 
-def verified(changes: Sequence[Change], plan: Callable[[dict[str, str]], Plan | None]) -> dict[str, Any] | None:
+def verified(changes: Sequence[Change], planner: Planner) -> dict[str, Any] | None:
     """Return changes as one suggestion if the run fits with them, else None."""
     overrides: dict[str, str] = {}
     for change, _ in changes:
         overrides |= change
-    planned = plan(overrides)
+    planned = planner.plan(overrides)
     if planned is None or planned.problem:
         return None
     effects = [effect for change, effect in changes if change.items() <= overrides.items()]
@@ -144,14 +141,14 @@ def more_gpus(config: DictConfig) -> Iterator[Change]:
             yield {"launch.nodes": str(times * launch.nodes)}, effect
 
 
-def sharded_over_several(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
+def sharded_over_several(config: DictConfig, planner: Planner) -> list[dict[str, Any]]:
     """Return the smallest number of GPUs that a run for one fits if it is sharded over them, with and without offload.
 
     The last resort: whoever plans for one GPU may have only that.
     """
     changes = list(more_gpus(config))
     shards = [({"shard": "fsdp2"}, "divided over them"), ({"shard": "fsdp2_offload"}, "offloaded to CPU, slower")]
-    found = [[verified([change, shard], plan) for change in changes] for shard in shards]
+    found = [[verified([change, shard], planner) for change in changes] for shard in shards]
     return [next(filter(None, fitting)) for fitting in found if any(fitting)]
 
 
@@ -247,7 +244,7 @@ def less_vision(config: DictConfig) -> Iterator[Change]:
             yield {"task.max_pixels": str(largest >> halvings)}, "the policy sees images in less detail"
 
 
-def better_uses(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
+def better_uses(config: DictConfig, planner: Planner) -> list[dict[str, Any]]:
     """Return changes that use more of the GPU and still fit."""
     train, peft = config.train, config.peft
     changes = list(onto_the_gpu(config))
@@ -258,7 +255,7 @@ def better_uses(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None
         changes.append(({"train.gradient_checkpointing": "false"}, "the same result, one forward pass less"))
     if peft is not None:
         changes.append(({"peft": "none"}, "trains all weights instead of adapters"))
-    return single_changes(changes, plan, MAX_SUGGESTIONS)
+    return single_changes(changes, planner, MAX_SUGGESTIONS)
 
 
 def other_models(config: DictConfig, larger: bool) -> list[str]:
