@@ -18,28 +18,19 @@ PROGRAM = "grpo.chat"
 
 
 def prompt_of(question: str, run: Run) -> Any:
-    """Return the prompt for a question, built as in the run.
-
-    Raises:
-        ConfigError: the run's prompts are built from several columns.
-    """
+    """Return the prompt for a question, built as in the run; ConfigError if that takes several columns."""
     from grpo.data.task import prompts_from
 
     prompt = run.config.task.prompt
-    columns = (
-        [prompt] if prompt.isidentifier() else [name for _, name, _, _ in string.Formatter().parse(prompt) if name]
-    )
+    named = [name for _, name, _, _ in string.Formatter().parse(prompt) if name]
+    columns = [prompt] if prompt.isidentifier() else named
     if len(set(columns)) != 1:
         raise ConfigError(f"task.prompt={prompt!r} is built from {len(columns)} columns, not from a question")
     return prompts_from(run.config.task, columns)({columns[0]: question})
 
 
 def images_of(files: list[str], run: Run, processing_class: Any) -> list[Any]:
-    """Return images as the run shows them.
-
-    Raises:
-        ConfigError: the run has none, or one of them cannot be opened.
-    """
+    """Return images as the run shows them; ConfigError if it has none, or one of them cannot be opened."""
     from grpo.data.images import view_of
 
     view = view_of(run.config.task, processing_class)
@@ -89,7 +80,6 @@ def main() -> None:
             from grpo.model import policy
 
         model, processing_class = policy.load(run.model, run.config.model)
-
         images = images_of(args.image, run, processing_class) if args.image else []
 
         def ask(question: str) -> None:

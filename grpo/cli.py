@@ -56,11 +56,7 @@ def leave(error: Exception, program: str) -> NoReturn:
 
 
 def check_linux() -> None:
-    """Check that this system can train and evaluate.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Raise a ConfigError unless this system can train and evaluate."""
     try:
         check_system()
     except ValueError as error:

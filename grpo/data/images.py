@@ -37,11 +37,8 @@ class View:
     Images are resized before TRL and vLLM get them, so that the processors of both give them the same tokens. As a
     transform of a data set it opens the images of the rows that are read.
 
-    Args:
-        processor: of the policy.
-        folder: of files that are named without one.
-        min_pixels: of an image, width times height; None leaves it to the processor.
-        max_pixels: the same.
+    Files that are named without a folder are in `folder`. `min_pixels` and `max_pixels` are width times height of an
+    image; None leaves them to the processor.
     """
 
     def __init__(self, processor: Any, folder: str | None, min_pixels: int | None, max_pixels: int | None) -> None:
@@ -57,11 +54,7 @@ class View:
         """Function of width and height to the tokens of an image in a prompt."""
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height of an image as the policy sees it, pixels.
-
-        Raises:
-            ValueError: no processor takes such an image.
-        """
+        """Return width and height of an image as the policy sees it, pixels; ValueError if no processor takes it."""
         if not {width, height} <= set(SIDES) or max(width, height) > MAX_RATIO * min(width, height):
             raise ValueError(
                 f"{width} x {height} pixels; a side has {SIDES[0]} to {SIDES[-1]:,}, and at most {MAX_RATIO} times the "
@@ -75,14 +68,7 @@ class View:
         return (width, height) if scale == 1 else (max(1, int(width * scale)), max(1, int(height * scale)))
 
     def open(self, value: Any) -> Image.Image:
-        """Return an image as the data has it: RGB, upright.
-
-        Args:
-            value: a path, bytes, both as `datasets` stores them, or a picture.
-
-        Raises:
-            ValueError: it is not one image, or broken.
-        """
+        """Return a path, bytes (as in `datasets`) or picture as an upright RGB image; ValueError if it is not one."""
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         try:
@@ -110,11 +96,7 @@ class View:
         return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
 
     def shown(self, rows: list[dict[str, Any]], opened: dict[str, Image.Image]) -> list[dict[str, Any]]:
-        """Return rows with their images as the policy sees them.
-
-        Args:
-            opened: images by what tells them apart; gets those that are opened now, so that each is opened once.
-        """
+        """Return rows with their images as the policy sees them, each opened once: `opened` has them by `_name`."""
         found = []
         for row in rows:
             pictures = []
@@ -145,11 +127,7 @@ def images_of(cell: Any) -> list[Any]:
 
 
 def view_of(task: "DictConfig", processor: Any) -> View | None:
-    """Return how a task shows images to the policy; None if it has none.
-
-    Raises:
-        ConfigError: the model takes no images.
-    """
+    """Return how a task shows images to the policy, None if it has none; ConfigError if the model takes none."""
     if task.images is None:
         return None
     if not hasattr(processor, "image_processor"):
@@ -158,11 +136,7 @@ def view_of(task: "DictConfig", processor: Any) -> View | None:
 
 
 def check_used(task: "DictConfig", model: "DictConfig", peft: "DictConfig | None", processor: Any) -> None:
-    """Check that a model that takes images gets some, unless what sees them stays as it is.
-
-    Raises:
-        ConfigError: weights would be trained that nothing reaches.
-    """
+    """Raise a ConfigError if a model takes images, gets none, and weights that see them would be trained."""
     sees = hasattr(processor, "image_processor") and not task.images
     if sees and "vision" not in model.freeze and (peft is None or peft.get("vision")):
         raise ConfigError(
@@ -176,9 +150,6 @@ def with_sizes(dataset: Dataset, task: "DictConfig", view: View, split: str) -> 
 
     It also has `image_sizes` and `shown_sizes`: for each row lists of width and height, in the data and as the policy
     sees them.
-
-    Args:
-        split: what the rows are of.
 
     Raises:
         ConfigError: the column is not there or has no images, or one of them cannot be opened or shown.
@@ -204,23 +175,14 @@ def with_sizes(dataset: Dataset, task: "DictConfig", view: View, split: str) -> 
 
 
 def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str, tools: Sequence[Any] = ()) -> list[int]:
-    """Return the tokens of prompts with their images and the descriptions of tools.
-
-    Args:
-        dataset: with `prompt` and what `with_sizes` adds.
-        limit: `task.max_prompt_length`.
-        split: what the rows are of.
-        tools: that the prompts describe.
+    """Return the tokens of the prompts of `with_sizes`, with their images and the descriptions of tools.
 
     Raises:
         ConfigError: images take too much of a prompt whose text fits, or the model does not take as many.
     """
     processor, sizes = view.processor, list(dataset["shown_sizes"])
-    prompts = [
-        prepare_multimodal_messages(prompt, [None] * len(shown))
-        for prompt, shown in zip(dataset["prompt"], sizes, strict=True)
-    ]
-    lengths = []
+    pairs = zip(dataset["prompt"], sizes, strict=True)
+    prompts, lengths = [prepare_multimodal_messages(prompt, [None] * len(shown)) for prompt, shown in pairs], []
     for row, (ids, shown) in enumerate(zip(unexpanded(processor, prompts, tools), sizes, strict=True)):
         if ids.count(processor.image_token_id) != len(shown):
             raise ConfigError(f"task.images: row {row} of {split}: the model's chat template does not show its images")
@@ -240,13 +202,7 @@ def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str, tools: 
 
 
 def unexpanded(processor: Any, prompts: list[Any], tools: Sequence[Any] = (), **options: Any) -> list[list[int]]:
-    """Return the tokens of conversations in which an image is one token, as an engine takes them beside the images.
-
-    Args:
-        prompts: messages with parts of text and images.
-        tools: that the prompts describe.
-        options: of the chat template.
-    """
+    """Return the tokens of conversations in which an image is one token, as an engine takes them beside the images."""
     messages, tokenizer = [prepare_multimodal_messages(prompt) for prompt in prompts], processor.tokenizer
     options |= {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
     texts = processor.apply_chat_template(messages, **options)
@@ -257,9 +213,7 @@ def unexpanded(processor: Any, prompts: list[Any], tools: Sequence[Any] = (), **
 def engine_options(processor: Any, most_images: int | None) -> dict[str, Any]:
     """Return what an engine of vLLM has to know of a policy's images, so that it prepares for these and no larger ones.
 
-    Args:
-        processor: of the policy, or its tokenizer.
-        most_images: in a prompt; None if it is not known.
+    A prompt has `most_images` at most; None if that is not known. A tokenizer has no images.
     """
     if not hasattr(processor, "image_processor"):
         return {}
@@ -281,11 +235,7 @@ def images_in(prompt: list[dict[str, Any]]) -> list[Any]:
 def check_processor(
     prompt: list[dict[str, Any]], sizes: list[list[int]], length: int, processor: Any, tools: Sequence[Any] = ()
 ) -> None:
-    """Check with blank images that the processor makes as many tokens of a prompt as are expected.
-
-    Raises:
-        ConfigError: it does not, or takes fewer images.
-    """
+    """Raise a ConfigError unless a processor makes as many tokens of a prompt with blank images as are expected."""
     how = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
     (text,) = processor.apply_chat_template([prompt], **how)
     blank = [Image.new("RGB", (width, height)) for width, height in sizes]
@@ -316,19 +266,12 @@ def _name(value: Any) -> str:
 
 
 def undecoded(dataset: Dataset, column: str) -> Dataset:
-    """Return a data set in which the images of a column are not opened, without other images.
-
-    Raises:
-        ConfigError: there are no images in the column.
-    """
+    """Return a data set in which the images of a column are not opened, without other images."""
     features = dataset.features
-    of_images = [name for name in features if name != column and is_of_images(features[name])]
-    dataset = dataset.remove_columns(of_images)
-    feature = features[column]
-    if is_of_images(feature):
-        raw = ImageFeature(decode=False)
-        return dataset.cast_column(column, List(raw) if isinstance(feature, List) else raw)
-    return dataset
+    dataset = dataset.remove_columns([name for name in features if name != column and is_of_images(features[name])])
+    raw = ImageFeature(decode=False)
+    raw = List(raw) if isinstance(features[column], List) else raw
+    return dataset.cast_column(column, raw) if is_of_images(features[column]) else dataset
 
 
 def is_of_images(feature: Any) -> bool:

@@ -22,11 +22,7 @@ def reward_options(rewards: DictConfig) -> dict[str, dict[str, Any]]:
 
 
 def load_reward_model(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return a reward model, under its name in the configuration, and its tokenizer.
-
-    Raises:
-        ConfigError: it cannot be loaded.
-    """
+    """Return a reward model, named as in the configuration, and its tokenizer; ConfigError if it cannot be loaded."""
     from rewards.scorer import load
 
     try:
@@ -40,9 +36,7 @@ def load_reward_model(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
 def grader_of(name: str, rewards: DictConfig, train: DictConfig) -> dict[str, dict[str, Any]]:
     """Return name and options of the grader `task.eval.reward`: one of the run's rewards, or one of `conf/reward`.
 
-    Args:
-        rewards: of the run.
-        train: the group, to whose values a file of `conf/reward` may refer.
+    A file of `conf/reward` may refer to values of `train`.
 
     Raises:
         ConfigError: there is no such reward.
@@ -59,11 +53,7 @@ def grader_of(name: str, rewards: DictConfig, train: DictConfig) -> dict[str, di
 
 
 def check_grader(grader: Reward) -> None:
-    """Check that a reward can grade an evaluation, where there is no trainer.
-
-    Raises:
-        ConfigError: it needs what only a trainer has.
-    """
+    """Raise a ConfigError if a reward needs what only a trainer has, so that it cannot grade an evaluation."""
     for argument in ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments"):
         if argument in grader.needs:
             raise ConfigError(
@@ -108,11 +98,7 @@ def running_rewards(
 ) -> Iterator[dict[str, Reward]]:
     """Start rewards, and end them on the way out.
 
-    Args:
-        options: of each reward, by its name.
-        columns: of the data.
-        run_dir: its log of this process gets what the functions print.
-        errors_file: gets the first row of each kind of error.
+    The log of this process in `run_dir` gets what they print, `errors_file` the first row of each kind of error.
 
     Raises:
         ConfigError: one cannot be loaded, or needs a column that the data does not have.

@@ -62,9 +62,7 @@ class Problems:
 def load_task(task: DictConfig, processing_class: Any = None, tools: Sequence[Any] = ()) -> Problems:
     """Load the problems to train on and the held-out ones, and filter rows that would spoil the training.
 
-    Args:
-        processing_class: tokenizer or processor; measures the prompts. Without one none is too long, or has images.
-        tools: that the prompts describe.
+    A tokenizer or processor measures the prompts; without one none is too long, or has images.
 
     Raises:
         ConfigError: a file, a split, a column or every row is missing.
@@ -83,11 +81,7 @@ def load_task(task: DictConfig, processing_class: Any = None, tools: Sequence[An
 
 
 def count_used(split: str, count: dict[str, int]) -> None:
-    """Add how many rows are used.
-
-    Raises:
-        ConfigError: none is.
-    """
+    """Add how many rows are used; ConfigError if none is."""
     count["used"] = count["rows"] - sum(count[why] for why in FILTERED)
     if not count["used"]:
         why = max(FILTERED, key=lambda why: count[why])
@@ -149,7 +143,7 @@ def load_split(task: DictConfig, split: str, most: int | None = None) -> Dataset
         else:
             dataset = load_dataset(**from_file(arguments), split=split)
     except StopIteration:  # what `datasets` makes of an empty file
-        raise ConfigError(f"task.dataset={in_one_line(arguments)}, split {split}: there are no rows in it") from None
+        dataset = Dataset.from_list([])
     except Exception as error:
         reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
         if "Unknown split" in reason:

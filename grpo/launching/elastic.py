@@ -37,51 +37,40 @@ def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     elastic = logging.getLogger("torch.distributed.elastic")  # it would repeat what a process said
     elastic.propagate = False
     elastic.addHandler(logging.NullHandler())
     os.environ[BY_US] = str(run_dir)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # gloo would find the dead processes' addresses in it
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // config.launch.processes)))
-    own, summary = [f"hydra.run.dir='{run_dir}'", "hydra.output_subdir=null"], run_dir / "summary.json"
-    if is_first(config):
+    options, own = config.launch, [f"hydra.run.dir='{run_dir}'", "hydra.output_subdir=null"]
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // options.processes)))
+    (host, port), first, summary = meeting_point(config), is_first(config), run_dir / "summary.json"
+    if first:
         write_json(summary, {"status": "running", "reason": None})
+    how = LaunchConfig(
+        min_nodes=options.nodes,
+        max_nodes=options.nodes,
+        nproc_per_node=options.processes,
+        run_id=run_dir.name,
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"{host}:{port}",
+        local_addr=host if first else address_towards(host),
+        rdzv_configs={"is_host": first, "join_timeout": options.timeout, "read_timeout": options.timeout},
+        max_restarts=options.max_restarts,
+        monitor_interval=0.5,
+        shutdown_timeout=options.timeout,
+    )
     try:
-        elastic_launch(elastic_config(config, run_dir), sys.executable)("-m", program, *sys.argv[1:], *own)
+        elastic_launch(how, sys.executable)("-m", program, *sys.argv[1:], *own)
     except (ChildFailedError, SignalException, RendezvousError, DistError) as error:
         raise reported(error, config, summary) from error
     return read_json(summary)
 
 
-def elastic_config(config: DictConfig, run_dir: Path) -> Any:
-    """Return torchelastic's `LaunchConfig`."""
-    from torch.distributed.launcher.api import LaunchConfig
-
-    host, port = meeting_point(config)
-    first = is_first(config)
-    return LaunchConfig(
-        min_nodes=config.launch.nodes,
-        max_nodes=config.launch.nodes,
-        nproc_per_node=config.launch.processes,
-        run_id=run_dir.name,
-        rdzv_backend="c10d",
-        rdzv_endpoint=f"{host}:{port}",
-        local_addr=host if first else address_towards(host),
-        rdzv_configs={"is_host": first, "join_timeout": config.launch.timeout, "read_timeout": config.launch.timeout},
-        max_restarts=config.launch.max_restarts,
-        monitor_interval=0.5,
-        shutdown_timeout=config.launch.timeout,
-    )
-
-
 def reported(error: Exception, config: DictConfig, summary: Path) -> BaseException:
-    """Return what ends this process after others have, and note in `summary.json` what they cannot.
-
-    Args:
-        error: of torchelastic.
-    """
+    """Return what ends this process after an error of torchelastic, and note in `summary.json` what others cannot."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
@@ -112,13 +101,10 @@ def reported(error: Exception, config: DictConfig, summary: Path) -> BaseExcepti
 
 
 def first_cause(error: Any) -> tuple[int, Any]:
-    """Return rank and failure of the process that the others have followed.
+    """Return rank and failure of the process that the others of a `ChildFailedError` have followed.
 
     One that was killed says nothing, and the others lose their connections to it; SIGTERM is what they get after that,
     and SIGKILL if it has not ended them.
-
-    Args:
-        error: torchelastic's `ChildFailedError`.
     """
     first = min(failure.timestamp for failure in error.failures.values())
 

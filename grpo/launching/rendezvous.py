@@ -27,11 +27,7 @@ DIRECTORY = "grpo/directory"
 
 
 def meeting_point(config: DictConfig) -> tuple[str, int]:
-    """Return host and port of the first machine: of this one alone, any free port.
-
-    Raises:
-        ConfigError: they are missing or malformed.
-    """
+    """Return host and port of the first machine, of one alone any free port; ConfigError if missing or malformed."""
     nodes, rendezvous = config.launch.nodes, config.launch.rendezvous
     if nodes < 1:
         raise ConfigError(f"launch.nodes={nodes}: a positive number of machines")
@@ -46,21 +42,13 @@ def meeting_point(config: DictConfig) -> tuple[str, int]:
 
 
 def is_first(config: DictConfig) -> bool:
-    """Return whether this machine is the first of the run, or the only one.
-
-    Raises:
-        ConfigError: as `meeting_point` and `is_here`.
-    """
+    """Return whether this machine is the first of the run, or the only one; raises as `meeting_point` and `is_here`."""
     host, _ = meeting_point(config)
     return config.launch.nodes == 1 or is_here(host)
 
 
 def is_here(host: str) -> bool:
-    """Return whether an address is one of this machine's.
-
-    Raises:
-        ConfigError: there is no such host.
-    """
+    """Return whether an address is one of this machine's; ConfigError if there is no such host."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -76,8 +64,7 @@ def is_here(host: str) -> bool:
 def meet(host: str, port: int, timeout: int) -> tuple[Any, bool]:
     """Return the store of several machines, and whether this one is the first, which keeps it.
 
-    Args:
-        timeout: limit on the wait for the first one, seconds.
+    The others wait for it, for `timeout` seconds at most.
 
     Raises:
         ConfigError: the address is in use by another program.
@@ -112,14 +99,7 @@ def meet(host: str, port: int, timeout: int) -> tuple[Any, bool]:
 
 
 def wait_for_port(host: str, port: int, deadline: float) -> None:
-    """Wait until a program listens.
-
-    Args:
-        deadline: by the monotonic clock, seconds.
-
-    Raises:
-        RunError: none does.
-    """
+    """Wait until a program listens; RunError if none does until `deadline`, seconds of the monotonic clock."""
     begun = time.monotonic()
     while True:
         try:
@@ -139,14 +119,25 @@ def choose_directory(config: DictConfig) -> None:
 
     Raises:
         ConfigError: it belongs to another run, or is not on this machine.
-        RunError: the machines do not meet.
+        RunError: the machines do not meet, or the first of them has ended.
     """
     if is_launched():  # it is on the command line
         return
     host, port = meeting_point(config)
-    store, first = meet(host, port, config.launch.timeout) if config.launch.nodes > 1 else (None, True)
-    if not first:
-        config.hydra.run.dir, config.hydra.output_subdir = agreed_directory(store, f"{host}:{port}"), None
+    store: Any = None
+    if config.launch.nodes > 1:
+        store, first = meet(host, port, config.launch.timeout)
+    if store and not first:
+        try:
+            chosen = Path(store.get(DIRECTORY).decode())
+        except RuntimeError as error:
+            raise RunError(f"launch.rendezvous={host}:{port}: that machine has chosen no run directory") from error
+        if not chosen.is_dir():
+            raise ConfigError(
+                f"hydra.run.dir={chosen}: chosen by {host}:{port}, and not on this machine; a run directory has to be "
+                "on a file system that all machines share"
+            )
+        config.hydra.run.dir, config.hydra.output_subdir = str(chosen), None
         return
     continued = continue_interrupted(sys.argv[1:])
     check_directory(continued)
@@ -156,25 +147,3 @@ def choose_directory(config: DictConfig) -> None:
         chosen = Path(config.hydra.run.dir).absolute()
         chosen.mkdir(parents=True, exist_ok=True)
         store.set(DIRECTORY, str(chosen))
-
-
-def agreed_directory(store: Any, first: str) -> str:
-    """Return the run directory that the first machine has chosen.
-
-    Args:
-        first: its address, for messages.
-
-    Raises:
-        ConfigError: this machine does not have the directory.
-        RunError: the first machine has ended.
-    """
-    try:
-        run_dir = store.get(DIRECTORY).decode()
-    except RuntimeError as error:
-        raise RunError(f"launch.rendezvous={first}: that machine has chosen no run directory") from error
-    if not Path(run_dir).is_dir():
-        raise ConfigError(
-            f"hydra.run.dir={run_dir}: chosen by {first}, and not on this machine; a run directory has to be on a file "
-            "system that all machines share"
-        )
-    return run_dir

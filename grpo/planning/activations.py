@@ -32,12 +32,8 @@ def layer_activations(shape: Shape, workload: Workload) -> float:
             inputs = 3 * hidden + query + 2 * hidden + width
             norms += 2 * (4 - size) * hidden
     else:
-        named = [
-            (inputs, outputs)
-            for name, (inputs, outputs, _) in shape.linears().items()
-            if workload.adapter.modules is None or name in workload.adapter.modules
-        ]
-        inputs = sum(inputs for inputs, _ in named) + len(named) * workload.adapter.rank
+        named = [inputs for name, (inputs, _, _) in shape.linears().items() if workload.adapter.adapts(name)]
+        inputs = sum(named) + len(named) * workload.adapter.rank
     mixture = 4 * shape.num_experts + size * 4 * hidden * shape.num_experts_per_tok if shape.num_experts else 0
     return norms + attention + feed_forward + size * inputs + mixture
 

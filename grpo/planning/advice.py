@@ -1,6 +1,6 @@
 """Advice for a run that does not fit, or that leaves its GPU half empty; each suggestion has been planned again."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hydra import compose
@@ -65,70 +65,62 @@ class Planner:
 def advise(overrides: Sequence[str], config: DictConfig, plan: Plan) -> list[dict[str, Any]]:
     """Return overrides to add to a command line: those that harm the result least first, none if the run fits well.
 
-    Args:
-        overrides: of the command line; Hydra has to be initialized.
-        config: composed from these overrides.
-        plan: of this configuration.
+    Hydra has to be initialized; it has composed the configuration from the overrides.
     """
     planner = Planner(overrides)
     if plan.problem:
-        suggestions = remedies(config, planner.plan)
+        suggestions = remedies(config, planner)
     elif plan.unified or plan.peak_gb >= LOW_USE * plan.capacity_gb:
-        suggestions = single_changes(list(onto_the_gpu(config)), planner.plan, 1)
+        suggestions = single_changes(list(onto_the_gpu(config)), planner, 1)
     else:
-        suggestions = better_uses(config, planner.plan)
-    typed_groups = {word.lstrip("+~").split("=")[0].split(".")[0] for word in overrides if "." in word.split("=")[0]}
-    fixed = typed_groups & {"model", "peft"}  # another choice of a group would not replace keys of it that were typed
-    possible = [
-        suggestion
-        for suggestion in suggestions
-        if not fixed & {override.split("=")[0] for override in suggestion["overrides"]}
-    ]
+        suggestions = better_uses(config, planner)
+    # another choice of a group would not replace keys of it that were typed
+    fixed = tuple(
+        f"{group}=" for group in ("model", "peft") if any(w.lstrip("+~").startswith(f"{group}.") for w in overrides)
+    )
+    possible = [one for one in suggestions if not any(word.startswith(fixed) for word in one["overrides"])]
     if plan.problem and not possible and not plan.unified:
-        return sharded_over_several(config, planner.plan)
+        return sharded_over_several(config, planner)
     return possible
 
 
-def remedies(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
+def remedies(config: DictConfig, planner: Planner) -> list[dict[str, Any]]:
     """Return changes that make a run fit: the smallest combination, then single changes."""
     changes = list(harmless_first(config))
     combined: list[Change] = []
     suggestions: list[dict[str, Any]] = []
     for change in changes:
         combined.append(change)
-        if suggestion := verified(combined, plan):
+        if suggestion := verified(combined, planner):
             for needless in combined[:-1]:  # earlier changes may no longer be needed
                 fewer = [kept for kept in combined if kept is not needless]
-                if shorter := verified(fewer, plan):
+                if shorter := verified(fewer, planner):
                     combined, suggestion = fewer, shorter
             suggestions.append(suggestion)
             break
-    return suggestions + single_changes(changes, plan, MAX_SUGGESTIONS - len(suggestions), besides=suggestions)
+    return suggestions + single_changes(changes, planner, MAX_SUGGESTIONS - len(suggestions), besides=suggestions)
 
 
 def single_changes(
-    changes: Sequence[Change],
-    plan: Callable[[dict[str, str]], Plan | None],
-    most: int,
-    besides: Sequence[dict[str, Any]] = (),
+    changes: Sequence[Change], planner: Planner, most: int, besides: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
     """Return the first change of each key, at most `most`, that makes the run fit alone and is not in `besides`."""
     found: dict[str, dict[str, Any]] = {}
     shown: list[dict[str, Any]] = []
     for change in changes:
         (key,) = change[0]
-        if len(shown) < most and key not in found and (suggestion := verified([change], plan)):
+        if len(shown) < most and key not in found and (suggestion := verified([change], planner)):
             found[key] = suggestion
             shown = [one for one in found.values() if one not in besides]
     return shown
 
 
-def verified(changes: Sequence[Change], plan: Callable[[dict[str, str]], Plan | None]) -> dict[str, Any] | None:
+def verified(changes: Sequence[Change], planner: Planner) -> dict[str, Any] | None:
     """Return changes as one suggestion if the run fits with them, else None."""
     overrides: dict[str, str] = {}
     for change, _ in changes:
         overrides |= change
-    planned = plan(overrides)
+    planned = planner.plan(overrides)
     if planned is None or planned.problem:
         return None
     effects = [effect for change, effect in changes if change.items() <= overrides.items()]
@@ -149,14 +141,14 @@ def more_gpus(config: DictConfig) -> Iterator[Change]:
             yield {"launch.nodes": str(times * launch.nodes)}, effect
 
 
-def sharded_over_several(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
+def sharded_over_several(config: DictConfig, planner: Planner) -> list[dict[str, Any]]:
     """Return the smallest number of GPUs that a run for one fits if it is sharded over them, with and without offload.
 
     The last resort: whoever plans for one GPU may have only that.
     """
     changes = list(more_gpus(config))
     shards = [({"shard": "fsdp2"}, "divided over them"), ({"shard": "fsdp2_offload"}, "offloaded to CPU, slower")]
-    found = [[verified([change, shard], plan) for change in changes] for shard in shards]
+    found = [[verified([change, shard], planner) for change in changes] for shard in shards]
     return [next(filter(None, fitting)) for fitting in found if any(fitting)]
 
 
@@ -194,79 +186,65 @@ def sharding_changes(config: DictConfig) -> Iterator[Change]:
 
 def harmless_first(config: DictConfig) -> Iterator[Change]:
     """Yield changes that make a run smaller, those that keep the result first."""
-    train, update, peft = config.train, config["update"], config.peft
-    full, optimizer = peft is None, str(train.optim or DEFAULT_OPTIMIZER)
-    adamw = "adamw" in optimizer
-    colocated = train.use_vllm and train.vllm_mode == "colocate"
-    saved = "optimizer state in 8 bits"
-    paged = "the same result, slower, optimizer state" if "8bit" in optimizer else saved
-    half = "bfloat16" if config.gpu is None or config.gpu.bf16 else "float16"
-    lengths = [train.max_completion_length >> halvings for halvings in range(1, 13)]
     yield from sharding_changes(config)
-    for applies, key, value, effect in (
-        (update.max_tokens_per_microbatch != "auto", "update.max_tokens_per_microbatch", "auto", "the same result"),
-        (
-            colocated and train.vllm_gpu_memory_utilization is not None,
-            "train.vllm_gpu_memory_utilization",
-            "null",
-            "the same result, vLLM takes the memory that is left",
-        ),
-        (
-            colocated and train.vllm_enable_sleep_mode is False,
-            "train.vllm_enable_sleep_mode",
-            "true",
-            "the same result, vLLM wakes up for each generation",
-        ),
-        (
-            not train.gradient_checkpointing,
-            "train.gradient_checkpointing",
-            "true",
-            "the same result, one more forward pass",
-        ),
-        (colocated, "generation", "transformers", "the same algorithm, slower generation"),
-        (
-            full and not update.gradients_on_host,
-            "update.gradients_on_host",
-            "true",
-            "the same result, slower, gradients offloaded to CPU",
-        ),
-        (adamw and "8bit" not in optimizer, "train.optim", "adamw_8bit", saved),
-        (
-            full and adamw and not optimizer.startswith("paged_"),
-            "train.optim",
-            "paged_adamw_8bit",
-            f"{paged} offloaded to CPU where the GPU is full",
-        ),
-        (config.model.dtype == "float32", "model.dtype", half, "weights in half precision"),
-        *((True, key, value, effect) for key, value, effect in less_vision(config)),
-        (full, "peft", "lora", "trains adapters instead of all weights"),
-        (full or not peft.get("quantization"), "peft", "qlora", "trains adapters on a base in 4 bits"),
-        *(
-            (length >= 128, "train.max_completion_length", str(length), f"truncates completions at {length} tokens")
-            for length in lengths
-        ),
-        *((True, "model", name, "a smaller model") for name in other_models(config, larger=False)),
-    ):
-        if applies:
-            yield {key: value}, effect
+    yield from same_result(config)
+    full, optimizer = config.peft is None, str(config.train.optim or DEFAULT_OPTIMIZER)
+    saved = "optimizer state in 8 bits"
+    if "adamw" in optimizer and "8bit" not in optimizer:
+        yield {"train.optim": "adamw_8bit"}, saved
+    if full and "adamw" in optimizer and not optimizer.startswith("paged_"):
+        paged = "the same result, slower, optimizer state" if "8bit" in optimizer else saved
+        yield {"train.optim": "paged_adamw_8bit"}, f"{paged} offloaded to CPU where the GPU is full"
+    if config.model.dtype == "float32":
+        half = "bfloat16" if config.gpu is None or config.gpu.bf16 else "float16"
+        yield {"model.dtype": half}, "weights in half precision"
+    yield from less_vision(config)
+    if full:
+        yield {"peft": "lora"}, "trains adapters instead of all weights"
+    if full or not config.peft.get("quantization"):
+        yield {"peft": "qlora"}, "trains adapters on a base in 4 bits"
+    length = config.train.max_completion_length // 2
+    while length >= 128:
+        yield {"train.max_completion_length": str(length)}, f"truncates completions at {length} tokens"
+        length //= 2
+    for name in other_models(config, larger=False):
+        yield {"model": name}, "a smaller model"
 
 
-def less_vision(config: DictConfig) -> Iterator[tuple[str, str, str]]:
-    """Yield keys and values, with their effect, that make the images of a run cost less, if it has any."""
+def same_result(config: DictConfig) -> Iterator[Change]:
+    """Yield changes that make a run of one process smaller and keep its result."""
+    train, update = config.train, config["update"]
+    colocated = train.use_vllm and train.vllm_mode == "colocate"
+    if update.max_tokens_per_microbatch != "auto":
+        yield {"update.max_tokens_per_microbatch": "auto"}, "the same result"
+    if colocated and train.vllm_gpu_memory_utilization is not None:
+        yield {"train.vllm_gpu_memory_utilization": "null"}, "the same result, vLLM takes the memory that is left"
+    if colocated and train.vllm_enable_sleep_mode is False:
+        yield {"train.vllm_enable_sleep_mode": "true"}, "the same result, vLLM wakes up for each generation"
+    if not train.gradient_checkpointing:
+        yield {"train.gradient_checkpointing": "true"}, "the same result, one more forward pass"
+    if colocated:
+        yield {"generation": "transformers"}, "the same algorithm, slower generation"
+    if config.peft is None and not update.gradients_on_host:
+        yield {"update.gradients_on_host": "true"}, "the same result, slower, gradients offloaded to CPU"
+
+
+def less_vision(config: DictConfig) -> Iterator[Change]:
+    """Yield changes that make the images of a run cost less, if it has any."""
     tower = find_shape(config.model).vision
     if not (tower and config.task.images):
         return
     if config.peft is not None and config.peft.get("vision"):
-        yield "peft.vision", "false", "trains adapters on the language model alone"
+        yield {"peft.vision": "false"}, "trains adapters on the language model alone"
     if config.peft is None and "vision" not in config.model.freeze:
-        yield "model.freeze", f"[{','.join(['vision', *config.model.freeze])}]", "the vision tower stays as it is"
+        yield {"model.freeze": f"[{','.join(['vision', *config.model.freeze])}]"}, "the vision tower stays as it is"
     if not tower.image_size:
         largest = images.patches(tower, workload_of(config, "cuda")) * tower.patch_size**2
         for halvings in range(1, 4):
-            yield "task.max_pixels", str(largest >> halvings), "the policy sees images in less detail"
+            yield {"task.max_pixels": str(largest >> halvings)}, "the policy sees images in less detail"
 
 
-def better_uses(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None]) -> list[dict[str, Any]]:
+def better_uses(config: DictConfig, planner: Planner) -> list[dict[str, Any]]:
     """Return changes that use more of the GPU and still fit."""
     train, peft = config.train, config.peft
     changes = list(onto_the_gpu(config))
@@ -277,7 +255,7 @@ def better_uses(config: DictConfig, plan: Callable[[dict[str, str]], Plan | None
         changes.append(({"train.gradient_checkpointing": "false"}, "the same result, one forward pass less"))
     if peft is not None:
         changes.append(({"peft": "none"}, "trains all weights instead of adapters"))
-    return single_changes(changes, plan, MAX_SUGGESTIONS)
+    return single_changes(changes, planner, MAX_SUGGESTIONS)
 
 
 def other_models(config: DictConfig, larger: bool) -> list[str]:

@@ -4,8 +4,7 @@ The estimate is for completions of half the limit on average, of which the longe
 """
 
 import math
-import time
-from collections.abc import Callable
+import timeit
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -122,12 +121,7 @@ def spoken(seconds: float) -> str:
 
 
 def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
-    """Return the expected time of a planned run; None on a GPU whose speed is not in its profile.
-
-    Args:
-        config: composed, as given to `make_plan`.
-        plan: for this configuration.
-    """
+    """Return the expected time of a planned run; None on a GPU whose speed is not in its profile."""
     device = "cpu" if plan.unified else "cuda"
     speed = speed_of_cpu() if plan.unified else speed_of_gpu(config)
     if speed is None:
@@ -142,24 +136,12 @@ def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
     batch = min(config.task.eval.size, config.train.per_device_eval_batch_size or at_once)
     batches = math.ceil(config.task.eval.size / max(1, batch))
     evaluation = 2 * batches * generation(shape, workload, speed, batch, bool(config.train.use_vllm))
-    price = config.plan.hourly_price
-    return Duration(
-        phases,
-        number_of_steps(config),
-        evaluation,
-        OFF_BY[device],
-        device == "cpu",
-        price,
-        overlaps=bool(config.engine.staleness),
-    )
+    steps, price, overlaps = number_of_steps(config), config.plan.hourly_price, bool(config.engine.staleness)
+    return Duration(phases, steps, evaluation, OFF_BY[device], device == "cpu", price, overlaps)
 
 
 def step_phases(train: DictConfig, shape: Shape, workload: Workload, speed: Speed, at_once: int) -> dict[str, float]:
-    """Return seconds per step by phase, on one device.
-
-    Args:
-        at_once: completions that are generated at once.
-    """
+    """Return seconds per step by phase, on one device that generates so many completions at once."""
     count = train.per_device_train_batch_size * train.gradient_accumulation_steps
     rows = workload.sequences  # of one generation
     generations = count / (rows * train.num_iterations)
@@ -231,16 +213,6 @@ def speed_of_cpu() -> Speed:
     matrix = np.ones((size, size), dtype=np.float32)
     data = np.ones(2**24, dtype=np.float32)  # more than caches hold
     matrix @ matrix
-    seconds = best_time(lambda: matrix @ matrix)
-    moving = best_time(lambda: data.sum())
-    return Speed(2 * size**3 / seconds, data.nbytes / moving)
-
-
-def best_time(work: Callable[[], object]) -> float:
-    """Return the shortest of several times of some work."""
-    times = []
-    for _ in range(20):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    computing = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=20))
+    moving = min(timeit.repeat(lambda: data.sum(), number=1, repeat=20))
+    return Speed(2 * size**3 / computing, data.nbytes / moving)

@@ -102,20 +102,12 @@ def held_images(vision: Vision | None, workload: Workload, phase: str) -> dict[s
     return {"pixel values": images[phase] * pixel_values(vision, workload)}
 
 
-def in_rollout(vision: Vision | None, workload: Workload) -> float:
-    """Bytes that the tower takes for the images of all prompts that are completed at once."""
-    return _forward(vision, workload, workload.sequences)
-
-
-def in_logprobs(vision: Vision | None, workload: Workload) -> float:
-    """Bytes that the tower takes for the images of a micro-batch without gradient."""
-    most = workload.images.per_generation if workload.images else 0
-    return _forward(vision, workload, images_at_once(vision, workload, most) if vision else 0)
-
-
-def _forward(vision: Vision | None, workload: Workload, images: int) -> float:
+def without_gradient(vision: Vision | None, workload: Workload, phase: str) -> float:
+    """Bytes that the tower takes for all prompts that a `rollout` completes at once, else for a micro-batch's."""
     if not (vision and workload.images):
         return 0.0
+    scored = images_at_once(vision, workload, workload.images.per_generation)
+    images = workload.sequences if phase == "rollout" else scored
     return images * patches(vision, workload) * forward(vision, workload)
 
 

@@ -6,7 +6,7 @@ what autograd saves; `benchmarks/simulation.py` compares the sum with PyTorch's 
 
 from dataclasses import replace
 
-from grpo.planning import images, reward_model
+from grpo.planning import images
 from grpo.planning.activations import (
     head_backward,
     head_forward,
@@ -20,19 +20,8 @@ from grpo.utils.limits import CONTEXT, GB
 
 HOST = {"cuda": 2.5 * GB, "cpu": 0.55 * GB}
 """Host memory of a Python process with the libraries loaded, bytes."""
-STATES = {
-    "adamw": 2,
-    "adam": 2,
-    "lion": 1,
-    "sgd": 0,
-    "rmsprop": 1,
-    "adagrad": 1,
-    "ademamix": 3,
-    "adafactor": 0.01,
-    "lomo": 0,
-    "adalomo": 0,
-}
-"""Numbers that an optimizer keeps per parameter."""
+STATES = {"lion": 1, "sgd": 0, "rmsprop": 1, "adagrad": 1, "ademamix": 3, "adafactor": 0.01, "lomo": 0, "adalomo": 0}
+"""Numbers that an optimizer keeps per parameter; Adam, and any other, two."""
 BLOCK = 256
 """Numbers per scale in an 8-bit optimizer state of bitsandbytes."""
 TRANSFER = 3.0 * GB
@@ -162,11 +151,6 @@ def layer_parameters(shape: Shape) -> float:
     return (shape.parameters() - shape.vision_parameters - embeddings) / shape.num_hidden_layers
 
 
-def language_part(shape: Shape) -> Shape:
-    """Return the shape without its vision tower and projector."""
-    return replace(shape, vision=None, given_parameters=shape.parameters() - shape.vision_parameters)
-
-
 def buckets(shape: Shape, workload: Workload) -> float:
     """Bytes of the buffers in which gradients are averaged: DDP's hold all of them, DeepSpeed's a fixed number."""
     count, size = trained(shape, workload)
@@ -176,6 +160,14 @@ def buckets(shape: Shape, workload: Workload) -> float:
     return count * size if workload.sharding.processes > 1 and not workload.sharding.library else 0.0
 
 
+def reward_models(workload: Workload) -> float:
+    """Bytes of the weights of all reward models, which have no output embedding."""
+    return sum(
+        size * (shape.parameters() - (0 if shape.tie_word_embeddings else shape.embeddings))
+        for shape, size in workload.reward_models
+    )
+
+
 def persistent(shape: Shape, workload: Workload) -> Components:
     """Memory that every phase takes, from the end of the first step on."""
     sharding, (count, size) = workload.sharding, trained(shape, workload)
@@ -183,7 +175,8 @@ def persistent(shape: Shape, workload: Workload) -> Components:
     copied = sharding.library == "deepspeed" and sharding.float32 and workload.adapter is None
     here = 0 if sharding.offload_weights and not workload.quantized else 1
     own = 0 if workload.shares_weights else here
-    language = own * held(language_part(shape), workload) / shards
+    text = replace(shape, vision=None, given_parameters=shape.parameters() - shape.vision_parameters)
+    language = own * held(text, workload) / shards
     parts = {
         "context": CONTEXT if workload.device == "cuda" else 0.0,
         "process": HOST["cpu"] if workload.device == "cpu" else 0.0,
@@ -192,7 +185,7 @@ def persistent(shape: Shape, workload: Workload) -> Components:
         "master weights": count * 4 / sharding.optimizer_shards if copied and not sharding.offload_optimizer else 0.0,
         "adapter": here * count * size / sharding.weight_shards if workload.adapter else 0.0,
         "reference": here * weights(shape, workload) / shards if workload.reference else 0.0,
-        "reward models": reward_model.weights(workload),
+        "reward models": reward_models(workload),
         "unsharded weights": unsharded(shape, workload),
         "buckets": buckets(shape, workload),
     }
@@ -222,7 +215,7 @@ def rollout(shape: Shape, workload: Workload) -> Components:
     prefill = workload.sequences * workload.prompt * (layer_forward(shape, workload) + mask)
     return parts | {
         "kv cache": kv_cache(shape, workload),
-        "activations": max(prefill, repeated, images.in_rollout(shape.vision, workload)),
+        "activations": max(prefill, repeated, images.without_gradient(shape.vision, workload, "rollout")),
         "logits": logits,
         "dequantized": dequantized(shape, workload),
     }
@@ -236,23 +229,24 @@ def logprobs(shape: Shape, workload: Workload) -> Components:
     whole = replace(workload.sharding, stage=2) if workload.sharding.library == "fsdp" else workload.sharding
     layer = layer_forward(shape, workload) + workload.shared_sequence * workload.compute_bytes
     text = workload.microbatch * max(layer, workload.compute_bytes * 2 * shape.hidden_size)
-    images_held = images.held_images(shape.vision, workload, "logprobs")
-    return (
-        persistent(shape, workload)
-        | images_held
-        | {
-            "activations": max(text, images.in_logprobs(shape.vision, workload)),
-            "head": head_forward(shape, workload, workload.scored),
-            "unsharded reference": unsharded(shape, replace(workload, sharding=whole)) if workload.reference else 0.0,
-            "dequantized": dequantized(shape, workload),
-        }
-    )
+    parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "logprobs")
+    return parts | {
+        "activations": max(text, images.without_gradient(shape.vision, workload, "logprobs")),
+        "head": head_forward(shape, workload, workload.scored),
+        "unsharded reference": unsharded(shape, replace(workload, sharding=whole)) if workload.reference else 0.0,
+        "dequantized": dequantized(shape, workload),
+    }
 
 
 def scoring(shape: Shape, workload: Workload) -> Components:
-    """Memory while reward models score completions."""
-    images_held = images.held_images(shape.vision, workload, "rollout")
-    return persistent(shape, workload) | images_held | {"activations": reward_model.activations(workload)}
+    """Memory while reward models score a micro-batch without a gradient, layer by layer; that of the hungriest."""
+    activations = [0.0]
+    for model, size in workload.reward_models:
+        own = replace(workload, compute_bytes=size, weight_bytes=size, adapter=None)
+        layer = layer_forward(model, own) + workload.sequence * size  # with the mask
+        activations.append(workload.microbatch * (layer + 2 * size * model.hidden_size))
+    parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "rollout")
+    return parts | {"activations": max(activations)}
 
 
 def update(shape: Shape, workload: Workload) -> Components:
@@ -276,9 +270,8 @@ def update(shape: Shape, workload: Workload) -> Components:
     work = max(head, kept + layer if workload.checkpointing else layer)
     images_held = images.held_images(shape.vision, workload, "update")
     stays = persistent(shape, workload) | images_held | {"gradients": gradients(shape, workload)}
-    if (
-        workload.weight_bytes > workload.compute_bytes and not workload.quantized
-    ):  # autocast keeps its copies to the end of the pass
+    # autocast keeps its copies to the end of the pass
+    if workload.weight_bytes > workload.compute_bytes and not workload.quantized:
         activations += workload.compute_bytes * sum(i * o * n for i, o, n in shape.all_linears())
     tower, tower_work = images.in_update(shape.vision, workload)
     if tower_work > activations + work:

@@ -138,11 +138,7 @@ class Shape:
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
-    """Return the shape that a Hugging Face `config.json`, or a `shape:` of ours, describes.
-
-    Raises:
-        ValueError: a number is missing or is not positive.
-    """
+    """Return the shape that a `config.json` or a `shape:` of ours describes; ValueError if a number is missing."""
     text = {**config, **(config.get("text_config") or config.get("llm_config") or {})}
 
     def number(name: str, default: int | None = None) -> int:

@@ -14,11 +14,7 @@ from grpo.utils.errors import ConfigError
 
 
 def sharding_of(config: DictConfig) -> Sharding:
-    """Return the sharding of a configuration, or of the environment that `accelerate launch` has set.
-
-    Raises:
-        ConfigError: a file with its options cannot be read.
-    """
+    """Return the sharding of a configuration, or of the environment of `accelerate launch`; ConfigError as `read`."""
     train, env = config.train, os.environ
     if str(train.fsdp or env.get("ACCELERATE_USE_FSDP", "")).lower() not in ("", "false"):
         found = fsdp(train)
@@ -32,10 +28,8 @@ def sharding_of(config: DictConfig) -> Sharding:
 
 def fsdp(train: DictConfig) -> dict[str, Any]:
     """Return what `fsdp` and `fsdp_config` choose, else accelerate's environment variables."""
-    env, strategy = (
-        os.environ,
-        str(train.fsdp or "").lower() + " " + os.environ.get("FSDP_SHARDING_STRATEGY", "").lower(),
-    )
+    env = os.environ
+    strategy = f"{train.fsdp or ''} {env.get('FSDP_SHARDING_STRATEGY', '')}".lower()
     options = read("train.fsdp_config", train.fsdp_config or {})
     options = {key.removeprefix("fsdp_"): value for key, value in options.items()}
     resharded = str(options.get("reshard_after_forward", env.get("FSDP_RESHARD_AFTER_FORWARD", "true"))).lower()
@@ -72,11 +66,7 @@ def deepspeed(train: DictConfig) -> dict[str, Any]:
 
 
 def read(key: str, setting: Any) -> Mapping[str, Any]:
-    """Return the options of FSDP or DeepSpeed, given directly or as the path of a JSON file.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Return the options of FSDP or DeepSpeed, given directly or as a JSON file; ConfigError if it cannot be read."""
     if isinstance(setting, Mapping | DictConfig):
         return setting
     try:

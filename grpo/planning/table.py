@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 
 from grpo.planning.advice import Planner
 from grpo.planning.fit import HEADROOM
@@ -38,24 +38,20 @@ LEAST = {"update.max_tokens_per_microbatch": "1"}  # one sequence per micro-batc
 
 
 def models_by_methods(overrides: Sequence[str], run_dir: Path, as_json: bool) -> None:
-    """Print the table, as JSON if wanted, and write `plan.json` and `plan.png`.
-
-    Raises:
-        ConfigError: no cell can be planned, as the configuration itself is wrong.
-    """
+    """Print the table, or its JSON, and write `plan.json` and `plan.png`; ConfigError if no cell can be planned."""
     cells = plan_cells(overrides)
-    if as_json:
-        print(json.dumps(cells, indent=2))
-    else:
-        console = Console()
-        console.print(as_text(cells))
-        console.print(f"models: {', '.join(MODELS.values())}", highlight=False, soft_wrap=True)
-        console.print("at least: with one completion at a time, generated and in a micro-batch", highlight=False)
-        console.print(f"red: more than {1 - HEADROOM:.0%} of {cells['capacity_gb']:.1f} GiB", highlight=False)
-    (run_dir / "plan.json").write_text(json.dumps(cells, indent=2) + "\n")
+    content = json.dumps(cells, indent=2)
+    (run_dir / "plan.json").write_text(content + "\n")
     draw(cells, run_dir / "plan.png")
-    if not as_json:
-        Console().print(f"{run_dir / 'plan.png'}", highlight=False, soft_wrap=True)
+    if as_json:
+        print(content)
+        return
+    console = Console()
+    console.print(as_text(cells))
+    console.print(f"models: {', '.join(MODELS.values())}", highlight=False, soft_wrap=True)
+    console.print("at least: with one completion at a time, generated and in a micro-batch", highlight=False)
+    console.print(f"red: more than {1 - HEADROOM:.0%} of {cells['capacity_gb']:.1f} GiB", highlight=False)
+    console.print(f"{run_dir / 'plan.png'}", highlight=False, soft_wrap=True)
 
 
 def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
@@ -77,9 +73,7 @@ def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
 def as_text(cells: dict[str, Any]) -> Table:
     """Return the table for the terminal."""
     title = f"{cells['device']}, GiB at least"
-    table = Table("", *MODELS, title=title, title_justify="left")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = Table("", *(Column(size, justify="right") for size in MODELS), title=title, title_justify="left")
     limit = (1 - HEADROOM) * cells["capacity_gb"]
     for method, row in cells["peak_gb"].items():
         texts = ["" if peak is None else f"{peak:.1f}" for peak in row.values()]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import mean, median
+from typing import Any
 
 import matplotlib
 from markupsafe import Markup
@@ -56,16 +57,7 @@ def accuracy_curve(title: str, sampled: Points, ends: Sequence[tuple[float, floa
     figure, axes = frame(title, percent=True)
     draw_line(axes, sampled, COLOURS[0])
     for step, accuracy, low, high in ends:
-        axes.errorbar(
-            step,
-            accuracy,
-            [[accuracy - low], [high - accuracy]],
-            fmt="o",
-            color=COLOURS[1],
-            capsize=3,
-            clip_on=False,
-            zorder=5,
-        )
+        draw_interval(axes, step, accuracy, low, high, clip_on=False, zorder=5)
     axes.set_xlabel("step")
     return Chart(title, svg(figure, title), ["sampled in training", "held out, greedy, 95 % interval"])
 
@@ -89,7 +81,7 @@ def accuracy_by_value(
     figure, axes = frame(title, percent=True)
     for place, of_value in enumerate(accuracies.values()):
         for accuracy, low, high in of_value:
-            axes.errorbar(place, accuracy, [[accuracy - low], [high - accuracy]], fmt="o", color=COLOURS[1], capsize=3)
+            draw_interval(axes, place, accuracy, low, high)
     if before is not None:
         axes.axhline(before, color=INK, linestyle="--", linewidth=0.8, alpha=0.6)
         axes.text(len(accuracies) - 0.5, before, "before", ha="right", va="bottom", color=INK)
@@ -114,6 +106,12 @@ def frame(title: str, percent: bool) -> tuple[Figure, Axes]:
     return figure, axes
 
 
+def draw_interval(axes: Axes, place: float, accuracy: float, low: float, high: float, **options: Any) -> None:
+    """Draw an accuracy with its interval."""
+    ends = [[accuracy - low], [high - accuracy]]
+    axes.errorbar(place, accuracy, ends, fmt="o", color=COLOURS[1], capsize=3, **options)
+
+
 def draw_line(axes: Axes, points: Points, colour: str) -> None:
     """Draw points as a line, broken where steps are missing, with a band from lowest to highest around averages."""
     size = math.ceil(len(points) / MAX_POINTS) if points else 1
@@ -124,10 +122,8 @@ def draw_line(axes: Axes, points: Points, colour: str) -> None:
         axes.fill_between(steps, [min(h) for h in heights], [max(h) for h in heights], color=colour, alpha=0.2, lw=0)
     spacing = median(after - before for before, after in pairwise(steps)) if len(steps) > 1 else 1
     gaps = [place + 1 for place, (before, after) in enumerate(pairwise(steps)) if after - before > 1.5 * spacing]
-    averages = insert([float(mean(h)) for h in heights], gaps, math.nan)
-    axes.plot(
-        insert(steps, gaps, math.nan), averages, color=colour, linewidth=1.2, marker="." if gaps else "", markersize=3
-    )
+    broken = (insert(line, gaps, math.nan) for line in (steps, [float(mean(h)) for h in heights]))
+    axes.plot(*broken, color=colour, linewidth=1.2, marker="." if gaps else "", markersize=3)
 
 
 def label_places(axes: Axes, labels: Sequence[str]) -> None:

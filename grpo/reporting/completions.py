@@ -11,8 +11,7 @@ import pyarrow
 from markupsafe import Markup
 from pyarrow import parquet
 
-from grpo.reporting.boxes import named_boxes, reference_boxes
-from grpo.reporting.images import embed, names_of
+from grpo.reporting.images import embed, named_boxes, names_of, reference_boxes
 
 MAX_STEPS = 60
 """Steps on a page."""
@@ -20,6 +19,8 @@ MAX_LENGTH = 6000
 """Characters per text; of a longer one the page shows beginning and end."""
 MAX_SIZE = 2_500_000
 """Bytes of text on a page."""
+COLUMNS = ("step", "prompt", "completion", "advantage", "thumbnails", "image_sizes", "shown_sizes", "answer")
+"""Columns of a file of completions that the page shows, beside those of the rewards."""
 
 
 def sample(run_dir: Path, weights: dict[str, float], coordinates: str = "original") -> dict[str, Any]:
@@ -28,35 +29,25 @@ def sample(run_dir: Path, weights: dict[str, float], coordinates: str = "origina
     A group has its prompt and its completions, the highest reward first, each with text, reward, advantage and the
     value of each reward function. A step that is too large is reduced to its first groups, or to the best and the worst
     completion of the first one. With images there are also `images`, the number of `missing` ones, and `boxes`: whether
-    any are drawn.
-
-    Args:
-        weights: weights of the reward functions by name.
-        coordinates: of boxes in completions, a key of `rewards.boxes.COORDINATES`.
+    any are drawn. Coordinates of boxes in completions are a key of `rewards.boxes.COORDINATES`.
     """
-    files = sorted(
-        (run_dir / "completions").glob("completions_*.parquet"), key=lambda file: (len(file.name), file.name)
-    )
+    folder = run_dir / "completions"
+    files = sorted(folder.glob("completions_*.parquet"), key=lambda file: (len(file.name), file.name))
     count = min(MAX_STEPS, len(files))
     chosen = [files[round(place * (len(files) - 1) / max(1, count - 1))] for place in range(count)]
     steps = []
     for file in chosen:
         try:
-            rows = read_rows(file, [*KEPT, *OF_IMAGES, *weights])
+            rows = read_rows(file, [*COLUMNS, *weights])
         except (pyarrow.ArrowInvalid, OSError):  # the run was killed while it wrote the file
             continue
         groups = [group(list(of_problem), weights, coordinates) for _, of_problem in groupby(rows, key=problem)]
         if rows:
-            steps.append(
-                {"step": rows[0]["step"], "rows": len(rows), "groups": fitting(groups, MAX_SIZE // len(chosen))}
-            )
+            fit = fitting(groups, MAX_SIZE // len(chosen))
+            steps.append({"step": rows[0]["step"], "rows": len(rows), "groups": fit})
     boxes = any("boxes" in candidate for step in steps for candidate in step["groups"])
-    embedded = embed(steps, run_dir / "completions" / "images")
+    embedded = embed(steps, folder / "images")
     return {"steps": steps, "shown": len(steps), "logged": len(files), "boxes": boxes, **embedded}
-
-
-KEPT = ("step", "prompt", "completion", "advantage")
-OF_IMAGES = ("thumbnails", "image_sizes", "shown_sizes", "answer")
 
 
 def problem(row: dict[str, Any]) -> tuple[Any, Any]:
@@ -90,14 +81,8 @@ def group(rows: Sequence[dict[str, Any]], weights: dict[str, float], coordinates
     for row in rows:
         rewards = {name: number(row.get(name)) for name in weights}
         weighted = [weights[name] * value for name, value in rewards.items() if value is not None]
-        completions.append(
-            {
-                **said(row["completion"]),
-                "reward": number(sum(weighted)) if weighted else None,
-                "rewards": rewards,
-                "advantage": number(row.get("advantage")),
-            }
-        )
+        shown = {"reward": number(sum(weighted)) if weighted else None, "rewards": rewards}
+        completions.append(said(row["completion"]) | shown | {"advantage": number(row.get("advantage"))})
         if boxes:
             completions[-1] |= dict(zip(("boxes", "named"), named_boxes(row, coordinates), strict=True))
     completions.sort(key=lambda row: -math.inf if row["reward"] is None else row["reward"], reverse=True)

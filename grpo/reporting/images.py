@@ -1,13 +1,21 @@
-"""The images on the page of a run: small files of `completions/images/`, embedded, as many as a page can hold."""
+"""The images on the page of a run: small files of `completions/images/`, embedded, as many as a page can hold.
+
+Boxes that a completion and its reference answer name are read as rewards read them, to be drawn on an image.
+"""
 
 import base64
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy
 from PIL import Image
+
+from rewards.boxes import COORDINATES, final_part, in_original, read_boxes, read_reference, sound
+from rewards.text import text_of
 
 MAX_IMAGES = 300
 """Images on a page."""
@@ -20,16 +28,16 @@ MAX_SIDE = 256
 SHOWN_SIDE = 192
 """Pixels of the longest side to which the page enlarges smaller images."""
 NAME = re.compile(r"[0-9a-f]{32}\.jpg")
+MAX_BOXES = 50
+"""Boxes that are drawn per completion."""
+Drawn = list[tuple[float, float, float, float]]
+"""Boxes: left and upper edge, width and height, each as a part of the image's width or height, 0 to 1."""
 
 
 def embed(steps: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     """Put a place in the returned list of images, or None, where groups of completions name files.
 
     Each file is embedded once. If they do not all fit, each step has the images of its first groups.
-
-    Args:
-        steps: with `groups`, of which those with images have names of files in `images`.
-        folder: of the files.
 
     Returns:
         `images`, each with `data` (a JPEG file in base64), `width` and `height` (pixels on the page), and how many
@@ -38,7 +46,9 @@ def embed(steps: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     embedded: list[dict[str, Any]] = []
     places: dict[str, int | None] = {}
     size = 0
-    for group in in_turn(steps):
+    # the first groups of each step, then the second ones, and so on
+    rounds = zip_longest(*(step["groups"] for step in steps))
+    for group in (one for groups in rounds for one in groups if one and "images" in one):
         for name in group["images"]:
             if name not in places:
                 found = read(folder, name) if len(embedded) < MAX_IMAGES else None
@@ -56,12 +66,6 @@ def names_of(cell: Any) -> list[str]:
     return [name for name in cell if isinstance(name, str) and NAME.fullmatch(name)] if isinstance(cell, list) else []
 
 
-def in_turn(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the groups that have images: the first of each step, then the second of each, and so on."""
-    for groups in zip_longest(*(step["groups"] for step in steps)):
-        yield from (group for group in groups if group and "images" in group)
-
-
 def read(folder: Path, name: str) -> dict[str, Any] | None:
     """Return a file of a small JPEG image for the page; None if it is missing, broken or something else."""
     file = folder / name
@@ -77,3 +81,46 @@ def read(folder: Path, name: str) -> dict[str, Any] | None:
     scale = max(1.0, SHOWN_SIDE / max(image.size))
     width, height = (max(1, round(side * scale)) for side in image.size)
     return {"data": base64.b64encode(file.read_bytes()).decode(), "width": width, "height": height}
+
+
+def coordinates(rewards: Mapping[Any, Any]) -> str:
+    """Return the coordinate system of boxes in completions: that which a reward names, or `original` pixels."""
+    named = [(reward.get("kwargs") or {}).get("coordinates") for reward in rewards.values()]
+    return next((str(name) for name in named if name in [*COORDINATES]), "original")
+
+
+def reference_boxes(row: dict[str, Any]) -> Drawn:
+    """Return the boxes of a row's `answer`; none if it is no box, or if the row has no `image_sizes`."""
+    size = size_of(row.get("image_sizes"))
+    try:
+        return in_parts(read_reference(str(row.get("answer")), size), size) if size else []
+    except (ValueError, OverflowError, RecursionError):
+        return []
+
+
+def named_boxes(row: dict[str, Any], coordinates: str) -> tuple[Drawn, int]:
+    """Return the boxes with an area in the image that a row's `completion` names, and how many it names at all.
+
+    Their coordinates are a key of `rewards.boxes.COORDINATES`.
+    """
+    size, shown = size_of(row.get("image_sizes")), size_of(row.get("shown_sizes"))
+    boxes = read_boxes(final_part(text_of(row["completion"])))
+    if size is None or (coordinates == "shown" and shown is None):
+        return [], len(boxes)
+    inside = sound(in_original(boxes, coordinates, size, shown), size)
+    return in_parts(inside[inside.any(axis=1)], size), len(boxes)
+
+
+def in_parts(boxes: numpy.ndarray, size: Sequence[float]) -> Drawn:
+    """Return the first `MAX_BOXES` boxes, which are in the image, as parts of its width and height."""
+    left, upper, right, lower = (boxes[:MAX_BOXES] / numpy.tile(size, 2)).T
+    corners = numpy.stack((left, upper, right - left, lower - upper), axis=1)
+    return [tuple(row) for row in corners.round(4).tolist()]
+
+
+def size_of(sizes: Any) -> Sequence[float] | None:
+    """Return width and height of the first image of a row; None if they are not there, or no lengths."""
+    first = sizes[0] if isinstance(sizes, list) and sizes else None
+    if not isinstance(first, list) or len(first) != 2:
+        return None
+    return first if all(isinstance(side, int | float) and math.isfinite(side) and side > 0 for side in first) else None

@@ -1,6 +1,5 @@
 """The model card of an exported run: data, method, results and prompts."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from grpo.config.library import BUILDERS
+from grpo.rundir.files import read_json
 from grpo.rundir.run_dir import Run
 from grpo.rundir.summary import with_interval
 
@@ -68,13 +68,10 @@ def _training(run: Run, base: str, data: str) -> list[str]:
 
 def _scores(run: Run) -> list[str]:
     lines = ["| | accuracy |", "|---|---|"]
-    file = run.folder / "evaluation.json"
-    known: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    for when, result in known.items():
+    for when, result in run.evaluation.items():
         decoding = f"{when} training, greedy, {result['samples']} held-out problems"
         lines.append(f"| {decoding} | {with_interval(result['accuracy'], result['interval'])} |")
-    later = run.folder / "evaluate" / "evaluation.json"
-    sampled: dict[str, Any] = json.loads(later.read_text()) if later.is_file() else {}
+    sampled = read_json(run.folder / "evaluate" / "evaluation.json")
     if sampled:
         decoding = f"greedy, {sampled['samples']} held-out problems"
         lines.append(f"| {decoding} | {with_interval(sampled['accuracy'], sampled['interval'])} |")

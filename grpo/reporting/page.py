@@ -10,12 +10,11 @@ from markupsafe import Markup
 
 from grpo.config.batch import completions
 from grpo.config.library import DEFAULT_OPTIMIZER
-from grpo.reporting.boxes import coordinates
 from grpo.reporting.charts import Chart, Points, accuracy_by_value, accuracy_curve, bars, curves
 from grpo.reporting.completions import as_data, sample
 from grpo.reporting.findings import findings
-from grpo.reporting.findings.base import values
-from grpo.reporting.images import MAX_BYTES, MAX_IMAGES
+from grpo.reporting.findings.base import tools_of, values
+from grpo.reporting.images import MAX_BYTES, MAX_IMAGES, coordinates
 from grpo.rundir.run_dir import Run, read_run
 from grpo.rundir.sweep_dir import COLUMNS, Sweep, is_sweep, read_sweep, show
 from grpo.utils.atomic import atomic
@@ -30,11 +29,7 @@ PROBLEMS = {"solved": "solved", "learnable": "learnable", "out_of_reach": "out o
 
 
 def write_report(folder: Path) -> Path:
-    """Write the page of a run, or of a sweep, into its directory.
-
-    Raises:
-        ConfigError: the folder holds neither.
-    """
+    """Write the page of a run, or of a sweep, into its directory; ConfigError if it holds neither."""
     page = sweep_page(read_sweep(folder)) if is_sweep(folder) else run_page(read_run(folder))
     file = folder / PAGE
     with atomic(file) as partial:
@@ -69,12 +64,12 @@ def facts(run: Run) -> dict[str, str]:
     data = {key: run.summary.get("data", {}).get(key, {}).get("used") for key in ("train", "held_out")}
     batch = run.summary.get("completions_a_step", completions(train, 1))
     rewards = [f"{name} × {reward.get('weight', 1.0):g}" for name, reward in config.reward.items()]
-    adapter = f"LoRA, r={config.peft.r}" if config.peft else "all weights"
+    trained = f"LoRA, r={config.peft.r}" if config.peft else "all weights"
+    trained += f" on {config.peft.quantization}" if config.peft and config.peft.get("quantization") else ""
     tools = [*config.task.get("tools", ()), *filter(None, [config.task.get("environment")])]
     return {
         "model": f"{config.model.model_name_or_path} ({config.model.dtype})",
-        "trained": adapter
-        + (f" on {config.peft.quantization}" if config.peft and config.peft.get("quantization") else ""),
+        "trained": trained,
         "task": ", ".join(f"{key}={value}" for key, value in config.task.dataset.items()),
         "problems": ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in data.items() if count is not None),
         "rewards": ", ".join(rewards),
@@ -125,16 +120,13 @@ def charts(run: Run) -> list[Chart]:
     known = [(step, run.evaluation[when]) for when, step in (("before", 0), ("after", last)) if when in run.evaluation]
     held_out = [(step, part["accuracy"], *part["interval"]) for step, part in known]
     rewards = {str(name): f"rewards/{name}/mean" for name in run.config.reward}
-    called = sorted({key.split("/")[1] for row in run.metrics for key in row if key.endswith("/calls")})
+    called = tools_of(run)
+    entropy = max("entropy", "update/entropy", key=lambda name: len(values(run, name)))
     metrics: list[tuple[str, dict[str, str], bool]] = [
         ("Reward", {"reward": "reward"}, False),
         ("Reward functions", rewards if len(rewards) > 1 else {}, False),
         ("KL to the reference, nats per token", {"KL": "kl"}, False),
-        (
-            "Entropy, nats per token",
-            {"entropy": max("entropy", "update/entropy", key=lambda name: len(values(run, name)))},
-            False,
-        ),
+        ("Entropy, nats per token", {"entropy": entropy}, False),
         ("Completion length, tokens", {key: f"completions/{key}_length" for key in ("mean", "min", "max")}, False),
         ("Truncated completions", {"truncated": "completions/clipped_ratio"}, True),
         ("Zero-variance groups", {"groups": "frac_reward_zero_std"}, True),

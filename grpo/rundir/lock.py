@@ -17,11 +17,7 @@ _held: list[IO[str]] = []
 
 
 def take(run_dir: Path) -> None:
-    """Take a run directory until this process ends.
-
-    Raises:
-        ConfigError: another process has it.
-    """
+    """Take a run directory until this process ends; ConfigError if another process has it."""
     stream = (run_dir / LOCK).open("a+")
     while True:
         try:
@@ -56,14 +52,9 @@ def taken(run_dir: Path) -> str:
 
 
 def check_directory(arguments: list[str]) -> None:
-    """Check the directory that a command line names, before Hydra writes into it.
-
-    Raises:
-        ConfigError: a run is going on in it, or has ended in it and is not to be resumed.
-    """
-    named = [
-        text.removeprefix("hydra.run.dir=").strip("'\"") for text in arguments if text.startswith("hydra.run.dir=")
-    ]
+    """Raise a ConfigError if the directory of a command line has a running run, or an ended one and does not resume."""
+    key = "hydra.run.dir="
+    named = [text.removeprefix(key).strip("'\"") for text in arguments if text.startswith(key)]
     if not named:
         return
     run_dir = Path(named[-1])

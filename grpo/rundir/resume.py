@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.rundir.files import RESOLVED_CONFIG
+from grpo.rundir.files import RESOLVED_CONFIG, read_json
 from grpo.rundir.lock import is_running
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
@@ -65,11 +65,7 @@ def checkpoints(run_dir: Path) -> list[Path]:
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
-    """Return the checkpoint with the most steps in a run directory that is what was written.
-
-    Raises:
-        ConfigError: there are checkpoints, and none is.
-    """
+    """Return the checkpoint with the most steps that is what was written, if there are any; ConfigError if none is."""
     torn: list[str] = []
     for checkpoint in checkpoints(run_dir):
         problem = difference(checkpoint)
@@ -93,11 +89,7 @@ def how_to_continue(run_dir: Path) -> str:
 
 
 def check_named(resume_from: str | bool | None) -> None:
-    """Check that what is named to continue from can be it, before anything is loaded and without reading it.
-
-    Raises:
-        ConfigError: there is no complete checkpoint.
-    """
+    """Raise a ConfigError unless what is named to continue from has a complete checkpoint; none is loaded or read."""
     if resume_from and resume_from not in ("auto", True):
         named = Path(str(resume_from))
         if not (is_sealed(named) or checkpoints(named)):
@@ -154,19 +146,17 @@ def text(value: object) -> str:
     return line if len(line) <= MAX_VALUE else f"{line[: MAX_VALUE - 1]}…"
 
 
-def interrupted_run(overrides: list[str], outputs: Path = Path("outputs")) -> Path | None:
+def interrupted_run(overrides: list[str]) -> Path | None:
     """Return the newest run directory in `outputs/*/*` of a run with these overrides that has not been completed."""
-    for hydra_dir in sorted(outputs.glob("*/*/.hydra"), reverse=True):
+    for hydra_dir in sorted(Path("outputs").glob("*/*/.hydra"), reverse=True):
         run_dir = hydra_dir.parent
         try:
             same = yaml.safe_load((hydra_dir / "overrides.yaml").read_text())
-            summary = run_dir / "summary.json"
-            status = json.loads(summary.read_text())["status"] if summary.exists() else "killed"
+            summary = read_json(run_dir / "summary.json")
+            completed = bool(summary) and summary["status"] == "completed"
         except (OSError, ValueError, KeyError, yaml.YAMLError):
             continue
-        if is_running(run_dir):
-            continue
-        if status != "completed" and essential(same) == essential(overrides) and checkpoints(run_dir):
+        if not (is_running(run_dir) or completed) and essential(same) == essential(overrides) and checkpoints(run_dir):
             return run_dir
     return None
 
@@ -182,10 +172,7 @@ def continue_interrupted(arguments: list[str]) -> list[str]:
     The command line comes back unchanged if a run directory is named in it or if there is no such run.
     """
     overrides = [text for text in arguments if ("=" in text or text.startswith("~")) and not text.startswith("-")]
-    if {f"{KEY}=auto", f"{KEY}=true"} & set(overrides) and not any(
-        text.startswith("hydra.run.dir=") for text in overrides
-    ):
-        run_dir = interrupted_run(overrides)
-        if run_dir:
-            return [*arguments, f"hydra.run.dir={run_dir}"]
-    return arguments
+    named = any(text.startswith("hydra.run.dir=") for text in overrides)
+    resumes = bool({f"{KEY}=auto", f"{KEY}=true"} & set(overrides))
+    run_dir = interrupted_run(overrides) if resumes and not named else None
+    return [*arguments, f"hydra.run.dir={run_dir}"] if run_dir else arguments

@@ -27,7 +27,7 @@ class Run:
     config: DictConfig
     """Configuration that was run."""
     overrides: list[str]
-    """Overrides of the command line, without Hydra's own options."""
+    """Overrides of the command line, without Hydra's own options and the checkpoint that it resumed."""
     config_flags: list[str] = field(default_factory=list)
     """`--config-dir` and `--config-name` of the command line."""
     summary: dict[str, Any] = field(default_factory=dict)
@@ -111,24 +111,21 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run directory.
-
-    Raises:
-        ConfigError: the folder holds no run.
-    """
+    """Read a run directory; ConfigError if the folder holds no run."""
     file = folder / ".hydra" / "config.yaml"
     if not file.is_file():
         problem = "neither a run nor a sweep is in it" if folder.is_dir() else "there is no such directory"
         raise ConfigError(f"{folder}: {problem}; name a directory such as outputs/2026-01-01/12-00-00")
     register()
-    resolved = folder / RESOLVED_CONFIG
+    resolved, hydra = folder / RESOLVED_CONFIG, folder / ".hydra" / "hydra.yaml"
+    typed = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text())
     config = OmegaConf.load(resolved if resolved.is_file() else file)
     assert isinstance(config, DictConfig)
     return Run(
         folder=folder,
         config=config,
-        overrides=typed_overrides(folder),
-        config_flags=config_flags_of(folder),
+        overrides=[text for text in typed if not NOT_ESSENTIAL.match(text)],
+        config_flags=config_flags(yaml.safe_load(hydra.read_text())["hydra"]) if hydra.exists() else [],
         summary=read_json(folder / "summary.json"),
         evaluation=read_json(folder / "evaluation.json"),
         plan=read_json(folder / "plan.json"),
@@ -140,18 +137,6 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
     """Return the rows of a file of metrics, none if there is no such file; an incomplete last line is skipped."""
     lines = file.read_text().split("\n")[:-1] if file.exists() else []
     return [json.loads(line) for line in lines]
-
-
-def typed_overrides(folder: Path) -> list[str]:
-    """Return the overrides of the run in a directory, without Hydra's own options and the checkpoint it resumed."""
-    typed = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text())
-    return [text for text in typed if not NOT_ESSENTIAL.match(text)]
-
-
-def config_flags_of(folder: Path) -> list[str]:
-    """Return `--config-dir` and `--config-name` of the run in a directory."""
-    file = folder / ".hydra" / "hydra.yaml"
-    return config_flags(yaml.safe_load(file.read_text())["hydra"]) if file.exists() else []
 
 
 def config_flags(hydra: Any) -> list[str]:

@@ -17,11 +17,9 @@ FAULTS = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EROFS: "its file system has become read-only",
     errno.EIO: "its disk has failed",
-    errno.ESTALE: "its file system has gone",
-    errno.ENOTCONN: "its file system has gone",
-    errno.ENODEV: "its file system has gone",
+    **dict.fromkeys((errno.ESTALE, errno.ENOTCONN, errno.ENODEV), "its file system has gone"),
 }
-NUMBER = re.compile(r"os error (\d+)|\[Errno (\d+)\]")
+NUMBER = re.compile(r"(?:os error|\[Errno) (\d+)")
 """Of an error of the system in the message of another library, as safetensors' and Arrow's."""
 UNFINISHED = re.compile(r"PytorchStreamWriter failed|unexpected pos \d+ vs|file write failed")
 """What PyTorch says when a file could not be written, without the reason."""
@@ -64,7 +62,7 @@ def fault_of(error: BaseException, run_dir: Path) -> str | None:
 
 def fault_of_text(text: str) -> str | None:
     """Return what the message of a library says of the disk, in words; None if nothing."""
-    for found in NUMBER.finditer(text):
-        if int(found[1] or found[2]) in FAULTS:
-            return FAULTS[int(found[1] or found[2])]
+    for number in NUMBER.findall(text):
+        if int(number) in FAULTS:
+            return FAULTS[int(number)]
     return "a file could not be written to its end; perhaps its disk is full" if UNFINISHED.search(text) else None

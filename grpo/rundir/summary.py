@@ -55,15 +55,13 @@ def memory_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Return rows of the table with the memory of a run, used and planned."""
     planned = summary["planned_gb"] or {}
     host = f"{summary['memory/host_gb']:.1f} GiB of host memory"
-    if "memory/peak_allocated_gb" not in summary:
-        rows = [("peak memory", f"planned {planned['peak']:.1f} GiB, used {host}" if planned else host)]
-    else:
+    used, rest = host, list[str]()
+    if "memory/peak_allocated_gb" in summary:
         used = f"{summary['memory/peak_allocated_gb']:.1f} GiB of GPU memory"
-        used += f" ({summary['memory/peak_reserved_gb']:.1f} GiB reserved)"
-        rows = [("peak memory", f"planned {planned['peak']:.1f} GiB, used {used}" if planned else used), ("", host)]
+        used, rest = f"{used} ({summary['memory/peak_reserved_gb']:.1f} GiB reserved)", [host]
     for phase in ("generate", "reward", "logprobs", "update"):
         if planned and f"memory/{phase}_gb" in summary:
-            rows.append(
-                ("", f"{phase}: planned {planned[phase]:.1f} GiB, used {summary[f'memory/{phase}_gb']:.1f} GiB")
-            )
-    return rows
+            measured = summary[f"memory/{phase}_gb"]
+            rest.append(f"{phase}: planned {planned[phase]:.1f} GiB, used {measured:.1f} GiB")
+    first = f"planned {planned['peak']:.1f} GiB, used {used}" if planned else used
+    return [("peak memory", first), *(("", text) for text in rest)]

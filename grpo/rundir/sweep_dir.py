@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo.rundir.files import read_json
-from grpo.rundir.resume import NOT_ESSENTIAL
 from grpo.rundir.run_dir import Run, read_run
 from grpo.utils.errors import ConfigError
 
@@ -61,8 +60,8 @@ class Sweep:
 
 
 def typed(run: Run) -> dict[str, str]:
-    """Return the overrides of a run by key, without what makes no other run of it."""
-    return dict(text.partition("=")[::2] for text in run.overrides if not NOT_ESSENTIAL.match(text))
+    """Return the overrides of a run by key."""
+    return dict(text.partition("=")[::2] for text in run.overrides)
 
 
 def show(value: float | None, form: str) -> str:
@@ -76,11 +75,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """Read the directory of a sweep.
-
-    Raises:
-        ConfigError: no job of the sweep has begun.
-    """
+    """Read the directory of a sweep; ConfigError if no job of it has begun."""
     runs = [read_run(file.parents[1]) for file in folder.glob("**/.hydra/config.yaml")]
     if not runs:
         raise ConfigError(f"{folder}: no job of this sweep has begun")

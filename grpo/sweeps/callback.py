@@ -14,13 +14,15 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from grpo.cli import leave
 from grpo.rundir.files import read_json, write_json
 from grpo.rundir.resume import essential
-from grpo.rundir.sweep_dir import EPOCHS, SWEEP, read_sweep
+from grpo.rundir.sweep_dir import COLUMNS, EPOCHS, SWEEP, Sweep, read_sweep
 from grpo.sweeps.job import PROGRAM, locked, quoted
-from grpo.sweeps.table import print_sweep
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
 from grpo.utils.hardware import visible_gpus
@@ -28,23 +30,9 @@ from grpo.utils.hardware import visible_gpus
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""
 GENERATIONS = "train.num_generations"
-SETS_STEPS = (
-    "task",
-    "experiment",
-    "train",
-    "gpu",
-    "task.dataset.size",
-    "train.num_iterations",
-    *(
-        f"train.{key}"
-        for key in (
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "steps_per_generation",
-            "generation_batch_size",
-        )
-    ),
-)
+SETS_STEPS = {"task", "experiment", "train", "gpu", "task.dataset.size", "train.num_iterations"}
+SETS_STEPS |= {"train.per_device_train_batch_size", "train.gradient_accumulation_steps"}
+SETS_STEPS |= {"train.steps_per_generation", "train.generation_batch_size"}
 """What else says how many steps an epoch is."""
 
 
@@ -79,8 +67,7 @@ class SweepFolder(Callback):
 def recorded(before_run: Callable[[DictConfig], None]) -> Iterator[None]:
     """Record the sweep that is run inside, if one is: leave with its table, its page and its exit status.
 
-    Args:
-        before_run: called with the configuration of a run that is no sweep, before Hydra makes its directory.
+    `before_run` gets the configuration of a run that is no sweep, before Hydra makes its directory.
     """
     SweepFolder.wanted, SweepFolder.before_run = True, before_run
     status: Any = 1
@@ -117,15 +104,15 @@ def begin(config: DictConfig) -> Path:
         )
     if "optuna" in config.hydra.sweeper._target_ and config.task.eval.size == 0:
         raise ConfigError("task.eval.size=0: hydra/sweeper=optuna looks for the highest accuracy; hold problems out")
-    swept, same = keys_of_sweep(config, typed), None
+    swept, same, comparison = keys_of_sweep(config, typed), None, None
     check_machines(config, swept)
     folder.mkdir(parents=True, exist_ok=True)
-    options, comparison = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.output_subdir=null"], None
     with read_write(config), open_dict(config):
         if OmegaConf.select(config, "hydra.sweeper.sampler.seed", default=0) is None:
             config.hydra.sweeper.sampler.seed = 0  # the same command makes the same jobs, which `sweep.resume` can find
         config.hydra.sweep.dir = str(folder)
-        config.hydra.overrides.hydra += options  # the jobs write `.hydra` themselves
+        # the jobs write `.hydra` themselves
+        config.hydra.overrides.hydra += [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.output_subdir=null"]
         if follows_groups(config, typed, swept):
             train = config.train
             same = {"num_train_epochs": train.num_train_epochs, "num_generations": train.num_generations}
@@ -141,11 +128,7 @@ def begin(config: DictConfig) -> Path:
 
 
 def newest_sweep(typed: list[str], sweeps: Path) -> Path:
-    """Return the newest directory in `sweeps/*/*` of a sweep with these overrides.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the newest directory in `sweeps/*/*` of a sweep with these overrides; ConfigError if there is none."""
     for file in sorted(sweeps.glob(f"*/*/{SWEEP}"), reverse=True):
         if essential(read_json(file)["overrides"]) == essential(typed):
             return file.parent
@@ -155,14 +138,7 @@ def newest_sweep(typed: list[str], sweeps: Path) -> Path:
 
 
 def check_machines(config: DictConfig, swept: Sequence[str]) -> None:
-    """Check that each job gets as many machines as it wants.
-
-    Args:
-        swept: keys with several values.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Raise a ConfigError unless each job gets as many machines as it wants; `swept` keys have several values."""
     nodes, launcher = config.launch.nodes, config.hydra.launcher
     if "launch.nodes" in swept:
         raise ConfigError("launch.nodes: one number for all jobs of a sweep")
@@ -190,7 +166,7 @@ def follows_groups(config: DictConfig, typed: list[str], swept: list[str]) -> bo
     """
     keys = {text.lstrip("+").partition("=")[0] for text in (*typed, *(f"{key}=" for key in swept))}
     decided = EPOCHS in keys or "train.max_steps" in keys or config.train.max_steps > 0
-    return GENERATIONS in swept and not decided and not {key.lstrip("+") for key in swept} & set(SETS_STEPS)
+    return GENERATIONS in swept and not decided and not {key.lstrip("+") for key in swept} & SETS_STEPS
 
 
 def finish(folder: Path, status: Any) -> None:
@@ -222,6 +198,22 @@ def finish(folder: Path, status: Any) -> None:
         print(f"  #{sweep.name(run)} {' '.join(told)}{': ' if told else ''}{run.reason}", file=sys.stderr)
     if sweep.failed and not status:
         sys.exit(1)
+
+
+def print_sweep(sweep: Sweep) -> None:
+    """Print a row for each job."""
+    title = f"GRPO sweep {os.path.relpath(sweep.folder)}"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for heading in ("job", *sweep.varied, "status"):
+        name = heading.rpartition(".")[2]
+        table.add_column(name, overflow="fold", min_width=9 if heading == "status" else len(name))
+    for heading in COLUMNS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in sweep.runs:
+        cells = [cell(run) for cell in COLUMNS.values()]
+        values = [Text(sweep.value(run, key)) for key in sweep.varied]  # brackets in them are no markup
+        table.add_row(sweep.name(run), *values, run.status, *cells)
+    Console().print(table)
 
 
 def note_if_killed(job_dir: Path) -> None:

@@ -26,10 +26,10 @@ from grpo.rundir.resume import KEY as RESUME
 from grpo.rundir.resume import essential
 from grpo.rundir.run_dir import config_flags
 from grpo.rundir.sweep_dir import EPOCHS, SWEEP
-from grpo.sweeps.machines import rendezvous
 from grpo.utils.atomic import atomic
 
 PROGRAM = "grpo.train"
+FIRST_PORT, PORTS = 20000, 20000
 HOW_JOBS_ARE_MADE = re.compile(r"hydra(/|\.)(launcher|sweeper)\b|hydra\.(mode|run|sweep|output_subdir|job\.(num|id))\b")
 
 
@@ -37,10 +37,6 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
     """Train one job of a sweep, unless that has been done and the sweep is resumed; return its accuracy afterwards.
 
     It returns None, and the reason stands in the job's `summary.json`, if the job failed.
-
-    Args:
-        config: what Hydra has composed for the job.
-        hydra: Hydra's own configuration of the job.
     """
     register()  # launchers bring the job into processes that have not seen the command line
     sweep_dir = Path(hydra.sweep.dir)
@@ -73,13 +69,22 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
     return summary["accuracy_after"] if summary.get("status") == "completed" else None
 
 
-def assist(config: DictConfig, hydra: HydraConf, overrides: Sequence[str], meeting: Sequence[str]) -> None:
-    """Train a job on another machine than its first one, which chooses the directory and says how the job ended.
+def rendezvous(nodes: int) -> tuple[list[str], bool]:
+    """Return the overrides with which the machines of this job of Slurm meet, and whether this is the first of them.
 
-    Args:
-        overrides: of the job.
-        meeting: overrides with which the machines meet.
+    submitit calls the job on each of them. One machine meets nobody.
     """
+    if nodes == 1:
+        return [], True
+    from submitit import JobEnvironment  # only jobs that it has submitted come here
+
+    slurm = JobEnvironment()
+    port = FIRST_PORT + int(slurm.raw_job_id) % PORTS
+    return [f"launch.rendezvous={slurm.hostnames[0]}:{port}"], slurm.node == 0
+
+
+def assist(config: DictConfig, hydra: HydraConf, overrides: Sequence[str], meeting: Sequence[str]) -> None:
+    """Train a job on another machine than its first one, which chooses the directory and says how the job ended."""
     deadline = time.monotonic() + config.launch.timeout
     while not (folder := begun_before(overrides, Path(hydra.sweep.dir), hydra)):
         if time.monotonic() > deadline:
@@ -111,11 +116,7 @@ def tell(folder: Path, text: str) -> None:
 
 
 def overrides_of(sweep: dict[str, Any], config: DictConfig, hydra: HydraConf) -> list[str]:
-    """Return the overrides of a job: those that Hydra has made, and epochs that follow the size of its groups.
-
-    Args:
-        sweep: what `sweep.json` holds.
-    """
+    """Return the overrides of a job: those that Hydra has made, and epochs that follow the size of its groups."""
     overrides = [text for text in hydra.overrides.task if not text.startswith("sweep.")]
     same = sweep.get("same_steps_as")
     if same:
@@ -220,12 +221,9 @@ def reason_of(status: int, last: str) -> str:
 def own_devices(sweep_dir: Path, launcher: str, processes: Any = 1) -> Iterator[dict[str, str]]:
     """Take GPUs, or without any the CPU, that no other job of the sweep has, and wait until they are free.
 
-    The environment in which a process sees those devices alone comes back. Slurm and Ray give jobs theirs; without a
-    GPU only jobs that submitit has all started at once wait for each other.
-
-    Args:
-        launcher: the class of Hydra's launcher.
-        processes: `launch.processes` of the job, a GPU for each; of more than there are, the job itself complains.
+    The environment in which a process sees those devices alone comes back. Each of `launch.processes` gets a GPU; of
+    more than there are, the job itself complains. Slurm and Ray give jobs theirs; without a GPU only jobs that submitit
+    has all started at once wait for each other.
     """
     gpus = read_json(sweep_dir / SWEEP).get("cards", [])
     if launcher.endswith(("SlurmLauncher", "RayLauncher")) or not (gpus or launcher.endswith("LocalLauncher")):
@@ -255,11 +253,7 @@ def lock_of(device: str, sweep_dir: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(file: Path, option: int = 0) -> Iterator[None]:
-    """Hold a lock that all processes of this machine see.
-
-    Raises:
-        BlockingIOError: with `LOCK_NB`, if another holds it.
-    """
+    """Hold a lock that all processes of this machine see; with `LOCK_NB`, BlockingIOError if another holds it."""
     with file.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX | option)
         yield

@@ -17,11 +17,7 @@ ADVICE = (
 
 
 def sampling_filters(train: Any) -> list[str]:
-    """Return the settings that give vLLM's log-probabilities another meaning than the policy's.
-
-    Args:
-        train: a `trl.GRPOConfig`, or the group of the configuration with its fields.
-    """
+    """Return the settings of a `trl.GRPOConfig`, or its group, that give vLLM's log-probabilities another meaning."""
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "temperature": train.temperature}
     kwargs = train.generation_kwargs or {}
     given = {name: getattr(train, name) for name in neutral if name not in kwargs}
@@ -32,11 +28,7 @@ def sampling_filters(train: Any) -> list[str]:
 def why_not_stale(train: Any, rollout: Any, images: bool, tools: bool) -> str | None:
     """Return why the next rollouts cannot be generated during an update; None if they can.
 
-    Args:
-        train: a `trl.GRPOConfig`, or the group of the configuration with its fields.
-        rollout: the group `rollout`.
-        images: whether prompts have images.
-        tools: whether the policy calls tools.
+    `train` is as in `sampling_filters`; `images` and `tools` tell whether the task has them.
     """
     if images:
         return "works with text alone, and the task has images"

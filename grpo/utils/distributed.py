@@ -70,11 +70,7 @@ def log_name() -> str:
 
 
 def address_towards(host: str) -> str:
-    """Return the address that this machine has for another.
-
-    Raises:
-        OSError: there is no way to it.
-    """
+    """Return the address that this machine has for another; OSError if there is no way to it."""
     family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # sends nothing
@@ -97,12 +93,10 @@ def choose_interface() -> None:
 
 
 def end_silent_connections(limit: float) -> None:
-    """Let the system end connections to machines that are silent, as after a loss of power, which it does after hours.
+    """Let the system end connections to machines that are silent for `limit` seconds, as after a loss of power.
 
-    The libraries that wait for such a machine get an error then. See TCP_USER_TIMEOUT in tcp(7).
-
-    Args:
-        limit: seconds of silence.
+    It does so after hours, else. The libraries that wait for such a machine get an error then. See TCP_USER_TIMEOUT in
+    tcp(7).
     """
 
     def watch() -> None:
@@ -139,10 +133,7 @@ def store() -> Any:
 
 
 def agreed(name: str, choose: Callable[[], T]) -> T:
-    """Return on every process what the first one chooses; JSON values only.
-
-    Args:
-        name: of the choice; each is made once.
+    """Return on every process what the first one chooses, once per name; JSON values only.
 
     Raises:
         ConfigError: the first one has raised it.

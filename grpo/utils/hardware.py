@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-def describe() -> str:
-    """Return the accelerators of this machine in words."""
-    import torch
-
-    gpus = [
-        f"{torch.cuda.get_device_name(i)} with {torch.cuda.get_device_properties(i).total_memory / GB:.0f} GiB"
-        for i in range(torch.cuda.device_count())
-    ]
-    return ", ".join(gpus) or "no GPU"
-
-
 def check_gpu(gpu: "DictConfig | None") -> None:
     """Check that this machine has the GPU that a `+gpu=` profile was made for, before anything is loaded.
 
@@ -43,13 +32,15 @@ def check_gpu(gpu: "DictConfig | None") -> None:
         return
     import torch
 
-    here = max((torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())), default=0)
-    lacking = "" if here >= 0.9 * gpu.memory_gb * GB else f"{gpu.memory_gb:g} GiB"
+    here = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    largest = max((one.total_memory for one in here), default=0)
+    lacking = "" if largest >= 0.9 * gpu.memory_gb * GB else f"{gpu.memory_gb:g} GiB"
     if not lacking and gpu.bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
         lacking = "bfloat16"
     if lacking:
+        found = ", ".join(f"{one.name} with {one.total_memory / GB:.0f} GiB" for one in here) or "no GPU"
         raise ConfigError(
-            f"+gpu: the profile is for {gpu.name} ({lacking} needed), found here: {describe()}. `python -m grpo.plan` "
+            f"+gpu: the profile is for {gpu.name} ({lacking} needed), found here: {found}. `python -m grpo.plan` "
             "says whether it would fit there, --cfg job shows its choices, plan.enforce=false tries them here anyway; "
             "leave +gpu out to run the built-in task"
         )
@@ -108,11 +99,8 @@ def described_gpus() -> dict[str, Gpu]:
 def free_gpu_memory(processes: int = 1) -> tuple[str, float, float] | None:
     """Return name, total and free bytes of the GPU that a run would use; None without one.
 
+    One process takes the freest of several GPUs; several take one each, and the one with least free memory counts.
     What the driver reports as free and does not give, as on WSL2, is not counted as free.
-
-    Args:
-        processes: one takes the freest of several GPUs; several take one each, and the one with least free memory
-            counts.
     """
     gpus = [gpu for gpu in described_gpus().values() if gpu.total]
     if not gpus:
@@ -128,9 +116,16 @@ def take_one_gpu() -> str | None:
     CUDA reads CUDA_VISIBLE_DEVICES once, when it is initialised, and counts as the driver does with PCI_BUS_ID.
 
     Raises:
-        ConfigError: PyTorch would train on a GPU of another kind, which can be neither planned nor measured.
+        ConfigError: PyTorch would train on a GPU of Intel, which has another interface than `torch.cuda`.
     """
-    check_kind_of_gpu()
+    if build_of_pytorch().get("xpu"):
+        import torch
+
+        if torch.xpu.is_available():
+            raise ConfigError(
+                f"PyTorch {torch.__version__} would train on {torch.xpu.get_device_name()}, and GPUs of Intel are not "
+                "supported: train.use_cpu=true trains on the CPU"
+            )
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     visible, described = visible_gpus(), described_gpus()
     if is_launched() or len(visible) < 2:
@@ -166,23 +161,6 @@ def build_of_pytorch() -> dict[str, Any]:
     """Return what PyTorch is built for: its `cuda`, `hip` (AMD) and `xpu` (Intel), without importing it."""
     spec = find_spec("torch")
     return runpy.run_path(str(Path(str(spec.origin)).with_name("version.py"))) if spec else {}
-
-
-def check_kind_of_gpu() -> None:
-    """Check that this PyTorch would not train on a GPU of Intel, which has another interface than `torch.cuda`.
-
-    Raises:
-        ConfigError: it would.
-    """
-    if not build_of_pytorch().get("xpu"):
-        return
-    import torch
-
-    if torch.xpu.is_available():
-        raise ConfigError(
-            f"PyTorch {torch.__version__} would train on {torch.xpu.get_device_name()}, and GPUs of Intel are not "
-            "supported: train.use_cpu=true trains on the CPU"
-        )
 
 
 def check_pytorch_sees_gpu() -> None:
@@ -221,11 +199,7 @@ def check_pytorch_sees_gpu() -> None:
 
 
 def check_kernels() -> None:
-    """Check that PyTorch has kernels for the GPU of this process, which it would miss in its first operation.
-
-    Raises:
-        ConfigError: with those that it has.
-    """
+    """Raise a ConfigError, with those that it has, unless PyTorch has kernels for the GPU of this process."""
     import torch
 
     index, built_for = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.get_arch_list()
@@ -280,10 +254,7 @@ def host_memory(root: Path = Path("/")) -> tuple[float, float]:
     """Return bytes of host memory, used and in all: the machine's, or those of a control group with less left.
 
     Cached files that the kernel would drop do not count as used. Control groups (Docker, Kubernetes, Slurm) limit each
-    of their ancestors too; see the kernel's cgroup-v2.rst and cgroup-v1/memory.rst.
-
-    Args:
-        root: where `proc` and `sys` are.
+    of their ancestors too; see the kernel's cgroup-v2.rst and cgroup-v1/memory.rst. `root` has `proc` and `sys`.
     """
     memory = psutil.virtual_memory()
     found = [(float(memory.total - memory.available), float(memory.total))]

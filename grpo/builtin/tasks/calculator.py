@@ -6,7 +6,6 @@ Mia has 412 apples. She buys 367 more. Soon there are 4 times as many. How many 
 import ast
 import operator
 import random
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -74,11 +73,6 @@ class Problem:
         """Count after the last step."""
         return calculator(self.expression)
 
-    @property
-    def held_out(self) -> bool:
-        """Whether this is a test problem; the calculation decides, not the words around it."""
-        return zlib.crc32(self.expression.encode()) % 10 == 0
-
 
 def draw_problem(rng: random.Random) -> Problem:
     """Draw one problem of one or two steps, whose counts are from 100 to `LARGEST`."""
@@ -99,8 +93,8 @@ def draw_problem(rng: random.Random) -> Problem:
 
 
 def problems(split: str, seed: int = 0) -> Iterator[Problem]:
-    """Yield problems of a split, `train` or `test`, without end. The splits have no calculation in common."""
-    return of_split(draw_problem, split, seed)
+    """Yield problems of a split without end; the calculation decides which, not the words around it."""
+    return of_split(draw_problem, lambda problem: problem.expression, split, seed)
 
 
 def rows(split: str, size: int, seed: int) -> list[dict[str, str | int]]:

@@ -31,11 +31,22 @@ def values(run: Run, name: str) -> list[tuple[int, float]]:
     return [(step, value) for step, value in pairs if value is not None]
 
 
+def tools_of(run: Run) -> list[str]:
+    """Return the names of the tools whose calls were counted."""
+    return sorted({key.split("/")[1] for row in run.metrics for key in row if key.endswith("/calls")})
+
+
 def ends(run: Run, name: str, fraction: float = 0.25) -> tuple[list[float], list[float]] | None:
     """Return the values of a metric in the first and in the last `fraction` of a run; None if there are too few."""
     series = [value for _, value in values(run, name)]
     size = int(fraction * len(series))
     return (series[:size], series[-size:]) if len(series) >= MIN_STEPS and size >= 2 else None
+
+
+def often(run: Run, name: str) -> tuple[float, float] | None:
+    """Return the means of a metric in the first and last quarter of a run; None if the last is 10 % or less."""
+    quarters = ends(run, name)
+    return (mean(quarters[0]), mean(quarters[1])) if quarters and mean(quarters[1]) > 0.1 else None
 
 
 def rise(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:

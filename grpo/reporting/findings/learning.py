@@ -2,7 +2,7 @@
 
 from statistics import mean
 
-from grpo.reporting.findings.base import MIN_STEPS, Finding, ends, rise, values
+from grpo.reporting.findings.base import MIN_STEPS, Finding, ends, often, rise, values
 from grpo.rundir.run_dir import Run
 
 
@@ -25,10 +25,8 @@ def reward_flat(run: Run) -> Finding | None:
     else:
         return None
     half = len(tail) // 2
-    evidence = (
-        f"mean reward {mean(tail[:half]):.3g} in the first half of these {len(tail)} steps, {mean(tail[half:]):.3g}"
-    )
-    evidence += " in the second"
+    evidence = f"mean reward {mean(tail[:half]):.3g} in the first half of these {len(tail)} steps, "
+    evidence += f"{mean(tail[half:]):.3g} in the second"
     if gained < -2 * error:
         return Finding(
             "reward_fell",
@@ -83,14 +81,14 @@ def groups_equal(run: Run) -> Finding | None:
 
 def cut_off(run: Run) -> Finding | None:
     """More than 10 % of the completions are truncated at `max_completion_length`."""
-    clipped = ends(run, "completions/clipped_ratio")
-    if not clipped or mean(clipped[1]) <= 0.1:
+    clipped = often(run, "completions/clipped_ratio")
+    if not clipped:
         return None
     return Finding(
         "cut_off",
         "Completions are truncated",
-        f"{mean(clipped[1]):.0%} of those in the last quarter reach train.max_completion_length="
-        f"{run.config.train.max_completion_length}, after {mean(clipped[0]):.0%} in the first",
+        f"{clipped[1]:.0%} of those in the last quarter reach train.max_completion_length="
+        f"{run.config.train.max_completion_length}, after {clipped[0]:.0%} in the first",
         "raise train.max_completion_length if they are close to an answer; if they ramble, add +reward=overlong "
         "or set train.mask_truncated_completions=true",
     )

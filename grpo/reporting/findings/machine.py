@@ -1,12 +1,12 @@
-"""Findings about the computation: gradients, memory and use of the GPU."""
+"""Findings about the computation: gradients, memory and use of the GPU, and whether vLLM has the policy's weights."""
 
 from itertools import pairwise
 from statistics import mean
 from typing import Any
 
-from grpo.reporting.findings.base import MIN_STEPS, Finding, values
+from grpo.reporting.findings.base import MIN_STEPS, Finding, often, values
 from grpo.rundir.run_dir import Run
-from grpo.utils.diagnosis import ADVICE
+from grpo.utils.diagnosis import ADVICE, MISMATCH, mismatch_causes
 
 WAITS = {
     "generate": "generation=vllm_colocate generates many times faster than transformers",
@@ -31,10 +31,9 @@ def steps_skipped(run: Run) -> Finding | None:
 
 def memory_near_limit(run: Run) -> Finding | None:
     """An update ran out of memory and was repeated, or more than 90 % of the memory was used."""
-    retries = sum(value for _, value in values(run, "update/oom_retries"))
-    evidence = (
-        [f"{retries:.0f} updates ran out of memory and were repeated with smaller micro-batches"] if retries else []
-    )
+    retries, evidence = sum(value for _, value in values(run, "update/oom_retries")), list[str]()
+    if retries:
+        evidence.append(f"{retries:.0f} updates ran out of memory and were repeated with smaller micro-batches")
     limits: dict[str, Any] = {"memory/host_gb": run.plan.get("host_capacity_gb")}
     if "memory/peak_allocated_gb" in run.summary:
         limits["memory/peak_allocated_gb"] = run.plan.get("capacity_gb")
@@ -106,4 +105,50 @@ def gpu_idle(run: Run) -> Finding | None:
         "The GPU is idle most of the time",
         f"{mean(busy):.0%} utilization; the longest phase is {longest}, {mean(seconds[longest] or [0]):.1f} s per step",
         WAITS[longest],
+    )
+
+
+def engine_differs(run: Run) -> Finding | None:
+    """A check has found that the engine has other weights than the policy."""
+    failed = [step for step, is_policy in values(run, "engine/is_policy") if not is_policy]
+    if not failed:
+        return None
+    differences, limits = (dict(values(run, f"engine/{name}")) for name in ("logp_difference", "tolerance"))
+    return Finding(
+        "engine_differs",
+        "Rollouts were made with other weights than those that are trained",
+        f"after step {failed[0]} the log-probabilities differ by {differences[failed[0]]:.2g} nats per token; rounding "
+        f"makes less than {limits[failed[0]]:g}",
+        "see docs/vllm.md, The engine is the policy; generation=transformers does without an engine",
+    )
+
+
+def mismatch(run: Run) -> Finding | None:
+    """The log-probabilities of vLLM differ from those of the policy."""
+    differences = values(run, "sampling/sampling_logp_difference/mean")
+    over = [(step, value) for step, value in differences if value > MISMATCH]
+    if not over:
+        return None
+    return Finding(
+        "mismatch",
+        "vLLM's log-probabilities differ from the policy's",
+        f"{len(over)} of {len(differences)} steps differ by more than {MISMATCH} nats per token, step {over[0][0]} by "
+        f"{over[0][1]:.2f}",
+        f"likely causes: {'; '.join(mismatch_causes(run.config.train))}",
+    )
+
+
+def sequences_masked(run: Run) -> Finding | None:
+    """TRL's mask of extreme importance ratios removes more than a tenth of what was generated."""
+    masked = often(run, "sampling/masked_share")
+    if not masked:
+        return None
+    mode = run.config.train.vllm_importance_sampling_mode
+    return Finding(
+        "sequences_masked",
+        f"The importance-sampling mask removes {'sequences' if mode.startswith('sequence') else 'tokens'}",
+        f"{masked[1]:.0%} in the last quarter, after {masked[0]:.0%} in the first, have an importance "
+        f"ratio beyond the limits of train.vllm_importance_sampling_mode={mode} and do not train the policy",
+        "train.vllm_importance_sampling_mode=token_truncate keeps them; the ratio of a sequence is a product over its "
+        "tokens, so that long completions leave the limits first, and half precision makes it worse",
     )

@@ -17,9 +17,9 @@ from transformers import LlavaProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from trl import prepare_multimodal_messages
 
+from grpo.builtin.build import vision_processor
 from grpo.builtin.tasks.calculator import calculator
 from grpo.builtin.tasks.shapes import rows
-from grpo.builtin.tiny_vision.build import make_processor
 from grpo.data.images import View, engine_options, prompt_lengths
 from grpo.data.task import load_task, reward_columns
 from grpo.utils.errors import ConfigError
@@ -29,7 +29,7 @@ TASK = ["task=shapes", "task.dataset.size=6", "task.eval.size=2"]
 
 @pytest.fixture(scope="module")
 def processor() -> LlavaProcessor:
-    return make_processor()
+    return vision_processor()
 
 
 def picture(width: int = 40, height: int = 30, mode: str = "RGB") -> Image.Image:
@@ -140,7 +140,7 @@ def test_images_that_leave_no_room_are_one_line(composed: Any, processor: Any) -
 
 
 def test_a_chat_template_that_shows_no_image_is_one_line(composed: Any) -> None:
-    processor = make_processor()
+    processor = vision_processor()
     processor.chat_template = "{% for message in messages %}{{ message['content'][-1]['text'] }}{% endfor %}"
     with pytest.raises(ConfigError, match="the model's chat template does not show its images"):
         load_task(composed(*TASK).task, processor)
@@ -158,7 +158,7 @@ def test_prompts_are_as_long_as_the_processor_makes_them(tmp_path: Path, compose
 
 
 def test_prompts_with_images_are_longer_by_their_tools(tmp_path: Path, composed: Any) -> None:
-    processor = make_processor()
+    processor = vision_processor()
     processor.chat_template += "{% for tool in tools or [] %}{{ tool['function']['name'] }} is a tool{% endfor %}"
     task = task_of(composed, tmp_path, [[picture()], []])
     problems, view = load_task(task, processor).train, View(processor, None, None, None)

@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
-from grpo.builtin.tiny_vision.build import make_model, make_processor
+from grpo.builtin.build import vision_model, vision_processor
 from grpo.data.task import load_task
 from grpo.model import policy
 from grpo.model.vision import detach_frozen_tower, freeze, parts
@@ -67,7 +67,7 @@ def test_tower_projector_and_text_model_are_found_in_each_family(family: str) ->
 
 
 def test_a_text_model_has_nothing_to_freeze() -> None:
-    model: Any = make_model(make_processor().tokenizer, 0).model.language_model
+    model: Any = vision_model(vision_processor().tokenizer, 0).model.language_model
     with pytest.raises(ConfigError, match=r"model\.freeze: vision: the model has none"):
         freeze(model, ["vision"])
 
@@ -90,8 +90,8 @@ def test_what_is_frozen_stays_bit_for_bit_and_the_rest_moves(
     overrides: list[str], moves: set[str], composed: Callable[..., DictConfig], tmp_path: Path
 ) -> None:
     """In three steps that see images, generated with them."""
-    processor = make_processor()
-    model = make_model(processor.tokenizer, 0)
+    processor = vision_processor()
+    model = vision_model(processor.tokenizer, 0)
     model.save_pretrained(tmp_path / "model")
     config = composed("task=shapes", "task.dataset.size=16", "task.eval.size=0", *overrides)
     config.model.model_name_or_path = str(tmp_path / "model")

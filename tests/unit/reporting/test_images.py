@@ -13,9 +13,8 @@ import pytest
 from PIL import Image
 
 from grpo.reporting import images
-from grpo.reporting.boxes import MAX_BOXES, coordinates, named_boxes, reference_boxes
 from grpo.reporting.completions import MAX_SIZE, as_data, sample, shortened
-from grpo.reporting.images import MAX_IMAGES, SHOWN_SIDE
+from grpo.reporting.images import MAX_BOXES, MAX_IMAGES, SHOWN_SIDE, coordinates, named_boxes, reference_boxes
 from grpo.reporting.page import write_report
 from rewards.iou import iou
 from tests.page_fixtures import HOSTILE, show_images, write_run

@@ -18,7 +18,7 @@ from grpo.reporting.completions import MAX_LENGTH, MAX_SIZE, as_data, said, samp
 from grpo.reporting.page import write_report
 from grpo.rundir.run_dir import read_run
 from grpo.rundir.sweep_dir import SWEEP, read_sweep
-from grpo.sweeps.table import print_sweep
+from grpo.sweeps.callback import print_sweep
 from grpo.utils.errors import ConfigError
 from tests.page_fixtures import HOSTILE, write_run
 

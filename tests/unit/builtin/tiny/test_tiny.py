@@ -7,8 +7,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grpo.builtin.tiny
+from grpo.builtin.build import MISTAKES, arithmetic_tokenizer, language_model, solution
 from grpo.builtin.tasks.arithmetic import Problem, calculate, problems
-from grpo.builtin.tiny.build import MISTAKES, make_model, make_tokenizer, solution
 from grpo.config.schema import ROOT
 from rewards.correctness import correctness
 
@@ -16,7 +16,7 @@ SHIPPED = Path(grpo.builtin.tiny.__file__).parent
 
 
 def test_the_script_makes_the_shipped_architecture() -> None:
-    built, shipped = make_model(make_tokenizer(), seed=0), AutoModelForCausalLM.from_pretrained(SHIPPED)
+    built, shipped = language_model(arithmetic_tokenizer()), AutoModelForCausalLM.from_pretrained(SHIPPED)
     assert {n: p.shape for n, p in built.named_parameters()} == {n: p.shape for n, p in shipped.named_parameters()}
     kept = [
         key
@@ -29,7 +29,7 @@ def test_the_script_makes_the_shipped_architecture() -> None:
 
 
 def test_the_script_makes_the_shipped_tokenizer(tmp_path: Path) -> None:
-    make_tokenizer().save_pretrained(tmp_path)
+    arithmetic_tokenizer().save_pretrained(tmp_path)
     for name in ("tokenizer.json", "chat_template.jinja"):
         assert (tmp_path / name).read_text() == (SHIPPED / name).read_text()
     built, shipped = (json.loads((path / "tokenizer_config.json").read_text()) for path in (tmp_path, SHIPPED))

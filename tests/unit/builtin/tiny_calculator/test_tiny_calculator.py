@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.chat_template_utils import is_chat_template_prefix_preserving, parse_response, supports_tool_calling
 
+from grpo.builtin.build import MARKERS, calculator_tokenizer, call, conversation, guess
 from grpo.builtin.tasks.calculator import problems
-from grpo.builtin.tiny_calculator.build import MARKERS, call, conversation, guess, make_tokenizer
 from grpo.config.schema import ROOT
 
 FOLDER = ROOT / "grpo" / "builtin" / "tiny_calculator"
@@ -22,7 +22,7 @@ def tokenizer():
 
 
 def test_the_tokenizer_is_the_one_that_is_built(tokenizer):
-    built = make_tokenizer()
+    built = calculator_tokenizer()
     assert tokenizer.get_vocab() == built.get_vocab()
     assert tokenizer.chat_template == built.chat_template
     assert tokenizer.response_template == built.response_template

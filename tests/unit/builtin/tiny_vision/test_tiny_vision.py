@@ -8,16 +8,16 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 import grpo.builtin.tiny_vision
+from grpo.builtin.build import NOISE, look, vision_model, vision_processor
 from grpo.builtin.tasks.shapes import COLOURS, KINDS, Problem, picture, problems
-from grpo.builtin.tiny_vision.build import NOISE, make_model, make_processor, taught
 from grpo.generation.local import complete
 
 SHIPPED = Path(grpo.builtin.tiny_vision.__file__).parent
 
 
 def test_the_script_makes_the_shipped_architecture_and_processor(tmp_path: Path) -> None:
-    processor = make_processor()
-    built, shipped = make_model(processor.tokenizer, 0), AutoModelForImageTextToText.from_pretrained(SHIPPED)
+    processor = vision_processor()
+    built, shipped = vision_model(processor.tokenizer, 0), AutoModelForImageTextToText.from_pretrained(SHIPPED)
     assert {n: p.shape for n, p in built.named_parameters()} == {n: p.shape for n, p in shipped.named_parameters()}
     processor.save_pretrained(tmp_path)
     for name in ("tokenizer.json", "chat_template.jinja", "processor_config.json"):
@@ -31,11 +31,11 @@ def test_the_shipped_policy_is_small_and_safe() -> None:
 
 
 def test_the_teacher_errs_as_often_as_it_should_in_known_words() -> None:
-    draw, tokenizer = random.Random(0), make_processor().tokenizer
+    draw, tokenizer = random.Random(0), vision_processor().tokenizer
     drawn = list(islice(problems("train"), 1000))
-    answers = [taught(problem, draw, NOISE) for problem in drawn]
+    answers = [look(problem, draw, NOISE["tiny_vision"]) for problem in drawn]
     wrong = sum(answer != problem.answer for answer, problem in zip(answers, drawn, strict=True))
-    assert wrong == pytest.approx(1000 * NOISE, abs=50)
+    assert wrong == pytest.approx(1000 * NOISE["tiny_vision"], abs=50)
     texts = [f"{problem.question}\n{answer}" for problem, answer in zip(drawn, answers, strict=True)]
     assert not any(tokenizer.unk_token_id in ids for ids in tokenizer(texts)["input_ids"])
 
@@ -54,7 +54,7 @@ def test_the_policy_looks_and_mostly_answers_incorrectly(blank: bool) -> None:
     with torch.no_grad():
         answers = complete(model.float().eval(), processor, 8, [prompt(problem) for problem in asked])
     seen = [
-        answer.strip() == taught(problem, random.Random(0), noise=1.0)
+        answer.strip() == look(problem, random.Random(0), noise=1.0)
         for answer, problem in zip(answers, asked, strict=True)
     ]
     correct = [answer.strip() == problem.answer for answer, problem in zip(answers, asked, strict=True)]
