@@ -64,6 +64,7 @@ def sleeping(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
     monkeypatch.setattr(vllm_generation, "LLM", Sleeping)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; this process keeps all engines
 
 
 def replayed(made: list[Any]) -> Any:
@@ -79,6 +80,18 @@ def replayed(made: list[Any]) -> Any:
     return replay
 
 
+def seeded(trainer: Any) -> None:
+    """Let TRL deal completions out to slices alike, whatever has taken random numbers before."""
+    generate = trainer._generate_and_score_completions
+
+    def then_seed(rows: Any) -> Any:
+        batch = generate(rows)
+        torch.manual_seed(trainer.state.global_step)
+        return batch
+
+    trainer._generate_and_score_completions = then_seed
+
+
 def identifier(row: Row) -> str:
     return f"{row['kind']}, {name({feature: row[feature] for feature in FEATURES})}"
 
@@ -91,6 +104,7 @@ def test_the_gradient_with_vllm_is_stock_trls(row: Row, tmp_path: Path, sleeping
     trainer = ours(row, tmp_path / "ours", engine=engine, model=str(BASE), vllm_mode="colocate", **KINDS[kind])
     del trainer._generate_single_turn  # `drawn`
     trainer.rollouts.engine_check.next = 0
+    seeded(trainer)
     made, generate = list[Any](), trainer._generate
 
     def noting(prompts: list) -> Any:
@@ -108,5 +122,6 @@ def test_the_gradient_with_vllm_is_stock_trls(row: Row, tmp_path: Path, sleeping
     theirs = stock(row, tmp_path, trainer, kept, **options)
     if not kept:
         del theirs._generate_single_turn
+    seeded(theirs)
     compare(mine, train(theirs, mine.weights), quantized=False)
     assert any(row.get("engine/is_policy") == 1 for row in trainer.state.log_history)
