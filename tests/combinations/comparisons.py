@@ -82,7 +82,8 @@ def check(row: Row, folder: Path) -> None:
         folder: shared by all processes.
     """
     mine, theirs, trainer = trained(row, folder)
-    compare(mine, theirs, quantized=row["weights"] == "QLoRA")
+    # the steps of a quantized policy do not begin with the same weights on both sides
+    compare(mine, theirs, 1e-4 if row["weights"] == "QLoRA" else 1e-5)
     if row["resume"] == "yes":
         resumed = ours(row, folder / "resumed")
         resumed.train(resume_from_checkpoint=str(folder / "ours" / "checkpoint-1"))
@@ -90,12 +91,8 @@ def check(row: Row, folder: Path) -> None:
         assert difference <= (1e-5 if row["weights"] == "QLoRA" else 0)
 
 
-def compare(mine: Record, theirs: Record, quantized: bool) -> None:
-    """Compare the gradients of all steps.
-
-    Args:
-        quantized: whether steps do not begin with the same weights on both sides.
-    """
+def compare(mine: Record, theirs: Record, tolerance: float) -> None:
+    """Compare the gradients of all steps; their differences may be so large, relative to the gradients."""
     assert len(mine.gradients) == len(theirs.gradients) == STEPS
     # rounding is that of terms that may cancel: of what is left where the policy still is its reference, and of
     # positions that begin elsewhere, as prompts have less padding; norms are from 0.1 to 10
@@ -104,4 +101,4 @@ def compare(mine: Record, theirs: Record, quantized: bool) -> None:
     for step, (gradient, expected) in enumerate(zip(mine.gradients, theirs.gradients, strict=True), 1):
         difference = norm({name: gradient[name] - expected[name] for name in gradient})
         relative = difference / max(norm(expected), scale / 2, 0.1)
-        assert relative <= (1e-4 if quantized else 1e-5), f"step {step}: {relative}"
+        assert relative <= tolerance, f"step {step}: {relative}"

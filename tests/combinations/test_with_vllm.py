@@ -123,5 +123,5 @@ def test_the_gradient_with_vllm_is_stock_trls(row: Row, tmp_path: Path, sleeping
     if not kept:
         del theirs._generate_single_turn
     seeded(theirs)
-    compare(mine, train(theirs, mine.weights), quantized=False)
+    compare(mine, train(theirs, mine.weights), 5e-5)  # of a trained policy, whose gradients cancel more
     assert any(row.get("engine/is_policy") == 1 for row in trainer.state.log_history)
