@@ -6,7 +6,7 @@ from typing import Any
 
 import covertable
 
-from tests.combinations.features import FEATURES, MEANINGLESS, REFUSED, SHARDED
+from tests.combinations.features import FEATURES, MEANINGLESS, REFUSED
 
 Row = dict[str, str]
 NEVER = [*(pair for pair, _ in REFUSED), *MEANINGLESS]
@@ -25,13 +25,17 @@ def rows() -> list[Row]:
 
 
 def rows_of(shard: str) -> list[Row]:
-    """All rows; for a choice of `conf/shard` as few as have all values that go with it."""
+    """All rows; for a choice of `conf/shard` as few as have all values."""
     if shard == "none":
         return rows()
-    left = [row for row in rows() if not any(row[feature] in values for feature, values in SHARDED[shard].items())]
-    chosen, missing = list[Row](), {item for row in left for item in row.items()}
+    return few(rows())
+
+
+def few(candidates: list[Row]) -> list[Row]:
+    """As few of some rows as have all values that are in them."""
+    chosen, missing = list[Row](), {item for row in candidates for item in row.items()}
     while missing:
-        chosen.append(max(left, key=lambda row: len(missing & row.items())))
+        chosen.append(max(candidates, key=lambda row: len(missing & row.items())))
         missing -= chosen[-1].items()
     return chosen
 

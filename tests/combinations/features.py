@@ -111,12 +111,6 @@ REFUSED: list[tuple[dict[str, str], str]] = [
 ]
 """Pairs of values that a trainer refuses, with a part of the message."""
 
-SHARDED: dict[str, dict[str, tuple[str, ...]]] = {
-    "fsdp2": {"weights": ("QLoRA",)},
-    "zero3": {"weights": ("QLoRA",)},
-}
-"""Values that do not go with a choice of `conf/shard`."""
-
 MEANINGLESS: list[dict[str, str]] = [
     *({"policy": policy, "weights": "frozen tower"} for policy in list(FEATURES["policy"])[:3]),
     *({"policy": policy, "weights": "QLoRA"} for policy in list(FEATURES["policy"])[3:]),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from grpo.config.options import Engine
-from tests.combinations.array import Row, name, rows
+from tests.combinations.array import Row, few, name, rows
 from tests.combinations.comparisons import compare
 from tests.combinations.features import FEATURES
 from tests.combinations.trainings import BASE, ours, stock
@@ -35,16 +35,11 @@ def can_be(row: Row) -> bool:
     return row["engine"].startswith("vLLM") and text and kinds[row["kind"]]
 
 
-def few() -> list[Row]:
+def with_engines() -> list[Row]:
     """As few rows as have each value that goes with an engine of vLLM."""
     plain = {"policy": "full attention", "resume": "no"}
     left = [row | plain | {"kind": kind} for row in rows() for kind in KINDS]
-    left = [row for row in left if can_be(row)]
-    chosen, missing = list[Row](), {item for row in left for item in row.items()}
-    while missing:
-        chosen.append(max(left, key=lambda row: len(missing & row.items())))
-        missing -= chosen[-1].items()
-    return chosen
+    return few([row for row in left if can_be(row)])
 
 
 @pytest.fixture
@@ -96,7 +91,7 @@ def identifier(row: Row) -> str:
     return f"{row['kind']}, {name({feature: row[feature] for feature in FEATURES})}"
 
 
-@pytest.mark.parametrize("row", few(), ids=identifier)
+@pytest.mark.parametrize("row", with_engines(), ids=identifier)
 def test_the_gradient_with_vllm_is_stock_trls(row: Row, tmp_path: Path, sleeping: None) -> None:
     row, kind = {feature: row[feature] for feature in FEATURES}, row["kind"]
     adapter = row["weights"] == "LoRA" and kind in ("awake", "awake, shared weights")
