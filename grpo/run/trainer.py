@@ -77,7 +77,6 @@ def make_trainer(
     used = trainer.args.model_init_kwargs or {}  # TensorBoard and others write them
     trainer.args.model_init_kwargs = {key: value for key, value in used.items() if not is_secret(key, value)}
     trainer.remove_callback(PrinterCallback)
-    policy.keep_differentiable(trainer.model)
     freeze(trainer.model, model.freeze)
     detach_frozen_tower(trainer.model)
     return trainer

@@ -26,7 +26,7 @@ from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.packing import Packing
-from grpo.trainer.placement import check_one_device, prepare_for_fsdp, train_in_float32
+from grpo.trainer.placement import check_one_device, keep_differentiable, prepare_for_fsdp, train_in_float32
 from grpo.trainer.prefix_sharing import score
 from grpo.trainer.processes import LocalAccelerator
 from grpo.trainer.resume import EpochSampler, Resume, load_weights
@@ -121,6 +121,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         self.own_loss = losses.find(self.loss_type)
         self._check_options()
         check_one_device(self.model)
+        keep_differentiable(self.model)
         if self.args.fp16 or getattr(self.model, "is_quantized", False):
             train_in_float32(self.model)
         if self.accelerator.is_fsdp2:

@@ -40,3 +40,15 @@ def train_in_float32(model: torch.nn.Module) -> None:
     for weight in model.parameters():
         if weight.requires_grad:
             weight.data = weight.data.float()
+
+
+def keep_differentiable(model: torch.nn.Module) -> None:
+    """Keep bitsandbytes from repacking 4-bit weights on the CPU, which would lose gradients without a word.
+
+    On a CPU with AVX512-BF16, `Linear4bit` repacks its weights at the first forward pass in evaluation mode, that is at
+    the first rollout, and the product with repacked weights has no derivative: later updates would see only what the
+    residual connections carry.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 import transformers.trainer
+from accelerate.utils.constants import FSDP_MODEL_NAME
 from safetensors import safe_open
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from trl.trainer.utils import RepeatSampler
 
@@ -174,12 +175,29 @@ def load_weights(trainer: Any, checkpoint: Path, load: Callable[[], None]) -> No
     Args:
         load: does it as transformers' trainer.
     """
+    file = checkpoint / f"{FSDP_MODEL_NAME}.bin"
+    if trainer.accelerator.is_fsdp2 and getattr(trainer.model, "is_quantized", False) and file.exists():
+        load_trained(trainer.model, file)
+        return
     if trainer.is_fsdp_enabled or names_in(checkpoint) <= trainer.model.state_dict().keys():
         load()
         return
     dtype = max((weight.dtype for weight in trainer.model.parameters()), key=lambda kind: kind.itemsize)
     saved = type(trainer.model).from_pretrained(checkpoint, dtype=dtype)
     trainer.model.load_state_dict(saved.state_dict())
+
+
+@torch.no_grad()
+def load_trained(model: torch.nn.Module, file: Path) -> None:
+    """Load the weights that are trained of a policy that FSDP2 shards, from a file with all of them unsharded.
+
+    accelerate loads a quantized base too, and fails of what bitsandbytes saves beside its weights.
+    """
+    saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            full = saved[name].to(weight.device)
+            weight.copy_(distribute_tensor(full, weight.device_mesh, weight.placements))
 
 
 def names_in(checkpoint: Path) -> set[str]:

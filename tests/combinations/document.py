@@ -29,8 +29,8 @@ def page() -> str:
     lines += ["|---|---|---|", *refused()]
     lines += ["", "## What was not tried", "", *(f"- {line}" for line in meaningless())]
     lines += [
-        "- Images with the real vLLM, and its server, are tested with single features (`tests/e2e/`); a sleeping engine",
-        "  is a simulated one, whose weights are lost, as vLLM's needs a GPU.",
+        "- Images with the real vLLM, and its server, are tested with single features (`tests/e2e/`); a sleeping",
+        "  engine is a simulated one, whose weights are lost, as vLLM's needs a GPU.",
     ]
     return "\n".join(lines) + "\n"
 

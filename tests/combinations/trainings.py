@@ -35,7 +35,7 @@ from grpo.config.schema import ROOT
 from grpo.generation.backend import Backend
 from grpo.model.vision import detach_frozen_tower, freeze, parts
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.placement import prepare_for_fsdp, train_in_float32
+from grpo.trainer.placement import keep_differentiable, prepare_for_fsdp, train_in_float32
 from grpo.trainer.processes import own_part
 from grpo.trainer.rollout.dynamic_sampling import Completion
 from grpo.trainer.rollout.image_tokens import as_tensors
@@ -317,6 +317,7 @@ def stock(row: Row, folder: Path, trainer: Any, kept: Sequence[Sequence[Completi
         tokenize = other._tokenize_prompts
         other._tokenize_prompts = lambda prompts: (*(found := tokenize(prompts))[:2], as_tensors(found[2]))
     if row["weights"] == "QLoRA":
+        keep_differentiable(other.model)
         train_in_float32(other.model)  # as ours does; TRL's adapters are in bfloat16
     if other.accelerator.is_fsdp2:
         prepare_for_fsdp(other.model)
