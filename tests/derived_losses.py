@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
+from grpo.trainer.processes import own_part
+
 
 def correct(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     """1 for about a third of the completions."""
@@ -54,3 +56,28 @@ DPPO = {"loss_type": "dppo", "epsilon": 0.01, "epsilon_high": 0.02, "num_iterati
 MAXRL = {"loss_type": "maxrl", "scale_rewards": "none", "reward_funcs": correct}
 DERIVED = {"maxrl": (ByTheorem2, MAXRL), "dppo": (ByEquation11, DPPO)}
 """A trainer with the derivation of each loss, and the options for which it was written."""
+
+
+class StockMaxRL(GRPOTrainer):
+    """Dr. GRPO with advantages that are divided by the mean reward of the group (2602.02710, algorithm 1)."""
+
+    def _calculate_rewards(self, *args: Any) -> torch.Tensor:
+        self.found = super()._calculate_rewards(*args)
+        return self.found
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        rewards = (self.found * self.reward_weights).nansum(1).masked_fill(self.found.isnan().all(1), torch.nan)
+        means = own_part(self.accelerator, rewards.view(-1, 4).nanmean(1).repeat_interleave(4))
+        batch["advantages"] = torch.where(means > 0, batch["advantages"] / means, 0.0)
+        return batch
+
+
+TRUNCATED = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 1e6}
+DAPO = {"loss_type": "dapo", "epsilon": 1e6, "vllm_importance_sampling_correction": True, **TRUNCATED}
+AS_TRL: dict[str, tuple[type[GRPOTrainer], dict[str, Any], dict[str, Any]]] = {
+    "maxrl": (StockMaxRL, {"loss_type": "dr_grpo"}, {}),
+    # without what it masks, it is DAPO with the ratio to what has sampled the tokens
+    "dppo": (GRPOTrainer, DAPO, {"epsilon": 0.99}),
+}
+"""For the combinations: a trainer of TRL's with the same gradient, its options, and ours with which that is so."""

@@ -1,21 +1,23 @@
 """The arithmetic of a batch: processes, slices, completions, groups."""
 
 import math
-
-from omegaconf import DictConfig
+from typing import TYPE_CHECKING
 
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
 
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
-def processes(config: DictConfig) -> int:
+
+def processes(config: "DictConfig") -> int:
     """Return how many processes train: as planned for, as `torchrun` started them, or as `launch` will start them."""
     if config.plan.processes is not None:
         return config.plan.processes
     return config.launch.processes * config.launch.nodes if world_size() == 1 else world_size()
 
 
-def check_groups(train: DictConfig, processes: int | None = None) -> None:
+def check_groups(train: "DictConfig", processes: int | None = None) -> None:
     """Check that a generation batch holds whole groups of `num_generations` completions."""
     generations = train.num_generations
     if generations is None or generations < 2:
@@ -42,23 +44,23 @@ def check_groups(train: DictConfig, processes: int | None = None) -> None:
     )
 
 
-def completions(train: DictConfig, processes: int | None) -> int:
+def completions(train: "DictConfig", processes: int | None) -> int:
     """Return how many completions are generated at a time, by all processes in total."""
     slices = (processes or world_size()) * (train.steps_per_generation or train.gradient_accumulation_steps)
     return train.generation_batch_size or train.per_device_train_batch_size * slices
 
 
-def completions_per_process(train: DictConfig, processes: int) -> int:
+def completions_per_process(train: "DictConfig", processes: int) -> int:
     """Return how many completions a process generates at a time."""
     return -(-completions(train, processes) // processes)
 
 
-def evaluated_at_once(train: DictConfig, processes: int) -> int:
+def evaluated_at_once(train: "DictConfig", processes: int) -> int:
     """Return how many problems a process evaluates at once with transformers: as many as a rollout, unless set."""
     return train.per_device_eval_batch_size or completions_per_process(train, processes)
 
 
-def check_batch(train: DictConfig, problems: int, processes: int | None = None) -> None:
+def check_batch(train: "DictConfig", problems: int, processes: int | None = None) -> None:
     """Check that there are enough problems for a batch; with fewer TRL does no step, and calls that a success."""
     prompts = completions(train, processes) // train.num_generations
     if problems < prompts:
@@ -68,7 +70,7 @@ def check_batch(train: DictConfig, problems: int, processes: int | None = None) 
         )
 
 
-def longest_request(task: DictConfig, train: DictConfig) -> int:
+def longest_request(task: "DictConfig", train: "DictConfig") -> int:
     """Return the tokens of the longest request to a vLLM server: of a prompt and the completion that it may get.
 
     In a conversation with tools, the prompt of a later turn has the completion so far.

@@ -14,8 +14,8 @@ from grpo import losses
 from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
-from grpo.config.options import LOSS_MEANS, Engine, Rollout, Update
-from grpo.config.schema import NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
+from grpo.config.options import LOSS_MEANS, VLLM, Engine, Rollout, Update
+from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
 from grpo.config.transport import why_merged
 from grpo.utils.diagnosis import sampling_filters, why_not_stale
 from grpo.utils.distributed import is_launched
@@ -30,6 +30,7 @@ def check(config: DictConfig) -> None:
     Raises:
         ConfigError: with the first thing that is wrong.
     """
+    check_groups_of(config)
     known = library_fields(GRPO_CONFIG)
     for key in config.train:  # `+train.key` gets past the schema
         if key not in known or key in NOT_SETTABLE:
@@ -39,6 +40,7 @@ def check(config: DictConfig) -> None:
     check_tools(config)
     check_peft(config)
     check_images(config)
+    check_backend(config.engine.backend, config.train)
     check_vllm_options(config)
     for key, possible in (("loss_type", (*LOSS_MEANS, *losses.NAMES)), ("importance_sampling_level", LEVELS)):
         value = config.train[key]
@@ -63,6 +65,13 @@ def check(config: DictConfig) -> None:
         raise ConfigError(f"engine.staleness=1: {reason}")
     if config.task.dataset.get("generator") and isinstance(config.task.dataset.get("size"), int):
         check_batch(config.train, config.task.dataset.size, processes(config))
+
+
+def check_groups_of(config: DictConfig) -> None:
+    """Check that each group is one of the schema, or a value that others refer to: `+name=value` gets past it."""
+    for name in set(map(str, config)) - set(GROUPS):
+        if f"${{{name}" not in str(OmegaConf.to_container(config)):
+            raise ConfigError(f"{name}: no such group{meant(name, GROUPS)}; and no value refers to it as ${{{name}}}")
 
 
 def check_numbers(config: DictConfig) -> None:
@@ -269,6 +278,12 @@ def check_filters(train: DictConfig) -> None:
             "use generation=transformers, or train.vllm_importance_sampling_correction=false without "
             "off_policy_mask_threshold, which also does without the check that the engine is the policy"
         )
+
+
+def check_backend(backend: str, train: DictConfig) -> None:
+    """Check that an engine of the user's own is asked to generate."""
+    if backend != VLLM and not (train.use_vllm and train.vllm_mode == "colocate"):
+        raise ConfigError(f"engine.backend={backend}: it generates with train.use_vllm=true train.vllm_mode=colocate")
 
 
 def check_vllm_options(config: DictConfig) -> None:

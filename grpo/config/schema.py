@@ -26,6 +26,9 @@ PLANNED = ("use_vllm", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", 
 # Fields that may be null: with `per_device_eval_batch_size` an evaluation takes as many problems at once as a rollout.
 NULLABLE = (*PLANNED, "per_device_eval_batch_size")
 
+GROUPS = ("model", "task", "reward", "peft", "train", "update", "rollout", "engine", "gpu", "plan")
+GROUPS += ("evaluate", "launch", "sweep")
+"""Of the configuration."""
 REWARD_MODEL = "rewards.model.model"
 """`fn` of a reward model, which is part of the trainer and no function in a process of its own."""
 PARTS = ("vision", "projector")
@@ -243,6 +246,7 @@ def register() -> None:
         ("launch", Launch, field(default_factory=Launch)),
         ("sweep", Sweep, field(default_factory=Sweep)),
     ]
+    assert tuple(name for name, _, _ in groups) == GROUPS
     ConfigStore.instance().store(name="schema", node=make_dataclass("Config", groups))
     for group in ("launcher", "sweeper"):
         make_room(group)

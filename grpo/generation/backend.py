@@ -100,7 +100,9 @@ def backend_class(name: str) -> type[Backend]:
     try:
         found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"engine.backend={name}: {error}; a class is named by its dotted path") from error
+        raise ConfigError(
+            f"engine.backend={name}: {error}; package.module.Class is needed, with its folder on PYTHONPATH"
+        ) from error
     if not (isinstance(found, type) and issubclass(found, Backend)):
         raise ConfigError(f"engine.backend={name}: not a subclass of grpo.generation.backend.Backend")
     return found

@@ -4,8 +4,11 @@ A file says in its docstring where the loss comes from and what the options of `
 
 - `MEAN`: the set over which the losses of the tokens are averaged: all tokens of a `generation`, as in DAPO, or the
   `sequences`, each counted with `max_completion_length` tokens, as in Dr. GRPO;
-- `per_token`, from a `Tokens` and the `GRPOConfig` to the losses of the tokens and to metrics, means over tokens;
-- `advantage_factor`, where it scales advantages itself, and `OPTIONS` of `train` that it needs; see `maxrl.py`.
+- `per_token`, from a `Tokens` and the `GRPOConfig` to the loss of each token, (completions, tokens), and to metrics: by
+  name a number or a truth value of each token, of which the trainer logs the mean. A loss that corrects for the engine
+  as TRL does multiplies by `tokens.correction`;
+- `advantage_factor`, where it scales advantages itself, and `OPTIONS` of `train` that it needs, which are refused
+  otherwise; see `maxrl.py`.
 """
 
 import importlib
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 NAMES = sorted(file.stem for file in Path(__file__).parent.glob("[a-z]*.py"))
 """Values of `loss_type` that are files of this package."""
+MEANS = ("generation", "sequences")
 PLAIN = {
     "importance_sampling_level": "token",
     "top_entropy_quantile": 1.0,
@@ -54,6 +58,10 @@ def why_not(train: Any) -> str | None:
     loss = find(train.loss_type)
     if loss is None:
         return None
+    mean = getattr(loss, "MEAN", None)
+    if mean not in MEANS or not callable(getattr(loss, "per_token", None)):
+        needs = f"it needs a function per_token and MEAN={' or '.join(map(repr, MEANS))}"
+        return f"loss_type={train.loss_type}: {Path(str(loss.__file__)).name} has MEAN={mean!r}; {needs}"
     for key, plain in (PLAIN | getattr(loss, "OPTIONS", {})).items():
         if getattr(train, key) != plain:
             said = str(plain).lower() if isinstance(plain, bool) else "null" if plain is None else plain

@@ -6,11 +6,15 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import mean
+from types import SimpleNamespace
 from typing import Any
 
 from rewards.isolation.reward import Reward
 from rewards.probing.probes import cheats, correct, incorrect
 from rewards.text import text_of
+
+AT_THE_END = SimpleNamespace(global_step=1, max_steps=1, epoch=1.0)
+"""What a reward reads of the trainer in a check: a run that is over."""
 
 
 @dataclass
@@ -41,7 +45,8 @@ def score(
     columns = {key: [row.get(key) for row in rows] for key in rows[0]} if rows else {}
     ids = [tokenize(text_of(completion)) for completion in completions]
     prompts = [row.get("prompt", row.get("question", "")) for row in rows]
-    return reward.score(**{**columns, "prompts": prompts, "completions": completions, "completion_ids": ids})
+    given = {"prompts": prompts, "completions": completions, "completion_ids": ids, "trainer_state": AT_THE_END}
+    return reward.score(**{**columns, **given})
 
 
 def try_out(reward: Reward, rows: list[dict[str, Any]]) -> tuple[list[Probe], float]:

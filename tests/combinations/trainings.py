@@ -42,6 +42,7 @@ from grpo.trainer.rollout.image_tokens import as_tensors
 from grpo.utils.patching import patched
 from tests.combinations.array import Row
 from tests.combinations.features import FEATURES
+from tests.derived_losses import AS_TRL
 from tests.stock_trl import make
 from tests.vision_policies import make_policy, make_processor
 
@@ -267,8 +268,7 @@ def options_of(row: Row, folder: Path) -> dict[str, Any]:
 def ours(row: Row, folder: Path, **more: Any) -> Any:
     """Our trainer with the features of a row."""
     options = options_of(row, folder)
-    if row["loss"] == "dppo":
-        options["epsilon"] = 0.99  # nothing is masked
+    options |= AS_TRL.get(row["loss"], (None, {}, {}))[2]
     if row["problems"] != "in order":
         dynamic = row["problems"] == "dynamic sampling"
         options["rollout"] = Rollout(dynamic_sampling=dynamic, prioritize=not dynamic)
@@ -284,29 +284,10 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
     return trainer
 
 
-class StockMaxRL(GRPOTrainer):
-    """Dr. GRPO with advantages that are divided by the mean reward of the group (2602.02710, algorithm 1)."""
-
-    def _calculate_rewards(self, *args: Any) -> torch.Tensor:
-        self.found = super()._calculate_rewards(*args)
-        return self.found
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        batch = super()._generate_and_score_completions(inputs)
-        rewards = (self.found * self.reward_weights).nansum(1).masked_fill(self.found.isnan().all(1), torch.nan)
-        means = own_part(self.accelerator, rewards.view(-1, 4).nanmean(1).repeat_interleave(4))
-        batch["advantages"] = torch.where(means > 0, batch["advantages"] / means, 0.0)
-        return batch
-
-
 def stock(row: Row, folder: Path, trainer: Any, kept: Sequence[Sequence[Completion]], **more: Any) -> Any:
     """Stock TRL with the features of a row; it replays what dynamic sampling has kept."""
-    options, kind = options_of(row, folder / "stock") | more, GRPOTrainer
-    if row["loss"] == "maxrl":
-        options["loss_type"], kind = "dr_grpo", StockMaxRL
-    if row["loss"] == "dppo":  # without what it masks, it is DAPO with the ratio to what has sampled the tokens
-        options |= {"loss_type": "dapo", "epsilon": 1e6, "vllm_importance_sampling_correction": True}
-        options |= {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 1e6}
+    kind, as_trl, _ = AS_TRL.get(row["loss"], (GRPOTrainer, {}, {}))
+    options = options_of(row, folder / "stock") | as_trl | more
     if kept:
         for name in ("tools", "environment_factory"):
             options.pop(name, None)

@@ -55,7 +55,8 @@ def compute_loss(trainer: Any, loss: ModuleType, model: Any, inputs: Batch) -> t
         sums = torch.stack([(values.detach() * mask).sum(), mask.sum()]).float()
         sums = trainer.accelerator.reduce(sums, reduction="sum")
         logged[name].append((sums[0] / sums[1].clamp(min=1)).item())
-    for name, of, extreme in (("low", "min", nanmin), ("high", "max", nanmax)):
+    extremes = (("low", "min", nanmin), ("high", "max", nanmax))
+    for name, of, extreme in extremes if "clip_ratio/low_mean" in metrics else ():
         of_each = (metrics[f"clip_ratio/{name}_mean"] * mask).sum(1) / mask.sum(1)
         logged[f"clip_ratio/{name}_{of}"].append(extreme(trainer.accelerator.gather(of_each)).item())
     if trainer.aux_loss_enabled:

@@ -131,6 +131,8 @@ def test_close_names_are_offered_once() -> None:
         (["rollout.max_rounds=0"], "rollout.max_rounds=0: at least 1"),
         (["engine.staleness=1", "generation=vllm_server", "train=dapo_full"], "the problems of the next step are not"),
         (["engine.staleness=2", "generation=vllm_server"], "engine.staleness=2: 0 or 1"),
+        (["engine.backend=my.Backend"], "engine.backend=my.Backend: it generates with train.use_vllm=true"),
+        (["+callbacks=x"], "callbacks: no such group"),
         (["engine.staleness=1", "generation=vllm_colocate"], "engine.staleness=1: only a server generates while"),
         (["engine.staleness=1", "generation=vllm_server", "train.num_iterations=2"], "a generation has to be for one"),
         (
@@ -177,6 +179,10 @@ def test_what_is_wrong_is_said(composed: Callable[..., DictConfig], overrides: l
         check(composed(*overrides))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_value_of_ones_own_is_taken_where_others_refer_to_it(composed: Callable[..., DictConfig]) -> None:
+    check(composed("+rate=0.1", "train.learning_rate=${rate}"))
 
 
 def test_the_loss_types_are_those_that_trl_computes() -> None:

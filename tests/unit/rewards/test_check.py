@@ -12,7 +12,7 @@ from rewards.boxes import overlaps, read_boxes, read_reference
 from rewards.check import fn_and_kwargs
 from rewards.isolation.reward import Reward
 from rewards.probing.probes import cheats, correct, final, incorrect
-from rewards.probing.trial import above, try_out
+from rewards.probing.trial import above, score, try_out
 from tests.commands import finished
 
 MINE = """
@@ -295,3 +295,15 @@ def test_only_correctness_rewards_fail_on_a_tie_with_the_answer() -> None:
 
 def test_a_built_in_reward_is_checked_as_it_is_shipped() -> None:
     assert fn_and_kwargs("brevity", ["enough=7"]) == ("rewards.brevity.brevity", {"enough": 7, "limit": 512})
+
+
+def test_a_check_gives_the_state_of_a_run_that_is_over(tmp_path: Path) -> None:
+    file = tmp_path / "later.py"
+    file.write_text(
+        "def later(completions, trainer_state):\n    done = trainer_state.global_step / trainer_state.max_steps\n    return [done for _ in completions]\n"
+    )
+    reward = Reward(f"{file}:later", "later")
+    try:
+        assert score(reward, [{"question": "?"}], ["!"]) == [1.0]
+    finally:
+        reward.close()

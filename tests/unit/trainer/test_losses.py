@@ -9,6 +9,7 @@ from trl import GRPOTrainer
 
 from grpo import losses
 from grpo.config.options import Update
+from grpo.losses import dppo
 from tests.derived_losses import DPPO, MAXRL, ByEquation11, ByTheorem2
 from tests.stock_trl import KL_FOUR_SLICES, SMALL, ScriptedEngine, make, ours, relative_difference, train
 
@@ -98,3 +99,18 @@ def test_options_of_trls_losses_alone_are_refused(tmp_path: Path) -> None:
         ours(tmp_path, loss_type="dppo", entropy_coef=0.1)
     with pytest.raises(ValueError, match=r"scale_rewards=group: .* needs train\.scale_rewards=none"):
         ours(tmp_path, loss_type="maxrl")
+
+
+@pytest.mark.parametrize("mean", [None, "tokenz"])
+def test_a_file_that_is_no_loss_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mean: str | None) -> None:
+    monkeypatch.setattr(dppo, "MEAN", mean)
+    with pytest.raises(ValueError, match=f"dppo.py has MEAN={mean!r}; it needs a function per_token and MEAN="):
+        ours(tmp_path, loss_type="dppo")
+
+
+def test_a_loss_may_log_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    per_token = dppo.per_token
+    monkeypatch.setattr(dppo, "per_token", lambda *given: (per_token(*given)[0], {}))
+    (row,) = train(ours(tmp_path, loss_type="dppo", max_steps=1)).logs
+    assert "clip_ratio/low_min" not in row
+    assert row["entropy"] > 0
