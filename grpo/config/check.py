@@ -299,11 +299,11 @@ def check_vllm_options(config: DictConfig) -> None:
         return
     if train.vllm_mode not in ("colocate", "server"):
         raise ConfigError(f"train.vllm_mode={train.vllm_mode}: possible: colocate, server")
-    share = train.vllm_gpu_memory_utilization
-    if share is not None and not 0 < share <= 1:
+    fraction = train.vllm_gpu_memory_utilization
+    if fraction is not None and not 0 < fraction <= 1:
         raise ConfigError(
-            f"train.vllm_gpu_memory_utilization={share}: a share of the memory, above 0 and at most 1; null leaves it "
-            "to the plan"
+            f"train.vllm_gpu_memory_utilization={fraction}: a fraction of the memory, above 0 and at most 1; null "
+            "leaves it to the plan"
         )
     for key in ("vllm_server_port", "vllm_group_port"):
         if not 0 < train[key] < 65536:

@@ -26,8 +26,10 @@ PLANNED = ("use_vllm", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", 
 # Fields that may be null: with `per_device_eval_batch_size` an evaluation takes as many problems at once as a rollout.
 NULLABLE = (*PLANNED, "per_device_eval_batch_size")
 
-GROUPS = ("model", "task", "reward", "peft", "train", "update", "rollout", "engine", "gpu", "plan")
-GROUPS += ("evaluate", "launch", "sweep")
+GROUPS = (
+    *("model", "task", "reward", "peft", "train", "update", "rollout"),
+    *("engine", "gpu", "plan", "evaluate", "launch", "sweep"),
+)
 """Of the configuration."""
 REWARD_MODEL = "rewards.model.model"
 """`fn` of a reward model, which is part of the trainer and no function in a process of its own."""

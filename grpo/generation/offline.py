@@ -16,7 +16,8 @@ from grpo.model import policy
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-VLLM_SHARE = {"cuda": 0.9, "cpu": 0.15}  # of the memory
+OF_GPU, OF_HOST = 0.9, 0.15
+"""Fraction of the memory that vLLM takes."""
 
 
 def with_transformers(
@@ -55,7 +56,11 @@ def with_vllm(
             dtype=dtype,
             enable_lora=bool(adapter),
             max_lora_rank=engine_rank(adapter["r"] if adapter else 1),
-            **({"gpu_memory_utilization": VLLM_SHARE["cuda"]} if on_gpu else cpu_options(VLLM_SHARE["cpu"], weights=0)),
+            **(
+                {"gpu_memory_utilization": VLLM_FRACTION["cuda"]}
+                if on_gpu
+                else cpu_options(VLLM_FRACTION["cpu"], weights=0)
+            ),
             max_model_len=longest + length,
             **engine_options(processing_class, most_images),
         )

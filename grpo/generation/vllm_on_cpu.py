@@ -12,12 +12,12 @@ from grpo.utils.limits import ENGINE
 from grpo.utils.patching import patched
 
 
-def cpu_options(share: float, weights: float) -> dict[str, Any]:
-    """Return how an engine runs on a CPU: its cache in what the share leaves beside weights, without a compiler.
+def cpu_options(fraction: float, weights: float) -> dict[str, Any]:
+    """Return how an engine runs on a CPU: its cache in what the fraction leaves beside weights, without a compiler.
 
-    vLLM's own rule would count all that this process holds as part of the share.
+    vLLM's own rule would count all that this process holds as part of the fraction.
     """
-    cache = max(share * host_memory()[1] - weights - ENGINE, ENGINE / 3)
+    cache = max(fraction * host_memory()[1] - weights - ENGINE, ENGINE / 3)
     kept = "VLLM_CPU_KVCACHE_SPACE" in os.environ  # the user's choice, in GiB
     return {"enforce_eager": True, "block_size": 32} | ({} if kept else {"kv_cache_memory_bytes": int(cache)})
 

@@ -14,7 +14,7 @@ from grpo.planning.host import host
 from grpo.planning.machine import Machine, machine_for
 from grpo.planning.memory import peak, phases
 from grpo.planning.shape import Shape
-from grpo.planning.vllm_share import with_vllm
+from grpo.planning.vllm_fraction import with_vllm
 from grpo.planning.workload import Workload
 from grpo.utils.diagnosis import sampling_filters
 from grpo.utils.errors import ConfigError
@@ -193,7 +193,7 @@ def choose(
         workload = with_vllm(config.train, shape, workload, limit, shares, keeps_engine_awake(config))
         settings |= {"engine.share_weights": workload.shares_weights} if config.peft is not None else {}
         chosen = {
-            "vllm_gpu_memory_utilization": workload.vllm_share,
+            "vllm_gpu_memory_utilization": workload.vllm_fraction,
             "vllm_enable_sleep_mode": workload.vllm_sleeps,
             "vllm_max_model_length": workload.sequence,
         }

@@ -116,7 +116,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
     tokens = config["update"].max_tokens_per_microbatch
     colocated = train.use_vllm and train.vllm_mode == "colocate"
     images = bool(config.task.images)
-    share = config["update"].share_prompts and not images  # the trainer computes prompts with images one by one
+    shared = config["update"].share_prompts and not images  # the trainer computes prompts with images one by one
     per_generation = completions_per_process(config.train, processes(config))
     per_step = min(per_generation, train.per_device_train_batch_size * train.gradient_accumulation_steps)
     return Workload(
@@ -124,7 +124,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         completion=train.max_completion_length,
         sequences=per_generation,
         tokens=UNMEASURED if tokens == "auto" else tokens,
-        completions_per_sequence=train.num_generations if share else 1,
+        completions_per_sequence=train.num_generations if shared else 1,
         images=Images(per_generation, per_step, images_opened(config), config.task.max_pixels) if images else None,
         freeze=tuple(config.model.freeze),
         weight_bytes=size,
@@ -137,7 +137,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         reference=bool(train.beta) and not peft,
         reward_models=reward_models_of(config),
         gradients_on_host=config["update"].gradients_on_host,
-        vllm_share=(train.vllm_gpu_memory_utilization or 0.0) if colocated else 0.0,
+        vllm_fraction=(train.vllm_gpu_memory_utilization or 0.0) if colocated else 0.0,
         on_server=bool(train.use_vllm) and not colocated,
         sends_adapter=bool(train.use_vllm) and transport_of(config).adapter,
         vllm_sleeps=train.vllm_enable_sleep_mode,

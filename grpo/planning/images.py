@@ -95,7 +95,7 @@ def held_images(vision: Vision | None, workload: Workload, phase: str) -> dict[s
         return {}
     every, step = workload.images.per_generation, workload.images.per_step
     images = {
-        "rollout": every + (0 if workload.vllm_share or workload.on_server else workload.sequences),
+        "rollout": every + (0 if workload.vllm_fraction or workload.on_server else workload.sequences),
         "logprobs": 2 * every + images_at_once(vision, workload, every),
         "update": every + step + images_at_once(vision, workload, step),
     }

@@ -191,8 +191,8 @@ def persistent(shape: Shape, workload: Workload) -> Components:
     }
     if not (sharding.offload_optimizer or workload.optimizer.startswith("paged_")):
         parts["optimizer"] = optimizer_state(shape, workload) / sharding.optimizer_shards
-    if workload.vllm_share:
-        parts["vllm"] = SLEEPING if workload.vllm_sleeps else workload.vllm_share * workload.gpu_memory
+    if workload.vllm_fraction:
+        parts["vllm"] = SLEEPING if workload.vllm_sleeps else workload.vllm_fraction * workload.gpu_memory
     return parts
 
 
@@ -205,8 +205,8 @@ def rollout(shape: Shape, workload: Workload) -> Components:
     parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "rollout")
     if workload.sharding.gathers_to_generate:
         parts["unsharded weights"] = workload.compute_bytes * shape.parameters()
-    if workload.vllm_share:
-        return parts | {"vllm": workload.vllm_share * workload.gpu_memory}
+    if workload.vllm_fraction:
+        return parts | {"vllm": workload.vllm_fraction * workload.gpu_memory}
     if workload.on_server:
         return parts if workload.sends_adapter else parts | {"transfer": TRANSFER}
     logits = workload.sequences * shape.vocab_size * (workload.compute_bytes + 12 + 16 * workload.sampling_filter)
@@ -313,8 +313,8 @@ def phases(shape: Shape, workload: Workload) -> dict[str, Components]:
     loading = {name: size for name, size in persistent(shape, workload).items() if name != "optimizer"}
     if workload.quantized:  # each tensor is loaded first and then quantized
         loading["loading"] = workload.weight_bytes * shape.hidden_size * shape.intermediate_size
-    if workload.vllm_share:
-        loading["vllm"] = workload.vllm_share * workload.gpu_memory
+    if workload.vllm_fraction:
+        loading["vllm"] = workload.vllm_fraction * workload.gpu_memory
     found = {
         "load": loading,
         "rollout": rollout(shape, workload),

@@ -115,7 +115,7 @@ class Workload:
     """`update.gradients_on_host`: gradients are offloaded to CPU, one at a time is on the device."""
     reward_models: "tuple[tuple[Shape, int], ...]" = ()
     """Shape of each reward model, and bytes per number in it."""
-    vllm_share: float = 0.0
+    vllm_fraction: float = 0.0
     """vLLM's fraction of the device's memory; 0 where vLLM runs elsewhere or not at all."""
     vllm_sleeps: bool = False
     """Whether vLLM frees its memory while the policy is trained."""

@@ -236,7 +236,7 @@ class ExactGRPOTrainer(GRPOTrainer):
             within.enter_context(replaced(self, "_part", microbatch.part))
             if alone:
                 within.enter_context(replaced(self, "accelerator", LocalAccelerator(self.accelerator)))
-                weight, coefficient = microbatch.part.weight, self.entropy_coef * microbatch.token_share
+                weight, coefficient = microbatch.part.weight, self.entropy_coef * microbatch.token_fraction
                 within.enter_context(replaced(self, "entropy_coef", coefficient / weight if weight else 0.0))
             within.enter_context(self.compute_loss_context_manager())
             return self.compute_loss(model, inputs), metrics

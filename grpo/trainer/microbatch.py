@@ -9,7 +9,7 @@ see each other (`grpo/trainer/prefix_sharing.py`). That costs prompt + all compl
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-# What a micro-batch costs on top of its tokens, as a share of the budget: starting one is not free.
+# What a micro-batch costs on top of its tokens, as a fraction of the budget: starting one is not free.
 OVERHEAD = 1 / 16
 
 
@@ -57,8 +57,8 @@ def has_work(tokens: Sequence[int], advantages: Sequence[float] | None) -> list[
     return [count > 0 and (advantages is None or advantages[row] != 0) for row, count in enumerate(tokens)]
 
 
-def loss_shares(counts: Sequence[int]) -> list[float]:
-    """Return each row's share in an average over all rows, in which a row counts `counts[row]` times."""
+def loss_fractions(counts: Sequence[int]) -> list[float]:
+    """Return each row's fraction of an average over all rows, in which a row counts `counts[row]` times."""
     total = sum(counts)
     return [count / total if total else 0.0 for count in counts]
 
@@ -68,7 +68,7 @@ def pack(
     completion_lengths: Sequence[int],
     budget: int,
     rows: Sequence[int] | None = None,
-    share: Sequence[float] | None = None,
+    fractions: Sequence[float] | None = None,
     prompts: Sequence[Hashable] | None = None,
     hidden_size: int = 0,
 ) -> list[Microbatch]:
@@ -82,7 +82,7 @@ def pack(
         completion_lengths: tokens of each row's completion.
         budget: `max_tokens_per_microbatch`, tokens with padding.
         rows: the rows to divide; None takes all.
-        share: each row's share in the loss; a micro-batch weighs what its rows do. None gives every one weight 1.
+        fractions: of each row in the loss; a micro-batch weighs what its rows do. None gives every one weight 1.
         prompts: what is equal for rows with equal prompts, which are then shared if that is cheaper; None for never.
         hidden_size: of the policy, for the price of attention; 0 leaves it out.
     """
@@ -95,10 +95,10 @@ def pack(
     ]
     plans = [_divide([(row, *pairs[row]) for row in order], budget) for order in orders]
     if prompts is not None and len({prompts[row] for row in rows}) < len(rows):
-        plans.append(_share({row: prompts[row] for row in rows}, pairs, budget))
+        plans.append(_with_shared_prompts({row: prompts[row] for row in rows}, pairs, budget))
     best = min(plans, key=lambda parts: cost(parts, budget, hidden_size))
-    if share is not None:
-        best = [replace(part, weight=sum(share[row] for row in part.rows)) for part in best]
+    if fractions is not None:
+        best = [replace(part, weight=sum(fractions[row] for row in part.rows)) for part in best]
     return sorted(best, key=lambda part: -part.tokens)
 
 
@@ -117,7 +117,9 @@ def cost(microbatches: Sequence[Microbatch], budget: int, hidden_size: int = 0) 
     return total
 
 
-def _share(prompts: Mapping[int, Hashable], pairs: Mapping[int, tuple[int, int]], budget: int) -> list[Microbatch]:
+def _with_shared_prompts(
+    prompts: Mapping[int, Hashable], pairs: Mapping[int, tuple[int, int]], budget: int
+) -> list[Microbatch]:
     """Let rows with equal prompts share them, as many rows a sequence as the budget allows.
 
     The last token of the prompt is repeated for each completion, as it predicts the first token, and the last token

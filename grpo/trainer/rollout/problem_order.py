@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 LEARNABLE = (0.2, 0.8)
-"""Share of correct completions, from and to, of a problem that teaches."""
+"""Fraction of correct completions, from and to, of a problem that teaches."""
 OTHERS = 0.25
 """How often other problems are taken, relative to these."""
 
@@ -25,7 +25,7 @@ class ProblemOrder:
         self.taken = 0
         """Problems taken so far, those included that were passed over."""
         self.correct = dict[int, float]()
-        """Share of correct completions of each problem, when it was last taken."""
+        """Fraction of correct completions of each problem, when it was last taken."""
         self._epoch, self._order = -1, list[int]()
 
     def take(self, number: int) -> list[int]:
@@ -41,9 +41,12 @@ class ProblemOrder:
     def counts(self) -> dict[str, int]:
         """Return how many of the problems taken so far are solved, learnable and out of reach."""
         low, high = LEARNABLE
-        shares = self.correct.values()
-        learnable, solved = sum(low <= share <= high for share in shares), sum(share > high for share in shares)
-        return {"solved": solved, "learnable": learnable, "out_of_reach": len(shares) - learnable - solved}
+        fractions = self.correct.values()
+        learnable, solved = (
+            sum(low <= fraction <= high for fraction in fractions),
+            sum(fraction > high for fraction in fractions),
+        )
+        return {"solved": solved, "learnable": learnable, "out_of_reach": len(fractions) - learnable - solved}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next steps depend on."""

@@ -17,7 +17,7 @@ class StepMicrobatch:
     part: Microbatch
     tokens: int
     """Tokens of the loss in it."""
-    token_share: float
+    token_fraction: float
     """Their share in the tokens of the batch."""
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from accelerate.utils import DistributedType, gather_object
 from grpo.config.options import LOSS_MEANS, Update
 from grpo.trainer.batch import Batch, can_move, lengths, loss_mask, take
 from grpo.trainer.memory_readings import MemoryReadings
-from grpo.trainer.microbatch import cost, has_work, loss_shares, too_long
+from grpo.trainer.microbatch import cost, has_work, loss_fractions, too_long
 from grpo.trainer.packing import Packing
 from grpo.trainer.processes import any_of, of_all
 from grpo.trainer.token_budget import TokenBudget
@@ -214,13 +214,17 @@ class StepUpdate:
             if self.options.skip_zero_advantage and only_advantage_acts:
                 advantages = batch["advantages"].reshape(len(tokens), -1).abs().amax(1).tolist()
             rows = [row for row, work in enumerate(has_work(tokens, advantages)) if work]
-            token_shares = loss_shares(tokens)
-            weights = {"sequences": loss_shares([1] * len(tokens)), "tokens": token_shares}.get(str(self.traits.mean))
+            token_fractions = loss_fractions(tokens)
+            weights = {"sequences": loss_fractions([1] * len(tokens)), "tokens": token_fractions}.get(
+                str(self.traits.mean)
+            )
             for part in self.packing.divide(batch, rows, limit, weights):
                 if self.traits.mean != "generation":  # TRL divides the loss of each of its slices by their number
                     part = replace(part, weight=part.weight * slices)
                 counted = sum(tokens[row] for row in part.rows)
-                microbatches.append(StepMicrobatch(batch, part, counted, sum(token_shares[row] for row in part.rows)))
+                microbatches.append(
+                    StepMicrobatch(batch, part, counted, sum(token_fractions[row] for row in part.rows))
+                )
         return microbatches
 
     def _local(self, model: Any) -> Any:

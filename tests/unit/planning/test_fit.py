@@ -17,7 +17,7 @@ from grpo.planning import fit, from_config, machine
 from grpo.planning.advice import MAX_SUGGESTIONS, Planner, advise
 from grpo.planning.fit import HEADROOM, Plan, make_plan
 from grpo.planning.from_config import find_shape, workload_of
-from grpo.planning.vllm_share import USEFUL_TOKENS
+from grpo.planning.vllm_fraction import USEFUL_TOKENS
 from grpo.planning.workload import Sharding
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import GB, USABLE

@@ -298,7 +298,7 @@ def test_what_saves_memory_saves_memory(shape: Shape, workload: Workload) -> Non
 
 
 def test_a_sleeping_engine_leaves_its_share_to_the_update() -> None:
-    awake = replace(LORA, vllm_share=0.4, gpu_memory=16 * GB)
+    awake = replace(LORA, vllm_fraction=0.4, gpu_memory=16 * GB)
     asleep = replace(awake, vllm_sleeps=True)
     assert update(SHAPE, awake)["vllm"] == rollout(SHAPE, asleep)["vllm"] == 0.4 * 16 * GB
     assert update(SHAPE, asleep)["vllm"] < 0.5 * GB

@@ -299,9 +299,8 @@ def test_a_built_in_reward_is_checked_as_it_is_shipped() -> None:
 
 def test_a_check_gives_the_state_of_a_run_that_is_over(tmp_path: Path) -> None:
     file = tmp_path / "later.py"
-    file.write_text(
-        "def later(completions, trainer_state):\n    done = trainer_state.global_step / trainer_state.max_steps\n    return [done for _ in completions]\n"
-    )
+    lines = ["def later(completions, trainer_state):", "    done = trainer_state.global_step / trainer_state.max_steps"]
+    file.write_text("\n".join([*lines, "    return [done for _ in completions]"]))
     reward = Reward(f"{file}:later", "later")
     try:
         assert score(reward, [{"question": "?"}], ["!"]) == [1.0]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo.trainer.microbatch import cost, has_work, loss_shares, pack
+from grpo.trainer.microbatch import cost, has_work, loss_fractions, pack
 from grpo.utils.oom import half
 
 ROWS = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 80)), min_size=1, max_size=40)
@@ -40,7 +40,7 @@ def test_weights_add_up_to_the_share_of_the_rows_with_work(
     pairs: list[tuple[int, int]], budget: int, data: st.DataObject
 ) -> None:
     counts = data.draw(st.lists(st.integers(0, 80), min_size=len(pairs), max_size=len(pairs)))
-    share = loss_shares(counts)
+    share = loss_fractions(counts)
     rows = [row for row, work in enumerate(has_work(counts, None)) if work]
     parts = pack(*zip(*pairs, strict=True), budget, rows, share)
     assert sum(part.weight for part in parts) == pytest.approx(1.0 if any(counts) else 0.0)
@@ -103,7 +103,7 @@ def test_a_row_has_work_if_a_token_counts_and_something_acts() -> None:
 
 @given(st.lists(st.integers(0, 100), min_size=1))
 def test_shares_are_a_row_s_part_of_the_average(counts: list[int]) -> None:
-    assert sum(loss_shares(counts)) == pytest.approx(1.0 if any(counts) else 0.0)
+    assert sum(loss_fractions(counts)) == pytest.approx(1.0 if any(counts) else 0.0)
 
 
 @given(st.integers(2, 200), st.integers(1, 16))

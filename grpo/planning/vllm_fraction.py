@@ -20,7 +20,7 @@ USEFUL_TOKENS = 4096
 def with_vllm(
     train: DictConfig, shape: Shape, workload: Workload, limit: float, shares: bool = False, awake: bool = False
 ) -> Workload:
-    """Return the workload with vLLM's share; vLLM sleeps during updates if no useful micro-batch fits beside it.
+    """Return the workload with vLLM's fraction of the GPU; it sleeps during updates if no useful micro-batch fits.
 
     Args:
         limit: bytes of the device that may be filled.
@@ -28,7 +28,7 @@ def with_vllm(
         awake: whether the engine must not sleep.
 
     Raises:
-        ConfigError: the configured share does not hold vLLM's weights.
+        ConfigError: the configured fraction does not hold vLLM's weights.
     """
     tried: list[tuple[float, Workload]] = []
     modes = (False,) if awake or workload.quantized else (False, True)  # of quantized weights none can be merged again
@@ -42,7 +42,7 @@ def with_vllm(
                 f"little for the {copy_of_weights(shape, workload) / GB:.2f} GiB of vLLM's weights; null leaves it to "
                 "the plan"
             )
-        workload = replace(workload, vllm_share=given or vllm_share(shape, workload, limit))
+        workload = replace(workload, vllm_fraction=given or vllm_fraction(shape, workload, limit))
         busy = replace(workload, tokens=max(workload.tokens, USEFUL_TOKENS))
         needed = peak(shape, busy if workload.device == "cuda" else workload)
         if needed <= limit:
@@ -60,9 +60,9 @@ def copy_of_weights(shape: Shape, workload: Workload) -> float:
     return whole / workload.vllm_shards
 
 
-def vllm_share(shape: Shape, workload: Workload, limit: float) -> float:
+def vllm_fraction(shape: Shape, workload: Workload, limit: float) -> float:
     """Return vLLM's fraction of the GPU: its weights and the cache of all sequences, or what training leaves free."""
-    plain = replace(workload, vllm_share=0.0)
+    plain = replace(workload, vllm_fraction=0.0)
     copy = copy_of_weights(shape, workload)
     cache = sum(size for name, size in phases(shape, plain)["rollout"].items() if name == "kv cache")
     awake = phases(shape, plain)["load"] if workload.vllm_sleeps else phases(shape, plain)["update"]
