@@ -56,11 +56,7 @@ def with_vllm(
             dtype=dtype,
             enable_lora=bool(adapter),
             max_lora_rank=engine_rank(adapter["r"] if adapter else 1),
-            **(
-                {"gpu_memory_utilization": VLLM_FRACTION["cuda"]}
-                if on_gpu
-                else cpu_options(VLLM_FRACTION["cpu"], weights=0)
-            ),
+            **({"gpu_memory_utilization": OF_GPU} if on_gpu else cpu_options(OF_HOST, weights=0)),
             max_model_len=longest + length,
             **engine_options(processing_class, most_images),
         )
