@@ -41,12 +41,9 @@ class ProblemOrder:
     def counts(self) -> dict[str, int]:
         """Return how many of the problems taken so far are solved, learnable and out of reach."""
         low, high = LEARNABLE
-        fractions = self.correct.values()
-        learnable, solved = (
-            sum(low <= fraction <= high for fraction in fractions),
-            sum(fraction > high for fraction in fractions),
-        )
-        return {"solved": solved, "learnable": learnable, "out_of_reach": len(fractions) - learnable - solved}
+        solved = sum(fraction > high for fraction in self.correct.values())
+        learnable = sum(low <= fraction <= high for fraction in self.correct.values())
+        return {"solved": solved, "learnable": learnable, "out_of_reach": len(self.correct) - learnable - solved}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next steps depend on."""

@@ -215,16 +215,14 @@ class StepUpdate:
                 advantages = batch["advantages"].reshape(len(tokens), -1).abs().amax(1).tolist()
             rows = [row for row, work in enumerate(has_work(tokens, advantages)) if work]
             token_fractions = loss_fractions(tokens)
-            weights = {"sequences": loss_fractions([1] * len(tokens)), "tokens": token_fractions}.get(
-                str(self.traits.mean)
-            )
+            sequences = loss_fractions([1] * len(tokens))
+            weights = {"sequences": sequences, "tokens": token_fractions}.get(str(self.traits.mean))
             for part in self.packing.divide(batch, rows, limit, weights):
                 if self.traits.mean != "generation":  # TRL divides the loss of each of its slices by their number
                     part = replace(part, weight=part.weight * slices)
                 counted = sum(tokens[row] for row in part.rows)
-                microbatches.append(
-                    StepMicrobatch(batch, part, counted, sum(token_fractions[row] for row in part.rows))
-                )
+                fraction = sum(token_fractions[row] for row in part.rows)
+                microbatches.append(StepMicrobatch(batch, part, counted, fraction))
         return microbatches
 
     def _local(self, model: Any) -> Any:
