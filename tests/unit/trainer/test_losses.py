@@ -113,4 +113,4 @@ def test_a_loss_may_log_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(dppo, "per_token", lambda *given: (per_token(*given)[0], {}))
     (row,) = train(ours(tmp_path, loss_type="dppo", max_steps=1)).logs
     assert "clip_ratio/low_min" not in row
-    assert row["entropy"] > 0
+    assert row["update/entropy"] > 0
