@@ -3,9 +3,11 @@
 vLLM's CPU build cannot sleep. What a sleeping engine has discarded is here not a number until it gets new weights.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -40,6 +42,13 @@ def with_engines() -> list[Row]:
     plain = {"policy": "full attention", "resume": "no"}
     left = [row | plain | {"kind": kind} for row in rows() for kind in KINDS]
     return few([row for row in left if can_be(row)])
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Rank and port of this process, which TRL writes there for vLLM, are not those of later tests' commands."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture

@@ -54,11 +54,11 @@ class Rollouts:
     tool_calls: ToolCalls | None = None
     view: View | None = None
     """Opens the images of each generation; None where the data has them open."""
-    _opened: dict[str, Any] = field(default_factory=dict)
+    _opened: dict[str, Any] = field(default_factory=dict, init=False)
     """The images of the rollouts at hand."""
-    _rewards: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    _rewards: torch.Tensor = field(default_factory=lambda: torch.empty(0), init=False)
     """Of the rollouts at hand, (completions of all processes, rewards)."""
-    _kept: list[Completion] | None = None
+    _kept: list[Completion] | None = field(default=None, init=False)
     """Completions of all processes that dynamic sampling has made, while TRL continues with them."""
 
     def make(self, trainer: Any, rows: list[Row], stock: Callable[[list[Row]], Batch]) -> Batch:
