@@ -1,131 +1,21 @@
-"""Features together with the real vLLM, awake and asleep: stock TRL's gradient of the completions that it has made.
+"""Features together with the real vLLM, in a process of its own (`with_vllm.py`)."""
 
-vLLM's CPU build cannot sleep. What a sleeping engine has discarded is here not a number until it gets new weights.
-"""
-
+import json
 import os
-from collections.abc import Iterator
+import sys
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
-import torch
 
-from grpo.config.options import Engine
-from tests.combinations.array import Row, few, name, rows
-from tests.combinations.comparisons import compare
-from tests.combinations.features import FEATURES
-from tests.combinations.trainings import BASE, ours, stock
-from tests.stock_trl import note_kept, train
-
-pytestmark = pytest.mark.vllm
-KINDS = {
-    "awake": {},
-    "asleep": {"vllm_enable_sleep_mode": True},
-    "awake, merged weights": {},
-    "awake, shared weights": {},
-}
-"""Of engines, with the fields of `GRPOConfig` that they set."""
+from grpo.config.schema import ROOT
+from tests.commands import finished
 
 
-def can_be(row: Row) -> bool:
-    """Whether vLLM generates in a row of text whose weights it takes in this way."""
-    lora = row["weights"] == "LoRA"
-    kinds = {"awake": True, "asleep": True, "awake, merged weights": lora, "awake, shared weights": lora}
-    text = not row["policy"].startswith("images") and row["weights"] in ("all", "LoRA")
-    return row["engine"].startswith("vLLM") and text and kinds[row["kind"]]
-
-
-def with_engines() -> list[Row]:
-    """As few rows as have each value that goes with an engine of vLLM."""
-    plain = {"policy": "full attention", "resume": "no"}
-    left = [row | plain | {"kind": kind} for row in rows() for kind in KINDS]
-    return few([row for row in left if can_be(row)])
-
-
-@pytest.fixture(autouse=True)
-def environment() -> Iterator[None]:
-    """Rank and port of this process, which TRL writes there for vLLM, are not those of later tests' commands."""
-    with mock.patch.dict(os.environ):
-        yield
-
-
-@pytest.fixture
-def sleeping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine on a CPU that discards its weights when it falls asleep."""
-    from trl.generation import vllm_generation
-
-    class Sleeping(vllm_generation.LLM):
-        def __init__(self, *args: Any, enable_sleep_mode: bool = False, **options: Any) -> None:
-            super().__init__(*args, **options)
-
-        def sleep(self, level: int) -> None:
-            for weight in self.llm_engine.model_executor.driver_worker.model_runner.model.parameters():
-                weight.data.fill_(torch.nan)
-
-        def wake_up(self, tags: list[str]) -> None:
-            pass
-
-    monkeypatch.setattr(vllm_generation, "LLM", Sleeping)
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; this process keeps all engines
-
-
-def replayed(made: list[Any]) -> Any:
-    """A `rollout_func` that gives what an engine has made, in the same order."""
-    generations: Iterator[Any] = iter(made)
-
-    def replay(prompts: list, trainer: Any) -> dict[str, Any]:
-        found = next(generations) if trainer.model.training else made[0]
-        ids, completions, masks, _, logps = (values and values[: len(prompts)] for values in found[:5])
-        masked = {"env_mask": masks} if masks else {}
-        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": logps} | masked
-
-    return replay
-
-
-def seeded(trainer: Any) -> None:
-    """Let TRL deal completions out to slices alike, whatever has taken random numbers before."""
-    generate = trainer._generate_and_score_completions
-
-    def then_seed(rows: Any) -> Any:
-        batch = generate(rows)
-        torch.manual_seed(trainer.state.global_step)
-        return batch
-
-    trainer._generate_and_score_completions = then_seed
-
-
-def identifier(row: Row) -> str:
-    return f"{row['kind']}, {name({feature: row[feature] for feature in FEATURES})}"
-
-
-@pytest.mark.parametrize("row", with_engines(), ids=identifier)
-def test_the_gradient_with_vllm_is_stock_trls(row: Row, tmp_path: Path, sleeping: None) -> None:
-    row, kind = {feature: row[feature] for feature in FEATURES}, row["kind"]
-    adapter = row["weights"] == "LoRA" and kind in ("awake", "awake, shared weights")
-    engine = Engine("adapter" if adapter else "merged", share_weights=kind == "awake, shared weights")
-    trainer = ours(row, tmp_path / "ours", engine=engine, model=str(BASE), vllm_mode="colocate", **KINDS[kind])
-    del trainer._generate_single_turn  # `drawn`
-    trainer.rollouts.engine_check.next = 0
-    seeded(trainer)
-    made, generate = list[Any](), trainer._generate
-
-    def noting(prompts: list) -> Any:
-        made.append(generate(prompts))
-        return made[-1]
-
-    kept = note_kept(trainer) if trainer.rollouts.sampling else []
-    if not trainer.rollouts.sampling:
-        trainer._generate = lambda prompts: noting(prompts) if trainer.model.training else generate(prompts)
-    mine = train(trainer)
-    options: dict[str, Any] = {"model": str(BASE)}
-    if not kept:
-        row = row | {"tools": "none"}  # whose results are in what is replayed
-        options["rollout_func"] = replayed(made)
-    theirs = stock(row, tmp_path, trainer, kept, **options)
-    if not kept:
-        del theirs._generate_single_turn
-    seeded(theirs)
-    compare(mine, train(theirs, mine.weights), 5e-5)  # of a trained policy, whose gradients cancel more
-    assert any(row.get("engine/is_policy") == 1 for row in trainer.state.log_history)
+@pytest.mark.vllm
+def test_the_gradient_with_vllm_is_stock_trls(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "tests.combinations.with_vllm", str(tmp_path)]
+    done = finished(line, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT)
+    assert (tmp_path / "found.json").exists(), done.stderr[-3000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert len(found) >= 8
+    assert {row: error for row, error in found.items() if error} == {}
