@@ -23,6 +23,8 @@ NUMBER = re.compile(r"(?:os error|\[Errno) (\d+)")
 """Of an error of the system in the message of another library, as safetensors' and Arrow's."""
 UNFINISHED = re.compile(r"PytorchStreamWriter failed|unexpected pos \d+ vs|file write failed")
 """What PyTorch says when a file could not be written, without the reason."""
+UNOPENED = "open file failed with strerror: "
+"""What it says, with the reason, when a file could not be opened."""
 
 
 def storage_fault(error: BaseException, run_dir: Path) -> str | None:
@@ -56,7 +58,7 @@ def fault_of(error: BaseException, run_dir: Path) -> str | None:
             return None
         return FAULTS.get(error.errno or 0) or fault_of_text(str(error))
     # of libraries written in other languages; any other exception may repeat what somebody else's disk has said
-    is_pytorchs = isinstance(error, RuntimeError) and UNFINISHED.search(str(error))
+    is_pytorchs = isinstance(error, RuntimeError) and (UNFINISHED.search(str(error)) or UNOPENED in str(error))
     return fault_of_text(str(error)) if is_pytorchs or type(error).__module__.startswith(LIBRARIES) else None
 
 
@@ -65,4 +67,7 @@ def fault_of_text(text: str) -> str | None:
     for number in NUMBER.findall(text):
         if int(number) in FAULTS:
             return FAULTS[int(number)]
+    for number, words in FAULTS.items():
+        if f"{UNOPENED}{os.strerror(number)}" in text:
+            return words
     return "a file could not be written to its end; perhaps its disk is full" if UNFINISHED.search(text) else None

@@ -48,6 +48,15 @@ def test_quotas_are_named_and_other_errors_are_not_of_the_disk(tmp_path: Path) -
     assert "has been removed" in (storage_fault(RuntimeError("any"), tmp_path / "gone") or "")
 
 
+def test_a_file_that_pytorch_cannot_open_is_of_the_disk(tmp_path: Path) -> None:
+    def error(number: int) -> RuntimeError:
+        where = "[enforce fail at inline_container.cc:747] . "
+        return RuntimeError(f"{where}open file failed with strerror: {os.strerror(number)}")
+
+    assert "has become read-only" in (storage_fault(error(errno.EROFS), tmp_path) or "")
+    assert storage_fault(error(errno.ENOENT), tmp_path) is None
+
+
 def test_what_another_disk_or_a_reward_says_is_not_of_this_disk(tmp_path: Path) -> None:
     elsewhere = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/dev/shm/other")
     assert storage_fault(elsewhere, tmp_path) is None
