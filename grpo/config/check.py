@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +31,7 @@ def check(config: DictConfig) -> None:
     Raises:
         ConfigError: with the first thing that is wrong.
     """
-    check_groups_of(config)
+    check_top_level(config)
     known = library_fields(GRPO_CONFIG)
     for key in config.train:  # `+train.key` gets past the schema
         if key not in known or key in NOT_SETTABLE:
@@ -67,10 +68,10 @@ def check(config: DictConfig) -> None:
         check_batch(config.train, config.task.dataset.size, processes(config))
 
 
-def check_groups_of(config: DictConfig) -> None:
+def check_top_level(config: DictConfig) -> None:
     """Check that each group is one of the schema, or a value that others refer to: `+name=value` gets past it."""
-    for name in set(map(str, config)) - set(GROUPS):
-        if f"${{{name}" not in str(OmegaConf.to_container(config)):
+    for name in (str(key) for key in config if key not in GROUPS):
+        if not re.search(rf"\$\{{[^}}]*\b{re.escape(name)}\b", str(OmegaConf.to_container(config))):
             raise ConfigError(f"{name}: no such group{meant(name, GROUPS)}; and no value refers to it as ${{{name}}}")
 
 

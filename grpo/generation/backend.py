@@ -6,7 +6,9 @@ importance-sampling correction, the check that it has the policy's weights, metr
 """
 
 import pkgutil
+import sys
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from grpo.utils.errors import ConfigError
@@ -35,6 +37,9 @@ class Backend:
     def __init__(self, model: Any, accelerator: Any, processing_class: Any, **options: Any) -> None:
         self.model, self.accelerator, self.processing_class = model, accelerator, processing_class
         self.options = options
+        # TRL reads here, between the turns of a conversation with tools, how many tokens fit
+        longest = SimpleNamespace(max_model_len=options.get("max_model_length") or sys.maxsize)
+        self.llm: Any = SimpleNamespace(llm_engine=SimpleNamespace(model_config=longest))
 
     @classmethod
     def check(cls, settings: "Resolved") -> None:

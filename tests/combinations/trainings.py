@@ -223,7 +223,6 @@ class Scripted(Backend):
         super().__init__(*args, **options)
         of_server = {"model_config": {"logprobs_mode": "processed_logprobs"}}
         self.vllm_client = SimpleNamespace(get_server_info=lambda: of_server)
-        self.llm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=SimpleNamespace(max_model_len=4096)))
 
     def sync_weights(self) -> None:
         pass

@@ -182,7 +182,10 @@ def test_what_is_wrong_is_said(composed: Callable[..., DictConfig], overrides: l
 
 
 def test_a_value_of_ones_own_is_taken_where_others_refer_to_it(composed: Callable[..., DictConfig]) -> None:
-    check(composed("+rate=0.1", "train.learning_rate=${rate}"))
+    for value in ("${rate}", "'${oc.select:rate}'"):
+        config = composed("+rate=0.1", f"train.learning_rate={value}")
+        check(config)
+        assert config.train.learning_rate == 0.1
 
 
 def test_the_loss_types_are_those_that_trl_computes() -> None:

@@ -1,6 +1,7 @@
 """A backend of its own, in one file: what a training needs of it, and what it is refused for."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,16 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from omegaconf import DictConfig
 from peft import LoraConfig
-from transformers import GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
 
+from grpo.builtin.tasks.calculator import calculator
 from grpo.config.options import Engine
 from grpo.config.resolve import resolve
+from grpo.config.schema import ROOT
 from grpo.generation.backend import Backend, backend_class
 from grpo.generation.merged_weights import merged_weights
 from grpo.utils.errors import ConfigError, GenerationError
 from tests.stock_trl import ours, reward
+
+CALCULATOR = ROOT / "grpo" / "builtin" / "tiny_calculator"
 
 
 class Copy(Backend):
@@ -78,6 +84,27 @@ def test_a_backend_of_its_own_generates_with_the_policys_weights(tmp_path: Path,
     assert logged[0]["engine/is_policy"] == 1
     assert all(row["sampling/sampling_logp_difference/mean"] < 1e-4 for row in logged)
     assert all(row["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-3) for row in logged)
+
+
+def test_a_backend_of_its_own_takes_turns_with_tools(tmp_path: Path) -> None:
+    calls = Dataset.from_list([{"prompt": [{"role": "user", "content": f"{number} + 2"}]} for number in range(8)])
+    known = {"model": str(CALCULATOR), "processing_class": AutoTokenizer.from_pretrained(CALCULATOR)}
+    options = {"tools": [calculator], "train_dataset": calls, "max_completion_length": 60, "max_steps": 1}
+    trainer = training(tmp_path, Copy, **known, **options)
+    generate, calling = trainer._generate_single_turn, trainer.processing_class
+    call = calling('<tool_call>{"name": "calculator", "arguments": {"expression": "1+2"}}</tool_call>')["input_ids"]
+    turns: list[int] = []
+
+    def first_a_call(prompts: list, *args: Any, **how: Any) -> tuple:
+        turns.append(len(prompts))
+        if len(turns) == 1:
+            return [[*call, calling.eos_token_id] for _ in prompts], [[-1.0] * (len(call) + 1) for _ in prompts]
+        return generate(prompts, *args, **how)
+
+    trainer._generate_single_turn = first_a_call
+    trainer.rollouts.engine_check.next = math.inf  # the call is nobody's
+    trainer.train()
+    assert len(turns) >= 2
 
 
 def test_a_backend_with_other_weights_ends_the_run(tmp_path: Path) -> None:
