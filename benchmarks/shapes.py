@@ -16,7 +16,7 @@ from rich.console import Console
 from benchmarks.demo import ROOT, draw, run_demo, show
 from grpo.data.images import COLUMN, prompt_of
 from grpo.data.task import load_held_out
-from grpo.generation.local import complete
+from grpo.generation.local import Completer
 from grpo.model import policy
 from grpo.rundir.run_dir import read_run
 
@@ -28,7 +28,7 @@ def accuracy_without_images(run_dir: Path) -> float:
     problems, _ = load_held_out(run.config.task, processor)
     blanks = [[Image.new("RGB", image.size, "white") for image in problem[COLUMN]] for problem in problems]
     prompts = [prompt_of(problem | {COLUMN: blank}) for problem, blank in zip(problems, blanks, strict=True)]
-    answers = complete(model, processor, run.config.train.max_completion_length, prompts)
+    answers = Completer(model, processor, run.config.train.max_completion_length)(prompts)
     return sum(text.strip() == problem["answer"] for text, problem in zip(answers, problems, strict=True)) / len(
         answers
     )

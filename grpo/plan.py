@@ -22,7 +22,7 @@ from grpo.config.schema import ROOT
 from grpo.launching.processes import with_processes
 from grpo.planning.advice import advise
 from grpo.planning.duration import Duration, expected_duration
-from grpo.planning.fit import AT_ONCE, Plan, make_plan
+from grpo.planning.fit import Plan, make_plan
 from grpo.utils.errors import ConfigError
 
 PROGRAM = "grpo.plan"
@@ -86,9 +86,8 @@ def show(plan: Plan, duration: Duration | None, console: Console) -> None:
         known = f" of {plan.host_capacity_gb:.1f} GiB" if plan.host_capacity_gb else unknown
         machine = " per machine" if several else ""
         console.print(f"host memory{machine} {plan.host_gb:.1f} GiB{known}", highlight=False)
-    chosen = "  ".join(f"{key}={str(value).lower()}" for key, value in plan.settings.items() if key != AT_ONCE)
-    at_once = f"{plan.settings[AT_ONCE]} completions generated at once  " if AT_ONCE in plan.settings else ""
-    console.print(f"with {at_once}{chosen}", highlight=False, soft_wrap=True)
+    chosen = "  ".join(f"{key}={str(value).lower()}" for key, value in plan.settings.items())
+    console.print(f"with {chosen}", highlight=False, soft_wrap=True)
     if plan.problem:
         console.print(f"[bold red]does not fit[/]: {plan.problem}", highlight=False, soft_wrap=True)
     else:

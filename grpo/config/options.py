@@ -99,6 +99,9 @@ class Rollout:
     """Generations of a step at most; what is missing then is filled with groups of equal rewards."""
     prioritize: bool = False
     """Take problems of which 20 to 80 % of the completions were correct four times as often as others."""
+    completions_at_once: int | None = None
+    """Completions that transformers generates at once on a device; the others wait for one to end. `null` takes the
+    plan's number, and without a plan all. After an OOM it is halved."""
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -108,3 +111,5 @@ class Rollout:
         """
         if self.max_rounds < 1:
             raise ValueError(f"rollout.max_rounds={self.max_rounds}: at least 1")
+        if self.completions_at_once is not None and self.completions_at_once < 1:
+            raise ValueError(f"rollout.completions_at_once={self.completions_at_once}: at least 1, or null")

@@ -73,6 +73,8 @@ def resolve(config: DictConfig, plan: Any) -> Resolved:
     for name in PLANNED:
         if train[name] is None:
             train[name] = settings.get(f"train.{name}", library_fields(GRPO_CONFIG)[name][1])
+    if config.rollout.completions_at_once is None:
+        config.rollout.completions_at_once = settings.get("rollout.completions_at_once")
     transport = transport_of(config, plan.family if plan else None)
     if train.use_vllm and not transport.adapter:
         config.engine.lora = "merged"

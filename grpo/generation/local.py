@@ -1,4 +1,4 @@
-"""Completions by transformers' generate, halved where memory runs out."""
+"""Completions of prompts, plain or conversational, by transformers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +9,8 @@ from transformers import PreTrainedModel, ProcessorMixin
 from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 from trl import prepare_multimodal_messages
 
-from grpo.utils.oom import half, halves, is_out_of_memory, smaller_until_it_fits
+from grpo.generation.at_once import AtOnce, first_equal
+from grpo.utils.oom import is_out_of_memory
 
 Generate = Callable[[list[Any], float, list[int]], list[str]]
 """From prompts, a temperature (0 is greedy) and a seed for each to completions."""
@@ -18,8 +19,8 @@ Generate = Callable[[list[Any], float, list[int]], list[str]]
 class Completer:
     """Continues prompts, plain or conversational, by transformers' `generate`.
 
-    Prompts that do not fit into memory together are completed in two halves, and from then on no more of them at once;
-    not where the weights are sharded, as the other processes already wait for this one.
+    After an OOM fewer are completed at once; not where the weights are sharded, as the other processes already wait
+    for this one.
 
     Args:
         model: in evaluation mode.
@@ -29,56 +30,35 @@ class Completer:
 
     def __init__(self, model: PreTrainedModel, processing_class: Any, length: int) -> None:
         self.model, self.processing_class, self.length = model, processing_class, length
-        self.at_once: int | None = None
-        """Prompts that fit, once it is known that not all do."""
+        self.at_once = AtOnce()
 
     def __call__(self, prompts: list[Any], temperature: float = 0.0, seeds: Sequence[int] = (0,)) -> list[str]:
         """Return the completion of each prompt; with temperature 0 the likeliest."""
-        texts: list[str] = []
+        # whatever the model's generation_config.json says: rollouts are made without penalties and filters too
+        how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        if temperature:
+            torch.manual_seed(seeds[0])
+            how = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
+        how |= {"repetition_penalty": 1.0, "max_new_tokens": self.length}
 
-        def parts() -> list[range]:
-            return halves(range(len(texts), len(prompts)), self.at_once)
-
-        def add(rows: range) -> None:
-            seed = seeds[rows[0]] if rows[0] < len(seeds) else seeds[0] + rows[0]
-            part = [prompts[row] for row in rows]
-            texts.extend(complete(self.model, self.processing_class, self.length, part, temperature, seed))
-
-        def shrink(failed: range | None) -> None:
-            count = len(failed or prompts)
-            self.at_once = count - half(count)
-            clear_device_cache(garbage_collection=True)
+        def inputs_of(places: list[int]) -> Any:
+            return encode(self.processing_class, [prompts[place] for place in places]).to(self.model.device)
 
         def survives(error: BaseException) -> bool:
             sharded = is_fsdp_managed_module(self.model) or is_deepspeed_zero3_enabled()
             return is_out_of_memory(error) and not sharded
 
-        def advice(failed: range | None) -> str:
-            return f"a completion of {self.length} tokens does not fit into memory while it is generated"
-
-        smaller_until_it_fits(parts, add, shrink, advice, survives)
-        return texts
-
-
-@torch.no_grad()
-def complete(
-    model: PreTrainedModel,
-    processing_class: Any,
-    length: int,
-    prompts: list[Any],
-    temperature: float = 0.0,
-    seed: int = 0,
-) -> list[str]:
-    """Continue each prompt by at most `length` tokens; with temperature 0 the likeliest."""
-    inputs = encode(processing_class, prompts).to(model.device)
-    # whatever the model's generation_config.json says: rollouts are made without penalties and filters too
-    how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-    if temperature:
-        torch.manual_seed(seed)
-        how = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
-    how["repetition_penalty"] = 1.0
-    tokens = model.generate(**inputs, max_new_tokens=length, **how)
-    return processing_class.batch_decode(tokens[:, inputs["input_ids"].size(1) :], skip_special_tokens=True)
+        tokens = self.at_once.complete(
+            self.model,
+            first_equal(prompts),
+            inputs_of,
+            names=inputs_of([0]).keys(),
+            how=how,
+            advice=f"a completion of {self.length} tokens does not fit into memory while it is generated",
+            survives=survives,
+            retry=lambda limit: clear_device_cache(garbage_collection=True),
+        )
+        return self.processing_class.batch_decode(tokens, skip_special_tokens=True)
 
 
 def encode(processing_class: Any, prompts: list[Any]) -> Any:

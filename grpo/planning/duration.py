@@ -135,7 +135,8 @@ def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
     phases = step_phases(config.train, shape, workload, speed, at_once)
     batch = min(config.task.eval.size, config.train.per_device_eval_batch_size or at_once)
     batches = math.ceil(config.task.eval.size / max(1, batch))
-    evaluation = 2 * batches * generation(shape, workload, speed, batch, bool(config.train.use_vllm))
+    asked_once = replace(workload, completions_per_prompt=1)
+    evaluation = 2 * batches * generation(shape, asked_once, speed, batch, bool(config.train.use_vllm), batch)
     steps, price, overlaps = number_of_steps(config), config.plan.hourly_price, bool(config.engine.staleness)
     return Duration(phases, steps, evaluation, OFF_BY[device], device == "cpu", price, overlaps)
 
@@ -155,7 +156,7 @@ def step_phases(train: DictConfig, shape: Shape, workload: Workload, speed: Spee
     parameters, size = trained(shape, workload)
     optimizer = 8 * parameters * size / speed.bandwidth  # weight, gradient and two moments, read and written
     by_engine = bool(train.use_vllm)
-    generate = -(-rows // at_once) * generation(shape, workload, speed, min(rows, at_once), by_engine)
+    generate = generation(shape, workload, speed, rows, by_engine, at_once)
     phases = {"generation": generations * generate, "update": (1 + backward) * (forward + passes * layers) + optimizer}
     scored = by_engine and train.vllm_importance_sampling_correction
     if scored or train.num_iterations > 1:
@@ -165,14 +166,22 @@ def step_phases(train: DictConfig, shape: Shape, workload: Workload, speed: Spee
     return phases
 
 
-def generation(shape: Shape, workload: Workload, speed: Speed, rows: int, by_engine: bool) -> float:
-    """Return the seconds of one generation of so many completions at once: the prompts, then token by token."""
+def generation(shape: Shape, workload: Workload, speed: Speed, rows: int, by_engine: bool, at_once: int) -> float:
+    """Return the seconds of a generation: the distinct prompts, then token by token.
+
+    With transformers the completions that have ended leave, so that on average `MEAN_LENGTH` of them are computed; if
+    not all are generated at once, others take their place. vLLM is taken to compute as many to the end.
+    """
     device = workload.device
     layers = shape.num_hidden_layers * (ENGINE_LAYER if by_engine else LAYER)[device]
-    token = rows * operations(shape, workload.sequence) / (REACHED[device] * speed.operations)
-    cache = kv_cache(shape, replace(workload, sequences=rows)) / 2  # which fills
-    moved = (weights(shape, workload) + cache) / speed.bandwidth
-    return workload.prompt * token + workload.completion * (layers + max(token, moved))
+    length = workload.completion if by_engine else MEAN_LENGTH * workload.completion
+    tokens = rows * length
+    steps = max(workload.completion, tokens / at_once)
+    token = operations(shape, workload.sequence) / (REACHED[device] * speed.operations)
+    cache = kv_cache(shape, replace(workload, sequences=1)) / 2  # which fills
+    moved = (steps * weights(shape, workload) + tokens * cache) / speed.bandwidth
+    prompts = -(-rows // (1 if by_engine else workload.completions_per_prompt))
+    return prompts * workload.prompt * token + steps * layers + max(tokens * token, moved)
 
 
 def operations(shape: Shape, length: float) -> float:

@@ -22,8 +22,8 @@ from grpo.utils.limits import GB, HOST_LIMIT, USABLE
 
 HEADROOM = 0.08
 """Fraction of the GPU's memory that a plan leaves free, for fragments of the allocator and for errors of the model."""
-AT_ONCE = "rows_generated_at_once"
-"""The setting that no key of the configuration has: completions that transformers generates at once."""
+AT_ONCE = "rollout.completions_at_once"
+"""The setting for the completions that transformers generates at once."""
 MAX_TOKENS = 16384
 """Tokens per micro-batch that keep any GPU busy; larger micro-batches are not faster."""
 
@@ -198,9 +198,8 @@ def choose(
             "vllm_max_model_length": workload.sequence,
         }
         settings |= {f"train.{name}": value for name, value in chosen.items() if config.train[name] is None}
-    if not config.train.use_vllm:  # the trainer halves what does not fit, so only one sequence has to
-        while workload.sequences > 1 and peak(shape, workload, "rollout") > limit:
-            workload = replace(workload, sequences=(workload.sequences + 1) // 2)
+    if not config.train.use_vllm:
+        workload = generated_at_once(config.rollout.completions_at_once, shape, workload, limit)
         settings[AT_ONCE] = workload.sequences
     if automatic:
         low = workload.sequence
@@ -214,6 +213,15 @@ def choose(
         workload = replace(workload, tokens=low)
     settings["update.max_tokens_per_microbatch"] = workload.tokens
     return workload, settings
+
+
+def generated_at_once(given: int | None, shape: Shape, workload: Workload, limit: float) -> Workload:
+    """Return the workload with the completions at once that are given, or that fit; one has to, as the others wait."""
+    if given:
+        return replace(workload, sequences=min(workload.sequences, given))
+    while workload.sequences > 1 and peak(shape, workload, "rollout") > limit:
+        workload = replace(workload, sequences=(workload.sequences + 1) // 2)
+    return workload
 
 
 def completions_per_step(train: DictConfig) -> int:

@@ -124,6 +124,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         completion=train.max_completion_length,
         sequences=per_generation,
         tokens=UNMEASURED if tokens == "auto" else tokens,
+        completions_per_prompt=train.num_generations,
         completions_per_sequence=train.num_generations if shared else 1,
         images=Images(per_generation, per_step, images_opened(config), config.task.max_pixels) if images else None,
         freeze=tuple(config.model.freeze),

@@ -95,7 +95,7 @@ def held_images(vision: Vision | None, workload: Workload, phase: str) -> dict[s
         return {}
     every, step = workload.images.per_generation, workload.images.per_step
     images = {
-        "rollout": every + (0 if workload.vllm_fraction or workload.on_server else workload.sequences),
+        "rollout": every + (0 if workload.vllm_fraction or workload.on_server else workload.prompts_at_once),
         "logprobs": 2 * every + images_at_once(vision, workload, every),
         "update": every + step + images_at_once(vision, workload, step),
     }
@@ -103,11 +103,11 @@ def held_images(vision: Vision | None, workload: Workload, phase: str) -> dict[s
 
 
 def without_gradient(vision: Vision | None, workload: Workload, phase: str) -> float:
-    """Bytes that the tower takes for all prompts that a `rollout` completes at once, else for a micro-batch's."""
+    """Bytes that the tower takes for the prompts that a `rollout` reads at once, else for those of a micro-batch."""
     if not (vision and workload.images):
         return 0.0
     scored = images_at_once(vision, workload, workload.images.per_generation)
-    images = workload.sequences if phase == "rollout" else scored
+    images = workload.prompts_at_once if phase == "rollout" else scored
     return images * patches(vision, workload) * forward(vision, workload)
 
 

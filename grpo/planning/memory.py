@@ -199,8 +199,9 @@ def persistent(shape: Shape, workload: Workload) -> Components:
 def rollout(shape: Shape, workload: Workload) -> Components:
     """Memory while completions are generated: by vLLM in its share, else by the policy in the larger of two moments.
 
-    The first is the prompts' pass through a layer. The second is the last token: the logits are copied in float32 for
-    temperature, softmax and sampling, and a layer's keys and values are repeated per query head, as a mask needs.
+    In the first the distinct prompts pass through a layer, or their images through the tower. The second is the last
+    token of completions that have all become as long as they may: the logits are copied in float32 for temperature,
+    softmax and sampling, and a layer's keys and values are repeated per query head, as a mask needs.
     """
     parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "rollout")
     if workload.sharding.gathers_to_generate:
@@ -212,13 +213,16 @@ def rollout(shape: Shape, workload: Workload) -> Components:
     logits = workload.sequences * shape.vocab_size * (workload.compute_bytes + 12 + 16 * workload.sampling_filter)
     repeated = workload.sequences * workload.sequence * 2 * shape.query_width * workload.compute_bytes
     mask = workload.prompt * (1 + workload.compute_bytes)
-    prefill = workload.sequences * workload.prompt * (layer_forward(shape, workload) + mask)
-    return parts | {
-        "kv cache": kv_cache(shape, workload),
-        "activations": max(prefill, repeated, images.without_gradient(shape.vision, workload, "rollout")),
-        "logits": logits,
-        "dequantized": dequantized(shape, workload),
+    prefill = workload.prompts_at_once * workload.prompt * (layer_forward(shape, workload) + mask)
+    read = replace(workload, sequences=workload.prompts_at_once, completion=0)
+    reading = {
+        "kv cache": kv_cache(shape, read),
+        "activations": max(prefill, images.without_gradient(shape.vision, workload, "rollout")),
+        "logits": workload.prompts_at_once * shape.vocab_size * workload.compute_bytes,
     }
+    last = {"kv cache": kv_cache(shape, workload), "activations": repeated, "logits": logits}
+    larger = reading if sum(reading.values()) > sum(last.values()) else last
+    return parts | larger | {"dequantized": dequantized(shape, workload)}
 
 
 def logprobs(shape: Shape, workload: Workload) -> Components:

@@ -93,6 +93,8 @@ class Workload:
     """Images of the prompts; None for text alone."""
     freeze: tuple[str, ...] = ()
     """Parts of a vision-language model that are not trained: `vision`, `projector`."""
+    completions_per_prompt: int = 1
+    """Completions of a group, for which transformers reads the prompt once."""
     completions_per_sequence: int = 1
     """Completions that can follow one copy of their prompt: the group's with `update.share_prompts`, else 1."""
     weight_bytes: float = 2
@@ -142,6 +144,11 @@ class Workload:
     def sequence(self) -> int:
         """Length of the longest prompt with one completion, tokens."""
         return self.prompt + self.completion
+
+    @property
+    def prompts_at_once(self) -> int:
+        """Distinct prompts of the completions that are generated at once."""
+        return -(-self.sequences // self.completions_per_prompt)
 
     @property
     def microbatch(self) -> int:

@@ -326,8 +326,8 @@ class ExactGRPOTrainer(GRPOTrainer):
     def _generate_single_turn(
         self, prompt_ids: list, images: list | None, multimodal_fields: Batch, num_generations: int, **options: Any
     ) -> tuple[list, list | None]:
-        stock = partial(super()._generate_single_turn, num_generations=num_generations, **options)
-        return self.rollouts.complete(self, prompt_ids, images, multimodal_fields, num_generations, stock)
+        given = (prompt_ids, images, multimodal_fields, num_generations)
+        return self.rollouts.complete(self, *given, super()._generate_single_turn, **options)
 
     def _tokenize_prompts(self, prompts: list) -> tuple[list, list | None, Batch]:
         return self.rollouts.tokenize(self, prompts, super()._tokenize_prompts)

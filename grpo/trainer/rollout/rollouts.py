@@ -11,19 +11,19 @@ import torch
 
 from grpo.config.options import Engine, Rollout
 from grpo.data.images import View, unexpanded
+from grpo.generation.at_once import AtOnce
 from grpo.generation.vllm_engine import compute_type
 from grpo.trainer.batch import Batch, check, loss_mask
 from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.processes import own_part
-from grpo.trainer.rollout import advantages, engine_check, episodes, rounds
+from grpo.trainer.rollout import advantages, by_transformers, engine_check, episodes, rounds
 from grpo.trainer.rollout.columns import kept_columns
 from grpo.trainer.rollout.dynamic_sampling import Completion, DynamicSampling
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.image_tokens import as_tensors, end_before
 from grpo.trainer.rollout.overlap import Overlap
 from grpo.trainer.rollout.problem_order import ProblemOrder
-from grpo.trainer.rollout.prompts_at_once import Generate, PromptsAtOnce
 from grpo.trainer.rollout.thumbnails import Thumbnails, strip_images
 from grpo.trainer.rollout.tool_calls import Counts, ToolCalls, is_answered, loggable
 from grpo.utils.diagnosis import why_not_stale
@@ -43,7 +43,7 @@ class Rollouts:
     clock: StepClock
     memory: MemoryReadings
     engine_check: EngineCheck
-    prompts_at_once: PromptsAtOnce
+    at_once: AtOnce
     thumbnails: Thumbnails
     keep_columns: bool = False
     """Whether the columns of the data, and small images, are logged with completions."""
@@ -147,22 +147,26 @@ class Rollouts:
         return found
 
     def complete(
-        self, trainer: Any, prompts: list, images: list | None, fields: Batch, group: int, stock: Generate
+        self,
+        trainer: Any,
+        prompts: list,
+        images: list | None,
+        fields: Batch,
+        group: int,
+        stock: Callable[..., tuple[list, list | None]],
+        has_tool_images: bool = False,
     ) -> tuple[list, list | None]:
-        """Complete prompts as TRL's `_generate_single_turn`; after an OOM of transformers' generate, fewer at once."""
-        checkpointing = trainer.model.is_gradient_checkpointing
+        """Complete prompts as TRL's `_generate_single_turn`; with transformers' generate each prompt is read once."""
 
         def retry(limit: int) -> None:
-            if checkpointing:  # TRL switches it off for generation, and an exception keeps it off
-                trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
             trainer.budget.retry()
-            log.warning("out of memory in generation: %d prompts at once from now on", limit)
+            log.warning("out of memory in generation: %d completions at once from now on", limit)
 
-        if trainer.use_vllm:
-            found = stock(prompts, images, fields)
+        if trainer.use_vllm or trainer.use_transformers_continuous_batching:
+            found = stock(prompts, images, fields, group, has_tool_images)
         else:
-            given = (stock, prompts, images, fields, group, retry, trainer.survives)
-            found = (self.prompts_at_once.generate(*given), None)
+            given = (self.at_once, prompts, images, fields, group, has_tool_images, retry)
+            found = (by_transformers.complete(trainer, *given), None)
         token = getattr(trainer.processing_class, "image_token_id", None)
         return found if token is None else end_before(token, trainer._tokenizer.eos_token_id, *found)
 
@@ -215,11 +219,11 @@ class Rollouts:
     def state_dict(self) -> dict[str, Any]:
         """Return what the next steps depend on."""
         order = self.sampling.order.state_dict() if self.sampling else None
-        return {"prompts_at_once": self.prompts_at_once.limit, "order": order}
+        return {"completions_at_once": self.at_once.limit, "order": order}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` has returned."""
-        self.prompts_at_once.limit = state["prompts_at_once"]
+        self.at_once.limit = state["completions_at_once"]
         if self.sampling and state["order"]:
             self.sampling.order.load_state_dict(state["order"])
 
@@ -266,7 +270,7 @@ def rollouts_of(
         trainer.clock,
         trainer.memory,
         EngineCheck(dtype, device, of_script=trainer.rollout_func is not None),
-        PromptsAtOnce(trainer.processing_class),
+        AtOnce(rollout.completions_at_once),
         Thumbnails(files, trainer.accelerator.num_processes),
         keep_columns,
         sampling,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from datasets import Dataset
 from omegaconf import DictConfig
 from rich.console import Console
@@ -174,24 +173,6 @@ def test_no_majority_is_taken_where_the_answer_is_not_decisive(held_out: Dataset
     )
     assert result["pass@k"]["2"]["value"] == 1
     assert "maj@k" not in result
-
-
-def test_prompts_too_many_for_memory_are_completed_in_halves(
-    held_out: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-
-    def out_of_memory(model: Any, tokenizer: Any, length: int, prompts: list[Any], *how: Any) -> list[str]:
-        sizes.append(len(prompts))
-        if len(prompts) > 6:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return prompts
-
-    monkeypatch.setattr("grpo.generation.local.complete", out_of_memory)
-    completer = Completer(None, None, 24)
-    for _ in range(2):
-        assert completer(list(held_out["prompt"])) == list(held_out["prompt"])
-    assert sizes == [24, 12, 6, 6, 6, 6] + [6] * 4, "what did not fit once is not tried again"
 
 
 def test_another_policy_or_decoding_is_not_taken_for_this_one(

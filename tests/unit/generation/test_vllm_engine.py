@@ -20,7 +20,7 @@ from grpo.builtin.tasks.arithmetic import problems
 from grpo.config.options import Engine
 from grpo.config.schema import ROOT
 from grpo.generation import vllm_engine
-from grpo.generation.local import complete
+from grpo.generation.local import Completer
 from grpo.generation.merged_weights import merged_weights, trains_tied_weight
 from grpo.generation.vllm_engine import PolicyEngine, answer
 from grpo.rundir.resume import newest_checkpoint
@@ -344,7 +344,7 @@ def test_the_engine_is_checked_at_the_first_step_and_passes(trained: ExactGRPOTr
 def test_vllm_answers_what_transformers_answers(trained: ExactGRPOTrainer) -> None:
     trained.vllm_generation.sync_weights()
     model = trained.model.eval()
-    answers = partial(complete, model, trained.processing_class, 16, PROMPTS)
+    answers = partial(Completer(model, trained.processing_class, 16), PROMPTS)
     by_transformers = answers()
     assert answer(trained, PROMPTS) == by_transformers
     with torch.no_grad():
@@ -385,7 +385,7 @@ def test_an_engine_answers_with_the_newest_adapter_alone(tmp_path: Path) -> None
                     weight.add_(0.02 * torch.randn_like(weight))
         made.vllm_generation.sync_weights()
         said.append(answer(made, PROMPTS))
-        assert said[-1] == complete(model, made.processing_class, 16, PROMPTS)
+        assert said[-1] == Completer(model, made.processing_class, 16)(PROMPTS)
     assert said[0] != said[1] != said[2]
     assert made.vllm_generation.llm.llm_engine.list_loras() == {3}
 

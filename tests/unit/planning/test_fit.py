@@ -83,7 +83,7 @@ def test_micro_batches_grow_with_the_gpu_within_what_is_usable(composed: Compose
 def test_fewer_completions_are_generated_at_once_on_a_small_gpu(composed: Compose) -> None:
     plan = make_plan(composed("+gpu=rtx3080", "model=qwen3_4b"))
     assert plan.problem is None
-    assert plan.settings["rows_generated_at_once"] < 64
+    assert plan.settings["rollout.completions_at_once"] < 64
 
 
 def test_what_the_user_has_set_is_kept(composed: Compose) -> None:
@@ -219,7 +219,7 @@ def test_with_a_server_nothing_is_generated_on_the_gpu(composed: Compose) -> Non
     assert "transfer" not in plan.phases["rollout"], "an adapter alone takes next to nothing"
     assert make_plan(composed(*line, "engine.lora=merged")).phases["rollout"]["transfer"] == 3
     assert plan.problem is None
-    assert "rows_generated_at_once" not in plan.settings
+    assert "rollout.completions_at_once" not in plan.settings
 
 
 def test_vllm_holds_the_longest_sequence_and_never_sleeps_on_cpu(composed: Compose) -> None:

@@ -1,6 +1,7 @@
 """Each component of the memory model against the memory that PyTorch, PEFT and bitsandbytes really take."""
 
 import json
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 from benchmarks.simulation import simulate
 from grpo.config.schema import ROOT
+from grpo.generation.at_once import AtOnce, first_equal
 from grpo.planning.activations import layer_activations
 from grpo.planning.from_config import shipped_models
 from grpo.planning.memory import (
@@ -149,6 +153,48 @@ def test_a_sliding_window_layer_caches_no_more_than_its_window() -> None:
     real = cached(numbers, 4, 20)
     one = kv_cache(shape, replace(WORKLOAD, prompt=0, completion=1))
     assert real <= kv_cache(shape, replace(WORKLOAD, completion=20)) <= real + one
+
+
+class Peak(TorchDispatchMode):
+    """The bytes of all tensors that operations make, at most at once; not those of a policy's weights."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.known = {weight.untyped_storage()._cdata: 0 for weight in policy.parameters()}
+        self.now = self.highest = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
+            if storage is not None and storage._cdata not in self.known:
+                self.known[storage._cdata] = storage.nbytes()
+                self.now += storage.nbytes()
+                self.highest = max(self.highest, self.now)
+                weakref.finalize(storage, self.freed, storage._cdata)
+        return made
+
+    def freed(self, storage: int) -> None:
+        self.now -= self.known.pop(storage)
+
+
+@pytest.mark.parametrize(("prompt", "new"), [(200, 50), (20, 200)])
+def test_generation_takes_what_is_planned(prompt: int, new: int) -> None:
+    """Two prompts of different lengths, and completions that all become as long as they may."""
+    policy = model(NUMBERS | {"max_position_embeddings": 512}).eval()
+    rows = [[5] * length for length in (prompt, prompt // 2) for _ in range(4)]
+
+    def inputs_of(places: list[int]) -> dict[str, torch.Tensor]:
+        ids = torch.tensor([[0] * (prompt - len(rows[place])) + rows[place] for place in places])
+        return {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+    how = {"do_sample": True, "top_k": 0, "temperature": 0.9, "max_new_tokens": new, "eos_token_id": None}
+    with Peak(policy) as measured:
+        AtOnce().complete(policy, first_equal(rows), inputs_of, ("input_ids", "attention_mask"), how, "", 4)
+    workload = replace(WORKLOAD, prompt=prompt, completion=new, sequences=8, completions_per_prompt=4)
+    planned = rollout(SHAPE, workload)
+    held = sum(planned[name] for name in ("kv cache", "activations", "logits"))
+    assert held == pytest.approx(measured.highest, rel=0.1)
 
 
 # --- Temporary memory ---

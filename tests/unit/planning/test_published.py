@@ -77,7 +77,7 @@ def suggested(composed: Compose, line: tuple[str, ...]) -> list[Any]:
 def test_vlm_r1s_six_h20_hold_four_small_image_completions(composed: Compose) -> None:
     plan = make_plan(composed(*VLM_R1))
     assert plan.problem is None
-    assert plan.settings["rows_generated_at_once"] == 4
+    assert plan.settings["rollout.completions_at_once"] == 4
     assert plan.settings["update.max_tokens_per_microbatch"] == 4 * (1024 + 256), "all of them in one micro-batch"
     update = plan.phases["update"]
     assert update["vision activations"] == max(update.values()), "the tower takes more than the language model"

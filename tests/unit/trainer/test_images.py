@@ -46,14 +46,12 @@ def test_generation_with_images_is_split_between_prompts(tmp_path: Path) -> None
     for limit in (99, 4):
         given = options("llava_next", "full") | {"rollout_func": None, "top_k": 1, "max_steps": 1}
         trainer = make(ExactGRPOTrainer, tmp_path, **given)
-        generate = trainer.model.generate
 
-        def within_memory(generate: Any = generate, limit: int = limit, **inputs: Any) -> torch.Tensor:
-            if inputs["input_ids"].size(0) > limit:
+        def within_memory(module: Any, args: Any, given: Any, limit: int = limit) -> None:
+            if not torch.is_grad_enabled() and given.get("past_key_values") and len(given["input_ids"]) > limit:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-            return generate(**inputs)
 
-        trainer.model.generate = within_memory
+        trainer.model.register_forward_pre_hook(within_memory, with_kwargs=True)
         record = train(trainer)
         completions[limit] = list(trainer._logs["completion"])
     assert record.logs[0]["update/oom_retries"] == 2

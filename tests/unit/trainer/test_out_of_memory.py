@@ -2,7 +2,6 @@
 
 import functools
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,23 +159,19 @@ def test_the_step_after_the_trial_survives_lack_of_memory(tmp_path: Path, option
 def test_generation_that_does_not_fit_is_split_between_prompts(tmp_path: Path) -> None:
     options = {"rollout_func": None, "top_k": 1, "gradient_checkpointing": True}
     completions: dict[str, list[str]] = {}
-    sizes: list[int] = []
-    for name in ("whole", "split"):
+    for name, limit in (("whole", 99), ("split", 4)):
         trainer = ours(tmp_path, **options)
-        generate = trainer.model.generate
 
-        def within_memory(generate: Callable = generate, limit: int = 4 if name == "split" else 99, **inputs: Any):
-            sizes.append(inputs["input_ids"].size(0))
-            if sizes[-1] > limit:
+        def within_memory(module: Any, args: Any, given: Any, limit: int = limit) -> None:
+            if not torch.is_grad_enabled() and given.get("past_key_values") and len(given["input_ids"]) > limit:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-            return generate(**inputs)
 
-        trainer.model.generate = within_memory
+        trainer.model.register_forward_pre_hook(within_memory, with_kwargs=True)
         record = train(trainer)
         completions[name] = list(trainer._logs["completion"])
     assert completions["whole"] == completions["split"]
-    assert sizes == [16, 16, 16, 8, 4, 4, 4, 4, 4, 4, 4, 4]
     assert [row["update/oom_retries"] for row in record.logs] == [2, 0]
+    assert trainer.rollouts.at_once.limit == 4
     assert trainer.model.is_gradient_checkpointing
 
 
@@ -184,5 +179,5 @@ def test_a_completion_too_large_to_generate_ends_with_advice(tmp_path: Path) -> 
     trainer = ours(tmp_path, rollout_func=None)
     fault = OutOfMemory(*range(1, 100))
     trainer.model.generate = lambda **inputs: fault()
-    with pytest.raises(DoesNotFit, match=r"1 completions do not fit .* generated: lower max_completion_length"):
+    with pytest.raises(DoesNotFit, match=r"a completion does not fit .* generated: lower max_completion_length"):
         trainer.train()

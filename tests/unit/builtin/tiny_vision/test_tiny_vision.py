@@ -10,7 +10,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 import grpo.builtin.tiny_vision
 from grpo.builtin.build import NOISE, look, vision_model, vision_processor
 from grpo.builtin.tasks.shapes import COLOURS, KINDS, Problem, picture, problems
-from grpo.generation.local import complete
+from grpo.generation.local import Completer
 
 SHIPPED = Path(grpo.builtin.tiny_vision.__file__).parent
 
@@ -52,7 +52,7 @@ def test_the_policy_looks_and_mostly_answers_incorrectly(blank: bool) -> None:
         return [{"role": "user", "content": parts}]
 
     with torch.no_grad():
-        answers = complete(model.float().eval(), processor, 8, [prompt(problem) for problem in asked])
+        answers = Completer(model.float().eval(), processor, 8)([prompt(problem) for problem in asked])
     seen = [
         answer.strip() == look(problem, random.Random(0), noise=1.0)
         for answer, problem in zip(answers, asked, strict=True)

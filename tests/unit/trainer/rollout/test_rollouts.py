@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from grpo.config.options import Rollout
+from grpo.generation.at_once import AtOnce
 from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.problem_order import ProblemOrder
-from grpo.trainer.rollout.prompts_at_once import PromptsAtOnce
 from grpo.trainer.rollout.rollouts import Rollouts
 from grpo.trainer.rollout.thumbnails import Thumbnails
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 def rollouts(folder: Path, **options: Any) -> Rollouts:
     memory = MemoryReadings(on_gpu=False)
     check = EngineCheck("float32", "cpu", of_script=False)
-    return Rollouts(StepClock(CPU), memory, check, PromptsAtOnce(None), Thumbnails(folder), **options)
+    return Rollouts(StepClock(CPU), memory, check, AtOnce(), Thumbnails(folder), **options)
 
 
 def stand_in() -> Any:
@@ -66,10 +66,10 @@ def test_rollouts_continue_where_they_were(tmp_path: Path) -> None:
         return DynamicSampling(Rollout(dynamic_sampling=True), order, 1, {"correct": 1.0}, "correct")
 
     before, after = (rollouts(tmp_path, sampling=sampling()) for _ in range(2))
-    before.prompts_at_once.limit = 7
+    before.at_once.limit = 7
     assert before.sampling
     assert after.sampling
     before.sampling.order.take(4)
     after.load_state_dict(before.state_dict())
-    assert after.prompts_at_once.limit == 7
+    assert after.at_once.limit == 7
     assert after.sampling.order.take(3) == before.sampling.order.take(3)

@@ -1,0 +1,121 @@
+"""Completions by transformers' `generate`, as many at once as fit into memory."""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from grpo.generation.running_batch import RunningBatch, in_step, why_not_shared
+from grpo.utils.oom import half, is_out_of_memory, smaller_until_it_fits
+
+log = logging.getLogger(__name__)
+
+
+class AtOnce:
+    """Completes prompts: each distinct one is read once, and what does not fit waits for the place of another.
+
+    After an OOM half as many completions are generated at once, and from then on never more. All that were begun with
+    the one that did not fit are generated again: to keep those that had ended would prefer short ones.
+
+    Args:
+        limit: completions at once; None for all of a call.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self._reasons: set[str] = set()
+
+    def complete(
+        self,
+        model: Any,
+        same: Sequence[int],
+        inputs_of: Callable[[list[int]], Any],
+        names: Collection[str],
+        how: dict[str, Any],
+        advice: str,
+        group: int = 1,
+        survives: Callable[[BaseException], bool] = is_out_of_memory,
+        retry: Callable[[int], None] = lambda limit: None,
+    ) -> list[list[int]]:
+        """Return the tokens of a completion of each prompt, with the one that ends it.
+
+        Args:
+            model: that generates.
+            same: of each prompt, the place of the first that is equal to it; see `first_equal`.
+            inputs_of: returns the model's tensors for the prompts at these places.
+            names: of these tensors.
+            how: arguments of `generate`.
+            advice: what to do if a completion alone does not fit.
+            group: equal prompts, as a rule: they are begun together if that is possible.
+            survives: whether to try again after an exception.
+            retry: is called after an OOM, with the completions at once from then on.
+
+        Raises:
+            DoesNotFit: a completion alone does not fit.
+        """
+        count, batch, begun = len(same), RunningBatch(), list[range]()
+        shared = self._reads_once(model, names, how.get("generation_config"))
+
+        def parts() -> list[range]:
+            """Return what is left: first as many as fit, then a group at a time, for which there will be room."""
+            missing = next((row for row in range(count) if row not in batch.ended), count)
+            start = next((rows.start for rows in begun if missing in rows), missing)
+            begun.clear()
+            batch.restart(start)
+            limit = min(self.limit or count, count)
+            first = limit // group * group or limit
+            further = min(group, limit) if shared else first
+            stops = [*range(start + first, count, further), count] if start < count else []
+            return [range(*part) for part in pairwise([start, *stops])]
+
+        def work(rows: range) -> None:
+            begun.append(rows)
+            if shared:
+                places = sorted({max(same[row], rows.start) for row in rows})
+                numbers = [range(*of) for of in pairwise([*places, rows.stop])]
+                last = rows.stop == count or in_step(model)
+                most = 0 if last else (self.limit or count) - group
+                batch.begin(model, inputs_of(places), numbers, max(0, most), **how)
+            else:
+                batch.ended |= zip(rows, each_alone(model, inputs_of(list(rows)), how), strict=True)
+
+        def shrink(failed: range | None) -> None:
+            at_once = sum(row not in batch.ended for rows in begun for row in rows)
+            self.limit = max(1, at_once - half(at_once, group))
+            retry(self.limit)
+
+        def hopeless(failed: bool, alone: bool) -> tuple[bool, bool]:
+            return failed, alone and self.limit == 1  # else there were others beside it
+
+        smaller_until_it_fits(parts, work, shrink, lambda failed: advice, survives, hopeless)
+        return [batch.ended[row] for row in range(count)]
+
+    def _reads_once(self, model: Any, names: Collection[str], config: GenerationConfig | None) -> bool:
+        """Return whether each prompt is read once; the reason why not is logged once."""
+        reason = why_not_shared(model, names, config)
+        if reason and reason not in self._reasons:
+            self._reasons.add(reason)
+            log.info("each completion reads its prompt anew: %s", reason)
+        return reason is None
+
+
+@torch.no_grad()
+def each_alone(model: Any, inputs: Any, how: dict[str, Any]) -> list[list[int]]:
+    """Return the tokens that `generate` adds to each prompt, up to the first that ends it."""
+    tokens = model.generate(**inputs, **how)[:, inputs["input_ids"].size(1) :]
+    of = (how.get("eos_token_id"), getattr(how.get("generation_config"), "eos_token_id", None))
+    eos = next((ids for ids in of if ids is not None), model.generation_config.eos_token_id)
+    ends = torch.isin(tokens, torch.tensor([] if eos is None else eos, device=tokens.device))
+    kept = ends.cumsum(1) - ends.long() == 0
+    return [row[keep].tolist() for row, keep in zip(tokens, kept, strict=True)]
+
+
+def first_equal(prompts: Sequence[Any]) -> list[int]:
+    """Return for each prompt the place of the first of its neighbours that are equal to it."""
+    places: list[int] = []
+    for place, prompt in enumerate(prompts):
+        places.append(places[-1] if place and prompt == prompts[place - 1] else place)
+    return places

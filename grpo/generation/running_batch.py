@@ -1,0 +1,234 @@
+"""Completions by transformers' `generate`: each prompt is read once, and a completion that has ended leaves the batch.
+
+`generate` prepares inputs, cache, logits processors and stopping criteria, and calls `RunningBatch.decode` in place of
+its own loop. That reads the distinct prompts, repeats the cache for the completions of each, and from then on computes
+the completions alone that have not ended. Prompts can join a batch that is under way.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from transformers import GenerationConfig
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation import GenerationMode
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL as READ_WITH_PROMPTS
+from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
+
+from grpo.utils.distributed import world_size
+
+BY_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
+"""Inputs of a model whose last two dimensions are sequences and their tokens."""
+OF_IMAGES = {*READ_WITH_PROMPTS, "image_grid_thw", "spatial_shapes", "image_position_ids"}
+"""Inputs that a model needs with the prompts, and not after them."""
+
+
+def why_not_shared(model: Any, inputs: Iterable[str], config: GenerationConfig | None = None) -> str | None:
+    """Return why a model cannot read each prompt once for all its completions; None if it can.
+
+    It asks the cache that `generate` would make: each of its layers has to keep the keys and values of all tokens, or
+    of a window of them, as state-space layers, for example, do not.
+
+    Args:
+        inputs: names of the model's inputs.
+        config: of the generation, if it is not the model's own.
+    """
+    if unknown := set(inputs) - {"input_ids", *BY_TOKEN, *OF_IMAGES}:
+        return f"its input {min(unknown)} may be of prompts or of completions"
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        return "its adapter adds tokens to prompts"
+    for each in (config, model.generation_config):
+        if each and (mode := each.get_generation_mode()) not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+            return f"its generation_config asks for {mode.value}"
+        for name, usual in (("cache_implementation", "dynamic"), ("use_cache", True), ("num_return_sequences", 1)):
+            if getattr(each, name, None) not in (None, usual):
+                return f"its generation_config has {name}={getattr(each, name)}"
+    if model.config.is_encoder_decoder or not model._supports_default_dynamic_cache():
+        return "its cache is of its own kind"
+    for layer in DynamicCache(config=model.config.get_text_config(decoder=True)).layers:
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            return f"its cache has a {type(layer).__name__}"
+    return None
+
+
+def in_step(model: Any) -> bool:
+    """Return whether all processes have to compute each token together, as the weights are sharded."""
+    return world_size() > 1 and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
+
+
+@dataclass
+class Cohort:
+    """Completions that began together, by their numbers, and what `generate` has prepared for them."""
+
+    numbers: list[int | None]
+    """None of a completion that has ended and is computed on, as other processes wait for it."""
+    ids: torch.Tensor
+    """Prompts, padded on the left, and what has been generated so far, (completions, tokens)."""
+    prompt: int
+    """Tokens of the padded prompts."""
+    processors: Any
+    criteria: Any
+    sample: bool
+
+    def append(self, logits: torch.Tensor) -> torch.Tensor:
+        """Choose the next token of each completion from logits, (completions, vocabulary); return which have ended."""
+        scores = self.processors(self.ids, logits.to(copy=True, dtype=torch.float32))
+        chosen = torch.multinomial(scores.softmax(-1), 1) if self.sample else scores.argmax(-1, keepdim=True)
+        self.ids = torch.cat((self.ids, chosen), 1)
+        return self.criteria(self.ids, None)
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Drop the other completions."""
+        self.numbers = [self.numbers[row] for row in rows.tolist()]
+        self.ids = self.ids[rows]
+
+
+class RunningBatch:
+    """Completions that are being generated, and those that have ended."""
+
+    def __init__(self) -> None:
+        self.ended: dict[int, list[int]] = {}
+        """Tokens of completions that have ended, by their numbers."""
+        self.cohorts: list[Cohort] = []
+        self.inputs: dict[str, Any] = {}
+        """Of the model: the cache, and the mask and positions with a column for the token that is not in it yet."""
+
+    def __len__(self) -> int:
+        """Return how many completions have not ended."""
+        return sum(number is not None for cohort in self.cohorts for number in cohort.numbers)
+
+    def restart(self, count: int) -> None:
+        """Drop all completions but the first `count`, which have ended."""
+        self.ended = {number: self.ended[number] for number in range(count)}
+        self.cohorts, self.inputs = [], {}
+
+    @torch.no_grad()
+    def begin(self, model: Any, inputs: Any, numbers: Sequence[Sequence[int]], most: int, **how: Any) -> None:
+        """Read prompts and generate until at most so many completions have not ended.
+
+        Args:
+            model: in evaluation mode, or without dropout.
+            inputs: tensors of distinct prompts, padded on the left, with their images.
+            numbers: of each prompt, those of its completions.
+            most: completions that may be left for a later call; 0 where the weights are sharded.
+            how: arguments of `generate`.
+        """
+        model.generate(**inputs, **how, custom_generate=partial(self.decode, numbers, most))
+
+    def decode(
+        self,
+        numbers: Sequence[Sequence[int]],
+        most: int,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **inputs: Any,
+    ) -> torch.Tensor:
+        """Stand in for the loop of `generate`, with its arguments; see `begin`."""
+        outputs = model._prefill(input_ids, generation_config, inputs)
+        inputs = model._update_model_kwargs_for_generation(outputs, inputs)
+        of_prompt = [prompt for prompt, of in enumerate(numbers) for _ in of]
+        rows = torch.tensor(of_prompt, device=input_ids.device)
+        cohort = Cohort(
+            [number for of in numbers for number in of],
+            input_ids[rows],
+            input_ids.size(1),
+            logits_processor,
+            stopping_criteria,
+            generation_config.do_sample,
+        )
+        logits = outputs.logits[:, -1][rows]
+        del outputs
+        synced = in_step(model)
+        left = self._left(cohort, cohort.append(logits), synced)
+        if len(left):
+            cohort.keep(left)
+            inputs = selected(inputs, rows[left])
+            self.inputs = joined(self.inputs, inputs, len(self), len(left)) if self.cohorts else inputs
+            self.cohorts.append(cohort)
+        with model._optimize_model_for_decode():
+            while model._has_unfinished_sequences(len(self) <= most, synced, input_ids.device):
+                self._step(model, synced)
+        return input_ids
+
+    def _step(self, model: Any, synced: bool) -> None:
+        """Generate a token of each completion."""
+        last = torch.cat([cohort.ids[:, -1:] for cohort in self.cohorts])
+        outputs = model(
+            **model.prepare_inputs_for_generation(last, next_sequence_length=1, **self.inputs), return_dict=True
+        )
+        self.inputs = model._update_model_kwargs_for_generation(outputs, self.inputs)
+        logits = outputs.logits[:, -1]
+        del outputs
+        kept, start = [], 0
+        for cohort in self.cohorts:
+            size = len(cohort.numbers)
+            left = self._left(cohort, cohort.append(logits[start : start + size]), synced)
+            if len(left) < size:
+                cohort.keep(left)
+            kept.append(left + start)
+            start += size
+        if sum(map(len, kept)) < start:
+            self.cohorts = [cohort for cohort in self.cohorts if cohort.numbers]
+            self.inputs = selected(self.inputs, torch.cat(kept)) if self.cohorts else {}
+
+    def _left(self, cohort: Cohort, ended: torch.Tensor, synced: bool) -> torch.Tensor:
+        """Note the completions that have ended; return the rows of the others, or of a last one that others wait for.
+
+        Args:
+            ended: which have, (completions).
+            synced: whether all processes compute each token together.
+        """
+        for row in ended.nonzero()[:, 0].tolist():
+            if (number := cohort.numbers[row]) is not None:
+                self.ended[number] = cohort.ids[row, cohort.prompt :].tolist()
+        if synced and ended.all():
+            cohort.numbers = [None] * len(cohort.numbers)
+            return torch.zeros(1, dtype=torch.long, device=ended.device)
+        return (~ended).nonzero()[:, 0]
+
+
+def selected(inputs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
+    """Return a model's inputs for these rows, some of them several times; the cache is changed in place.
+
+    What belongs to images is dropped.
+    """
+    inputs["past_key_values"].batch_select_indices(rows)
+    by_token = {name: inputs[name].index_select(-2, rows) for name in BY_TOKEN if inputs.get(name) is not None}
+    return {name: value for name, value in inputs.items() if name not in {*BY_TOKEN, *OF_IMAGES}} | by_token
+
+
+def joined(under_way: dict[str, Any], new: dict[str, Any], rows: int, new_rows: int) -> dict[str, Any]:
+    """Return a model's inputs for the completions under way and new ones: the shorter are padded on the left."""
+    for inputs, count in ((under_way, rows), (new, new_rows)):
+        if inputs.get("attention_mask") is None:  # which `generate` drops where nothing is padded
+            length = inputs["past_key_values"].get_seq_length() + 1
+            inputs["attention_mask"] = torch.ones(count, length, dtype=torch.long, device=inputs["position_ids"].device)
+    result = new | {name: widened(under_way[name], new[name], -1) for name in BY_TOKEN if new.get(name) is not None}
+    for before, layer in zip(under_way["past_key_values"].layers, new["past_key_values"].layers, strict=True):
+        if not layer.is_initialized:  # its keys and values are those of an earlier layer
+            continue
+        layer.keys, layer.values = widened(before.keys, layer.keys, 2), widened(before.values, layer.values, 2)
+        before.keys = before.values = None
+        if layer.is_sliding:
+            layer.cumulative_length = max(before.cumulative_length, layer.cumulative_length)
+    return result
+
+
+def widened(first: torch.Tensor, second: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Return two tensors as one, the one with fewer tokens padded with zeros on the left.
+
+    Args:
+        first: of some sequences.
+        second: of others.
+        tokens: the dimension of tokens: the last, before which are the sequences, or 2, where these are the first.
+    """
+    most = max(first.size(tokens), second.size(tokens))
+    behind = (0, 0) if tokens == 2 else ()
+    padded = [pad(tensor, (*behind, most - tensor.size(tokens), 0)) for tensor in (first, second)]
+    return torch.cat(padded, 0 if tokens == 2 else -2)
