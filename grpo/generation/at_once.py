@@ -1,7 +1,8 @@
 """Completions by transformers' `generate`, as many at once as fit into memory."""
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 from grpo.generation.running_batch import RunningBatch, in_step, why_not_shared
+from grpo.generation.turns import Turns
 from grpo.utils.oom import half, is_out_of_memory, smaller_until_it_fits
 
 log = logging.getLogger(__name__)
@@ -26,6 +28,8 @@ class AtOnce:
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
+        self.turns: Turns | None = None
+        """While a generation has several turns: the caches of those before."""
         self._reasons: set[str] = set()
 
     def complete(
@@ -56,7 +60,7 @@ class AtOnce:
         Raises:
             DoesNotFit: a completion alone does not fit.
         """
-        count, batch, begun = len(same), RunningBatch(), list[range]()
+        count, batch, begun = len(same), RunningBatch(self.turns), list[range]()
         shared = self._reads_once(model, names, how.get("generation_config"))
 
         def parts() -> list[range]:
@@ -92,6 +96,15 @@ class AtOnce:
 
         smaller_until_it_fits(parts, work, shrink, lambda failed: advice, survives, hopeless)
         return [batch.ended[row] for row in range(count)]
+
+    @contextmanager
+    def several_turns(self) -> Iterator[None]:
+        """While inside, a prompt that begins with one of before and its completion is not read again up to there."""
+        self.turns = Turns()
+        try:
+            yield
+        finally:
+            self.turns = None
 
     def _reads_once(self, model: Any, names: Collection[str], config: GenerationConfig | None) -> bool:
         """Return whether each prompt is read once; the reason why not is logged once."""

@@ -18,6 +18,7 @@ from transformers.generation import GenerationMode
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL as READ_WITH_PROMPTS
 from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
+from grpo.generation.turns import Turns
 from grpo.utils.distributed import world_size
 
 BY_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
@@ -67,6 +68,8 @@ class Cohort:
     """None of a completion that has ended and is computed on, as other processes wait for it."""
     ids: torch.Tensor
     """Prompts, padded on the left, and what has been generated so far, (completions, tokens)."""
+    begins: list[int]
+    """Where the prompt of each begins after its padding."""
     prompt: int
     """Tokens of the padded prompts."""
     processors: Any
@@ -83,13 +86,19 @@ class Cohort:
     def keep(self, rows: torch.Tensor) -> None:
         """Drop the other completions."""
         self.numbers = [self.numbers[row] for row in rows.tolist()]
+        self.begins = [self.begins[row] for row in rows.tolist()]
         self.ids = self.ids[rows]
 
 
 class RunningBatch:
-    """Completions that are being generated, and those that have ended."""
+    """Completions that are being generated, and those that have ended.
 
-    def __init__(self) -> None:
+    Args:
+        turns: keeps the caches of completions that have ended, and has those of what prompts begin with.
+    """
+
+    def __init__(self, turns: Turns | None = None) -> None:
+        self.turns = turns
         self.ended: dict[int, list[int]] = {}
         """Tokens of completions that have ended, by their numbers."""
         self.cohorts: list[Cohort] = []
@@ -116,7 +125,9 @@ class RunningBatch:
             most: completions that may be left for a later call; 0 where the weights are sharded.
             how: arguments of `generate`.
         """
-        model.generate(**inputs, **how, custom_generate=partial(self.decode, numbers, most))
+        begun = self.turns and self.turns.take(inputs["input_ids"], inputs["attention_mask"], model.config)
+        cache = {"past_key_values": begun} if begun else {}
+        model.generate(**inputs, **cache, **how, custom_generate=partial(self.decode, numbers, most))
 
     def decode(
         self,
@@ -130,6 +141,8 @@ class RunningBatch:
         **inputs: Any,
     ) -> torch.Tensor:
         """Stand in for the loop of `generate`, with its arguments; see `begin`."""
+        mask = inputs.get("attention_mask")
+        begins = [0] * len(input_ids) if mask is None else mask.argmax(1).tolist()
         outputs = model._prefill(input_ids, generation_config, inputs)
         inputs = model._update_model_kwargs_for_generation(outputs, inputs)
         of_prompt = [prompt for prompt, of in enumerate(numbers) for _ in of]
@@ -137,6 +150,7 @@ class RunningBatch:
         cohort = Cohort(
             [number for of in numbers for number in of],
             input_ids[rows],
+            [begins[prompt] for prompt in of_prompt],
             input_ids.size(1),
             logits_processor,
             stopping_criteria,
@@ -145,7 +159,7 @@ class RunningBatch:
         logits = outputs.logits[:, -1][rows]
         del outputs
         synced = in_step(model)
-        left = self._left(cohort, cohort.append(logits), synced)
+        left = self._left(cohort, cohort.append(logits), synced, inputs["past_key_values"], of_prompt)
         if len(left):
             cohort.keep(left)
             inputs = selected(inputs, rows[left])
@@ -168,7 +182,8 @@ class RunningBatch:
         kept, start = [], 0
         for cohort in self.cohorts:
             size = len(cohort.numbers)
-            left = self._left(cohort, cohort.append(logits[start : start + size]), synced)
+            ended = cohort.append(logits[start : start + size])
+            left = self._left(cohort, ended, synced, self.inputs["past_key_values"], range(start, start + size))
             if len(left) < size:
                 cohort.keep(left)
             kept.append(left + start)
@@ -177,16 +192,20 @@ class RunningBatch:
             self.cohorts = [cohort for cohort in self.cohorts if cohort.numbers]
             self.inputs = selected(self.inputs, torch.cat(kept)) if self.cohorts else {}
 
-    def _left(self, cohort: Cohort, ended: torch.Tensor, synced: bool) -> torch.Tensor:
+    def _left(self, cohort: Cohort, ended: torch.Tensor, synced: bool, cache: Any, rows: Sequence[int]) -> torch.Tensor:
         """Note the completions that have ended; return the rows of the others, or of a last one that others wait for.
 
         Args:
             ended: which have, (completions).
             synced: whether all processes compute each token together.
+            cache: of all but the last token.
+            rows: of the completions in the cache.
         """
         for row in ended.nonzero()[:, 0].tolist():
             if (number := cohort.numbers[row]) is not None:
                 self.ended[number] = cohort.ids[row, cohort.prompt :].tolist()
+                if self.turns:
+                    self.turns.keep(cohort.ids[row, cohort.begins[row] : -1].tolist(), cache, rows[row])
         if synced and ended.all():
             cohort.numbers = [None] * len(cohort.numbers)
             return torch.zeros(1, dtype=torch.long, device=ended.device)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -135,7 +136,9 @@ class Rollouts:
         if self._kept is not None:
             found = rounds.as_generated(trainer, self._kept)
         else:
-            with self.clock.of("generate", training), self.memory.of("generate"):
+            text = bool(trainer.tools) and not trainer._is_vlm  # an image would be needed with its tokens
+            turns = self.at_once.several_turns() if text else nullcontext()
+            with self.clock.of("generate", training), self.memory.of("generate"), turns:
                 found = stock(prompts)
         if trainer.tools and training:
             unanswered = torch.tensor([not is_answered(messages) for messages in found[3]], dtype=torch.float)

@@ -245,3 +245,21 @@ def test_what_cannot_share_says_why(options: dict[str, Any], reason: str) -> Non
     model.generation_config.update(**options)
     assert reason in (why_not_shared(model, ["input_ids"]) or "")
     assert "cross_attention_mask" in (why_not_shared(model, ["cross_attention_mask"]) or "")
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_a_further_turn_continues_from_the_cache_of_the_last(family: str) -> None:
+    """A window of 12 tokens has moved past some: the prompts are read anew."""
+    model, rows = policy(family, **FAMILIES[family]), prompts(5, 9)
+    how = HOW | {"max_new_tokens": 6, "eos_token_id": list(range(2, 20)), "do_sample": True}
+    names, at_once = ("input_ids", "attention_mask"), AtOnce()
+    with at_once.several_turns():
+        said = at_once.complete(model, first_equal(rows), padded(rows), names, how, "lower", GROUP)
+        results = [[30 + place] * (1 + place) for place in range(len(rows))]
+        asked = [[*row, *words, *result] for row, words, result in zip(rows, said, results, strict=True)]
+        alone = ends_of(model, asked, HOW)
+        with computed(model) as shapes:
+            assert at_once.complete(model, first_equal(asked), padded(asked), names, HOW, "lower") == alone
+    longest = max(map(len, asked))
+    assert shapes[0] == (8, 9 if family == "llama" else longest), "the last token of a turn, and eight of a result"
+    assert at_once.turns is None

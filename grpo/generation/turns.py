@@ -1,0 +1,55 @@
+"""The caches of completions that have ended, from which the next turn of a conversation with tools continues."""
+
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from transformers.cache_utils import DynamicCache
+
+Layers = list[tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values of each layer for one sequence, (heads, tokens, size)."""
+
+
+class Turns:
+    """Caches by the tokens that they are of. They hold while the weights are the same: for one generation."""
+
+    def __init__(self) -> None:
+        self.caches: dict[tuple[int, ...], Layers] = {}
+
+    def keep(self, tokens: list[int], cache: Any, row: int) -> None:
+        """Keep a row of a batch's cache, whose last columns are these tokens; not if a window has moved past some."""
+        if any(layer.get_seq_length() > layer.keys.size(2) for layer in cache.layers):
+            return
+        last = slice(cache.get_seq_length() - len(tokens), None)
+        self.caches[tuple(tokens)] = [
+            (layer.keys[row, :, last].clone(), layer.values[row, :, last].clone()) for layer in cache.layers
+        ]
+
+    def take(self, ids: torch.Tensor, mask: torch.Tensor, config: Any) -> DynamicCache | None:
+        """Return a cache of what the prompts begin with, without their last tokens; None if one begins with no other.
+
+        What is in it is not kept any more.
+
+        Args:
+            ids: prompts, padded on the left, (prompts, tokens).
+            mask: of their tokens.
+            config: of the model.
+        """
+        prompts = [tuple(row[keep.bool()].tolist()) for row, keep in zip(ids, mask, strict=True)]
+        known = [max((t for t in self.caches if prompt[: len(t)] == t), key=len, default=()) for prompt in prompts]
+        if not all(known):
+            return None
+        kept = [self.caches[tokens] for tokens in known]
+        self.caches = {tokens: layers for tokens, layers in self.caches.items() if tokens not in known}
+        new = max(len(prompt) - len(tokens) for prompt, tokens in zip(prompts, known, strict=True))
+        lengths = [max(0, len(prompt) - new) for prompt in prompts]
+        width = ids.size(1) - new
+
+        def batch(layer: int, of: int) -> torch.Tensor:
+            rows = zip(kept, lengths, strict=True)
+            return torch.stack([pad(row[layer][of][:, :length], (0, 0, width - length, 0)) for row, length in rows])
+
+        cache = DynamicCache(config=config.get_text_config(decoder=True))
+        for layer in range(len(kept[0])):
+            cache.update(batch(layer, 0), batch(layer, 1), layer)
+        return cache
