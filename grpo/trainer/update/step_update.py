@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import cost, has_work, loss_fractions, too_long
 from grpo.trainer.packing import Packing
 from grpo.trainer.processes import any_of, of_all
+from grpo.trainer.sharing.attention import shared_attention
 from grpo.trainer.token_budget import TokenBudget
 from grpo.trainer.update.balance import earliest, everyones, limits
 from grpo.trainer.update.gradient_offload import OffloadedGradients
@@ -245,9 +247,10 @@ class StepUpdate:
         deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         self.accelerator.gradient_state._set_sync_gradients(not alone)
         try:
-            loss, metrics = self.loss(model, inputs, microbatch, alone)
-            loss = loss * microbatch.part.weight
-            self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
+            with shared_attention(model) if microbatch.part.shared else nullcontext():
+                loss, metrics = self.loss(model, inputs, microbatch, alone)
+                loss = loss * microbatch.part.weight
+                self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
         except RuntimeError as error:
             if self.sharded and is_out_of_memory(error):
                 raise DoesNotFit(self.budget.forbid(microbatch.part.tokens)) from error

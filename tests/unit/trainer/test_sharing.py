@@ -1,0 +1,257 @@
+"""Rows that share a prompt, against the same rows on their own."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import PromptTuningConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM
+from trl.trainer import add_fused_lm_head
+
+from grpo.trainer.microbatch import pack
+from grpo.trainer.sharing.attention import grouped, shared_attention
+from grpo.trainer.sharing.layout import pack_rows, real_tokens
+from grpo.trainer.sharing.scoring import score
+from grpo.trainer.sharing.trial import text_rows, why_not
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+}
+WINDOW = {"sliding_window": 4}
+MIXED = {**WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EAGER = {"attn_implementation": "eager"}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, eager": ("llama", EAGER),
+    "llama, a key for each query": ("llama", {"num_key_value_heads": 4}),
+    "qwen2": ("qwen2", {}),
+    "qwen2, windows": ("qwen2", {"use_sliding_window": True, "max_window_layers": 1, **WINDOW}),
+    "qwen3": ("qwen3", {}),
+    "qwen3_moe": ("qwen3_moe", EXPERTS),
+    "smollm3": ("smollm3", {}),
+    "mistral": ("mistral", WINDOW),
+    "mistral, eager": ("mistral", WINDOW | EAGER),
+    "ministral": ("ministral", MIXED),
+    "gemma2, soft caps": ("gemma2", {**MIXED, **EAGER, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}),
+    "gemma3": ("gemma3_text", {**MIXED, "query_pre_attn_scalar": 8}),
+    "phi3": ("phi3", WINDOW),
+    "olmo2": ("olmo2", {}),
+    "granite": ("granite", {}),
+    "glm4": ("glm4", {}),
+    "starcoder2": ("starcoder2", WINDOW),
+    "cohere": ("cohere", {}),
+    "cohere2": ("cohere2", MIXED),
+    "gpt_oss, attention sinks": ("gpt_oss", {**MIXED, **EAGER, **EXPERTS}),
+}
+
+
+def policy(architecture: str, **options: Any) -> Any:
+    """A random policy, in training."""
+    torch.manual_seed(0)
+    sizes = {} if architecture == "gpt2" else SIZES
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **{**sizes, **options})).train()
+    add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
+    return model
+
+
+def padded(rows: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Prompts on the left, completions on the right, as TRL has them: ids, mask and completion width."""
+    prompt_width, width = max(len(prompt) for prompt, _ in rows), max(len(completion) for _, completion in rows)
+    ids = torch.zeros(len(rows), prompt_width + width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, (prompt, completion) in enumerate(rows):
+        place = slice(prompt_width - len(prompt), prompt_width + len(completion))
+        ids[row, place] = torch.tensor(prompt + completion)
+        mask[row, place] = 1
+    return ids, mask, width
+
+
+ROWS = [
+    ([5, 6, 7, 8, 9, 10], [9, 10, 3, 4, 5, 6]),
+    ([5, 6, 7, 8, 9, 10], [11]),
+    ([5, 6, 7, 8, 9, 10], [9, 12, 13, 14]),
+    ([3], [4, 5]),
+    ([3], [6]),
+    ([7, 8, 9], [4, 5, 6, 7, 8, 9, 10]),
+]
+"""Prompts of different lengths, some shorter than a window."""
+
+
+def alone(model: Any, ids: torch.Tensor, mask: torch.Tensor, width: int, **options: Any) -> tuple[torch.Tensor, ...]:
+    """Log-probabilities and entropies as TRL computes them."""
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[:, :-width] = -100
+    outputs = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    return outputs.log_probs[:, -width:], outputs.entropy[:, -width:]
+
+
+def results(model: Any, function: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probabilities, entropies and the gradient of a weighted sum of them."""
+    ids, mask, width = padded(ROWS)
+    with shared_attention(model):
+        logps, entropies = function(model, ids, mask, width)
+        (logps * torch.arange(1, width + 1) + entropies).sum().backward()
+    gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    model.zero_grad()
+    return logps.detach(), entropies.detach(), torch.cat([part.flatten() for part in gradient])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shared_prompts_change_neither_scores_nor_gradients(family: str) -> None:
+    architecture, options = FAMILIES[family]
+    model = policy(architecture, **options)
+    before = model.config._attn_implementation
+    assert why_not(model, text_rows(model), alone) is None
+    plain = results(model, alone)
+    for checkpointing in (None, {"use_reentrant": False}, {"use_reentrant": True}):
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
+            model.enable_input_require_grads()
+        shared = results(model, score)
+        torch.testing.assert_close(shared[:2], plain[:2], rtol=1e-5, atol=2e-5)
+        assert (shared[2] - plain[2]).norm() <= 1e-5 * plain[2].norm()
+    assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "reason"),
+    [
+        ("gpt2", {"n_layer": 1, "n_embd": 12, "initializer_range": 0.3}, "differ"),
+        ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, "differ"),
+        ("falcon_h1", {}, "differ"),
+        ("qwen3_next", {}, "differ"),
+        ("mamba", {}, "differ"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}},
+            "length of the sequence",
+        ),
+    ],
+)
+def test_policies_that_would_compute_something_else_are_found(
+    architecture: str, options: dict[str, Any], reason: str
+) -> None:
+    model = policy(architecture, **options)
+    assert reason in str(why_not(model, text_rows(model), alone))
+
+
+def test_prompt_learning_does_not_share() -> None:
+    model = get_peft_model(policy("llama"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    assert why_not(model, text_rows(model), alone)
+
+
+def test_the_trial_leaves_the_policy_as_it_was() -> None:
+    model = policy("qwen3_moe", **EXPERTS, attention_dropout=0.5)
+    model.model.layers[0].eval()
+    before, modes, random = (
+        copy.deepcopy(model.state_dict()),
+        [m.training for m in model.modules()],
+        torch.get_rng_state(),
+    )
+    assert why_not(model, text_rows(model), alone) is None
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that any operation returns, numbers."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = function(*args, **(kwargs or {}))
+        for result in results if isinstance(results, tuple | list) else [results]:
+            if isinstance(result, torch.Tensor):
+                self.numbers = max(self.numbers, result.numel())
+        return results
+
+
+def test_memory_grows_with_tokens_and_not_with_their_square() -> None:
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    model = policy("llama", **sizes, max_position_embeddings=40_000).model  # TRL's head has tiles of a fixed size
+    largest = []
+    for length in (512, 4096):
+        ids = torch.ones(6, length, dtype=torch.long)
+        packed = pack_rows("aaaaaa", torch.ones(6, 2 * length, dtype=torch.long), ids, ids)
+        inputs = {"input_ids": torch.ones_like(packed.labels), "position_ids": packed.position_ids}
+        with Largest() as noted, shared_attention(model), grouped(packed.groups):
+            model(**inputs, attention_mask=torch.ones_like(packed.labels)).last_hidden_state.sum().backward()
+        largest.append(noted.numbers / packed.labels.numel())
+    assert largest[1] <= 1.01 * largest[0] <= 70, "numbers a token; the feed-forward layer has 64"
+
+
+PROMPT = st.sampled_from([(5, 6, 7), (5, 6, 8), (9,)])
+COMPLETIONS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(PROMPT, COMPLETIONS), min_size=1, max_size=6))
+def test_a_completion_sees_its_prompt_and_itself_alone(
+    rows: list[tuple[tuple[int, ...], list[int]]],
+) -> None:
+    rows.sort(key=lambda row: row[0])
+    ids, mask, width = padded([(list(prompt), completion) for prompt, completion in rows])
+    keys = real_tokens(ids[:, :-width], mask[:, :-width])
+    packed = pack_rows(keys, mask[:, :-width], ids[:, -width:], mask[:, -width:])
+    assert [group.start for group in packed.groups] == [0, *(group.end for group in packed.groups[:-1])]
+    assert packed.groups[-1].end == packed.source.numel()
+    tokens, positions = ids.flatten()[packed.source[0]], packed.position_ids[0]
+    row = 0
+    for group in packed.groups:
+        prompt = range(group.start, group.start + group.prompt)
+        begin = prompt.stop
+        for length in group.completions:
+            text = [*rows[row][0], *rows[row][1]]
+            seen = [*prompt, *range(begin, begin + length)]
+            assert tokens[seen].tolist() == text[:-1]
+            assert positions[seen].tolist() == list(range(len(text) - 1))
+            assert packed.index[row, :length].tolist() == seen[group.prompt :]
+            assert packed.labels[0, seen[group.prompt :]].tolist() == rows[row][1]
+            begin, row = begin + length, row + 1
+    assert row == len(rows)
+    assert int((packed.labels != -100).sum()) == sum(len(completion) for _, completion in rows)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60)), min_size=1, max_size=30),
+    st.integers(1, 400),
+    st.integers(0, 64),
+)
+def test_shared_microbatches_hold_each_row_once_in_the_budget(
+    rows: list[tuple[str, int]], budget: int, hidden_size: int
+) -> None:
+    prompts = [{"a": 40, "b": 10, "c": 1}[prompt] for prompt, _ in rows]
+    completions = [completion for _, completion in rows]
+    parts = pack(prompts, completions, budget, prompts=[prompt for prompt, _ in rows], hidden_size=hidden_size)
+    assert sorted(row for part in parts for row in part.rows) == list(range(len(rows)))
+    assert all(part.tokens <= budget or len(part) == 1 for part in parts)
+    for part in parts:
+        if part.shared:
+            real = sum(completions[row] for row in part.rows)
+            kinds = {rows[row][0] for row in part.rows}
+            assert part.tokens >= real + sum({"a": 39, "b": 9, "c": 0}[kind] for kind in kinds)
+            seen = [(prompts[row], completions[row]) for row in part.rows]
+            assert part.attention <= sum((prompt + completion) ** 2 for prompt, completion in seen)
+            assert part.prompt_length == max(prompts[row] for row in part.rows)
+
+
+def test_prompts_are_shared_only_where_that_is_cheaper() -> None:
+    assert all(part.shared for part in pack([500] * 8, [50] * 8, 4000, prompts=["a"] * 8, hidden_size=576))
+    assert all(part.shared for part in pack([50] * 8, [2000] * 8, 20_000, prompts=["a"] * 8, hidden_size=576))
+    assert not any(part.shared for part in pack([500] * 8, [50] * 8, 4000, prompts=list("abcdefgh"), hidden_size=576))
+    assert not any(part.shared for part in pack([500] * 8, [50] * 8, 4000, hidden_size=576))
