@@ -280,7 +280,7 @@ class ExactGRPOTrainer(GRPOTrainer):
                 return *score_all(forward, batch, compute_entropy, self.packing, self.budget, self.survives), None
         if self._part is not None and self._part.shared:
             with self.accelerator.autocast():
-                result = (*score(model, input_ids, attention_mask, logits_to_keep, **fields), None)
+                result = (*score(model, input_ids, attention_mask, logits_to_keep, self._part.groups, **fields), None)
         else:
             options = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
             compute = super()._get_per_token_logps_and_entropies

@@ -27,6 +27,8 @@ class Microbatch:
     """The factor of this micro-batch's loss in the loss of the batch."""
     shared: int | None = None
     """With shared prompts: length in tokens of the one sequence that goes through the policy."""
+    groups: tuple[int, ...] = ()
+    """With shared prompts: how many consecutive rows share each of them."""
     pairs: int = 0
     """With shared prompts: pairs of tokens in attention, of which the policy sees about half."""
 
@@ -141,22 +143,22 @@ def _with_shared_prompts(
             length += pairs[row][1]
             unit.append(row)
         units.append((length, unit))
-    parts: list[tuple[int, list[int]]] = []
+    parts: list[tuple[int, list[list[int]]]] = []
     for length, unit in sorted(units, key=lambda unit: -unit[0]):
         place = next((place for place, (used, _) in enumerate(parts) if used + length <= budget), len(parts))
-        used, rows = parts[place] if place < len(parts) else (0, [])
-        parts[place : place + 1] = [(used + length, rows + unit)]
-    return [_shared(rows, length, prompts, pairs) for length, rows in parts]
+        used, others = parts[place] if place < len(parts) else (0, [])
+        parts[place : place + 1] = [(used + length, [*others, unit])]
+    return [_shared(groups, length, pairs) for length, groups in parts]
 
 
-def _shared(
-    rows: Sequence[int], tokens: int, prompts: Mapping[int, Hashable], pairs: Mapping[int, tuple[int, int]]
-) -> Microbatch:
-    """Return the micro-batch of rows of which those with equal prompts share them."""
+def _shared(groups: Sequence[Sequence[int]], tokens: int, pairs: Mapping[int, tuple[int, int]]) -> Microbatch:
+    """Return the micro-batch of groups of rows with equal prompts."""
+    rows = [row for group in groups for row in group]
     longest_prompt, longest_completion = (max(pairs[row][side] for row in rows) for side in (0, 1))
-    attention = sum(pairs[row][0] ** 2 for row in {prompts[row]: row for row in rows}.values())
+    attention = sum(pairs[group[0]][0] ** 2 for group in groups)
     attention += sum(pairs[row][1] * (2 * pairs[row][0] + pairs[row][1]) for row in rows)
-    return Microbatch(tuple(rows), longest_prompt, longest_completion, shared=tokens, pairs=attention)
+    sizes = tuple(map(len, groups))
+    return Microbatch(tuple(rows), longest_prompt, longest_completion, shared=tokens, groups=sizes, pairs=attention)
 
 
 def _divide(order: list[tuple[int, int, int]], budget: int) -> list[Microbatch]:

@@ -134,10 +134,11 @@ def attend(
     groups = attention_mask.groups
     longest = max(group.prompt + max(group.completions) for group in groups)
     plain = attention_mask.is_causal(longest) and not options.get("dropout") and options.get("position_bias") is None
-    if name == "sdpa" and plain and can_merge(query, value):
-        tensors = (as_computed(tensor) for tensor in (query, key, value))
-        output = MergedAttention.apply(*tensors, groups, options.get("scaling"))
-        return output.transpose(1, 2).contiguous(), None
+    if name == "sdpa" and plain:
+        tensors = tuple(as_computed(tensor) for tensor in (query, key, value))
+        if can_merge(*tensors):
+            output = MergedAttention.apply(*tensors, groups, options.get("scaling"))
+            return output.transpose(1, 2).contiguous(), None
     with replaced(module.config, "_attn_implementation", name):
         parts = [
             function(module, *tensors, mask, **options)[0]

@@ -8,6 +8,7 @@ itself (`grpo/trainer/sharing/attention.py`), and its positions continue where t
 """
 
 from collections.abc import Hashable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -38,7 +39,7 @@ class Packed(NamedTuple):
     groups: tuple[Group, ...]
     """All T tokens belong to one of these."""
     first: list[int]
-    """The row from which each group has its prompt."""
+    """The first row of each group."""
     source: torch.Tensor
     """Where each token stands in the rows, among B x (P + C), (1, T)."""
     position_ids: torch.Tensor
@@ -49,11 +50,11 @@ class Packed(NamedTuple):
     """Where the prediction of each completion token is, among T, (B, C)."""
 
 
-def pack_rows(keys: Sequence[Hashable], prompt_mask: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Packed:
-    """Lay out rows so that consecutive rows with equal prompts share it.
+def pack_rows(sizes: Sequence[int], prompt_mask: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Packed:
+    """Lay out rows in groups, of which each has one prompt.
 
     Args:
-        keys: what is equal for equal prompts, of each row.
+        sizes: number of consecutive rows in each group.
         prompt_mask: of prompts padded on the left, (B, P).
         ids: completions padded on the right, (B, C).
         mask: of the completions, (B, C).
@@ -61,11 +62,11 @@ def pack_rows(keys: Sequence[Hashable], prompt_mask: torch.Tensor, ids: torch.Te
     prompts, completions = prompt_mask.sum(1).tolist(), mask.sum(1).tolist()
     width, padded = ids.size(1), prompt_mask.size(1)
     groups: list[Group] = []
-    first, source, positions, starts = list[int](), list[int](), list[int](), list[int]()
-    for row, key in enumerate(keys):
+    source, positions, starts = list[int](), list[int](), list[int]()
+    first = [end - size for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    for row in range(len(ids)):
         begin = row * (padded + width)
-        if not row or key != keys[row - 1]:
-            first.append(row)
+        if row in first:
             groups.append(Group(len(source), prompts[row] - 1, ()))
             source += range(begin + padded - prompts[row], begin + padded - 1)
             positions += range(prompts[row] - 1)

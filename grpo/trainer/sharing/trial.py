@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from grpo.trainer.batch import FIELDS, Batch, as_sequences, images_of, pick
+from grpo.trainer.batch import FIELDS, Batch, as_sequences, images_of, pick, take
+from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.sharing.attention import policy_of
 from grpo.trainer.sharing.scoring import score
 from grpo.utils.oom import is_out_of_memory
@@ -78,11 +79,12 @@ def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> str | None:
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         return "its attention is in chunks"
     ids, mask, length = as_sequences(rows)
+    together = Microbatch((0, 1), ids.size(1) - length, length, shared=ids.size(1), groups=(2,))
     one_by_one = 1 if "num_images" in rows else None
     try:
         with undisturbed(model):
             alone = plain(model, ids, mask, length, batch_size=one_by_one, **images_of(rows))[0]
-            shared = score(model, ids, mask, length, **images_of(rows))[0]
+            shared = score(model, ids, mask, length, together.groups, **images_of(take(rows, together)))[0]
     except Exception as error:
         if is_out_of_memory(error):
             raise

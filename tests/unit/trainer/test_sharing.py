@@ -1,6 +1,8 @@
 """Rows that share a prompt, against the same rows on their own."""
 
 import copy
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -9,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import PromptTuningConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from trl.trainer import add_fused_lm_head
 
-from grpo.trainer.microbatch import pack
+from grpo.trainer.batch import as_batch, images_of, take
+from grpo.trainer.microbatch import Microbatch, pack
 from grpo.trainer.sharing.attention import grouped, shared_attention
-from grpo.trainer.sharing.layout import pack_rows, real_tokens
+from grpo.trainer.sharing.layout import pack_rows
 from grpo.trainer.sharing.scoring import score
 from grpo.trainer.sharing.trial import text_rows, why_not
 
@@ -94,7 +97,8 @@ def alone(model: Any, ids: torch.Tensor, mask: torch.Tensor, width: int, **optio
     """Log-probabilities and entropies as TRL computes them."""
     labels = ids.masked_fill(mask == 0, -100)
     labels[:, :-width] = -100
-    outputs = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    images = {name: value for name, value in options.items() if isinstance(value, torch.Tensor)}
+    outputs = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True, **images)
     return outputs.log_probs[:, -width:], outputs.entropy[:, -width:]
 
 
@@ -120,10 +124,86 @@ def test_shared_prompts_change_neither_scores_nor_gradients(family: str) -> None
         if checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
             model.enable_input_require_grads()
-        shared = results(model, score)
+        shared = results(model, partial(score, groups=[3, 2, 1]))
         torch.testing.assert_close(shared[:2], plain[:2], rtol=1e-5, atol=2e-5)
         assert (shared[2] - plain[2]).norm() <= 1e-5 * plain[2].norm()
     assert model.config._attn_implementation == before
+
+
+TOWER = {"hidden_size": 32, "intermediate_size": 32, "patch_size": 4, "initializer_range": 0.3}
+BY_TILE = {**TOWER, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16}
+WITH_IMAGES: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {
+        "vision_config": {**TOWER, "depth": 2, "num_heads": 2, "temporal_patch_size": 2, "out_hidden_size": 32}
+        | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        "text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}},
+    },
+    "gemma3": {
+        "vision_config": BY_TILE,
+        "text_config": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+        "mm_tokens_per_image": 4,
+    },
+    "smolvlm": {"vision_config": BY_TILE, "text_config": {"model_type": "llama"}, "scale_factor": 2},
+    "idefics3": {"vision_config": BY_TILE, "text_config": {"model_type": "llama"}, "scale_factor": 2},
+}
+"""Families beside those of `tests.vision_policies`. Gemma's image tokens see each other in both directions."""
+
+
+def images_of_rows(family: str, ids: torch.Tensor) -> dict[str, Any]:
+    """Two images, of the first two rows and of the last two, as the family's processor and TRL give them."""
+    kinds = (ids == IMAGE).int()
+    if family == "qwen3_vl":
+        pixels = torch.randn(2, 16, 96)[[0, 0, 1, 1]].flatten(0, 1)
+        return {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]] * 4), "mm_token_type_ids": kinds}
+    pixels = torch.randn(2, 3, 16, 16)[[0, 0, 1, 1]]
+    if family == "gemma3":
+        return {"pixel_values": pixels, "token_type_ids": kinds}
+    return {"pixel_values": pixels[:, None], "pixel_attention_mask": torch.ones(4, 1, 16, 16, dtype=torch.bool)}
+
+
+IMAGE = 50
+
+
+@pytest.mark.parametrize("family", WITH_IMAGES)
+def test_images_of_shared_prompts_are_computed_once_and_alike(family: str) -> None:
+    torch.manual_seed(0)
+    config = copy.deepcopy(WITH_IMAGES[family])
+    config["text_config"] = {**SIZES, "num_hidden_layers": 2, "vocab_size": 60, "head_dim": 16} | config["text_config"]
+    tokens = {f"image_token_{'index' if family == 'gemma3' else 'id'}": IMAGE, "vision_start_token_id": 52}
+    model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(family, **config, **tokens)).train()
+    add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
+    shown = [52, IMAGE, IMAGE, IMAGE, IMAGE, 53]
+    prompts = (
+        [3, 4, *shown, 5, 6],
+        [3, 4, *shown, 5, 6],
+        [8, 9, 3, 5, *shown, 7, 5, 6, 3],
+        [8, 9, 3, 5, *shown, 7, 5, 6, 3],
+    )
+    ids, mask, width = padded(list(zip(prompts, [[3, 4, 5, 6], [7, 8], [9], [10, 11, 12]], strict=True)))
+    images = images_of_rows(family, ids)
+    patches: list[int] = []
+    tower = next(
+        module
+        for name, module in model.named_modules()
+        if name.endswith("patch_embed" + "ding" * (family != "qwen3_vl"))
+    )
+    tower.register_forward_pre_hook(
+        lambda module, args, kwargs: patches.append((*args, *kwargs.values())[0].size(0)), with_kwargs=True
+    )
+    found = []
+    batch = {**as_batch(ids, mask, width), **images, "num_images": [1] * 4}
+    once = images_of(take(batch, Microbatch((0, 1, 2, 3), ids.size(1) - width, width, groups=(2, 2))))
+    for function, given_images in ((alone, images), (partial(score, groups=[2, 2]), once)):
+        logps, entropies = function(model, ids, mask, width, **given_images)
+        logps, entropies = (values.masked_fill(mask[:, -width:] == 0, 0) for values in (logps, entropies))
+        (logps * torch.arange(1, width + 1) + entropies).sum().backward()
+        gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        found.append((logps.detach(), entropies.detach(), torch.cat([part.flatten() for part in gradient])))
+        model.zero_grad()
+    plain, shared = found
+    torch.testing.assert_close(shared[:2], plain[:2], rtol=1e-5, atol=2e-5)
+    assert (shared[2] - plain[2]).norm() <= 1e-5 * plain[2].norm()
+    assert patches[0] == 2 * patches[1]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +267,7 @@ def test_memory_grows_with_tokens_and_not_with_their_square() -> None:
     largest = []
     for length in (512, 4096):
         ids = torch.ones(6, length, dtype=torch.long)
-        packed = pack_rows("aaaaaa", torch.ones(6, 2 * length, dtype=torch.long), ids, ids)
+        packed = pack_rows([6], torch.ones(6, 2 * length, dtype=torch.long), ids, ids)
         inputs = {"input_ids": torch.ones_like(packed.labels), "position_ids": packed.position_ids}
         with Largest() as noted, shared_attention(model), grouped(packed.groups):
             model(**inputs, attention_mask=torch.ones_like(packed.labels)).last_hidden_state.sum().backward()
@@ -206,8 +286,8 @@ def test_a_completion_sees_its_prompt_and_itself_alone(
 ) -> None:
     rows.sort(key=lambda row: row[0])
     ids, mask, width = padded([(list(prompt), completion) for prompt, completion in rows])
-    keys = real_tokens(ids[:, :-width], mask[:, :-width])
-    packed = pack_rows(keys, mask[:, :-width], ids[:, -width:], mask[:, -width:])
+    sizes = [len(list(equal)) for _, equal in groupby(prompt for prompt, _ in rows)]
+    packed = pack_rows(sizes, mask[:, :-width], ids[:, -width:], mask[:, -width:])
     assert [group.start for group in packed.groups] == [0, *(group.end for group in packed.groups[:-1])]
     assert packed.groups[-1].end == packed.source.numel()
     tokens, positions = ids.flatten()[packed.source[0]], packed.position_ids[0]
