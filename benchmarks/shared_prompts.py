@@ -79,7 +79,7 @@ def compare(kinds: list[str], name: str, args: argparse.Namespace) -> dict[str, 
 
 def measure(trainer: GRPOTrainer, args: argparse.Namespace, inputs: list[dict[str, Any]] | None = None) -> None:
     """Write seconds, peak memory, metrics and gradient of an update into a file."""
-    results = [update(trainer, GROUP, inputs) for _ in range(args.repeats)]
+    results = [update(trainer, "", GROUP, inputs) for _ in range(args.repeats)]
     found = {
         "seconds": [round(seconds, 2) for seconds, _, _ in results],
         "peak_gib": round(results[0][1], 2),  # the process has held nothing before
@@ -95,12 +95,12 @@ def plain(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         options = {"model": build_policy("smollm2_135m", "cpu"), "rollout_func": lambda prompts, trainer: fixed}
         trainer = trainer_of("shared", folder, 64, 256, 1024, **options)
-        update(trainer, 64)
+        update(trainer, "b", 64)
         tokens = int(trainer._metrics["train"]["update/padded_tokens"][-1])
         ids = torch.randint(3, 80, (-(-tokens // 128), 128))
         ours, theirs = [], []
         for _ in range(args.repeats):
-            ours.append(update(trainer, 64)[0])
+            ours.append(update(trainer, "b", 64)[0])
             trainer.model.zero_grad()
             started = time.perf_counter()
             for some in ids.split(8):

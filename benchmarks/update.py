@@ -119,7 +119,7 @@ def trainer_for(trainer_class: type[GRPOTrainer], workload: str, args: argparse.
 
 
 def update(
-    trainer: GRPOTrainer, rows: int, inputs: list[dict[str, Any]] | None = None
+    trainer: GRPOTrainer, workload: str, rows: int, inputs: list[dict[str, Any]] | None = None
 ) -> tuple[float, float, dict[str, torch.Tensor]]:
     """Compute the gradient of one optimizer step; return seconds, peak memory above the start in GiB, and gradient."""
     trainer.model.zero_grad(set_to_none=True)
@@ -177,7 +177,7 @@ def measure(workload: str, args: argparse.Namespace) -> dict[str, Any]:
             gradients = {}
             for name in (first, second):
                 trainer = theirs if name == "trl" else ours
-                seconds, peak, gradients[name] = update(trainer, args.rows)
+                seconds, peak, gradients[name] = update(trainer, workload, args.rows)
                 times[name].append(round(seconds, 3))
                 peaks[name].append(round(peak, 3))
                 trainer.model.zero_grad(set_to_none=True)

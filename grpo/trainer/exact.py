@@ -133,7 +133,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         if self.use_vllm:
             self.memory.asleep = self.budget.asleep = self.vllm_generation.asleep
         stock, size = super()._get_per_token_logps_and_entropies, self.model.config.get_text_config().hidden_size
-        sharing = Sharing(self.model, stock, self.accelerator, self.update.share_prompts, self.sharded)
+        sharing = Sharing(lambda: self.model, stock, self.accelerator, self.update.share_prompts, self.sharded)
         self.packing = Packing(size, sharing, self.pad_to_multiple_of)
         self.guard = NonFiniteGuard(folder / "skipped_rows.jsonl", self._tokenizer, self.update.max_skipped_steps)
         self.rollouts = rollouts_of(self, engine, rollout, view, keep_columns, tool_counts, correct)

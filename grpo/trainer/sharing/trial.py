@@ -27,7 +27,7 @@ class Sharing:
     """Whether a policy shares prompts; the first batch of text, and the first with images, finds it out.
 
     Args:
-        model: the policy.
+        model: returns the policy.
         plain: `_get_per_token_logps_and_entropies` of TRL's trainer.
         accelerator: of accelerate.
         wanted: `update.share_prompts`.
@@ -36,7 +36,7 @@ class Sharing:
     """
 
     def __init__(
-        self, model: Any, plain: Callable[..., Any], accelerator: Any, wanted: bool, sharded: bool = False
+        self, model: Callable[[], Any], plain: Callable[..., Any], accelerator: Any, wanted: bool, sharded: bool = False
     ) -> None:
         self.model, self.plain, self.accelerator = model, plain, accelerator
         self.wanted, self.sharded = wanted, sharded
@@ -47,7 +47,7 @@ class Sharing:
         if not self.wanted:
             return False
         if "text" not in self._found:  # on all processes at once, with the same tokens
-            self._try("text", text_rows(self.model))
+            self._try("text", text_rows(self.model(), self.accelerator.device))
         images = any(FIELDS[name].of == "images" for name in batch)
         if images and self.sharded:
             return False
@@ -58,7 +58,7 @@ class Sharing:
     def _try(self, kind: str, rows: Batch) -> None:
         try:
             with self.accelerator.autocast():
-                reason = why_not(self.model, rows, self.plain)
+                reason = why_not(self.model(), rows, self.plain)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -108,14 +108,13 @@ def rotations(parameters: dict[str, Any]) -> set[str]:
     return {str(parameters.get("rope_type"))}.union(*(rotations(value) for value in nested))
 
 
-def text_rows(model: Any) -> Batch:
+def text_rows(model: Any, device: torch.device) -> Batch:
     """Return two rows of text with one prompt, padded on the left: tokens from all over the vocabulary."""
-    policy = policy_of(model)
-    longest = LENGTHS[0]
-    tokens = (torch.arange(3 * longest, device=policy.device) * 7919 + 5) % policy.config.get_text_config().vocab_size
+    longest, size = LENGTHS[0], policy_of(model).config.get_text_config().vocab_size
+    tokens = (torch.arange(3 * longest, device=device) * 7919 + 5) % size
     prompt = torch.nn.functional.pad(tokens[None, :longest], (3, 0))
     return with_completions(
-        {"prompt_ids": prompt, "prompt_mask": (torch.arange(longest + 3, device=policy.device) >= 3).long()[None]},
+        {"prompt_ids": prompt, "prompt_mask": (torch.arange(longest + 3, device=device) >= 3).long()[None]},
         tokens[longest:],
     )
 

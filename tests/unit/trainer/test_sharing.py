@@ -35,6 +35,7 @@ SIZES = {
 WINDOW = {"sliding_window": 4}
 MIXED = {**WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+CPU = torch.device("cpu")
 EAGER = {"attn_implementation": "eager"}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -118,7 +119,7 @@ def test_shared_prompts_change_neither_scores_nor_gradients(family: str) -> None
     architecture, options = FAMILIES[family]
     model = policy(architecture, **options)
     before = model.config._attn_implementation
-    assert why_not(model, text_rows(model), alone) is None
+    assert why_not(model, text_rows(model, CPU), alone) is None
     plain = results(model, alone)
     for checkpointing in (None, {"use_reentrant": False}, {"use_reentrant": True}):
         if checkpointing:
@@ -225,12 +226,12 @@ def test_policies_that_would_compute_something_else_are_found(
     architecture: str, options: dict[str, Any], reason: str
 ) -> None:
     model = policy(architecture, **options)
-    assert reason in str(why_not(model, text_rows(model), alone))
+    assert reason in str(why_not(model, text_rows(model, CPU), alone))
 
 
 def test_prompt_learning_does_not_share() -> None:
     model = get_peft_model(policy("llama"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
-    assert why_not(model, text_rows(model), alone)
+    assert why_not(model, text_rows(model, CPU), alone)
 
 
 def test_the_trial_leaves_the_policy_as_it_was() -> None:
@@ -241,7 +242,7 @@ def test_the_trial_leaves_the_policy_as_it_was() -> None:
         [m.training for m in model.modules()],
         torch.get_rng_state(),
     )
-    assert why_not(model, text_rows(model), alone) is None
+    assert why_not(model, text_rows(model, CPU), alone) is None
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
