@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.utils import logging
 from trl import GRPOTrainer
 
-from benchmarks.update import build_policy, rollout, update
+from benchmarks.update import build_policy, read_peak, rollout, update
 from grpo.config.options import Update
 from grpo.config.schema import ROOT
 from grpo.trainer import ExactGRPOTrainer
@@ -61,7 +61,7 @@ def trainer_of(kind: str, folder: str, rows: int, longest: int, budget: int, **o
 
 
 def compare(kinds: list[str], name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Return seconds, peak memory and the difference of the gradients of an update by each kind, in a process each."""
+    """Return seconds, peak of host memory and difference of the gradients of an update by each kind, in its process."""
     found: dict[str, Any] = {}
     gradients = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -80,10 +80,7 @@ def compare(kinds: list[str], name: str, args: argparse.Namespace) -> dict[str, 
 def measure(trainer: GRPOTrainer, args: argparse.Namespace, inputs: list[dict[str, Any]] | None = None) -> None:
     """Write seconds, peak memory, metrics and gradient of an update into a file."""
     results = [update(trainer, "", GROUP, inputs) for _ in range(args.repeats)]
-    found = {
-        "seconds": [round(seconds, 2) for seconds, _, _ in results],
-        "peak_gib": round(results[0][1], 2),  # the process has held nothing before
-    }
+    found = {"seconds": [round(seconds, 2) for seconds, _, _ in results], "peak_gib": round(read_peak(), 2)}
     metrics = trainer._metrics["train"]
     names = ("update/microbatches", "update/padded_tokens")
     torch.save((found | {name: metrics[name][-1] for name in names if name in metrics}, results[-1][2]), args.into)

@@ -12,9 +12,9 @@ import torch
 
 from grpo.trainer.batch import FIELDS, Batch, as_sequences, images_of, pick, take
 from grpo.trainer.microbatch import Microbatch
+from grpo.trainer.processes import any_of
 from grpo.trainer.sharing.attention import policy_of
 from grpo.trainer.sharing.scoring import score
-from grpo.utils.oom import is_out_of_memory
 
 log = logging.getLogger(__name__)
 LENGTHS = (13, 9)
@@ -46,23 +46,22 @@ class Sharing:
         """Return whether completions of a batch can share their prompts."""
         if not self.wanted:
             return False
-        if "text" not in self._found:  # on all processes at once, with the same tokens
-            self._try("text", text_rows(self.model(), self.accelerator.device))
+        if "text" not in self._found:  # on all processes at once, which then divide completions alike
+            reason = self._try(text_rows(self.model(), self.accelerator.device))
+            (elsewhere,) = any_of(self.accelerator, reason is not None)
+            self._note("text", reason or ("not on another process" if elsewhere else None))
         images = any(FIELDS[name].of == "images" for name in batch)
         if images and self.sharded:
             return False
         if images and "images" not in self._found:
-            self._try("images", image_rows(batch))
-        return self._found.get("images" if images else "text", False)
+            self._note("images", self._try(image_rows(batch)))
+        return self._found["images" if images else "text"]
 
-    def _try(self, kind: str, rows: Batch) -> None:
-        try:
-            with self.accelerator.autocast():
-                reason = why_not(self.model(), rows, self.plain)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            return  # tried again with the next batch
+    def _try(self, rows: Batch) -> str | None:
+        with self.accelerator.autocast():
+            return why_not(self.model(), rows, self.plain)
+
+    def _note(self, kind: str, reason: str | None) -> None:
         self._found[kind] = reason is None
         if reason:
             log.warning("completions do not share their prompts (%s): %s", kind, reason)
@@ -85,10 +84,7 @@ def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> str | None:
         with undisturbed(model):
             alone = plain(model, ids, mask, length, batch_size=one_by_one, **images_of(rows))[0]
             shared = score(model, ids, mask, length, together.groups, **images_of(take(rows, together)))[0]
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        # whatever a model makes of a layout that it does not know
+    except Exception as error:  # whatever a model makes of a layout that it does not know
         return f"{type(error).__name__}: {(str(error).strip() or 'without a message').splitlines()[0][:200]}"
     real = rows["completion_mask"] != 0
     difference = (alone - shared)[real].float().abs().mean().item()

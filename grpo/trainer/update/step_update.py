@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import DistributedType, gather_object
 
 from grpo.config.options import LOSS_MEANS, Update
-from grpo.trainer.batch import Batch, can_move, lengths, loss_mask, take
+from grpo.trainer.batch import Batch, can_move, loss_mask, take
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import cost, has_work, loss_fractions, too_long
 from grpo.trainer.packing import Packing
@@ -199,8 +199,10 @@ class StepUpdate:
         if processes == 1 or stay:
             return self._divided(batches, self.budget.tokens)
         everyone = [(everyones(self.accelerator, batch), slices * processes) for batch, slices in batches]
-        tokens = sum(map(sum, (length for batch, _ in everyone for length in lengths(batch))))
-        divisions = [self._divided(everyone, limit) for limit in limits(tokens, processes, self.budget.tokens)]
+        divisions = [self._divided(everyone, self.budget.tokens)]
+        tokens = sum(microbatch.part.tokens for microbatch in divisions[0])
+        smaller = limits(tokens, processes, self.budget.tokens)[1:]
+        divisions += [self._divided(everyone, limit) for limit in smaller]
         size = self.packing.hidden_size
         costs = [[cost([one.part], self.budget.tokens, size) for one in microbatches] for microbatches in divisions]
         chosen, dealt = earliest(costs, processes, in_rounds=self.sharded)
