@@ -278,13 +278,15 @@ class ExactGRPOTrainer(GRPOTrainer):
 
             with self.clock.of("logprobs", self.model.training), self.memory.of("logprobs"):
                 return *score_all(forward, batch, compute_entropy, self.packing, self.budget, self.survives), None
-        if self._part is not None and self._part.shared:
-            with self.accelerator.autocast():
-                result = (*score(model, input_ids, attention_mask, logits_to_keep, self._part.groups, **fields), None)
-        else:
-            options = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
-            compute = super()._get_per_token_logps_and_entropies
-            result = compute(model, input_ids, attention_mask, logits_to_keep, batch_size, **options, **fields)
+        with patched("trl.trainer.utils:_use_triton", lambda device: True):
+            if self._part is not None and self._part.shared:
+                groups = self._part.groups
+                with self.accelerator.autocast():
+                    result = (*score(model, input_ids, attention_mask, logits_to_keep, groups, **fields), None)
+            else:
+                options = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
+                compute = super()._get_per_token_logps_and_entropies
+                result = compute(model, input_ids, attention_mask, logits_to_keep, batch_size, **options, **fields)
         self._logps = result[0].detach()
         return result
 
