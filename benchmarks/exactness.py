@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 
 def image_options(family: str, method: str) -> dict[str, Any]:
     """Return the options of a case with images; with full fine-tuning in four slices."""
-    return {**vision_policies.options(family, method), "update": Update(200), **(FOUR if method == "full" else {})}
+    return {**vision_policies.options(family, method), "update": Update(60), **(FOUR if method == "full" else {})}
 
 
 FOUR = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4}

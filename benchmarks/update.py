@@ -118,10 +118,12 @@ def trainer_for(trainer_class: type[GRPOTrainer], workload: str, args: argparse.
     return trainer
 
 
-def update(trainer: GRPOTrainer, workload: str, rows: int) -> tuple[float, float, dict[str, torch.Tensor]]:
+def update(
+    trainer: GRPOTrainer, workload: str, rows: int, inputs: list[dict[str, Any]] | None = None
+) -> tuple[float, float, dict[str, torch.Tensor]]:
     """Compute the gradient of one optimizer step; return seconds, peak memory above the start in GiB, and gradient."""
     trainer.model.zero_grad(set_to_none=True)
-    inputs = [{"prompt": f"{row // GROUP}"} for row in range(rows)]
+    inputs = inputs or [{"prompt": f"{row // GROUP}"} for row in range(rows)]
     torch.manual_seed(0)
     trainer._step = 0
     slices = rows // GROUP

@@ -12,8 +12,9 @@ def layer_activations(shape: Shape, workload: Workload) -> float:
 
     Two RMS norms keep their input in float32, and the normalized input where their own weight is trained; linear
     modules keep their input where their weight is trained, and LoRA a copy per module; attention keeps queries, keys
-    and values (repeated per query head, as a mask needs), its output, its log-sum-exp and the mask; SwiGLU keeps the
-    gate, its activation, the other half and their product. Softmax over the sequence is not kept (FlashAttention,
+    and values (repeated per query head, as a mask needs), its output, its log-sum-exp and the mask of a sequence of its
+    own, which is the most, as shared prompts need none; SwiGLU keeps the gate, its activation, the other half and their
+    product. Softmax over the sequence is not kept (FlashAttention,
     2205.14135).
     """
     hidden, query, kv, width = shape.hidden_size, shape.query_width, shape.kv_width, shape.active_width
@@ -23,7 +24,7 @@ def layer_activations(shape: Shape, workload: Workload) -> float:
         norms = 4 * (4 if workload.adapter else 8 - size) * hidden
     if shape.model_type in QK_NORM:
         norms += (4 if workload.adapter else 4 + size) * (query + kv)
-    attention = size * 4 * query + 4 * shape.num_attention_heads + size * workload.shared_sequence
+    attention = size * 4 * query + 4 * shape.num_attention_heads + size * workload.sequence
     feed_forward = size * 3 * width
     if workload.adapter is None:
         norms += (4 if shape.model_type in SANDWICH else 2) * size * hidden

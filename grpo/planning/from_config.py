@@ -116,7 +116,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
     tokens = config["update"].max_tokens_per_microbatch
     colocated = train.use_vllm and train.vllm_mode == "colocate"
     images = bool(config.task.images)
-    shared = config["update"].share_prompts and not images  # the trainer computes prompts with images one by one
+    shared = config["update"].share_prompts and not (images and sharding.library)  # see `Sharing`
     per_generation = completions_per_process(config.train, processes(config))
     per_step = min(per_generation, train.per_device_train_batch_size * train.gradient_accumulation_steps)
     return Workload(

@@ -231,7 +231,7 @@ def logprobs(shape: Shape, workload: Workload) -> Components:
     TRL divides a reference with FSDP2 as one group, which is unsharded as a whole (`prepare_fsdp`).
     """
     whole = replace(workload.sharding, stage=2) if workload.sharding.library == "fsdp" else workload.sharding
-    layer = layer_forward(shape, workload) + workload.shared_sequence * workload.compute_bytes
+    layer = layer_forward(shape, workload) + workload.sequence * workload.compute_bytes
     text = workload.microbatch * max(layer, workload.compute_bytes * 2 * shape.hidden_size)
     parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "logprobs")
     return parts | {

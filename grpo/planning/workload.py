@@ -156,11 +156,6 @@ class Workload:
         return max(self.tokens, self.sequence)
 
     @property
-    def shared_sequence(self) -> int:
-        """Length of the longest prompt with all completions that share it, tokens."""
-        return min(self.prompt + self.completions_per_sequence * self.completion, self.microbatch)
-
-    @property
     def scored(self) -> int:
         """Tokens of the largest micro-batch that the head scores: on a GPU those of completions, on a CPU all."""
         if self.device == "cpu":

@@ -5,6 +5,7 @@ flat over images or tiles; `split_pixel_values_by_grid` makes one tensor per row
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -151,8 +152,16 @@ def trim(batch: Batch, prompt_length: int, completion_length: int) -> Batch:
 
 
 def take(batch: Batch, part: Microbatch, multiple: int | None = None) -> Batch:
-    """Return the rows of a micro-batch, trimmed to its lengths, or to the next `multiple` of tokens."""
-    picked = pick(batch, part.rows)
+    """Return the rows of a micro-batch, trimmed to its lengths, or to the next `multiple` of tokens.
+
+    Where rows share their prompts, images are those of one row of each group.
+    """
+    first = [part.rows[end - size] for size, end in zip(part.groups, accumulate(part.groups), strict=True)]
+    images, text = (
+        {key: value for key, value in batch.items() if (FIELDS[key].of in ("images", "row")) == of}
+        for of in (True, False)
+    )
+    picked = pick(text, part.rows) | pick(images, first or part.rows)
     lengths = []
     for length, padded in ((part.prompt_length, "prompt_ids"), (part.completion_length, "completion_ids")):
         lengths.append(min(-(-length // (multiple or 1)) * (multiple or 1), picked[padded].size(1)))

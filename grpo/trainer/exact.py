@@ -27,7 +27,6 @@ from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.packing import Packing
 from grpo.trainer.placement import check_one_device, keep_differentiable, prepare_for_fsdp, train_in_float32
-from grpo.trainer.prefix_sharing import score
 from grpo.trainer.processes import LocalAccelerator
 from grpo.trainer.resume import EpochSampler, Resume, load_weights
 from grpo.trainer.rollout.extra_columns import keep_writable
@@ -35,6 +34,8 @@ from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
 from grpo.trainer.rollout.rollouts import rollouts_of
 from grpo.trainer.rollout.scoring import score_all
 from grpo.trainer.rollout.tool_calls import Counts
+from grpo.trainer.sharing.scoring import score
+from grpo.trainer.sharing.trial import Sharing
 from grpo.trainer.step import step
 from grpo.trainer.token_budget import TokenBudget
 from grpo.trainer.update import own_loss
@@ -131,7 +132,9 @@ class ExactGRPOTrainer(GRPOTrainer):
         self.budget = TokenBudget(self.update.max_tokens_per_microbatch, device, folder / "out_of_memory.json")
         if self.use_vllm:
             self.memory.asleep = self.budget.asleep = self.vllm_generation.asleep
-        self.packing = Packing.of(self.model, self.update.share_prompts, self.pad_to_multiple_of)
+        stock, size = super()._get_per_token_logps_and_entropies, self.model.config.get_text_config().hidden_size
+        sharing = Sharing(lambda: self.model, stock, self.accelerator, self.update.share_prompts, self.sharded)
+        self.packing = Packing(size, sharing, self.pad_to_multiple_of)
         self.guard = NonFiniteGuard(folder / "skipped_rows.jsonl", self._tokenizer, self.update.max_skipped_steps)
         self.rollouts = rollouts_of(self, engine, rollout, view, keep_columns, tool_counts, correct)
         self.step_update = StepUpdate(
@@ -275,13 +278,15 @@ class ExactGRPOTrainer(GRPOTrainer):
 
             with self.clock.of("logprobs", self.model.training), self.memory.of("logprobs"):
                 return *score_all(forward, batch, compute_entropy, self.packing, self.budget, self.survives), None
-        if self._part is not None and self._part.shared:
-            with self.accelerator.autocast():
-                result = (*score(model, input_ids, attention_mask, logits_to_keep), None)
-        else:
-            options = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
-            compute = super()._get_per_token_logps_and_entropies
-            result = compute(model, input_ids, attention_mask, logits_to_keep, batch_size, **options, **fields)
+        with patched("trl.trainer.utils:_use_triton", lambda device: True):
+            if self._part is not None and self._part.shared:
+                groups = self._part.groups
+                with self.accelerator.autocast():
+                    result = (*score(model, input_ids, attention_mask, logits_to_keep, groups, **fields), None)
+            else:
+                options = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
+                compute = super()._get_per_token_logps_and_entropies
+                result = compute(model, input_ids, attention_mask, logits_to_keep, batch_size, **options, **fields)
         self._logps = result[0].detach()
         return result
 

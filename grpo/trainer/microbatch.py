@@ -2,8 +2,8 @@
 
 A row of a batch is a prompt padded on the left and a completion padded on the right. A micro-batch is some of the rows,
 trimmed to its own longest prompt and its own longest completion, so that it costs rows x (prompt + completion) tokens.
-Rows of one prompt can also go through the policy as one sequence: the prompt once, then the completions, which do not
-see each other (`grpo/trainer/prefix_sharing.py`). That costs prompt + all completions, and more for attention.
+Rows can also go through the policy as one sequence without padding: each prompt once, then its completions, which do
+not see each other (`grpo/trainer/sharing/layout.py`). That costs the tokens of all prompts and all completions.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -25,23 +25,26 @@ class Microbatch:
     """Tokens of the longest completion, at least 1."""
     weight: float = 1.0
     """The factor of this micro-batch's loss in the loss of the batch."""
-    shared: tuple[int, int] | None = None
-    """With prefix sharing: number and length of the sequences that go through the policy."""
+    shared: int | None = None
+    """With shared prompts: length in tokens of the one sequence that goes through the policy."""
+    groups: tuple[int, ...] = ()
+    """With shared prompts: how many consecutive rows share each of them."""
+    pairs: int = 0
+    """With shared prompts: pairs of tokens in attention, of which the policy sees about half."""
 
     def __len__(self) -> int:
         """Return the number of completions."""
         return len(self.rows)
 
     @property
-    def sequences(self) -> tuple[int, int]:
-        """Number and padded length of the sequences that go through the policy."""
-        return self.shared or (len(self.rows), self.prompt_length + self.completion_length)
-
-    @property
     def tokens(self) -> int:
         """Tokens with padding."""
-        number, length = self.sequences
-        return number * length
+        return self.shared or len(self.rows) * (self.prompt_length + self.completion_length)
+
+    @property
+    def attention(self) -> int:
+        """Pairs of tokens in attention, twice those that see each other."""
+        return self.pairs or self.tokens * (self.prompt_length + self.completion_length)
 
 
 def has_work(tokens: Sequence[int], advantages: Sequence[float] | None) -> list[bool]:
@@ -113,39 +116,49 @@ def cost(microbatches: Sequence[Microbatch], budget: int, hidden_size: int = 0) 
     for part in microbatches:
         total += part.tokens + OVERHEAD * budget
         if hidden_size:
-            total += part.tokens * part.sequences[1] / (6 * hidden_size)
+            total += part.attention / (6 * hidden_size)
     return total
 
 
 def _with_shared_prompts(
     prompts: Mapping[int, Hashable], pairs: Mapping[int, tuple[int, int]], budget: int
 ) -> list[Microbatch]:
-    """Let rows with equal prompts share them, as many rows a sequence as the budget allows.
+    """Let rows with equal prompts share them, as many rows as the budget allows.
 
     The last token of the prompt is repeated for each completion, as it predicts the first token, and the last token
-    of a completion is not needed.
+    of a completion is not needed. What fits together is found by first fit, the longest first, which takes at most 22 %
+    more micro-batches than the best division (D. S. Johnson, Near-optimal bin packing algorithms, 1973).
     """
     equal: dict[Hashable, list[int]] = {}
     for row, prompt in prompts.items():
         equal.setdefault(prompt, []).append(row)
-    units: list[tuple[int, list[int]]] = []  # length and rows of each sequence
+    units: list[tuple[int, list[int]]] = []  # a prompt with some of its completions: tokens, rows
     for members in equal.values():
-        prompt = pairs[members[0]][0]
-        length, unit = prompt - 1, list[int]()
+        before = pairs[members[0]][0] - 1
+        length, unit = before, list[int]()
         for row in sorted(members, key=lambda row: pairs[row][1]):
             if unit and length + pairs[row][1] > budget:
                 units.append((length, unit))
-                length, unit = prompt - 1, []
+                length, unit = before, []
             length += pairs[row][1]
             unit.append(row)
         units.append((length, unit))
-    units.sort(key=lambda unit: unit[0])
-    parts = []
-    for part in _divide([(place, 0, length) for place, (length, _) in enumerate(units)], budget):
-        rows = tuple(row for place in part.rows for row in units[place][1])
-        longest_prompt, longest_completion = (max(pairs[row][side] for row in rows) for side in (0, 1))
-        parts.append(Microbatch(rows, longest_prompt, longest_completion, shared=part.sequences))
-    return parts
+    parts: list[tuple[int, list[list[int]]]] = []
+    for length, unit in sorted(units, key=lambda unit: -unit[0]):
+        place = next((place for place, (used, _) in enumerate(parts) if used + length <= budget), len(parts))
+        used, others = parts[place] if place < len(parts) else (0, [])
+        parts[place : place + 1] = [(used + length, [*others, unit])]
+    return [_shared(groups, length, pairs) for length, groups in parts]
+
+
+def _shared(groups: Sequence[Sequence[int]], tokens: int, pairs: Mapping[int, tuple[int, int]]) -> Microbatch:
+    """Return the micro-batch of groups of rows with equal prompts."""
+    rows = [row for group in groups for row in group]
+    longest_prompt, longest_completion = (max(pairs[row][side] for row in rows) for side in (0, 1))
+    attention = sum(pairs[group[0]][0] ** 2 for group in groups)
+    attention += sum(pairs[row][1] * (2 * pairs[row][0] + pairs[row][1]) for row in rows)
+    sizes = tuple(map(len, groups))
+    return Microbatch(tuple(rows), longest_prompt, longest_completion, shared=tokens, groups=sizes, pairs=attention)
 
 
 def _divide(order: list[tuple[int, int, int]], budget: int) -> list[Microbatch]:

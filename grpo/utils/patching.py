@@ -12,6 +12,8 @@ PATCHES = {
     "a callback between writing and deleting",
     "trl.trainer.grpo_trainer:VLLMGeneration": "the engine sends adapters, shares weights and is compared with the "
     "policy; until TRL takes an engine as an argument",
+    "trl.trainer.utils:_use_triton": "the head scores completions alone on a CPU too; until TRL leaves out prompts "
+    "where it has no Triton",
     "trl.generation.vllm_generation:LLM": "dtype, revision, LoRA and images of the engine; until TRL passes options on",
     "trl.generation.vllm_client:VLLMClient.init_communicator": "adapters travel as files, without NCCL; until TRL asks",
     "requests:Session": "a request to a server that hangs ends; until TRL's client has time-outs",

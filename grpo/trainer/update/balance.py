@@ -30,7 +30,7 @@ def limits(tokens: int, processes: int, budget: int) -> list[int]:
     """Return token budgets to try for a step: the given one, and those that give each process a few micro-batches.
 
     Args:
-        tokens: of all rows of the step.
+        tokens: of the micro-batches of the step.
         processes: that share them.
         budget: tokens that a micro-batch may have.
     """

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,11 +12,12 @@ import torch
 from accelerate.utils import DistributedType, gather_object
 
 from grpo.config.options import LOSS_MEANS, Update
-from grpo.trainer.batch import Batch, can_move, lengths, loss_mask, take
+from grpo.trainer.batch import Batch, can_move, loss_mask, take
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import cost, has_work, loss_fractions, too_long
 from grpo.trainer.packing import Packing
 from grpo.trainer.processes import any_of, of_all
+from grpo.trainer.sharing.attention import shared_attention
 from grpo.trainer.token_budget import TokenBudget
 from grpo.trainer.update.balance import earliest, everyones, limits
 from grpo.trainer.update.gradient_offload import OffloadedGradients
@@ -197,8 +199,10 @@ class StepUpdate:
         if processes == 1 or stay:
             return self._divided(batches, self.budget.tokens)
         everyone = [(everyones(self.accelerator, batch), slices * processes) for batch, slices in batches]
-        tokens = sum(map(sum, (length for batch, _ in everyone for length in lengths(batch))))
-        divisions = [self._divided(everyone, limit) for limit in limits(tokens, processes, self.budget.tokens)]
+        divisions = [self._divided(everyone, self.budget.tokens)]
+        tokens = sum(microbatch.part.tokens for microbatch in divisions[0])
+        smaller = limits(tokens, processes, self.budget.tokens)[1:]
+        divisions += [self._divided(everyone, limit) for limit in smaller]
         size = self.packing.hidden_size
         costs = [[cost([one.part], self.budget.tokens, size) for one in microbatches] for microbatches in divisions]
         chosen, dealt = earliest(costs, processes, in_rounds=self.sharded)
@@ -245,9 +249,10 @@ class StepUpdate:
         deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         self.accelerator.gradient_state._set_sync_gradients(not alone)
         try:
-            loss, metrics = self.loss(model, inputs, microbatch, alone)
-            loss = loss * microbatch.part.weight
-            self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
+            with shared_attention(model) if microbatch.part.shared else nullcontext():
+                loss, metrics = self.loss(model, inputs, microbatch, alone)
+                loss = loss * microbatch.part.weight
+                self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
         except RuntimeError as error:
             if self.sharded and is_out_of_memory(error):
                 raise DoesNotFit(self.budget.forbid(microbatch.part.tokens)) from error

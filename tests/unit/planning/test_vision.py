@@ -399,7 +399,8 @@ def test_images_and_frozen_parts_are_read_from_the_configuration(composed: Calla
     full = workload_of(composed(*line, "peft=none", "model.freeze=[vision]"), "cuda")
     assert full.images == Images(per_generation=16, per_step=8, opened=4, max_pixels=200704)
     assert full.freeze == ("vision",)
-    assert full.completions_per_sequence == 1, "prompts with images are not shared"
+    assert full.completions_per_sequence == 4
+    assert workload_of(composed(*line, "update.share_prompts=false"), "cuda").completions_per_sequence == 1
     lora = workload_of(composed(*line, "peft=lora", "peft.vision=true"), "cuda")
     assert lora.adapter
     assert lora.adapter.vision

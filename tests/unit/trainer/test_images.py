@@ -16,8 +16,9 @@ from tests.vision_policies import FAMILIES, METHODS, options
 
 
 @pytest.mark.parametrize("case", IMAGES)
-def test_gradient_with_images_is_that_of_stock_trl(case: str) -> None:
+def test_gradient_with_images_is_that_of_stock_trl(case: str, caplog: pytest.LogCaptureFixture) -> None:
     compared = compare(IMAGES[case]())
+    assert "do not share" not in caplog.text
     assert max(compared.gradients) <= 1e-5
     assert compared.ours.logs[0]["update/microbatches"] >= 3
     assert compared.ours.logs[0]["update/rows_skipped"] == 4

@@ -47,6 +47,7 @@ def test_the_gradient_is_the_same_after_memory_ran_out(
         share or budget > 100 or untouched.logs[0]["update/microbatches"] == 6
     )  # so 1, 3, 6 are first, middle and last
     trainer = ours(tmp_path, Update(*update), loss_type="grpo")
+    assert trainer.packing.sharing.applies({}) == share  # the trial is over before memory runs out
     fault = OutOfMemory(*passes)
     layer = trainer.model.model.layers[0]
     if where == "forward":
@@ -105,7 +106,7 @@ def test_a_loss_that_cannot_be_divided_gives_advice_after_an_oom(tmp_path: Path)
 
 
 def test_on_oom_raise_leaves_the_error_to_the_caller(tmp_path: Path) -> None:
-    trainer = ours(tmp_path, Update(on_oom="raise"))
+    trainer = ours(tmp_path, Update(on_oom="raise", share_prompts=False))
     trainer.model.model.layers[0].register_forward_pre_hook(OutOfMemory(1))
     with pytest.raises(torch.OutOfMemoryError):
         trainer.train()

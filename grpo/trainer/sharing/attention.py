@@ -1,0 +1,178 @@
+"""The attention of shared prompts: a prompt attends to itself, a completion to its prompt and to itself.
+
+While `shared_attention` is on, a policy's attention goes through transformers' `AttentionInterface` to a function that
+hands each of these parts to the implementation that the policy had before (sdpa, eager, FlashAttention, flex). Time and
+memory are those of the pairs of tokens that see each other. The layout of the sequence travels in the place of the
+attention mask, from where the policy would have made the mask: so layers that are computed again in the backward pass
+know it, too.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.attention.bias import causal_lower_right
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from grpo.trainer.sharing.layout import Group
+from grpo.trainer.sharing.merged import MergedAttention, can_merge
+from grpo.utils.patching import replaced
+
+PREFIX = "shared_prompts|"
+_groups: ContextVar[Sequence[Group] | None] = ContextVar("groups", default=None)
+
+
+class GroupMask:
+    """Stands where a policy has its attention mask, and makes those of single prompts and completions.
+
+    Args:
+        groups: of the sequence.
+        make: a function of transformers' `AttentionMaskInterface`.
+        options: what the policy gives it.
+    """
+
+    def __init__(self, groups: Sequence[Group], make: Callable[..., Any], options: dict[str, Any]) -> None:
+        self.groups, self.options = groups, options
+        self._make, self._made = make, dict[tuple[int, int, int], Any]()
+
+    def is_causal(self, tokens: int) -> bool:
+        """Return whether each of so many consecutive tokens sees all earlier ones."""
+        window = self.options.get("local_size")
+        return self.options["allow_is_causal_skip"] and (window is None or tokens <= window)
+
+    def of(self, group: Group, earlier: int, tokens: int) -> Any:
+        """Return the mask of a part of a group: so many tokens after `earlier` ones of the prompt."""
+        plain = self.options["allow_is_causal_skip"]
+        offset = 0 if plain else group.start  # other masks look up what stands where in the sequence
+        if (key := (offset, earlier, tokens)) not in self._made:
+            function = self.options["mask_function"]
+            moved = function if plain else lambda b, h, q, k: function(b, h, q + offset, k + offset)
+            lengths = {"q_length": tokens, "kv_length": earlier + tokens, "q_offset": earlier, "kv_offset": 0}
+            own = {"batch_size": 1, "mask_function": moved, "attention_mask": None}
+            self._made[key] = self._make(**{**self.options, **lengths, **own})
+        return self._made[key]
+
+
+def policy_of(model: Any) -> PreTrainedModel:
+    """Return transformers' model within wrappers of PEFT, accelerate and DeepSpeed."""
+    return next(module for module in model.modules() if isinstance(module, PreTrainedModel))
+
+
+@contextmanager
+def shared_attention(model: Any) -> Iterator[None]:
+    """While inside, the language model of a policy can share prompts; others are computed as before.
+
+    The backward pass belongs inside, too, where layers are computed again.
+    """
+    decoder = policy_of(model).get_decoder()
+    configs = {id(module.config): module.config for module in decoder.modules() if hasattr(module, "config")}
+    with ExitStack() as stack:
+        for config in configs.values():
+            name = getattr(config, "_attn_implementation", None)
+            if name and not name.startswith(PREFIX):
+                AttentionInterface.register(PREFIX + name, partial(attend, name))
+                AttentionMaskInterface.register(PREFIX + name, partial(make_mask, name))
+                stack.enter_context(replaced(config, "_attn_implementation", PREFIX + name))
+        yield
+
+
+@contextmanager
+def grouped(groups: Sequence[Group]) -> Iterator[None]:
+    """While inside, the policy's sequence consists of these groups."""
+    token = _groups.set(groups)
+    try:
+        yield
+    finally:
+        _groups.reset(token)
+
+
+def make_mask(name: str, *args: Any, **options: Any) -> Any:
+    """Return the mask of a policy whose attention is called so: of the groups, if there are any."""
+    make = ALL_MASK_ATTENTION_FUNCTIONS[name]
+    groups = _groups.get()
+    return make(*args, **options) if groups is None or args else GroupMask(groups, make, options)
+
+
+def attend(
+    name: str,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    *,
+    position_ids: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attend as the implementation of a name does, within the groups if the mask is one of groups.
+
+    Args:
+        name: of the implementation.
+        module: the layer.
+        query: (1, heads, T, size).
+        key: (1, key-value heads, T, size).
+        value: like the keys.
+        attention_mask: a `GroupMask`, or the implementation's own mask.
+        position_ids: not for a part of the sequence.
+        options: further ones of the implementation.
+
+    Returns:
+        Output, (1, T, heads, size), and no weights.
+    """
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
+    if not isinstance(attention_mask, GroupMask):
+        options |= {} if position_ids is None else {"position_ids": position_ids}
+        with replaced(module.config, "_attn_implementation", name):
+            return function(module, query, key, value, attention_mask, **options)
+    groups = attention_mask.groups
+    longest = max(group.prompt + max(group.completions) for group in groups)
+    plain = attention_mask.is_causal(longest) and not options.get("dropout") and options.get("position_bias") is None
+    if name == "sdpa" and plain:
+        tensors = tuple(as_computed(tensor) for tensor in (query, key, value))
+        if can_merge(*tensors):
+            output = MergedAttention.apply(*tensors, groups, options.get("scaling"))
+            return output.transpose(1, 2).contiguous(), None
+    with replaced(module.config, "_attn_implementation", name):
+        parts = [
+            function(module, *tensors, mask, **options)[0]
+            for tensors, mask in _parts(query, key, value, attention_mask, name)
+        ]
+    return torch.cat(parts, 1), None
+
+
+def _parts(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: GroupMask, name: str
+) -> Iterator[tuple[tuple[torch.Tensor, ...], Any]]:
+    """Yield queries, keys, values and mask of each prompt and each completion."""
+    for group in mask.groups:
+        begin = group.start + group.prompt
+        prompt = slice(group.start, begin)
+        if group.prompt:
+            own = tuple(tensor[:, :, prompt] for tensor in (query, key, value))
+            yield own, mask.of(group, 0, group.prompt)
+        for length in group.completions:
+            own = tuple(tensor[:, :, begin : begin + length] for tensor in (query, key, value))
+            before = [
+                torch.cat((tensor[:, :, prompt], of), 2) for tensor, of in zip((key, value), own[1:], strict=True)
+            ]
+            causal = name == "sdpa" and query.is_cuda and mask.is_causal(group.prompt + length)
+            if causal and group.prompt:  # the kernels of a GPU need no mask in memory
+                yield (own[0], *before), causal_lower_right(length, group.prompt + length)
+            else:
+                yield (own[0], *before), mask.of(group, group.prompt, length)
+            begin += length
+
+
+def as_computed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the type of autocast, where that is on, as `scaled_dot_product_attention` takes it."""
+    device = tensor.device.type
+    if torch.is_autocast_enabled(device):
+        return tensor.to(torch.get_autocast_dtype(device))
+    return tensor

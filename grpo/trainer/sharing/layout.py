@@ -1,0 +1,110 @@
+"""Rows with equal prompts as groups of one sequence: each prompt once, then its completions.
+
+    prompt A but its last token | last token, completion 1 | last token, completion 2 | prompt B … | last token, …
+
+A completion's part begins with the prompt's last token, because that predicts its first one, and ends before its own
+last token, which predicts nothing. Nothing is padded. A prompt attends to itself, a completion to its prompt and to
+itself (`grpo/trainer/sharing/attention.py`), and its positions continue where the prompt ends.
+"""
+
+from collections.abc import Hashable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from trl.trainer.utils import split_pixel_values_by_grid
+
+from grpo.trainer.batch import FIELDS, Batch
+
+
+class Group(NamedTuple):
+    """A prompt and its completions, in consecutive tokens of the sequence."""
+
+    start: int
+    """Index of the prompt's first token."""
+    prompt: int
+    """Tokens of the prompt but the last one."""
+    completions: tuple[int, ...]
+    """Tokens of each completion's part."""
+
+    @property
+    def end(self) -> int:
+        """Index after the last token."""
+        return self.start + self.prompt + sum(self.completions)
+
+
+class Packed(NamedTuple):
+    """A sequence of T tokens for B rows with C completion tokens at the most."""
+
+    groups: tuple[Group, ...]
+    """All T tokens belong to one of these."""
+    first: list[int]
+    """The first row of each group."""
+    source: torch.Tensor
+    """Where each token stands in the rows, among B x (P + C), (1, T)."""
+    position_ids: torch.Tensor
+    """(1, T)"""
+    labels: torch.Tensor
+    """The token that each token predicts, -100 where that is none of a completion, (1, T)."""
+    index: torch.Tensor
+    """Where the prediction of each completion token is, among T, (B, C)."""
+
+
+def pack_rows(sizes: Sequence[int], prompt_mask: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Packed:
+    """Lay out rows in groups, of which each has one prompt.
+
+    Args:
+        sizes: number of consecutive rows in each group.
+        prompt_mask: of prompts padded on the left, (B, P).
+        ids: completions padded on the right, (B, C).
+        mask: of the completions, (B, C).
+    """
+    prompts, completions = prompt_mask.sum(1).tolist(), mask.sum(1).tolist()
+    width, padded = ids.size(1), prompt_mask.size(1)
+    groups: list[Group] = []
+    source, positions, starts = list[int](), list[int](), list[int]()
+    first = [end - size for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    for row in range(len(ids)):
+        begin = row * (padded + width)
+        if row in first:
+            groups.append(Group(len(source), prompts[row] - 1, ()))
+            source += range(begin + padded - prompts[row], begin + padded - 1)
+            positions += range(prompts[row] - 1)
+        starts.append(len(source))
+        source += range(begin + padded - 1, begin + padded - 1 + completions[row])
+        positions += range(prompts[row] - 1, prompts[row] - 1 + completions[row])
+        groups[-1] = groups[-1]._replace(completions=(*groups[-1].completions, completions[row]))
+    device = ids.device
+    within = torch.arange(width, device=device)
+    index = (torch.tensor(starts, device=device)[:, None] + within).clamp(max=len(source) - 1)
+    labels = torch.full((1, len(source)), -100, device=device)
+    labels[0, index[mask != 0]] = ids[mask != 0]
+    where, position_ids = (torch.tensor([values], device=device) for values in (source, positions))
+    return Packed(tuple(groups), first, where, position_ids, labels, index)
+
+
+def prompt_keys(batch: Batch) -> list[Hashable]:
+    """Return of each row of a batch what is equal for rows with equal prompts, their images included."""
+    keys = real_tokens(batch["prompt_ids"], batch["prompt_mask"])
+    names = [name for name in batch if FIELDS[name].of == "images"]
+    if not names:
+        return list(keys)
+    split = split_pixel_values_by_grid(batch)
+    values = [[split[name][row] for name in names] for row in range(len(keys))]
+    known: dict[Hashable, list[int]] = {}  # rows with different images, of each text
+    found: list[Hashable] = []
+    for row, key in enumerate(keys):
+        others = known.setdefault(key, [])
+        equal = next((other for other in others if all(map(torch.equal, values[other], values[row]))), row)
+        if equal == row:
+            others.append(row)
+        found.append((key, equal))
+    return found
+
+
+def real_tokens(ids: torch.Tensor, mask: torch.Tensor) -> list[tuple[int, ...]]:
+    """Return each row's tokens without padding."""
+    return [
+        tuple(token for token, real in zip(row, keep, strict=True) if real)
+        for row, keep in zip(ids.tolist(), mask.tolist(), strict=True)
+    ]

@@ -1,0 +1,186 @@
+"""Attention of a prompt and its completions by PyTorch's flash kernels, without copies of the prompt's keys.
+
+All completions of a prompt attend to it in one call without a mask, and each to itself in a causal one. The two are
+merged by their log-sum-exps. A kernel's backward pass needs nothing of the forward pass but the output and the
+log-sum-exp: given the merged ones, it returns its part of the gradient, as in ring attention (2310.01889).
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+
+from grpo.trainer.sharing.layout import Group
+from grpo.utils.oom import is_out_of_memory
+
+aten = torch.ops.aten
+
+
+def forward_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]:
+    """Return output, log-sum-exp, and what the backward pass needs besides, of (number, heads, length, size)."""
+    if query.is_cuda:
+        found = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
+        return found[0], found[1], tuple(found[2:8])
+    output, sums = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
+    return output, sums, ()
+
+
+def backward_kernel(
+    given: torch.Tensor, tensors: Sequence[torch.Tensor], causal: bool, scale: float | None, besides: tuple[Any, ...]
+) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of queries, keys and values, from that of the output.
+
+    Args:
+        given: the gradient of the output.
+        tensors: queries, keys, values, output and log-sum-exp.
+        causal: whether a token sees no later one.
+        scale: of the products of queries and keys.
+        besides: the rest of what `forward_kernel` has returned.
+    """
+    if not given.is_cuda:
+        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return backward(given, *tensors, 0.0, causal, scale=scale)
+    *others, sums = tensors
+    places, random = besides[:4], besides[4:]
+    backward = aten._scaled_dot_product_flash_attention_backward
+    return backward(given, *others, sums.contiguous(), *places, 0.0, causal, *random, scale=scale)
+
+
+class Call(NamedTuple):
+    """A call of the kernel: queries and keys are each `number` x `length` consecutive tokens."""
+
+    query: tuple[int, int, int]
+    """First token, number, length."""
+    key: tuple[int, int, int]
+    causal: bool
+    merges: bool = False
+    """Whether it adds to what an earlier call has computed for the same queries."""
+
+
+def calls_of(groups: Sequence[Group]) -> Iterator[Call]:
+    """Yield the calls that compute all groups; consecutive completions of equal length are one call."""
+    for group in groups:
+        begin = group.start + group.prompt
+        if len(group.completions) == 1 or not group.prompt:
+            whole = (group.start, 1, group.prompt + group.completions[0])
+            if group.prompt:
+                yield Call(whole, whole, causal=True)
+                continue
+        else:
+            prompt = (group.start, 1, group.prompt)
+            yield Call(prompt, prompt, causal=True)
+            yield Call((begin, 1, group.end - begin), prompt, causal=False)
+        for length, equal in groupby(group.completions):
+            own = (begin, len(list(equal)), length)
+            yield Call(own, own, causal=True, merges=group.prompt > 0)
+            begin += own[1] * length
+
+
+def part(tensor: torch.Tensor, place: tuple[int, int, int]) -> torch.Tensor:
+    """Return some tokens of (1, heads, T, …) as (number, heads, length, …), without a copy."""
+    start, number, length = place
+    return tensor[0, :, start : start + number * length].unflatten(1, (number, length)).transpose(0, 1)
+
+
+class MergedAttention(torch.autograd.Function):
+    """Attention of groups, from queries (1, heads, T, size), keys and values to (1, heads, T, size)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        groups: Sequence[Group],
+        scale: float | None,
+    ) -> torch.Tensor:
+        """Compute all calls, and merge."""
+        _, heads, length, size = query.shape
+        output = query.new_empty(1, length, heads, size).transpose(1, 2)
+        logsumexp = query.new_empty(1, length, heads, dtype=torch.float32).transpose(1, 2)
+        besides = []
+        for call in calls_of(groups):
+            tensors = part(query, call.query), part(key, call.key), part(value, call.key)
+            found, sums, rest = forward_kernel(*tensors, call.causal, scale)
+            besides.append(rest)
+            into, total = part(output, call.query), part(logsumexp, call.query)
+            if call.merges:
+                merged = torch.logaddexp(total, sums)
+                into.mul_((total - merged).exp_()[..., None])
+                into.add_(found.mul_((sums - merged).exp_()[..., None]))
+                total.copy_(merged)
+            else:
+                into.copy_(found)
+                total.copy_(sums)
+        ctx.save_for_backward(query, key, value, output, logsumexp)
+        ctx.groups, ctx.scale, ctx.besides = groups, scale, besides
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Compute the gradient of each call from the merged output and log-sum-exp."""
+        query, key, value, output, logsumexp = ctx.saved_tensors
+        sums = [torch.zeros_like(tensor) for tensor in (query, key, value)]
+        for call, besides in zip(calls_of(ctx.groups), ctx.besides, strict=True):
+            tensors = part(query, call.query), part(key, call.key), part(value, call.key)
+            merged = part(output, call.query), part(logsumexp, call.query)
+            given = part(gradients[0], call.query)
+            found = backward_kernel(given, (*tensors, *merged), call.causal, ctx.scale, besides)
+            for total, gradient, place in zip(sums, found, (call.query, call.key, call.key), strict=True):
+                part(total, place).add_(gradient)
+        return *sums, None, None
+
+
+def can_merge(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Return whether the kernels compute these queries, keys and values; tried once for each kind of them."""
+    if query.size(-1) != value.size(-1):
+        return False
+    return is_exact(query.device, query.dtype, query.size(1), key.size(1), query.size(-1))
+
+
+@cache
+def is_exact(device: torch.device, dtype: torch.dtype, heads: int, pairs: int, size: int) -> bool:
+    """Try the kernels on few tokens, against attention with a mask: output and gradients have to be equal.
+
+    Args:
+        device: of the numbers.
+        dtype: of the numbers.
+        heads: of the queries.
+        pairs: heads of the keys and the values.
+        size: of a head.
+    """
+    groups = (Group(0, 5, (3, 3, 4)), Group(15, 6, (2,)))
+    generator = torch.Generator().manual_seed(0)
+    part_of = torch.tensor([0] * 5 + [1] * 3 + [2] * 3 + [3] * 4 + [4] * 8)
+    visible = part_of[:, None] == part_of
+    visible[5:15, :5] = True
+    random = (torch.randn(1, number, 23, size, generator=generator) for number in (heads, heads, pairs, pairs))
+    given, *tensors = (value.to(device, dtype) for value in random)
+    found = []
+    with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        for merged in (True, False):
+            query, key, value = leaves = [
+                tensor.detach().to(dtype if merged else torch.float32).requires_grad_() for tensor in tensors
+            ]
+            if merged:
+                try:
+                    output = MergedAttention.apply(query, key, value, groups, None)
+                    output.backward(given)
+                except RuntimeError as error:  # of kernels that do not take these numbers
+                    if is_out_of_memory(error):
+                        raise
+                    return False
+            else:
+                mask = visible.tril().to(device)
+                attention = torch.nn.functional.scaled_dot_product_attention
+                output = attention(query, key, value, mask, enable_gqa=heads != pairs)
+                output.backward(given.float())
+            found.append([output.detach(), *(tensor.grad for tensor in leaves)])
+    tolerance = 16 * torch.finfo(dtype).eps
+    return all(
+        float((mine - exact).norm()) <= tolerance * float(exact.norm()) for mine, exact in zip(*found, strict=True)
+    )
