@@ -80,7 +80,10 @@ def compare(kinds: list[str], name: str, args: argparse.Namespace) -> dict[str, 
 def measure(trainer: GRPOTrainer, args: argparse.Namespace, inputs: list[dict[str, Any]] | None = None) -> None:
     """Write seconds, peak memory, metrics and gradient of an update into a file."""
     results = [update(trainer, "", GROUP, inputs) for _ in range(args.repeats)]
-    found = {"seconds": [round(seconds, 2) for seconds, _, _ in results], "peak_gib": round(read_peak(), 2)}
+    peak = read_peak()
+    if isinstance(trainer, ExactGRPOTrainer):  # which resets the peak itself
+        peak = max(peak, trainer.memory.highest["memory/update_gb"])
+    found = {"seconds": [round(seconds, 2) for seconds, _, _ in results], "peak_gib": round(peak, 2)}
     metrics = trainer._metrics["train"]
     names = ("update/microbatches", "update/padded_tokens")
     torch.save((found | {name: metrics[name][-1] for name in names if name in metrics}, results[-1][2]), args.into)

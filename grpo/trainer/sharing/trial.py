@@ -53,9 +53,9 @@ class Sharing:
         images = any(FIELDS[name].of == "images" for name in batch)
         if images and self.sharded:
             return False
-        if images and "images" not in self._found:
+        if images and "images" not in self._found and bool(batch["completion_mask"].any()):
             self._note("images", self._try(image_rows(batch)))
-        return self._found["images" if images else "text"]
+        return self._found.get("images" if images else "text", False)
 
     def _try(self, rows: Batch) -> str | None:
         with self.accelerator.autocast():
