@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.nn.attention.bias import causal_lower_right
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -25,6 +26,8 @@ from grpo.trainer.sharing.merged import MergedAttention, can_merge
 from grpo.utils.patching import replaced
 
 PREFIX = "shared_prompts|"
+SHORT = 256
+"""Tokens of groups, each a prompt with its completions, that are attended in one call: many calls would cost more."""
 _groups: ContextVar[Sequence[Group] | None] = ContextVar("groups", default=None)
 
 
@@ -40,6 +43,7 @@ class GroupMask:
     def __init__(self, groups: Sequence[Group], make: Callable[..., Any], options: dict[str, Any]) -> None:
         self.groups, self.options = groups, options
         self._make, self._made = make, dict[tuple[int, int, int], Any]()
+        self._of_short: torch.Tensor | None = None
 
     def is_causal(self, tokens: int) -> bool:
         """Return whether each of so many consecutive tokens sees all earlier ones."""
@@ -57,6 +61,18 @@ class GroupMask:
             own = {"batch_size": 1, "mask_function": moved, "attention_mask": None}
             self._made[key] = self._make(**{**self.options, **lengths, **own})
         return self._made[key]
+
+    def of_short(self, device: torch.device) -> torch.Tensor:
+        """Return which tokens of S groups, padded to L, see which, (S, 1, L, L)."""
+        if self._of_short is None:
+            width = max(group.end - group.start for group in self.groups)
+            part = torch.full((len(self.groups), width), -1)
+            for row, group in enumerate(self.groups):
+                lengths = torch.tensor([group.prompt, *group.completions])
+                part[row, : group.end - group.start] = torch.arange(len(lengths)).repeat_interleave(lengths)
+            seen = (part[:, None, :] == 0) | (part[:, None, :] == part[:, :, None])
+            self._of_short = seen.tril()[:, None].to(device)
+        return self._of_short
 
 
 def policy_of(model: Any) -> PreTrainedModel:
@@ -134,6 +150,13 @@ def attend(
     groups = attention_mask.groups
     longest = max(group.prompt + max(group.completions) for group in groups)
     plain = attention_mask.is_causal(longest) and not options.get("dropout") and options.get("position_bias") is None
+    sizes = [group.end - group.start for group in groups]
+    if name == "sdpa" and plain and max(sizes) <= SHORT:
+        in_groups = (tensor[0].transpose(0, 1).split(sizes) for tensor in (query, key, value))
+        padded = (pad_sequence(parts, batch_first=True).transpose(1, 2) for parts in in_groups)
+        with replaced(module.config, "_attn_implementation", name):
+            output = function(module, *padded, attention_mask.of_short(query.device), **options)[0]
+        return torch.cat([row[:size] for row, size in zip(output, sizes, strict=True)])[None], None
     if name == "sdpa" and plain:
         tensors = tuple(as_computed(tensor) for tensor in (query, key, value))
         if can_merge(*tensors):

@@ -14,18 +14,18 @@ from grpo.planning.fit import make_plan
 from grpo.planning.from_config import find_shape
 
 Compose = Callable[..., DictConfig]
-MACHINE = Speed(operations=148e9, bandwidth=6.07e9)
+MACHINE = Speed(operations=244e9, bandwidth=24.0e9)
 """Two cores of an Intel Xeon, as `speed_of_cpu` read them in the minute of the measurements below."""
 SMOLLM2 = ("model=smollm2_135m", "task=sums", "peft=lora", "peft.r=32", "train.gradient_checkpointing=false")
 MEASURED: dict[tuple[str, ...], dict[str, float]] = {
-    (): {"step": 0.81, "generation": 0.49, "update": 0.28},
+    (): {"step": 0.30, "generation": 0.14, "update": 0.16},
     (*SMOLLM2, "train.bf16=false", "train.per_device_train_batch_size=128", "train.num_generations=8"): {
-        "step": 12.6,
-        "generation": 8.3,
-        "update": 4.2,
+        "step": 4.0,
+        "generation": 1.9,
+        "update": 2.1,
     },
 }
-"""Medians of seconds per step of the demo (16 steps) and of the experiment smollm2 (4), nothing else running."""
+"""Medians of seconds per step of the demo (30 steps) and of the experiment smollm2 (6), nothing else running."""
 
 
 def expected(config: DictConfig) -> Duration:
