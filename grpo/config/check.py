@@ -42,6 +42,7 @@ def check(config: DictConfig) -> None:
     check_peft(config)
     check_images(config)
     check_backend(config.engine.backend, config.train)
+    check_at_once(config)
     check_vllm_options(config)
     for key, possible in (("loss_type", (*LOSS_MEANS, *losses.NAMES)), ("importance_sampling_level", LEVELS)):
         value = config.train[key]
@@ -285,6 +286,17 @@ def check_backend(backend: str, train: DictConfig) -> None:
     """Check that an engine of the user's own is asked to generate."""
     if backend != VLLM and not (train.use_vllm and train.vllm_mode == "colocate"):
         raise ConfigError(f"engine.backend={backend}: it generates with train.use_vllm=true train.vllm_mode=colocate")
+
+
+def check_at_once(config: DictConfig) -> None:
+    """Check that a number of completions at once is for who takes one."""
+    train, number = config.train, config.rollout.completions_at_once
+    if number and (train.use_vllm or train.use_transformers_continuous_batching):
+        engine = "vLLM" if train.use_vllm else "continuous batching"
+        raise ConfigError(
+            f"rollout.completions_at_once={number}: {engine} finds out by itself how many fit; leave it out, or use "
+            "generation=transformers train.use_transformers_continuous_batching=false"
+        )
 
 
 def check_vllm_options(config: DictConfig) -> None:

@@ -226,7 +226,8 @@ class Rollouts:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` has returned."""
-        self.at_once.limit = state["completions_at_once"]
+        limits = (self.at_once.limit, state.get("completions_at_once"))
+        self.at_once.limit = min((limit for limit in limits if limit), default=None)
         if self.sampling and state["order"]:
             self.sampling.order.load_state_dict(state["order"])
 

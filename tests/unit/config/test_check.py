@@ -129,6 +129,11 @@ def test_close_names_are_offered_once() -> None:
         (["engine.share_weights=true", "generation=vllm_server"], "works with generation=vllm_colocate; use auto"),
         (["engine.lora=adaptor"], "engine.lora=adaptor: `adapter` or `merged`"),
         (["rollout.max_rounds=0"], "rollout.max_rounds=0: at least 1"),
+        (["rollout.completions_at_once=0"], "rollout.completions_at_once=0: at least 1, or null"),
+        (
+            ["rollout.completions_at_once=8", "generation=vllm_colocate"],
+            "rollout.completions_at_once=8: vLLM finds out by itself",
+        ),
         (["engine.staleness=1", "generation=vllm_server", "train=dapo_full"], "the problems of the next step are not"),
         (["engine.staleness=2", "generation=vllm_server"], "engine.staleness=2: 0 or 1"),
         (["engine.backend=my.Backend"], "engine.backend=my.Backend: it generates with train.use_vllm=true"),

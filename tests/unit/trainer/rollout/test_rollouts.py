@@ -72,4 +72,7 @@ def test_rollouts_continue_where_they_were(tmp_path: Path) -> None:
     before.sampling.order.take(4)
     after.load_state_dict(before.state_dict())
     assert after.at_once.limit == 7
+    after.at_once.limit = 3
+    after.load_state_dict(before.state_dict())
+    assert after.at_once.limit == 3, "a lower number has been asked for"
     assert after.sampling.order.take(3) == before.sampling.order.take(3)
