@@ -168,6 +168,8 @@ class RunningBatch:
         with model._optimize_model_for_decode():
             while model._has_unfinished_sequences(len(self) <= most, synced, input_ids.device):
                 self._step(model, synced)
+        if not len(self):  # what was computed for other processes goes, too
+            self.cohorts, self.inputs = [], {}
         return input_ids
 
     def _step(self, model: Any, synced: bool) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache
 
-Layers = list[tuple[torch.Tensor, torch.Tensor]]
+Layers = list[tuple[torch.Tensor, ...]]
 """Keys and values of each layer for one sequence, (heads, tokens, size)."""
 
 
@@ -52,4 +52,6 @@ class Turns:
         cache = DynamicCache(config=config.get_text_config(decoder=True))
         for layer in range(len(kept[0])):
             cache.update(batch(layer, 0), batch(layer, 1), layer)
+            for row in kept:  # so that a layer exists twice, and not the cache
+                row[layer] = ()
         return cache

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +91,30 @@ def test_greedy_completions_are_those_of_generate_alone(family: str) -> None:
             assert "LinearAttention" in (why_not_shared(model, ["input_ids"]) or "")
         else:
             assert read <= 3 * 23 if limit != 3 else 2 * 3 * 23, "each prompt is read once, or once per part of a group"
+
+
+def test_processes_that_compute_each_token_together_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process alone, which asks all of them before each token whether any has completions left."""
+    model, rows = policy("llama"), prompts(5, 23, 9)
+    alone = complete(model, rows)
+    for module in ("running_batch", "at_once"):
+        monkeypatch.setattr(f"grpo.generation.{module}.in_step", lambda model: True)
+    asked: list[bool] = []
+    reduce = torch.distributed.all_reduce
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+
+    def others_have_some(tensor: torch.Tensor, **options: Any) -> None:
+        reduce(tensor, **options)
+        asked.append(bool(tensor))
+        if len(asked) % 40:  # longer than any of ours
+            tensor.fill_(1.0)
+
+    monkeypatch.setattr("torch.distributed.all_reduce", others_have_some)
+    try:
+        assert complete(model, rows, limit=5) == alone
+    finally:
+        torch.distributed.destroy_process_group()
+    assert len(asked) == 3 * 40, "a part after the other, each as long as others need"
 
 
 def ends_of(model: Any, rows: list[list[int]], how: Any) -> list[list[int]]:

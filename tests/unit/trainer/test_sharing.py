@@ -16,7 +16,7 @@ from trl.trainer import add_fused_lm_head
 
 from grpo.trainer.batch import as_batch, images_of, take
 from grpo.trainer.microbatch import Microbatch, pack
-from grpo.trainer.sharing.attention import grouped, shared_attention
+from grpo.trainer.sharing.attention import SHORT, grouped, shared_attention
 from grpo.trainer.sharing.layout import pack_rows
 from grpo.trainer.sharing.scoring import score
 from grpo.trainer.sharing.trial import text_rows, why_not
@@ -115,7 +115,8 @@ def results(model: Any, function: Any) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_shared_prompts_change_neither_scores_nor_gradients(family: str) -> None:
+def test_shared_prompts_change_neither_scores_nor_gradients(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short groups are attended in one call, with a mask; longer ones part by part."""
     architecture, options = FAMILIES[family]
     model = policy(architecture, **options)
     before = model.config._attn_implementation
@@ -125,9 +126,11 @@ def test_shared_prompts_change_neither_scores_nor_gradients(family: str) -> None
         if checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
             model.enable_input_require_grads()
-        shared = results(model, partial(score, groups=[3, 2, 1]))
-        torch.testing.assert_close(shared[:2], plain[:2], rtol=1e-5, atol=2e-5)
-        assert (shared[2] - plain[2]).norm() <= 1e-5 * plain[2].norm()
+        for short in (SHORT, 0):
+            monkeypatch.setattr("grpo.trainer.sharing.attention.SHORT", short)
+            shared = results(model, partial(score, groups=[3, 2, 1]))
+            torch.testing.assert_close(shared[:2], plain[:2], rtol=1e-5, atol=2e-5)
+            assert (shared[2] - plain[2]).norm() <= 1e-5 * plain[2].norm()
     assert model.config._attn_implementation == before
 
 
