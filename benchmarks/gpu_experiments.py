@@ -141,6 +141,7 @@ def out_of_memory(scale: Scale) -> Result:
             completions = list(free._logs["completion"])
             del free
             made = trainer(scale, folder, **options)
+            made.packing.sharing.applies({})  # the trial of a policy is no part of a phase
             owner, method = where(made)
             inner = getattr(owner, method)
 

@@ -83,7 +83,7 @@ def check(row: Row, folder: Path) -> None:
     """
     mine, theirs, trainer = trained(row, folder)
     # the steps of a quantized policy do not begin with the same weights on both sides
-    compare(mine, theirs, 1e-4 if row["weights"] == "QLoRA" else 1e-5)
+    compare(mine, theirs, 3e-4 if row["weights"] == "QLoRA" else 2e-5)
     if row["resume"] == "yes":
         resumed = ours(row, folder / "resumed")
         resumed.train(resume_from_checkpoint=str(folder / "ours" / "checkpoint-1"))
@@ -95,7 +95,8 @@ def compare(mine: Record, theirs: Record, tolerance: float) -> None:
     """Compare the gradients of all steps; their differences may be so large, relative to the gradients."""
     assert len(mine.gradients) == len(theirs.gradients) == STEPS
     # rounding is that of terms that may cancel: of what is left where the policy still is its reference, and of
-    # positions that begin elsewhere, as prompts have less padding; norms are from 0.1 to 10
+    # positions that begin elsewhere, as prompts have less padding or are shared; norms are from 0.1 to 10. It grows from
+    # step to step where a KL penalty is of the order of 100, to 8e-6 without sharing, and to 1.2e-5 with it
     scale = max(norm(expected) for expected in theirs.gradients)
     assert scale > 1e-3
     for step, (gradient, expected) in enumerate(zip(mine.gradients, theirs.gradients, strict=True), 1):

@@ -21,7 +21,7 @@ def main() -> None:
     reference = train(make(ExactGRPOTrainer, folder, update=Update(1000, share_prompts=False), **options))
     trainer = make(ExactGRPOTrainer, folder, update=Update(1_000_000, share_prompts=False), **options)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 200 * 2**20, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (used + 50 * 2**20, resource.RLIM_INFINITY))
     record = train(trainer)
     pairs = zip(record.gradients, reference.gradients, strict=True)
     print(json.dumps({"logs": record.logs, "gradient": max(relative_difference(mine, stock) for mine, stock in pairs)}))

@@ -106,7 +106,7 @@ def test_a_hanging_or_dying_environment_costs_its_own_episodes(mine: Path) -> No
         "reward=[]",
         "+reward.asked.fn=mine.py:asked",
     ]
-    done = command("grpo.train", *SMALL, *line, "train.max_steps=2", "hydra.run.dir=run", cwd=mine)
+    done = command("grpo.train", *SMALL, *line, "train.max_steps=4", "hydra.run.dir=run", cwd=mine)
     assert done.returncode == 0, done.stderr
     rows = metrics(mine / "run")
     assert sum(row["tools/calculator/errors"] for row in rows) > 0
