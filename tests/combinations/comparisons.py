@@ -95,8 +95,8 @@ def compare(mine: Record, theirs: Record, tolerance: float) -> None:
     """Compare the gradients of all steps; their differences may be so large, relative to the gradients."""
     assert len(mine.gradients) == len(theirs.gradients) == STEPS
     # rounding is that of terms that may cancel: of what is left where the policy still is its reference, and of
-    # positions that begin elsewhere, as prompts have less padding or are shared; norms are from 0.1 to 10. It grows from
-    # step to step where a KL penalty is of the order of 100, to 8e-6 without sharing, and to 1.2e-5 with it
+    # positions that begin elsewhere, as prompts have less padding or are shared; norms are from 0.1 to 10. It grows
+    # from step to step where a KL penalty is of the order of 100, to 8e-6 without sharing, and to 1.2e-5 with it
     scale = max(norm(expected) for expected in theirs.gradients)
     assert scale > 1e-3
     for step, (gradient, expected) in enumerate(zip(mine.gradients, theirs.gradients, strict=True), 1):
