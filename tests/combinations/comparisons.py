@@ -12,6 +12,9 @@ from tests.combinations.trainings import STEPS, ours, stock
 from tests.e2e.sharded import Weights, change, shard_options
 from tests.stock_trl import Record, note_kept, relative_difference, train
 
+RATE = {"learning_rate": 1e-3}
+"""At a higher one some policies run so far away that terms cancel and little but rounding is left of them."""
+
 
 class References(TrainerCallback):
     """The weights of a moving reference before each step, which follow from those of the policy after steps."""
@@ -32,12 +35,12 @@ class References(TrainerCallback):
 def trained(row: Row, folder: Path) -> tuple[Record, Record, Any]:
     """What our trainer computes with the features of a row, and what stock TRL does; and our trainer."""
     saving = {"save_strategy": "steps", "save_steps": 1} if row["resume"] == "yes" else {}
-    mine = ours(row, folder / "ours", **saving)
+    mine = ours(row, folder / "ours", **RATE, **saving)
     kept = note_kept(mine) if mine.rollouts.sampling else []
     references = References(mine)
     mine.add_callback(references)
     record = train(mine)
-    theirs = stock(row, folder, mine, kept)
+    theirs = stock(row, folder, mine, kept, **RATE)
     theirs.add_callback(References(theirs, references.weights))
     start_from = record.weights if row["weights"] != "QLoRA" else ()
     return record, train(theirs, start_from), mine
@@ -83,9 +86,9 @@ def check(row: Row, folder: Path) -> None:
     """
     mine, theirs, trainer = trained(row, folder)
     # the steps of a quantized policy do not begin with the same weights on both sides
-    compare(mine, theirs, 3e-4 if row["weights"] == "QLoRA" else 2e-5)
+    compare(mine, theirs, 1e-4 if row["weights"] == "QLoRA" else 1e-5)
     if row["resume"] == "yes":
-        resumed = ours(row, folder / "resumed")
+        resumed = ours(row, folder / "resumed", **RATE)
         resumed.train(resume_from_checkpoint=str(folder / "ours" / "checkpoint-1"))
         difference = relative_difference(resumed.model.state_dict(), trainer.model.state_dict())
         assert difference <= (1e-5 if row["weights"] == "QLoRA" else 0)
@@ -95,8 +98,7 @@ def compare(mine: Record, theirs: Record, tolerance: float) -> None:
     """Compare the gradients of all steps; their differences may be so large, relative to the gradients."""
     assert len(mine.gradients) == len(theirs.gradients) == STEPS
     # rounding is that of terms that may cancel: of what is left where the policy still is its reference, and of
-    # positions that begin elsewhere, as prompts have less padding or are shared; norms are from 0.1 to 10. It grows
-    # from step to step where a KL penalty is of the order of 100, to 8e-6 without sharing, and to 1.2e-5 with it
+    # positions that begin elsewhere, as prompts have less padding or are shared; norms are from 0.1 to 10
     scale = max(norm(expected) for expected in theirs.gradients)
     assert scale > 1e-3
     for step, (gradient, expected) in enumerate(zip(mine.gradients, theirs.gradients, strict=True), 1):

@@ -10,7 +10,7 @@ FILE = ROOT / "docs" / "combinations.md"
 INTRODUCTION = """# Which features work together
 
 Every two of these values have met in a training of three steps (`tests/combinations/`), on one process and on two,
-whose gradients are stock TRL's on the same rollouts within 2e-5, and which, where it is resumed from a checkpoint, ends
+whose gradients are stock TRL's on the same rollouts within 1e-5, and which, where it is resumed from a checkpoint, ends
 with the same weights bit for bit. With dynamic sampling, stock TRL replays the completions that were kept; MaxRL and
 DPPO are compared with TRL's losses of which they are variants. `make test` runs a part of it, `make test-all` all.
 
