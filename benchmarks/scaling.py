@@ -90,7 +90,7 @@ def train(case: str, rows: int, steps: int, model: str, file: Path) -> None:
     part["completion_ids"] = [fixed["completion_ids"][row] for row in own]
     ours = case != "stock TRL"
     if case == "without balancing":
-        step_update.can_move = lambda batch: False
+        step_update.can_move = lambda accelerator, batches, sharded: False
     trainer = make(
         ExactGRPOTrainer if ours else GRPOTrainer,
         Path(tempfile.mkdtemp()),

@@ -4,6 +4,8 @@ Functions return bytes unless they say otherwise. A tower works on patches. Each
 prompt's image, which goes through the tower with every micro-batch that the completion is in.
 """
 
+from math import ceil
+
 from grpo.planning.vision import GATED, MERGES, QUICK_GELU, SHUFFLES, TILES, Vision
 from grpo.planning.workload import Workload
 
@@ -124,12 +126,16 @@ def decoded(vision: Vision | None, workload: Workload) -> float:
     """Bytes of host memory that the images of a generation take in a process: decoded, and three times pixel values.
 
     Each distinct image is decoded once, and TRL copies the prompts (`_generate`). Pixel values are the processor's, and
-    two copies on their way to the device (`_generate_single_turn` of TRL).
+    two copies on their way to the device (`_generate_single_turn` of TRL); later, where processes compute each other's
+    completions, those of all prompts of a step, and what this process sends (`grpo/trainer/update/gathering.py`).
     """
     if not (vision and workload.images):
         return 0.0
     picture = 3 * vision.patch_size**2 * patches(vision, workload)
-    return 2 * workload.images.opened * picture + workload.images.per_generation * 3 * pixel_values(vision, workload)
+    prompts = ceil(workload.images.per_step / workload.completions_per_prompt)
+    moves = workload.processes > 1 and workload.sharding.processes == 1
+    images = max(3 * workload.images.per_generation, (workload.processes + 1) * prompts if moves else 0)
+    return 2 * workload.images.opened * picture + images * pixel_values(vision, workload)
 
 
 def profiled(vision: Vision | None, workload: Workload) -> float:

@@ -25,11 +25,6 @@ class Field(NamedTuple):
     padding: float = 0
     """Value of padding, which changes nothing."""
 
-    @property
-    def can_move(self) -> bool:
-        """Whether another process can compute it: images stay where they are."""
-        return self.of not in ("images", "sequence")
-
 
 FIELDS = {
     "prompt_ids": Field("prompt"),
@@ -88,21 +83,26 @@ def as_sequences(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, int]:
     return ids, mask, batch["completion_ids"].size(1)
 
 
-def can_move(batch: Batch) -> bool:
-    """Return whether the rows of a batch can be computed by another process: not those with images."""
-    return all(FIELDS[key].can_move for key in batch)
+def with_images(batch: Batch) -> bool:
+    """Return whether any row of a batch has images."""
+    return any(FIELDS[key].of == "images" for key in batch)
 
 
 def images_of(batch: Batch) -> Batch:
     """Return the part of a batch that is about images."""
-    return {key: batch[key] for key in batch if not FIELDS[key].can_move or FIELDS[key].of == "row"}
+    return {key: batch[key] for key in batch if FIELDS[key].of in ("images", "sequence", "row")}
+
+
+def by_row(batch: Batch) -> Batch:
+    """Return a batch with the tensors of images as lists of one per row; tensors with a row each stay tensors."""
+    return batch if isinstance(batch.get("pixel_values"), list) else split_pixel_values_by_grid(batch)
 
 
 def join(slices: Sequence[Batch]) -> Batch:
     """Return one batch of all rows of slices of one generation, which are padded alike."""
     if len(slices) == 1:
         return slices[0]
-    parts = [split_pixel_values_by_grid(part) for part in slices]
+    parts = [by_row(part) for part in slices]
     joined: Batch = {}
     for key, first in parts[0].items():
         if FIELDS[key].of == "generation":
@@ -122,7 +122,7 @@ def pick(batch: Batch, rows: Sequence[int]) -> Batch:
     """
     check(batch)
     picked: Batch = {}
-    for key, value in split_pixel_values_by_grid(batch).items():
+    for key, value in by_row(batch).items():
         if FIELDS[key].of == "generation":
             picked[key] = value
         elif isinstance(value, list):
@@ -133,6 +133,11 @@ def pick(batch: Batch, rows: Sequence[int]) -> Batch:
     if not any(picked.get("num_images") or [0]):
         picked = {key: value for key, value in picked.items() if FIELDS[key].of != "images"}
     return picked
+
+
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """Return a batch with its tensors on a device; images of other processes are in host memory."""
+    return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
 
 
 def trim(batch: Batch, prompt_length: int, completion_length: int) -> Batch:
@@ -161,7 +166,8 @@ def take(batch: Batch, part: Microbatch, multiple: int | None = None) -> Batch:
         {key: value for key, value in batch.items() if (FIELDS[key].of in ("images", "row")) == of}
         for of in (True, False)
     )
-    picked = pick(text, part.rows) | pick(images, first or part.rows)
+    picked = pick(text, part.rows)
+    picked |= on_device(pick(images, first or part.rows), picked["prompt_ids"].device)
     lengths = []
     for length, padded in ((part.prompt_length, "prompt_ids"), (part.completion_length, "completion_ids")):
         lengths.append(min(-(-length // (multiple or 1)) * (multiple or 1), picked[padded].size(1)))

@@ -4,18 +4,21 @@ import gc
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
+from datasets import Dataset
 from trl import GRPOTrainer
 
 from grpo.config.options import LOSS_MEANS, Rollout
 from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
 from grpo.trainer.update import step_update
 from grpo.utils.patching import replaced
+from tests import vision_policies
 from tests.derived_losses import DERIVED
 from tests.stock_trl import (
     KL_FOUR_SLICES,
@@ -53,6 +56,26 @@ CASES: dict[str, dict[str, Any]] = {
     "bnpo": {"loss_type": "bnpo"},
     "undivided": {"top_entropy_quantile": 0.2},
 }
+
+
+def with_images(family: str, method: str = "full", of: int = 16) -> dict[str, Any]:
+    """Arguments for a policy that sees images; only the first `of` prompts have any."""
+    given = vision_policies.options(family, method)
+    rows = [row | {"images": row["images"] if place < of else []} for place, row in enumerate(given["train_dataset"])]
+    data = Dataset.from_list(rows, features=given["train_dataset"].features)
+    given |= {"rollout_func": images_long_first, "train_dataset": data, "max_steps": 2}
+    # of DDP, the last layers of the tower, or all of it without images; TRL logs images of all processes or none
+    return given | {"ddp_find_unused_parameters": True, "log_multimodal": False}
+
+
+def images_long_first(prompts: list, trainer: Any) -> dict[str, Any]:
+    """The completions of `long_first`, to prompts with images."""
+    return long_first([""] * len(prompts), trainer) | {"prompt_ids": trainer._tokenize_prompts(prompts)[0]}
+
+
+IMAGES = {f"images, {family}": partial(with_images, family) for family in vision_policies.FAMILIES}
+IMAGES["images, LoRA of the tower too"] = partial(with_images, "qwen2_5_vl", vision_policies.METHODS[3])
+IMAGES["images on one process at most"] = partial(with_images, "qwen2_vl", of=1)
 CORRECTED = {
     loss_type: {"loss_type": loss_type, "num_iterations": 2, "vllm_importance_sampling_mode": "token_truncate"}
     for loss_type in LOSS_MEANS
@@ -112,15 +135,22 @@ def main() -> None:
         ours = train(make(ExactGRPOTrainer, folder, update=SMALL, **OPTIONS | case), start_from=theirs.weights)
         found[name] = {"gradient": max(differences(ours, theirs)), "logs": ours.logs}
 
+    for name, case in IMAGES.items():
+        theirs = train(make(GRPOTrainer, folder, **{**OPTIONS, **case()}))
+        ours = train(make(ExactGRPOTrainer, folder, update=SMALL, **{**OPTIONS, **case()}), start_from=theirs.weights)
+        found[name] = {"gradient": max(differences(ours, theirs)), "logs": ours.logs}
+
     trainer = make(ExactGRPOTrainer, folder, update=SMALL, rollout=Rollout(dynamic_sampling=True), **OPTIONS)
     kept = note_kept(trainer)
     ours = train(trainer)
     theirs = train(make(GRPOTrainer, folder, **OPTIONS | generated_at_once(trainer, kept)), start_from=ours.weights)
     found["dynamic sampling"] = {"gradient": max(differences(ours, theirs)), "logs": ours.logs, "trl": theirs.logs}
 
-    with replaced(step_update, "can_move", lambda batch: False):
+    with replaced(step_update, "can_move", lambda *given: False):
         trainer = make(ExactGRPOTrainer, folder, update=SMALL, **{**OPTIONS, **CASES["unequal numbers"]})
-        found["not balanced"] = {"logs": train(trainer).logs}
+        found["unequal numbers, not balanced"] = {"logs": train(trainer).logs}
+        trainer = make(ExactGRPOTrainer, folder, update=SMALL, **{**OPTIONS, **IMAGES["images, llava_next"]()})
+        found["images, llava_next, not balanced"] = {"logs": train(trainer).logs}
 
     reference = train(make(ExactGRPOTrainer, folder, update=LARGE, **OPTIONS))
     for where in ("forward", "backward"):

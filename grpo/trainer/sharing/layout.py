@@ -12,9 +12,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import torch
-from trl.trainer.utils import split_pixel_values_by_grid
 
-from grpo.trainer.batch import FIELDS, Batch
+from grpo.trainer.batch import FIELDS, Batch, by_row
 
 
 class Group(NamedTuple):
@@ -89,17 +88,22 @@ def prompt_keys(batch: Batch) -> list[Hashable]:
     names = [name for name in batch if FIELDS[name].of == "images"]
     if not names:
         return list(keys)
-    split = split_pixel_values_by_grid(batch)
+    split = by_row(batch)
     values = [[split[name][row] for name in names] for row in range(len(keys))]
     known: dict[Hashable, list[int]] = {}  # rows with different images, of each text
     found: list[Hashable] = []
     for row, key in enumerate(keys):
         others = known.setdefault(key, [])
-        equal = next((other for other in others if all(map(torch.equal, values[other], values[row]))), row)
+        equal = next((other for other in others if all(map(are_equal, values[other], values[row]))), row)
         if equal == row:
             others.append(row)
         found.append((key, equal))
     return found
+
+
+def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether tensors are equal; of images of other processes, rows with equal prompts have the same tensor."""
+    return one is other or torch.equal(one, other)
 
 
 def real_tokens(ids: torch.Tensor, mask: torch.Tensor) -> list[tuple[int, ...]]:

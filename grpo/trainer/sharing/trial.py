@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from grpo.trainer.batch import FIELDS, Batch, as_sequences, images_of, pick, take
+from grpo.trainer.batch import FIELDS, Batch, as_sequences, images_of, on_device, pick, take, with_images
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.processes import any_of
 from grpo.trainer.sharing.attention import policy_of
@@ -50,12 +50,18 @@ class Sharing:
             reason = self._try(text_rows(self.model(), self.accelerator.device))
             (elsewhere,) = any_of(self.accelerator, reason is not None)
             self._note("text", reason or ("not on another process" if elsewhere else None))
-        images = any(FIELDS[name].of == "images" for name in batch)
+        images = with_images(batch)
         if images and self.sharded:
             return False
         if images and "images" not in self._found and bool(batch["completion_mask"].any()):
             self._note("images", self._try(image_rows(batch)))
         return self._found.get("images" if images else "text", False)
+
+    def agree(self, batch: Batch) -> None:
+        """Let no process share the prompts of a batch where another cannot; all call it, with equal batches."""
+        (elsewhere,) = any_of(self.accelerator, not self.applies(batch))
+        if elsewhere and self.applies(batch):
+            self._note("images" if with_images(batch) else "text", "not on another process")
 
     def _try(self, rows: Batch) -> str | None:
         with self.accelerator.autocast():
@@ -119,7 +125,7 @@ def image_rows(batch: Batch) -> Batch:
     """Return two rows with the first prompt of a batch that has images; tokens that a policy has written follow it."""
     written = batch["completion_ids"][batch["completion_mask"] != 0].flip(0)
     row = next(row for row, number in enumerate(batch.get("num_images") or [1]) if number)
-    chosen = pick(batch, [row, row])
+    chosen = on_device(pick(batch, [row, row]), batch["prompt_ids"].device)
     width = chosen["prompt_ids"].size(1)
     for name, value in chosen.items():
         if FIELDS[name].of == "sequence":

@@ -1,29 +1,9 @@
 """The micro-batches of a step, dealt out over the processes so that none waits for another."""
 
 from collections.abc import Sequence
-from typing import Any
-
-from grpo.trainer.batch import FIELDS, Batch
 
 SPLITS = (1, 2, 3, 4)
 """Micro-batches per process that are tried where the token budget allows fewer."""
-
-
-def everyones(accelerator: Any, batch: Batch) -> Batch:
-    """Return the rows of all processes as one batch, in the order of the processes, padded to the longest of all.
-
-    Every process has to call it, with as many rows.
-    """
-    gathered: Batch = {}
-    for key, value in batch.items():
-        field = FIELDS[key]
-        if field.of in ("prompt", "completion"):
-            if value.ndim == 2:
-                left = field.of == "prompt"
-                value = accelerator.pad_across_processes(value, dim=1, pad_index=field.padding, pad_first=left)
-            value = accelerator.gather(value)
-        gathered[key] = value
-    return gathered
 
 
 def limits(tokens: int, processes: int, budget: int) -> list[int]:

@@ -12,14 +12,15 @@ import torch
 from accelerate.utils import DistributedType, gather_object
 
 from grpo.config.options import LOSS_MEANS, Update
-from grpo.trainer.batch import Batch, can_move, loss_mask, take
+from grpo.trainer.batch import Batch, loss_mask, take
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import cost, has_work, loss_fractions, too_long
 from grpo.trainer.packing import Packing
 from grpo.trainer.processes import any_of, of_all
 from grpo.trainer.sharing.attention import shared_attention
 from grpo.trainer.token_budget import TokenBudget
-from grpo.trainer.update.balance import earliest, everyones, limits
+from grpo.trainer.update.balance import earliest, limits
+from grpo.trainer.update.gathering import can_move, everyones
 from grpo.trainer.update.gradient_offload import OffloadedGradients
 from grpo.trainer.update.guard import NonFiniteGuard
 from grpo.trainer.update.step import StepMicrobatch, batches_of, count, nothing, worst_case
@@ -194,11 +195,12 @@ class StepUpdate:
         """
         processes = self.accelerator.num_processes
         self.budget.tokens = min(of_all(self.accelerator, self.budget.allowed()))  # all then divide alike
-        stay = self.traits.by_slice or not all(can_move(batch) for batch, _ in batches)
-        (stay,) = any_of(self.accelerator, stay)
-        if processes == 1 or stay:
+        alone = processes == 1 or self.traits.by_slice
+        if alone or not can_move(self.accelerator, [batch for batch, _ in batches], self.sharded):
             return self._divided(batches, self.budget.tokens)
         everyone = [(everyones(self.accelerator, batch), slices * processes) for batch, slices in batches]
+        for batch, _ in everyone:
+            self.packing.sharing.agree(batch)
         divisions = [self._divided(everyone, self.budget.tokens)]
         tokens = sum(microbatch.part.tokens for microbatch in divisions[0])
         smaller = limits(tokens, processes, self.budget.tokens)[1:]

@@ -50,7 +50,7 @@ from grpo.planning.memory import (
 )
 from grpo.planning.shape import Shape, shape_of
 from grpo.planning.vision import Vision
-from grpo.planning.workload import Adapter, Images, Workload
+from grpo.planning.workload import Adapter, Images, Sharding, Workload
 from grpo.utils.limits import GB
 
 SHIPPED = [choice for choice, (_, shape) in shipped_models().items() if shape.vision]
@@ -266,6 +266,15 @@ def test_the_processor_takes_host_memory_in_every_process() -> None:
     assert host(shape, some)["images"] == 3 * decoded(qwen, some)
     assert decoded(qwen, some) == 4 * 100 * (2 * 10**4 * 3 * 14 * 14 + 10**5 * 3 * 4 * 1176)
     assert "images" not in host(shape, replace(some, images=None))
+
+
+def test_images_of_all_prompts_of_a_step_are_in_host_memory() -> None:
+    _, qwen = described("qwen2_5_vl")
+    some = workload(images=Images(per_generation=64, per_step=64), processes=100, completions_per_prompt=8)
+    alone = decoded(qwen, replace(some, processes=1))
+    one = pixel_values(qwen, some)
+    assert decoded(qwen, some) - alone == (101 * 8 - 3 * 64) * one, "instead of the processor's and its copies"
+    assert decoded(qwen, replace(some, sharding=Sharding("fsdp", 3, 100))) == alone, "where images stay"
 
 
 # --- Activations ---
