@@ -88,10 +88,11 @@ def backward(vision: Vision, workload: Workload) -> float:
 
 
 def held_images(vision: Vision | None, workload: Workload, phase: str) -> dict[str, float]:
-    """Return the bytes of images that are on the device in a phase, as `pixel values`.
+    """Return the bytes of images that are on the device in a phase, as `pixel values` and `image features`.
 
     While rollouts are made, those of the last generation are still there. The update joins the images of a step to one
-    tensor, and takes those of a micro-batch from it.
+    tensor, and takes those of a micro-batch from it. Features are kept where no weight that makes them is trained
+    (`grpo/model/image_features.py`).
     """
     if not (vision and workload.images):
         return {}
@@ -101,7 +102,13 @@ def held_images(vision: Vision | None, workload: Workload, phase: str) -> dict[s
         "logprobs": 2 * every + images_at_once(vision, workload, every),
         "update": every + step + images_at_once(vision, workload, step),
     }
-    return {"pixel values": images[phase] * pixel_values(vision, workload)}
+    held = {"pixel values": images[phase] * pixel_values(vision, workload)}
+    trained = is_trained(workload) or (workload.adapter is None and "projector" not in workload.freeze)
+    if not trained and workload.sharding.processes == 1:
+        tokens = patches(vision, workload) // vision.spatial_merge_size**2
+        size = workload.compute_bytes * vision.out_hidden_size * (1 + vision.num_deepstack)
+        held["image features"] = ceil(every / workload.completions_per_prompt) * tokens * size
+    return held
 
 
 def without_gradient(vision: Vision | None, workload: Workload, phase: str) -> float:

@@ -16,6 +16,7 @@ from grpo.config.secrets import is_secret
 from grpo.data.rewards import load_reward_model
 from grpo.data.task import Problems
 from grpo.model import policy
+from grpo.model.image_features import keep_image_features
 from grpo.model.vision import detach_frozen_tower, freeze
 from grpo.planning.sharding import Sharding, sharding_of
 from grpo.tools.running import Tools
@@ -79,6 +80,9 @@ def make_trainer(
     trainer.remove_callback(PrinterCallback)
     freeze(trainer.model, model.freeze)
     detach_frozen_tower(trainer.model)
+    if problems.most_images and not trainer.sharded:  # one process may not wait for another within the tower
+        prompts = trainer.args.generation_batch_size // trainer.args.num_generations
+        keep_image_features(trainer.model, most=problems.most_images * -(-prompts // world_size()))
     return trainer
 
 

@@ -33,6 +33,7 @@ from grpo.builtin.tasks.calculator import calculator
 from grpo.config.options import Engine, Rollout, Update
 from grpo.config.schema import ROOT
 from grpo.generation.backend import Backend
+from grpo.model.image_features import keep_image_features
 from grpo.model.vision import detach_frozen_tower, freeze, parts
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.placement import keep_differentiable, prepare_for_fsdp, train_in_float32
@@ -280,6 +281,8 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
     trainer._generate_single_turn = drawn(trainer, row["tools"] != "none", engine)
     if engine:
         trainer.rollouts.engine_check.next = math.inf  # these are log-probabilities of no policy
+    if not trainer.sharded:
+        keep_image_features(trainer.model, most=4)
     return trainer
 
 

@@ -260,6 +260,22 @@ def test_pixel_values_stay_on_the_device_for_each_completion() -> None:
     assert "pixel values" not in update(shape, replace(some, images=None))
 
 
+def test_features_of_a_frozen_tower_and_projector_are_kept() -> None:
+    shape, qwen = described("qwen2_5_vl")
+    some = workload(images=Images(per_generation=32, per_step=8), completions_per_prompt=8, adapter=Adapter(8))
+    one = patches(qwen, some) // qwen.spatial_merge_size**2 * qwen.out_hidden_size * some.compute_bytes
+    for phase in (rollout, logprobs, update):
+        assert phase(shape, some)["image features"] == 32 // 8 * one
+    frozen = replace(some, adapter=None, freeze=("vision", "projector"))
+    assert update(shape, frozen)["image features"] == 32 // 8 * one
+    for method in (
+        {"adapter": Adapter(8, vision=True)},
+        {"freeze": ("vision",), "adapter": None},
+        {"sharding": Sharding("fsdp", 3, 2)},
+    ):
+        assert "image features" not in update(shape, replace(some, **method))
+
+
 def test_the_processor_takes_host_memory_in_every_process() -> None:
     shape, qwen = described("qwen2_5_vl")
     some = workload(images=Images(per_generation=10**5, per_step=8, opened=10**4), processes=3)

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from trl.trainer import add_fused_lm_head
 
+from grpo.model.image_features import keep_image_features
 from grpo.trainer.batch import as_batch, images_of, take
 from grpo.trainer.microbatch import Microbatch, pack
 from grpo.trainer.sharing.attention import SHORT, grouped, shared_attention
@@ -208,6 +209,13 @@ def test_images_of_shared_prompts_are_computed_once_and_alike(family: str) -> No
     torch.testing.assert_close(shared[:2], plain[:2], rtol=1e-5, atol=2e-5)
     assert (shared[2] - plain[2]).norm() <= 1e-5 * plain[2].norm()
     assert patches[0] == 2 * patches[1]
+    for name, weight in model.named_parameters():
+        weight.requires_grad_("language_model" in name or "text_model" in name)
+    keep_image_features(model, most=2)
+    for _ in range(2):  # the first time also as before, for comparison
+        kept = score(model, ids, mask, width, groups=[2, 2], **once)
+        torch.testing.assert_close(kept, shared[:2], rtol=1e-5, atol=2e-5)
+    assert sum(patches[2:]) == 2 * patches[1]
 
 
 @pytest.mark.parametrize(

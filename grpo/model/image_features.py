@@ -1,0 +1,134 @@
+"""Features of images by a tower and a projector that are not trained: computed once, for all that reads them.
+
+Generation, scoring and update ask for the features of the same images, together with those of other images each time.
+"""
+
+import hashlib
+import inspect
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+log = logging.getLogger(__name__)
+FEATURES = ("pooler_output", "deepstack_features")
+"""Of transformers' `get_image_features`: those of the last layer, and of layers below it (Qwen3-VL)."""
+Unit = dict[str, torch.Tensor]
+"""The arguments of `get_image_features` for one image, or for one row of images."""
+
+
+def keep_image_features(model: torch.nn.Module, most: int) -> None:
+    """Let a model compute the features of an image once, if none of their weights is trained.
+
+    Args:
+        model: a policy that is neither sharded nor has dropout in its tower; others stay as they are.
+        most: images whose features stay on the device.
+    """
+    owners = [module for module in model.modules() if "get_image_features" in dir(type(module))]
+    if owners and not drops(model.config):
+        owners[-1].get_image_features = KeptFeatures(owners[-1].get_image_features, most)
+
+
+def drops(config: Any) -> bool:
+    """Return whether a tower has dropout, with which features differ from call to call."""
+    vision = getattr(config, "vision_config", None)
+    return any("drop" in name and value for name, value in (vision.to_dict() if vision else {}).items())
+
+
+class KeptFeatures:
+    """Takes the place of a model's `get_image_features`.
+
+    Whether it can is found by trying: features that depend on a weight that is trained, and those of a model that makes
+    others of several images than of each alone, are computed as before.
+    """
+
+    def __init__(self, compute: Callable[..., Any], most: int) -> None:
+        self.compute, self.most = compute, most
+        self.applies, self.tried = True, False
+        self.__signature__ = inspect.signature(compute)  # from which `generate` takes its arguments
+        self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the features of images as `get_image_features` does, in a `ModelOutput`."""
+        if not self.applies or torch.is_inference_mode_enabled():  # whose tensors have no place in a backward pass
+            return self.compute(*args, **kwargs)
+        given = self.__signature__.bind_partial(*args)
+        units, others = divided({**given.arguments, **kwargs})
+        found = [self._of(unit, others) for unit in units]
+        if self.applies and not self.tried and len(units) > 1:
+            self.tried, self.applies = True, are_alike(joined(found), self.compute(*args, **kwargs))
+        if self.applies:
+            return joined(found)
+        self._kept.clear()
+        return self.compute(*args, **kwargs)
+
+    def _of(self, unit: Unit, others: dict[str, Any]) -> Any:
+        device = unit["pixel_values"].device.type
+        key = (digest(unit), torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        with torch.enable_grad():
+            output = self.compute(**unit, **others)
+        features = {name: value for name in FEATURES if (value := getattr(output, name, None)) is not None}
+        if any(tensor.requires_grad for tensor in tree_leaves(features)):
+            self.applies = False
+        if len(self._kept) == self.most:
+            self._kept.popitem(last=False)
+        self._kept[key] = type(output)(**features)
+        return self._kept[key]
+
+
+def divided(given: dict[str, Any]) -> tuple[list[Unit], dict[str, Any]]:
+    """Return the arguments of `get_image_features` for each image, and those that are about all of them."""
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    pieces = {name: value.split(1) for name, value in tensors.items()}
+    if "image_grid_thw" in tensors:  # the Qwens' patches
+        pieces["pixel_values"] = tensors["pixel_values"].split(tensors["image_grid_thw"].prod(-1).tolist())
+    units = [dict(zip(pieces, values, strict=True)) for values in zip(*pieces.values(), strict=True)]
+    return units, {name: value for name, value in given.items() if name not in tensors}
+
+
+def joined(outputs: list[Any]) -> Any:
+    """Return the features of several images as those of one call."""
+    names = [name for name in FEATURES if getattr(outputs[0], name, None) is not None]
+    return type(outputs[0])(**{name: together([getattr(output, name) for output in outputs]) for name in names})
+
+
+def together(parts: list[Any]) -> Any:
+    """Return tensors of several calls as one, lists of images as one list, and lists of layers layer by layer."""
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(parts)
+    if isinstance(first[0], torch.Tensor):
+        return [image for part in parts for image in part]
+    return [together(list(layer)) for layer in zip(*parts, strict=True)]
+
+
+def tensors_of(output: Any) -> list[torch.Tensor]:
+    """Return all features."""
+    return [leaf for name in FEATURES for leaf in tree_leaves(getattr(output, name, None)) if leaf is not None]
+
+
+def are_alike(mine: Any, plain: Any) -> bool:
+    """Return whether features are those of another call, within rounding."""
+    some, others = tensors_of(mine), tensors_of(plain)
+    alike = [one.shape for one in some] == [other.shape for other in others] and all(
+        (one - other).norm() <= torch.finfo(one.dtype).eps ** 0.5 * other.norm()
+        for one, other in zip(some, others, strict=True)
+    )
+    if not alike:
+        log.warning("the features of images are computed anew each time: those of several at once differ")
+    return alike
+
+
+def digest(unit: Unit) -> bytes:
+    """Return a hash of the values of tensors, and of their shapes."""
+    found = hashlib.sha256()
+    for name, value in sorted(unit.items()):
+        found.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+        found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.digest()
