@@ -29,7 +29,7 @@ from grpo.planning.fit import Plan, make_plan
 from grpo.rundir.files import write_json
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError, RunError
-from grpo.utils.hardware import check_pytorch_sees_gpu, take_one_gpu
+from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu
 
 PROGRAM = "grpo.preflight"
 FORMATS = ("text", "json")
@@ -80,6 +80,8 @@ def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str
         if taken := take_one_gpu():
             print(taken, file=sys.stderr)
         check_pytorch_sees_gpu()
+    if config.plan.enforce:
+        check_gpu(config.gpu)
     with quick_imports():
         from grpo.forecast.report import report
         from grpo.forecast.sampling import for_sampling, sample

@@ -35,8 +35,8 @@ class Estimate:
     high: float
 
     def as_dict(self) -> dict[str, object]:
-        """Return it as JSON has it."""
-        return {"value": self.value, "interval": [self.low, self.high]}
+        """Return it as JSON has it; an end that is not known is None."""
+        return {"value": self.value, "interval": [end if math.isfinite(end) else None for end in (self.low, self.high)]}
 
 
 def mean_of_problems(values: Sequence[float]) -> Estimate:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from grpo.data.rewards import grader_of
 from grpo.forecast import answers, rewards
@@ -86,7 +86,10 @@ def total_of(problems: Sequence[Sampled], weights: dict[str, float]) -> dict[str
 
 def agreement_of(problems: Sequence[Sampled], weights: dict[str, float]) -> Estimate | None:
     """Return the correlation of the total reward with correctness within problems."""
-    pairs = [[(rewards.total(one, weights), float(bool(one.correct))) for one in p.completions] for p in problems]
+    pairs = [
+        [(rewards.total(one, weights), float(one.correct)) for one in p.completions if one.correct is not None]
+        for p in problems
+    ]
     return rewards.correlation([[(a, b) for a, b in row if a is not None] for row in pairs])
 
 
@@ -109,7 +112,7 @@ def options_of_grader(config: DictConfig) -> dict[str, Any] | None:
     """Return the options of the grader; None where there is none."""
     name = config.task.eval.reward
     try:
-        return grader_of(name, OmegaConf.create(config.reward), config.train)[name]
+        return grader_of(name, config.reward, config.train)[name]
     except ConfigError:
         return None
 

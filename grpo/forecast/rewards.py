@@ -51,9 +51,10 @@ def pass_rates(correct: Sequence[Sequence[bool]]) -> dict[str, Any]:
 
 
 def accuracy(problems: Sequence[Sampled]) -> dict[str, Any] | None:
-    """Return the fraction of correct completions, with pass@k; None where no grader tells."""
-    correct = [[one.correct is True for one in problem.completions] for problem in problems]
-    if any(one.correct is None for problem in problems for one in problem.completions):
+    """Return the fraction of correct completions, with pass@k, of those that were graded; None without any."""
+    graded = [[one.correct for one in problem.completions if one.correct is not None] for problem in problems]
+    correct = [row for row in graded if row]
+    if not correct:
         return None
     return proportion([fmean(row) for row in correct]).as_dict() | {"pass@k": pass_rates(correct)}
 

@@ -56,7 +56,7 @@ class Result:
 
     problems: list[Sampled]
     facts: dict[str, Any]
-    """See `grpo.forecast.problems.facts`."""
+    """See `grpo.forecast.problems.facts`; and `faults`, a message for each reward that has failed."""
 
 
 def for_sampling(config: DictConfig) -> DictConfig:
@@ -107,7 +107,13 @@ def sample(settings: Resolved, folder: Path, console: Console) -> Result:
                     for batch in batches(trainer, missing, options.samples, console):
                         append(folder / FILE, sampled(trainer, batch, options.samples, grader, keys, missing[0]))
             known = read(folder / FILE)
-    return Result([known[key] for key in keys.values()], facts)
+    return Result([known[key] for key in keys.values()], facts | {"faults": faults_in(folder / ERRORS_FILE)})
+
+
+def faults_in(file: Path) -> dict[str, str]:
+    """Return the message of the newest fault of each reward."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return {row["reward"]: row["message"] for row in rows}
 
 
 @contextmanager
@@ -127,12 +133,12 @@ def keys_of(settings: Resolved, problems: Problems, options: DictConfig) -> dict
     train = settings.train
     order = ProblemOrder(len(problems.train), train.seed, train.shuffle_dataset)
     chosen = order.take(min(options.problems, len(problems.train)))
-    config = OmegaConf.to_container(OmegaConf.masked_copy(settings.config, list(DECIDE)), resolve=True)
+    config: Any = OmegaConf.to_container(settings.config, resolve=True)
     files = [Path(reward.fn.rpartition(":")[0]) for reward in settings.reward.values()]
     decisive = [
         fingerprint(settings.config, settings.model.model_name_or_path, settings.engine.backend, on_gpu(train)),
-        config,
-        {name: train.get(name) for name in SAMPLING},
+        [config[group] for group in DECIDE],
+        [config["train"][name] for name in SAMPLING],
         [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()],
         options.samples,
     ]
@@ -145,8 +151,11 @@ def keys_of(settings: Resolved, problems: Problems, options: DictConfig) -> dict
 
 
 def batches(trainer: ExactGRPOTrainer, missing: Sequence[int], samples: int, console: Console) -> Iterator[list[int]]:
-    """Yield the problems that are sampled at once: about as many completions as the run generates at once."""
-    size = max(1, trainer.args.generation_batch_size // samples)
+    """Yield the problems that are sampled at once: about as many completions as the run generates at once.
+
+    There are two batches at least, as the first one is also a warm-up and its time says little.
+    """
+    size = max(1, min(trainer.args.generation_batch_size // samples, -(-len(missing) // 2)))
     starts = range(0, len(missing), size)
     for start in track(starts, "sampling", console=console, transient=True, disable=not console.is_terminal):
         yield list(missing[start : start + size])
@@ -204,12 +213,15 @@ def as_sample(trainer: ExactGRPOTrainer, one: Completion, correct: bool | None, 
 
 
 def graded(trainer: ExactGRPOTrainer, grader: Reward | None, made: Sequence[Completion]) -> list[bool | None]:
-    """Return whether each completion is correct: by the run's reward of that name, else by asking the grader."""
+    """Return whether each completion is correct: by the run's reward of that name, else by asking the grader.
+
+    It is not known of one without a reward, as another reward has failed on it.
+    """
     if grader is None:
         return [None] * len(made)
     if grader.name in trainer.reward_func_names:
         place = trainer.reward_func_names.index(grader.name)
-        return [one.rewards[place] == 1 for one in made]
+        return [None if one.rewards[place] != one.rewards[place] else one.rewards[place] == 1 for one in made]
     rows = [trainer.train_dataset[one.problem] for one in made]
     names = [name for name in rows[0] if name not in ("prompt", "completion", COLUMN)]
     columns = {name: [row[name] for row in rows] for name in names}

@@ -15,8 +15,8 @@ SHORT = 60
 
 def between(estimate: dict[str, Any], form: Any = percent) -> str:
     """Return an estimate and its interval."""
-    low, high = estimate["interval"]
-    return f"{form(estimate['value'])} ({form(low)} to {form(high)})"
+    low, high = ("?" if end is None else form(end) for end in estimate["interval"])
+    return f"{form(estimate['value'])} ({low} to {high})"
 
 
 def number(value: float) -> str:
@@ -78,7 +78,7 @@ def of_rewards(report: dict[str, Any]) -> list[tuple[str, str]]:
         if of["mean"] and not of["varies"]:
             text += "; never varies within a problem"
         if of["failed"]["value"]:
-            text += f"; failed on {between(of['failed'])}"
+            text += f"; failed on {between(of['failed'])}: {report['faults'].get(name, 'see train.log')}"
         lines.append(("reward", f"{name} {text}"))
     for one in report["contradictions"]:
         how = between(one["correlation"], lambda value: f"{value:.2f}")

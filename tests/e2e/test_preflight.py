@@ -119,6 +119,7 @@ def test_a_reward_that_fails_on_every_completion_is_named(tmp_path: Path) -> Non
     process = preflight(tmp_path, *line)
     assert process.returncode == 1, process.stderr
     assert "will not learn: reward.fails failed on every completion" in process.stdout
+    assert "no such thing" in process.stdout
 
 
 def test_rewards_that_contradict_each_other_are_reported(tmp_path: Path) -> None:
