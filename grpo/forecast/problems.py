@@ -12,18 +12,24 @@ INSTRUCT = re.compile(r"(?:^|[-_.])(?:instruct|chat|it|sft|dpo|rlhf)(?:[-_.]|$)"
 BASE = re.compile(r"(?:^|[-_.])(?:base|pt)(?:[-_.]|$)")
 
 
-def facts(settings: Resolved, problems: Problems, processing_class: Any) -> dict[str, Any]:
-    """Return what is known before a completion: `counts` of rows, `duplicates`, `policy` and its `chat_template`."""
+def facts(settings: Resolved, name: str, problems: Problems, processing_class: Any) -> dict[str, Any]:
+    """Return what is known before a completion: `model`, `engine`, `counts` of rows, `duplicates`, `chat_template`.
+
+    `warning` is about a template that does not suit the model; None if it does.
+
+    Args:
+        name: of the model.
+    """
     train, held_out = problems.train, problems.held_out
     template = getattr(processing_class, "chat_template", None)
     conversational = bool(settings.task.conversational)
     shown = questions(train["prompt"]), questions(held_out["prompt"]) if held_out else []
     return {
-        "model": settings.model.model_name_or_path,
+        "model": name,
         "counts": problems.counts,
         "duplicates": duplicates(*shown) if not settings.task.images else None,
         "chat_template": "the model's own" if conversational else None,
-        "warning": template_warning(settings.model.model_name_or_path, conversational, bool(template)),
+        "warning": template_warning(name, conversational, bool(template)),
         "engine": "vLLM" if settings.train.use_vllm else "transformers",
     }
 

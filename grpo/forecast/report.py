@@ -49,6 +49,7 @@ def report(result: Result, config: DictConfig, overrides: Sequence[str], plan: P
         of_each,
         accuracy["value"] if accuracy else None,
         lengths["truncated"]["value"],
+        bool(train.mask_truncated_completions),
         config.task.eval.reward if config.task.eval.reward in weights else None,
         agreement,
     )

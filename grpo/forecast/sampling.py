@@ -85,14 +85,14 @@ def sample(settings: Resolved, folder: Path, console: Console) -> Result:
         ConfigError: the input is wrong, an engine is not there, or a reward has failed on every completion.
         RunError: a reward has failed and `on_error` is `raise`.
     """
-    options = settings.config.preflight
+    options, name = settings.config.preflight, settings.model.gguf_file or settings.model.model_name_or_path
     settings = with_model(settings)
     with output_in(folder / log_name()), running_tools(settings.task, folder) as tools:
         processing_class = policy.load_processing_class(settings.model)
         problems = problems_of(settings, processing_class, tools, console)
         if min(len(problems.train), options.problems) < 2:
             raise ConfigError(f"task: {len(problems.train)} problem to train on; a forecast compares at least 2")
-        facts = about_problems.facts(settings, problems, processing_class)
+        facts = about_problems.facts(settings, name, problems, processing_class)
         keys = keys_of(settings, problems, options)
         known = read(folder / FILE)
         missing = [problem for problem, key in keys.items() if key not in known]

@@ -117,7 +117,7 @@ def of_completions(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("tokens", f"{text}; limit {lengths['limit']}"),
         ("truncated", f"{between(lengths['truncated'])}; {between(report['ended'])} ended by the policy"),
     ]
-    if shortest := lengths["shortest_limit"]:
+    if (shortest := lengths["shortest_limit"]) and shortest < lengths["limit"]:
         lines.append(("shortest", f"train.max_completion_length={shortest} loses at most 1 % of correct completions"))
     if places := report["answers"]:
         lines.append(("found", ", ".join(f"{name} {between(one)}" for name, one in places.items())))

@@ -18,7 +18,9 @@ ENOUGH = 0.5
 BETTER = 1.25
 """Times as many groups with non-zero variance that a suggestion has to give."""
 TRUNCATED = 0.9
-"""Fraction of truncated completions from which on a run probably does not learn: rewards are by chance."""
+"""Fraction of truncated completions from which on a run that masks them in the loss probably does not learn."""
+NOTED = 0.5
+"""From which on the verdict mentions them."""
 IN_ALL = 10
 """Groups with non-zero variance in all steps below which a run is too short to learn."""
 MAX_SUGGESTIONS = 2
@@ -37,6 +39,8 @@ class Evidence:
     """None without a grader."""
     truncated: float = 0.0
     """Fraction of completions."""
+    masked: bool = False
+    """Whether the loss leaves truncated completions out."""
     grader: str | None = None
     """Name of the grader, if it is one of the rewards."""
     agreement: Estimate | None = None
@@ -72,8 +76,10 @@ def judged(evidence: Evidence) -> Verdict:
         if of_reward["failed"]["value"] == 1:
             return Verdict(False, f"will not learn: reward.{name} failed on every completion")
     vary = f"{percent(now.fraction.value)} of groups have non-zero variance"
-    if evidence.truncated >= TRUNCATED:
-        return Verdict(False, f"will probably not learn: {percent(evidence.truncated)} of completions are truncated")
+    truncated = f"{percent(evidence.truncated)} of completions are truncated"
+    if evidence.masked and evidence.truncated >= TRUNCATED:
+        masks = "and train.mask_truncated_completions=true takes them out of the loss"
+        return Verdict(False, f"will probably not learn: {truncated}, {masks}")
     if now.fraction.value < FEW:
         causes = why_equal(evidence)
         return Verdict(False, f"will probably not learn: {vary}{f'; {causes}' if causes else ''}", True)
@@ -88,13 +94,14 @@ def judged(evidence: Evidence) -> Verdict:
         value = evidence.rewards[evidence.grader]["mean"]["value"]
         alone = f"only {others} varies, and reward.{evidence.grader} is {value:.2g} throughout each problem"
         return Verdict(False, f"will probably not learn the task: {alone}")
-    return Verdict(True, f"will learn{' slowly' if now.fraction.value < SLOW else ''}: {vary}", True)
+    noted = f"; {truncated}" if evidence.truncated >= NOTED else ""
+    return Verdict(True, f"will learn{' slowly' if now.fraction.value < SLOW else ''}: {vary}{noted}", True)
 
 
 def why_equal(evidence: Evidence) -> str:
     """Return why groups have equal rewards, as far as the samples tell."""
     causes = []
-    if evidence.truncated > TRUNCATED / 2:
+    if evidence.truncated >= NOTED:
         causes.append(f"{percent(evidence.truncated)} of completions are truncated")
     if evidence.accuracy is not None and not FEW < evidence.accuracy < 1 - FEW:
         causes.append(f"{percent(evidence.accuracy)} of completions are correct")

@@ -107,9 +107,10 @@ def test_the_suggested_command_is_one_that_can_be_planned(
 
 
 def test_truncated_completions_are_why_a_run_does_not_learn(tmp_path: Path) -> None:
-    process = preflight(tmp_path, "train.max_completion_length=3", "plan.hourly_price=2")
+    line = ("train.max_completion_length=3", "train.mask_truncated_completions=true", "plan.hourly_price=2")
+    process = preflight(tmp_path, *line)
     assert process.returncode == 1, process.stderr
-    assert "will probably not learn: 100 % of completions are truncated" in process.stdout
+    assert "will probably not learn: 100 % of completions are truncated, and" in process.stdout
     assert "cost" in process.stdout
 
 
