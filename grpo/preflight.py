@@ -83,7 +83,8 @@ def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str
     if config.plan.enforce:
         check_gpu(config.gpu)
     with quick_imports():
-        from grpo.forecast.report import report
+        from grpo.forecast.page import write_page
+        from grpo.forecast.report import report, weights_of
         from grpo.forecast.sampling import for_sampling, sample
         from grpo.forecast.text import show
     try:
@@ -96,8 +97,10 @@ def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str
         raise RunError(f"failed: {reason}; the traceback is in {os.path.relpath(folder / 'train.log')}", 2) from error
     content = report(result, config, overrides, plan)
     write_json(folder / "preflight.json", content)
+    page = write_page(folder, content, result.problems, weights_of(config))
     if config.preflight.format == "text":
         show(content, Console())
+        print(f"page: {os.path.relpath(page)}")
     return content
 
 

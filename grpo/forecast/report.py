@@ -34,7 +34,7 @@ def report(result: Result, config: DictConfig, overrides: Sequence[str], plan: P
         plan: None if the run cannot be planned.
     """
     problems, train = result.problems, config.train
-    weights = {str(name): float(reward.get("weight", 1.0)) for name, reward in config.reward.items()}
+    weights = weights_of(config)
     found = rewards.outcomes(problems, weights, train.multi_objective_aggregation)
     prospects = Prospects(table_of(found), Planner(overrides), config.plan.enforce)
     duration = expected_duration(config, plan) if plan else None
@@ -76,6 +76,11 @@ def report(result: Result, config: DictConfig, overrides: Sequence[str], plan: P
         "ended": answers.fraction(problems, lambda one: one.ended),
         "time": time_and_cost(config, plan, duration, problems, used),
     }
+
+
+def weights_of(config: DictConfig) -> dict[str, float]:
+    """Return the weight of each reward."""
+    return {str(name): float(reward.get("weight", 1.0)) for name, reward in config.reward.items()}
 
 
 def total_of(problems: Sequence[Sampled], weights: dict[str, float]) -> dict[str, Any] | None:

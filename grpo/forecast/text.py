@@ -9,6 +9,8 @@ from grpo.forecast.verdict import percent
 from grpo.planning.duration import spoken
 from rewards.text import printable
 
+COLUMNS = ("size", "fraction", "95 %", "groups/step", "per step", "s/step", "per s")
+"""Of the table of sizes of a group."""
 SHORT = 60
 """Characters of a prompt in the list of problems."""
 
@@ -27,23 +29,42 @@ def number(value: float) -> str:
 def show(report: dict[str, Any], console: Console) -> None:
     """Print a report; its last lines are the verdict and a command."""
 
-    def line(name: str, text: str) -> None:
-        console.print(f"{name:<12} {printable(text)}", markup=False, highlight=False, soft_wrap=True)
+    def show_lines(lines: list[tuple[str, str]]) -> None:
+        for name, text in lines:
+            console.print(f"{name:<12} {printable(text)}", markup=False, highlight=False, soft_wrap=True)
 
-    count = f"{report['problems']} problems, {report['samples']} completions each"
-    line("sampled", f"{count}, by {report['engine']} from {report['model']}; intervals are 95 %")
-    for name, text in (*of_problems(report), *of_rewards(report)):
-        line(name, text)
+    show_lines(before_groups(report))
     console.print(groups(report))
-    for name, text in (*of_completions(report), *of_time(report["time"])):
-        line(name, text)
+    show_lines(after_groups(report))
     style = "bold green" if report["learns"] else "bold red"
     console.print(report["verdict"], style=style, markup=False, highlight=False, soft_wrap=True)
     for one in report["suggestions"]:
-        low, high = map(percent, one["interval"])
-        effect = f"{percent(one['fraction'])} ({low} to {high}) of groups; {one['effect']}"
-        console.print(f"  {' '.join(one['overrides'])}\n      {effect}", markup=False, highlight=False, soft_wrap=True)
+        words = " ".join(one["overrides"])
+        console.print(f"  {words}\n      {effect(one)}", markup=False, highlight=False, soft_wrap=True)
     console.print(report["command"], markup=False, highlight=False, soft_wrap=True)
+
+
+def before_groups(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines before the table of groups, each with its name."""
+    count = f"{report['problems']} problems, {report['samples']} completions each"
+    sampled = ("sampled", f"{count}, by {report['engine']} from {report['model']}; intervals are 95 %")
+    return [sampled, *of_problems(report), *of_rewards(report)]
+
+
+def after_groups(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines after it."""
+    return [*of_completions(report), *of_time(report["time"])]
+
+
+def lines_of(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return all lines of a report, each with its name."""
+    return [*before_groups(report), *after_groups(report)]
+
+
+def effect(suggestion: dict[str, Any]) -> str:
+    """Return what a suggestion gives."""
+    low, high = map(percent, suggestion["interval"])
+    return f"{percent(suggestion['fraction'])} ({low} to {high}) of groups; {suggestion['effect']}"
 
 
 def of_problems(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -94,19 +115,24 @@ def of_rewards(report: dict[str, Any]) -> list[tuple[str, str]]:
 def groups(report: dict[str, Any]) -> Table:
     """Return the table of sizes of a group."""
     table = Table(title="groups with non-zero variance, and completions in them", title_justify="left")
-    for name in ("size", "fraction", "95 %", "groups/step", "per step", "s/step", "per s"):
+    for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for row in report["groups"]:
-        low, high = map(percent, row["fraction"]["interval"])
-        cells = [str(row["num_generations"]), percent(row["fraction"]["value"]), f"{low} to {high}"]
-        if prospect := row["prospect"]:
-            seconds, rate = prospect["seconds_per_step"], prospect["completions_per_second"]
-            cells += [str(prospect["groups_per_step"]), f"{prospect['completions_per_step']:.1f}"]
-            cells += [f"{seconds:.2g}", f"{rate:.3g}"] if seconds else ["", ""]
-        own = row["num_generations"] == report["now"]["num_generations"]
-        cells[0] = f"{'best ' * row['best']}{'now ' * own}{cells[0]}"  # the size is num_generations
-        table.add_row(*cells)
+        table.add_row(*cells(report, row))
     return table
+
+
+def cells(report: dict[str, Any], row: dict[str, Any]) -> list[str]:
+    """Return a row of that table; the one of the run is marked, and the best."""
+    low, high = map(percent, row["fraction"]["interval"])
+    own = row["num_generations"] == report["now"]["num_generations"]
+    size = f"{'best ' * row['best']}{'now ' * own}{row['num_generations']}"
+    found = [size, percent(row["fraction"]["value"]), f"{low} to {high}"]
+    if not (prospect := row["prospect"]):
+        return [*found, "", "", "", ""]
+    seconds, rate = prospect["seconds_per_step"], prospect["completions_per_second"]
+    found += [str(prospect["groups_per_step"]), f"{prospect['completions_per_step']:.1f}"]
+    return found + ([f"{seconds:.2g}", f"{rate:.3g}"] if seconds else ["", ""])
 
 
 def of_completions(report: dict[str, Any]) -> list[tuple[str, str]]:

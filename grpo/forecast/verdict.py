@@ -124,7 +124,8 @@ def suggestions(prospects: Prospects, config: DictConfig, now: Prospect) -> list
     dynamic = [{}] if config.rollout.dynamic_sampling else [{}, {"rollout.dynamic_sampling": "true"}]
     changes = [size | other for size in sizes for other in dynamic if size or other]
     found = [prospect for change in changes if (prospect := prospects.of(change))]
-    good = [one for one in found if one.fraction.value >= BETTER * now.fraction.value and one.rate > now.rate]
+    least = max(FEW, BETTER * now.fraction.value)
+    good = [one for one in found if one.fraction.value >= least and one.rate > now.rate]
     return [as_suggestion(one) for one in ranked(good)[:MAX_SUGGESTIONS]]
 
 

@@ -40,7 +40,9 @@ def test_a_run_that_learns_gets_a_report_and_a_verdict(
         assert text in process.stdout
     verdict = next(line for line in process.stdout.splitlines() if line.startswith("will learn"))
     assert "of groups have non-zero variance" in verdict
-    assert process.stdout.splitlines()[-1].startswith("python -m grpo.train")
+    *_, command, page = process.stdout.splitlines()
+    assert command.startswith("python -m grpo.train")
+    assert page.startswith("page: outputs/preflight/")
 
 
 def test_completions_and_rewards_are_those_of_the_first_step(
