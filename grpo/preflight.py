@@ -148,6 +148,8 @@ def command_line(arguments: list[str]) -> list[str]:
 
 def main() -> None:
     """Run the command line."""
+    if not {"-m", "--multirun"}.isdisjoint(sys.argv):
+        leave(ConfigError("-m: it forecasts one command line at a time"), PROGRAM)
     sys.argv[1:] = command_line(sys.argv[1:])
     start(job, PROGRAM)
 

@@ -116,6 +116,31 @@ def test_truncated_completions_are_why_a_run_does_not_learn(tmp_path: Path) -> N
     assert "cost" in process.stdout
 
 
+def test_sampling_is_at_the_temperature_of_the_run(tmp_path: Path) -> None:
+    process = preflight(tmp_path, "train.temperature=0.01", "preflight.format=json")
+    report = json.loads(process.stdout)
+    assert (process.returncode, report["learns"]) == (1, False)
+    assert report["groups"][0]["fraction"]["value"] < 0.02, "all completions of a problem are the likeliest one"
+
+
+@pytest.mark.parametrize("experiment", ["calculator", "shapes"])
+def test_tools_and_images_are_those_of_the_run(tmp_path: Path, experiment: str) -> None:
+    process = preflight(tmp_path, f"+experiment={experiment}", "preflight.format=json")
+    assert process.returncode == 0, process.stderr
+    report = json.loads(process.stdout)
+    assert report["accuracy"]["value"] > 0.1, "without its tool, or its images, the policy answers nothing correctly"
+    assert report["chat_template"] == "the model's own"
+
+
+@pytest.mark.vllm
+def test_vllm_samples_where_it_generates_in_the_run(tmp_path: Path) -> None:
+    process = preflight(tmp_path, "generation=vllm_colocate", "preflight.format=json")
+    assert process.returncode == 0, process.stderr
+    report = json.loads(process.stdout)
+    assert (report["engine"], report["ended"]["value"]) == ("vLLM", 1.0)
+    assert report["accuracy"]["value"] > 0.05
+
+
 def test_a_reward_that_fails_on_every_completion_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def fails(completions, **columns):\n    raise ValueError('no such thing')\n")
     line = ("+reward.fails.fn=mine.py:fails", "train.per_device_train_batch_size=512")
@@ -147,6 +172,7 @@ def test_rewards_that_contradict_each_other_are_reported(tmp_path: Path) -> None
         (["task.dataset.size=1", "train.per_device_train_batch_size=8"], "task: 1 problem to train on"),
         (["task=jsonl", "task.dataset.path=none.jsonl"], "task.dataset"),
         (["preflight.smaples=4"], "preflight.smaples"),
+        (["-m", "train.seed=1,2"], "one command line at a time"),
     ],
 )
 def test_wrong_input_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
