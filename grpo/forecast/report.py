@@ -41,8 +41,8 @@ def report(result: Result, config: DictConfig, overrides: Sequence[str], plan: P
     now = prospects.prospect({}, config, duration)
     accuracy, of_each = rewards.accuracy(problems), rewards.of_each(problems)
     lengths = answers.lengths(problems, train.max_completion_length)
-    used = result.facts["counts"]["train"]["used"]
-    agreement = agreement_of(problems, weights) if accuracy else None
+    used, grader = result.facts["counts"]["train"]["used"], config.task.eval.reward
+    agreement = agreement_of(problems, weights)
     evidence = Evidence(
         now,
         steps_of(config, used),
@@ -50,7 +50,7 @@ def report(result: Result, config: DictConfig, overrides: Sequence[str], plan: P
         accuracy["value"] if accuracy else None,
         lengths["truncated"]["value"],
         bool(train.mask_truncated_completions),
-        config.task.eval.reward if config.task.eval.reward in weights else None,
+        grader if grader in weights else None,
         agreement,
     )
     verdict = judged(evidence)

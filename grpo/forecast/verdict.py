@@ -89,9 +89,10 @@ def judged(evidence: Evidence) -> Verdict:
     if evidence.agreement and evidence.agreement.high < 0:
         how = f"correlation {evidence.agreement.value:.2f}"
         return Verdict(False, f"will probably not learn: incorrect completions get the higher reward ({how})")
-    if evidence.grader and not evidence.rewards[evidence.grader]["varies"]:
+    graded = evidence.rewards.get(evidence.grader or "", {}).get("mean")
+    if graded and evidence.grader and not evidence.rewards[evidence.grader]["varies"]:
         others = ", ".join(name for name, one in evidence.rewards.items() if one["varies"])
-        value = evidence.rewards[evidence.grader]["mean"]["value"]
+        value = graded["value"]
         alone = f"only {others} varies, and reward.{evidence.grader} is {value:.2g} throughout each problem"
         return Verdict(False, f"will probably not learn the task: {alone}")
     noted = f"; {truncated}" if evidence.truncated >= NOTED else ""

@@ -32,6 +32,15 @@ def test_outcomes_are_equal_where_training_sees_no_variance(aggregation: str) ->
         assert (len(set(found)) == 1) == bool(equal.all())
 
 
+def test_rewards_add_up_in_single_precision() -> None:
+    made = problem(sample(a=0.1, b=1.0), sample(a=0.3, b=0.0))
+    (found,) = rewards.outcomes([made], {"a": 1.0, "b": 0.2}, "sum_then_normalize")
+    assert 0.1 + 0.2 != 0.3
+    assert len(set(found)) == 1, "as in a training step"
+    (apart,) = rewards.outcomes([made], {"a": 1.0, "b": 0.2}, "normalize_then_sum")
+    assert len(set(apart)) == 2, "each reward has advantages of its own"
+
+
 def test_a_completion_without_any_reward_is_no_outcome() -> None:
     made = problem(sample(a=None, b=None), sample(a=1.0, b=None))
     assert rewards.outcomes([made], {"a": 2.0, "b": 1.0}, "sum_then_normalize") == [[2.0]]

@@ -49,6 +49,7 @@ def verdict(fraction: float, **changes: Any) -> Any:
         (0.4, {"agreement": Estimate(-0.5, -0.6, -0.4)}, False, "incorrect completions get the higher reward"),
         (0.4, {"agreement": Estimate(-0.1, -0.3, 0.1)}, True, "will learn"),
         (0.9, {"rewards": {"correctness": ZERO, "brevity": REWARD}}, False, "only brevity varies"),
+        (0.9, {"rewards": {"correctness": ZERO | {"mean": None}, "brevity": REWARD}}, True, "will learn"),
         (0.4, {"rewards": {"x": REWARD | {"failed": {"value": 1.0}}}}, False, "reward.x failed on every completion"),
     ],
 )
