@@ -123,6 +123,7 @@ def test_sampling_is_at_the_temperature_of_the_run(tmp_path: Path) -> None:
     assert report["groups"][0]["fraction"]["value"] < 0.02, "all completions of a problem are the likeliest one"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["calculator", "shapes"])
 def test_tools_and_images_are_those_of_the_run(tmp_path: Path, experiment: str) -> None:
     process = preflight(tmp_path, f"+experiment={experiment}", "preflight.format=json")
@@ -196,6 +197,7 @@ def test_a_reward_that_dies_leaves_what_was_sampled(tmp_path: Path) -> None:
     assert len(samples_in(tmp_path)) == 8
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_the_samples_and_a_call_continues(tmp_path: Path) -> None:
     line = ("preflight.problems=200", "preflight.samples=4", "task.dataset.size=256")
     line += ("train.per_device_train_batch_size=8",)

@@ -74,6 +74,14 @@ def test_rewards_contradict_within_problems_not_between_them() -> None:
     assert rewards.contradictions(between) == [], "the means of problems have no part in an advantage"
 
 
+def test_a_correlation_that_may_be_chance_is_no_contradiction() -> None:
+    few = [problem(sample(a=0.0, b=0.4), sample(a=1.0, b=0.0), sample(a=0.2, b=0.3), sample(a=0.6, b=0.9))]
+    estimate = rewards.correlation(rewards.pairs_of(few, "a", "b"))
+    assert estimate is not None
+    assert estimate.value < 0 < estimate.high
+    assert rewards.contradictions(few) == []
+
+
 def test_a_correlation_is_that_of_centred_values() -> None:
     random = np.random.default_rng(0)
     shared = random.normal(size=(200, 8))
@@ -88,6 +96,8 @@ def test_a_correlation_is_that_of_centred_values() -> None:
 def test_the_problem_where_rewards_disagree_most_is_first() -> None:
     made = [problem(sample(a=1.0, b=5.0), sample(a=0.0, b=0.0)), problem(sample(a=1.0, b=0.0), number=1)]
     assert [(one["problem"], one["apart"]) for one in rewards.disagreements(made)] == [(1, 1.0)]
+    made = [problem(sample(a=0.5, b=0.0)), *made, problem(sample(a=0.9, b=0.0), number=2)]
+    assert [one["problem"] for one in rewards.disagreements(made)] == [1, 2, 0]
     assert rewards.disagreements([problem(sample(True))]) == [], "one reward agrees with itself"
 
 

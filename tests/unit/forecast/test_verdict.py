@@ -96,6 +96,13 @@ def test_prospects_are_planned_and_refused_as_a_run_is(composed: Compose) -> Non
     assert half.fraction.value == pytest.approx(0.5), "of the 6 pairs 3 differ"
 
 
+def test_a_prospect_has_to_fit_unless_the_plan_is_not_enforced(composed: Compose) -> None:
+    planner = Planner(["+gpu=rtx3080", "model=llama3_1_8b", "peft=none"])
+    table = table_of([[0.0, 1.0]] * 4)
+    assert Prospects(table, planner, enforce=True).of({}) is None
+    assert Prospects(table, planner, enforce=False).of({}) is not None
+
+
 def test_suggestions_give_more_groups_with_variance(composed: Compose) -> None:
     line = ["train.num_generations=2"]
     config = composed(*line)
