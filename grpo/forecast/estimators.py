@@ -21,6 +21,8 @@ Array = np.ndarray
 PRECISIONS = np.geomspace(1e-3, 1e4, 141)
 """Sums of Dirichlet parameters among which the likeliest is chosen, 12 % apart: from problems of which each has one
 outcome only, to problems that are all alike."""
+OUTCOMES = 8
+"""Outcomes of all problems at most of which each has a parameter; more are taken for a continuous reward."""
 RESAMPLES = 200
 """Bootstrap resamples of the problems."""
 Z = NormalDist().inv_cdf(0.975)
@@ -108,12 +110,24 @@ def never(parameter: float, total: float, size: int) -> float:
     return float(np.exp(np.log((parameter + below) / (total + below)).sum()))
 
 
-def equal_by_fit(parameters: Array, size: int) -> float:
-    """Return the probability that `size` completions of a new problem all have the same outcome, by the model."""
+def equal_by_fit(counts: Array, size: int) -> float:
+    """Return the probability that `size` completions of a new problem all have the same outcome, by the fitted model.
+
+    With more than `OUTCOMES` the model is of the completions that equal one with the most frequent outcome of their
+    problem, and all others: larger groups are equal by that outcome alone, and one precision for all outcomes would not
+    suit problems that are constant beside problems whose every completion differs.
+    """
+    if counts.shape[1] > OUTCOMES:
+        most = counts.max(1)
+        others, same = fitted(np.stack([counts.sum(1) - most, most - 1], axis=1))
+        return never(float(same), float(others + same), size - 1)
+    parameters = fitted(counts)
     return sum(never(float(parameter), float(parameters.sum()), size) for parameter in parameters)
 
 
-def extrapolated(counts: Array, size: int, observed: Callable[[Sequence[int], int], float], fit: Callable) -> float:
+def extrapolated(
+    counts: Array, size: int, observed: Callable[[Sequence[int], int], float], fit: Callable[[Array, int], float]
+) -> float:
     """Return the mean over problems of a probability that falls with the size of a draw.
 
     Up to the completions of a problem it is `observed` in them; beyond, it falls from there as `fit` does. Of a problem
@@ -122,7 +136,7 @@ def extrapolated(counts: Array, size: int, observed: Callable[[Sequence[int], in
     Args:
         counts: (problems, outcomes).
         observed: from the counts of a problem, and a size, to the probability in draws of that size.
-        fit: from the parameters of the fitted model, and a size, to the probability.
+        fit: from the counts of all problems, and a size, to the probability by the fitted model.
     """
     known = counts[counts.sum(1) > 1]
     if not len(known):
@@ -131,8 +145,7 @@ def extrapolated(counts: Array, size: int, observed: Callable[[Sequence[int], in
     enough = known[known.sum(1) >= min(size, most)]
     value = fmean(observed([int(count) for count in row], min(size, most)) for row in enough)
     if size > most and value:
-        parameters = fitted(known)
-        value *= min(1.0, fit(parameters, size) / max(fit(parameters, most), 1e-300))
+        value *= min(1.0, fit(known, size) / max(fit(known, most), 1e-300))
     return without + (1 - without) * value
 
 
@@ -159,7 +172,8 @@ def pass_at(counts: Array, k: int) -> Estimate:
     def missed(row: Sequence[int], size: int) -> float:
         return 1 - pass_at_k(sum(row), row[1], size)
 
-    def missed_by_fit(parameters: Array, size: int) -> float:
+    def missed_by_fit(some: Array, size: int) -> float:
+        parameters = fitted(some)
         return never(float(parameters[0]), float(parameters.sum()), size)
 
     return with_interval(counts, lambda some: 1 - extrapolated(some, k, missed, missed_by_fit))

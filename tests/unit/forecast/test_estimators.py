@@ -40,12 +40,28 @@ def test_the_moments_of_the_model_are_those_of_beta() -> None:
     assert never(0.0, 1.0, 3) == 0.0
 
 
-def test_equal_by_the_model_adds_up_over_all_outcomes() -> None:
-    draws = np.random.default_rng(0).dirichlet([0.5, 1.0, 2.0], size=400_000)
-    for size in (2, 5, 9):
-        assert equal_by_fit(np.array([0.5, 1.0, 2.0]), size) == pytest.approx(
-            float((draws**size).sum(1).mean()), rel=0.02
+def test_equal_by_the_model_adds_up_over_both_outcomes() -> None:
+    chances = np.random.default_rng(0).beta(0.5, 1.0, size=40_000)
+    counts = counts_of(chances, 8, seed=1)
+    for size in (2, 8, 32):
+        assert equal_by_fit(counts, size) == pytest.approx(
+            float((chances**size + (1 - chances) ** size).mean()), abs=0.02
         )
+
+
+def test_groups_of_several_outcomes_are_extrapolated() -> None:
+    random = np.random.default_rng(0)
+    chances = random.dirichlet([0.3, 0.5, 0.2], size=20_000)
+    counts = np.array([random.multinomial(8, some) for some in chances])
+    for size in (16, 64):
+        truth = 1 - float((chances**size).sum(1).mean())
+        assert 1 - extrapolated(counts, size, equal_in_draw, equal_by_fit) == pytest.approx(truth, abs=0.03)
+
+
+def test_constant_problems_beside_continuous_ones_stay_constant() -> None:
+    table = table_of([*([float(10 * n + one) for one in range(8)] for n in range(9)), *[[-1.0] * 8] * 11])
+    for size in (2, 8, 16, 64):
+        assert non_zero_variance(table, size).value == pytest.approx(0.45, abs=0.03)
 
 
 @pytest.mark.parametrize("true", [(0.3, 0.9), (1.0, 1.0), (2.0, 6.0)])
@@ -55,10 +71,8 @@ def test_the_fit_finds_the_parameters_of_many_problems(true: tuple[float, float]
 
 
 def test_the_fit_takes_problems_that_are_all_alike() -> None:
-    parameters = fitted(counts_of(np.full(5000, 0.5), 8, seed=0))
-    assert equal_by_fit(parameters, 8) == pytest.approx(2 * 0.5**8, rel=0.2)
-    extreme = fitted(np.array([[8, 0], [0, 8], [8, 0]]))
-    assert equal_by_fit(extreme, 64) > 0.98, "each problem has one outcome only"
+    assert equal_by_fit(counts_of(np.full(5000, 0.5), 8, seed=0), 8) == pytest.approx(2 * 0.5**8, rel=0.2)
+    assert equal_by_fit(np.array([[8, 0], [0, 8], [8, 0]]), 64) > 0.98, "each problem has one outcome only"
 
 
 def test_up_to_the_samples_an_estimate_is_unbiased() -> None:

@@ -137,4 +137,4 @@ def test_samples_are_read_back_but_for_a_torn_line(tmp_path: Path) -> None:
     with file.open("a") as out:
         out.write('{"key": "torn')
     assert list(read(file).values()) == made
-    assert file.read_text().count("\n") == 3
+    assert "torn" not in file.read_text()

@@ -119,6 +119,18 @@ def test_suggestions_give_more_groups_with_variance(composed: Compose) -> None:
     assert suggestions(prospects, config, prospect(0.6, 2)) == [], "enough"
 
 
+def test_larger_groups_that_vary_no_more_are_not_suggested(composed: Compose) -> None:
+    line = ["train.num_generations=2"]
+    config = composed(*line)
+    continuous = [[float(10 * number + one) for one in range(8)] for number in range(9)]
+    prospects = Prospects(table_of([*continuous, *[[-1.0] * 8] * 11]), Planner(line), enforce=True)
+    now = prospects.prospect({}, config, expected_duration(config, make_plan(config)))
+    assert now.fraction.value == pytest.approx(0.45)
+    found = suggestions(prospects, config, now)
+    assert found
+    assert all("rollout.dynamic_sampling=true" in one["overrides"] for one in found)
+
+
 def test_dynamic_sampling_costs_the_generations_that_it_adds(composed: Compose) -> None:
     line = ["rollout.dynamic_sampling=true"]
     prospects = Prospects(table_of([[0.0] * 7 + [1.0]] * 20 + [[0.0] * 8] * 20), Planner(line), enforce=True)
