@@ -50,11 +50,16 @@ def final_answer(text: str, find: Sequence[str] = MARKED) -> str:
             `\boxed{}`, `answer` the content of `<answer></answer>`, `last_number` the last number, `text` all of a
             text of one short line.
     """
+    return found_answer(text, find)[1]
+
+
+def found_answer(text: str, find: Sequence[str] = MARKED) -> tuple[str, str]:
+    """Return the kind of the final answer of a text, and the answer; both empty if there is none."""
     for kind in find:
         answers = FINDERS[kind].findall(plain(text) if kind == "last_number" else text)
         if answers:
-            return answers[-1].strip()
-    return ""
+            return kind, answers[-1].strip()
+    return "", ""
 
 
 def plain(text: str) -> str:

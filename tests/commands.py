@@ -33,7 +33,16 @@ REGISTER = "FORKED_PROCESSES"
 os.environ.setdefault(REGISTER, tempfile.mkdtemp())
 MACHINE = "NETWORK_NAMESPACE"
 """Environment variable: the network namespace that a forked process enters, as `ip netns exec` does."""
-COMMANDS = ("grpo.train", "grpo.plan", "grpo.evaluate", "grpo.report", "grpo.export", "grpo.chat", "grpo.tools.check")
+COMMANDS = (
+    "grpo.train",
+    "grpo.plan",
+    "grpo.preflight",
+    "grpo.evaluate",
+    "grpo.report",
+    "grpo.export",
+    "grpo.chat",
+    "grpo.tools.check",
+)
 COMMANDS += ("rewards.check", "benchmarks.", "torch.distributed.run", "accelerate.commands.launch")
 """Modules that are forked, or how they begin; workers of rewards and tools load no library and start as quickly."""
 

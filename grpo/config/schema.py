@@ -28,7 +28,7 @@ NULLABLE = (*PLANNED, "per_device_eval_batch_size")
 
 GROUPS = (
     *("model", "task", "reward", "peft", "train", "update", "rollout"),
-    *("engine", "gpu", "plan", "evaluate", "launch", "sweep"),
+    *("engine", "gpu", "plan", "preflight", "evaluate", "launch", "sweep"),
 )
 """Of the configuration."""
 REWARD_MODEL = "rewards.model.model"
@@ -193,6 +193,18 @@ class Plan:
 
 
 @dataclass
+class Preflight:
+    """Options of `python -m grpo.preflight`: whether a run will learn, from completions of its own policy."""
+
+    problems: int = 64
+    """Number of problems of the training split."""
+    samples: int = 8
+    """Completions per problem."""
+    format: str = "text"
+    """Output: `text` or `json`."""
+
+
+@dataclass
 class Launch:
     """Processes that train. Under `torchrun` and the like, which have started them, leave it out."""
 
@@ -244,6 +256,7 @@ def register() -> None:
         ("engine", Engine, field(default_factory=Engine)),
         ("gpu", Gpu | None, field(default=None)),
         ("plan", Plan, field(default_factory=Plan)),
+        ("preflight", Preflight, field(default_factory=Preflight)),
         ("evaluate", Evaluate, field(default_factory=Evaluate)),
         ("launch", Launch, field(default_factory=Launch)),
         ("sweep", Sweep, field(default_factory=Sweep)),

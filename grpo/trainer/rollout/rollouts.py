@@ -20,7 +20,7 @@ from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.processes import own_part
 from grpo.trainer.rollout import advantages, by_transformers, engine_check, episodes, rounds
 from grpo.trainer.rollout.columns import kept_columns
-from grpo.trainer.rollout.dynamic_sampling import Completion, DynamicSampling
+from grpo.trainer.rollout.dynamic_sampling import Completion, DynamicSampling, Group
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.image_tokens import as_tensors, end_before
 from grpo.trainer.rollout.overlap import Overlap
@@ -106,6 +106,16 @@ class Rollouts:
                 return stock(self.shown(trainer, rows))
         finally:
             self._kept = None
+
+    def sample(self, trainer: Any, problems: list[int], size: int) -> list[Group]:
+        """Return the scored groups of some problems, of `size` completions each, as a round of dynamic sampling is."""
+        try:
+            with replaced(trainer, "num_generations", size), self.clock.of("rollout"):
+                return [group for group, _ in rounds.score_groups(trainer, problems)]
+        finally:
+            self._opened.clear()
+            if self.tool_calls:
+                self.tool_calls.reset()
 
     def has_taken_all(self, args: Any) -> bool:
         """Return whether all problems of all epochs have been taken, where no number of steps was asked for."""

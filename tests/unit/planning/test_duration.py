@@ -115,3 +115,7 @@ def test_every_gpu_profile_gives_a_time_and_an_unknown_gpu_none(composed: Compos
 )
 def test_times_are_in_the_unit_that_people_use(seconds: float, text: str) -> None:
     assert spoken(seconds) == text
+
+
+def test_a_run_without_an_evaluation_has_a_time(composed: Compose) -> None:
+    assert expected(composed("task.eval.size=0")).evaluation == 0.0

@@ -5,12 +5,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from grpo.config.options import Rollout
 from grpo.generation.at_once import AtOnce
 from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.rollout import rounds
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.problem_order import ProblemOrder
@@ -76,3 +78,16 @@ def test_rollouts_continue_where_they_were(tmp_path: Path) -> None:
     after.load_state_dict(before.state_dict())
     assert after.at_once.limit == 3, "a lower number has been asked for"
     assert after.sampling.order.take(3) == before.sampling.order.take(3)
+
+
+def test_groups_of_another_size_are_sampled_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, trainer, sizes = rollouts(tmp_path), stand_in(), []
+
+    def score(asked: Any, problems: list[int]) -> list[tuple[list[int], bool]]:
+        sizes.append(asked.num_generations)
+        made._opened["picture"] = 1
+        return [([problem], False) for problem in problems]
+
+    monkeypatch.setattr(rounds, "score_groups", score)
+    assert made.sample(trainer, [5, 7], size=3) == [[5], [7]]
+    assert (sizes, trainer.num_generations, made._opened) == ([3], 2, {})

@@ -1,0 +1,86 @@
+"""The report of a preflight as a self-contained page: the verdict, distributions, and completions to read."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo.forecast.rewards import total
+from grpo.forecast.samples import Sampled
+from grpo.forecast.text import COLUMNS, cells, effect, lines_of
+from grpo.reporting.charts import Chart, accuracy_by_value, bars
+from grpo.reporting.completions import MAX_SIZE, fitting, group
+from grpo.reporting.page import PAGE, name_of, page
+from grpo.utils.atomic import atomic
+
+BINS = 12
+"""Bars of a histogram at most."""
+
+
+def write_page(folder: Path, report: dict[str, Any], problems: Sequence[Sampled], weights: dict[str, float]) -> Path:
+    """Write the page of a report into a folder.
+
+    Args:
+        problems: the samples.
+        weights: of the rewards.
+    """
+    shown = [one | {"text": effect(one)} for one in report["suggestions"]]
+    content = page(
+        "preflight.html.jinja",
+        title=f"GRPO preflight {name_of(folder)}",
+        report=report | {"suggestions": shown},
+        lines=lines_of(report),
+        table={"names": COLUMNS, "rows": [cells(report, row) for row in report["groups"]]},
+        charts=charts(report, problems, weights),
+        browse=completions(problems, weights),
+    )
+    file = folder / PAGE
+    with atomic(file) as partial:
+        partial.write_text(content, encoding="utf-8", errors="replace")
+    return file
+
+
+def charts(report: dict[str, Any], problems: Sequence[Sampled], weights: Mapping[str, float]) -> list[Chart]:
+    """Return the charts of a report."""
+    rewards = [
+        value for problem in problems for one in problem.completions if (value := total(one, weights)) is not None
+    ]
+    lengths = [one.tokens for problem in problems for one in problem.completions]
+    found = [bars("Total reward, completions", histogram(rewards), "completions")] if rewards else []
+    found.append(bars("Length in tokens, completions", histogram(lengths), "completions"))
+    if accuracy := report["accuracy"]:
+        correct = Counter(sum(one.correct is True for one in problem.completions) for problem in problems)
+        numbers: dict[str, float | None] = {
+            str(number): float(correct[number]) for number in range(report["samples"] + 1)
+        }
+        found.append(bars("Correct completions of a problem, problems", numbers, "problems"))
+        found.append(accuracy_by_value("pass@k", intervals(accuracy["pass@k"]), None))
+    sizes = {str(row["num_generations"]): row["fraction"] for row in report["groups"]}
+    found.append(accuracy_by_value("Groups with non-zero variance over num_generations", intervals(sizes), None))
+    return found
+
+
+def intervals(estimates: Mapping[str, dict[str, Any]]) -> dict[str, list[tuple[float, float, float]]]:
+    """Return estimates as a chart takes them."""
+    return {name: [(one["value"], *one["interval"])] for name, one in estimates.items()}
+
+
+def histogram(numbers: Sequence[float]) -> dict[str, float | None]:
+    """Return how often each number occurs, or each of `BINS` ranges of numbers if there are more, by its label."""
+    counts = Counter(numbers)
+    if len(counts) <= BINS:
+        return {f"{number:.4g}": float(counts[number]) for number in sorted(counts)}
+    heights, edges = np.histogram(numbers, BINS)
+    return {f"{edge:.3g}": float(height) for edge, height in zip(edges, heights, strict=False)}
+
+
+def completions(problems: Sequence[Sampled], weights: dict[str, float]) -> dict[str, Any]:
+    """Return the completions as the page browses them: as those of one step, as many as a page holds."""
+    groups = []
+    for problem in problems:
+        rows = [{"prompt": problem.prompt, "completion": one.text, **one.rewards} for one in problem.completions]
+        groups.append(group(rows, weights, "original"))
+    count = sum(len(problem.completions) for problem in problems)
+    return {"steps": [{"step": 0, "rows": count, "groups": fitting(groups, MAX_SIZE)}], "images": []}

@@ -1,0 +1,60 @@
+"""The completions of a preflight, and the file that keeps them as they come."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo.rundir.files import write_lines
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A completion that has been generated and scored."""
+
+    text: str
+    """What the policy has written; of a conversation with tools its last message."""
+    tokens: int
+    """Its length, tool results included."""
+    ended: bool
+    """Whether the policy ended it; it was truncated otherwise."""
+    rewards: dict[str, float | None]
+    """By the name of the reward; None where the function gave none, and of a completion that a function failed on."""
+    correct: bool | None
+    """Whether it is correct by the grader; None without a grader."""
+    failed: list[str] = field(default_factory=list)
+    """Rewards whose function failed on it."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A problem with its completions."""
+
+    key: str
+    """Fingerprint of the problem and of all that decides its completions."""
+    problem: int
+    """Its row in the training split after filtering."""
+    prompt: Any
+    """A string, or a list of messages."""
+    answer: str
+    """The reference answer."""
+    completions: list[Sample]
+    seconds: dict[str, float]
+    """Its part of the time of the batch that it was in, by phase: `generate`, `reward`."""
+    first: bool = False
+    """Whether it was in the first batch of a call, whose time is also that of warming up."""
+
+
+def read(file: Path) -> dict[str, Sampled]:
+    """Return the problems in a file by their keys; a last line that was not written completely is removed."""
+    *complete, partial = file.read_text().split("\n") if file.exists() else [""]
+    rows = [json.loads(line) for line in complete]
+    if partial:
+        write_lines(file, rows)
+    return {row["key"]: Sampled(**row | {"completions": [Sample(**one) for one in row["completions"]]}) for row in rows}
+
+
+def append(file: Path, problems: list[Sampled]) -> None:
+    """Add problems to a file, a JSON line each."""
+    with file.open("a") as out:
+        out.write("".join(json.dumps(asdict(problem)) + "\n" for problem in problems))

@@ -1,0 +1,235 @@
+"""Completions of training problems by the policy of a run: its engine, tools, limits and rewards, as in its first step.
+
+The trainer is the one that a run makes, and its rollouts are asked as dynamic sampling asks them, so that what is
+sampled here is what the run would learn from.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.progress import track
+from transformers import set_seed
+
+from grpo.cli import output_in
+from grpo.config.batch import processes
+from grpo.config.resolve import Resolved
+from grpo.data.images import COLUMN
+from grpo.data.rewards import running_rewards
+from grpo.data.task import Problems, reward_columns
+from grpo.evaluation.model import fingerprint
+from grpo.forecast import problems as about_problems
+from grpo.forecast.samples import Sample, Sampled, append, read
+from grpo.model import policy
+from grpo.run.session import options_of_rewards, problems_of, with_model
+from grpo.run.trainer import make_trainer
+from grpo.rundir.files import ERRORS_FILE
+from grpo.tools.running import running_tools
+from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.rollout.dynamic_sampling import Completion
+from grpo.trainer.rollout.problem_order import ProblemOrder
+from grpo.utils.distributed import log_name
+from grpo.utils.errors import ConfigError, RunError
+from rewards.isolation.reward import Reward, RewardError
+from rewards.text import text_of
+
+FILE = "samples.jsonl"
+DECIDE = ("model", "peft", "task", "reward")
+"""Groups of the configuration that decide completions and rewards."""
+SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "seed", "use_vllm"),
+    *("max_completion_length", "max_tool_calling_iterations", "chat_template_kwargs"),
+)
+"""Keys of `train` that do."""
+
+
+@dataclass
+class Result:
+    """What was sampled, and what is known of the problems and the policy."""
+
+    problems: list[Sampled]
+    facts: dict[str, Any]
+    """See `grpo.forecast.problems.facts`; and `faults`, a message for each reward that has failed."""
+
+
+def for_sampling(config: DictConfig) -> DictConfig:
+    """Return the configuration of one process that samples what all processes of a run would.
+
+    The batch stays as large; nothing is divided over processes, kept for the page of a run, or begun during an update.
+    """
+    count = processes(config)
+    config = config.copy()
+    train = config.train
+    config.launch.processes = config.launch.nodes = 1
+    config.plan.processes = None
+    train.gradient_accumulation_steps *= count
+    if train.steps_per_generation:
+        train.steps_per_generation *= count
+    train.fsdp = train.fsdp_config = train.deepspeed = None
+    config.engine.staleness = 0
+    train.log_completions, train.report_to = False, "none"
+    return config
+
+
+def sample(settings: Resolved, folder: Path, console: Console) -> Result:
+    """Sample the problems that are not in the file of `folder` yet, and return all of them.
+
+    Raises:
+        ConfigError: the input is wrong, an engine is not there, or a reward has failed on every completion.
+        RunError: a reward has failed and `on_error` is `raise`.
+    """
+    options, name = settings.config.preflight, settings.model.gguf_file or settings.model.model_name_or_path
+    settings = with_model(settings)
+    with output_in(folder / log_name()), running_tools(settings.task, folder) as tools:
+        processing_class = policy.load_processing_class(settings.model)
+        problems = problems_of(settings, processing_class, tools, console)
+        if min(len(problems.train), options.problems) < 2:
+            raise ConfigError(f"task: {len(problems.train)} problem to train on; a forecast compares at least 2")
+        facts = about_problems.facts(settings, name, problems, processing_class)
+        keys = keys_of(settings, problems, options)
+        known = read(folder / FILE)
+        missing = [problem for problem, key in keys.items() if key not in known]
+        if len(missing) < len(keys):
+            console.print(f"{len(keys) - len(missing)} of {len(keys)} problems were sampled before", highlight=False)
+        if missing:
+            rewarded = options_of_rewards(settings, problems), reward_columns(problems.train)
+            with running_rewards(*rewarded, folder, folder / ERRORS_FILE) as rewards:
+                trainer = make_trainer(settings, folder, problems, processing_class, rewards, tools)
+                grader = rewards.get(settings.task.eval.reward)
+                with errors_in_one_line(folder):
+                    for batch in batches(trainer, missing, options.samples, console):
+                        append(folder / FILE, sampled(trainer, batch, options.samples, grader, keys, missing[0]))
+            known = read(folder / FILE)
+    return Result([known[key] for key in keys.values()], facts | {"faults": faults_in(folder / ERRORS_FILE)})
+
+
+def faults_in(file: Path) -> dict[str, str]:
+    """Return the message of the newest fault of each reward."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return {row["reward"]: row["message"] for row in rows}
+
+
+@contextmanager
+def errors_in_one_line(folder: Path) -> Iterator[None]:
+    """Make a RunError of what fails while completions are sampled, and of an interrupt; both say what is kept."""
+    try:
+        yield
+    except (RewardError, KeyboardInterrupt) as error:
+        kept = f"{len(read(folder / FILE))} problems are kept; the same command continues"
+        if isinstance(error, RewardError):
+            raise RunError(f"{error}; {kept}", status=2) from error
+        raise RunError(f"interrupted: {kept}", status=130) from error
+
+
+def keys_of(settings: Resolved, problems: Problems, options: DictConfig) -> dict[int, str]:
+    """Return a fingerprint for each problem that is to be sampled, in the order in which the run would take them."""
+    train = settings.train
+    order = ProblemOrder(len(problems.train), train.seed, train.shuffle_dataset)
+    chosen = order.take(min(options.problems, len(problems.train)))
+    config: Any = OmegaConf.to_container(settings.config, resolve=True)
+    files = [Path(reward.fn.rpartition(":")[0]) for reward in settings.reward.values()]
+    decisive = [
+        fingerprint(settings.config, settings.model.model_name_or_path, settings.engine.backend, on_gpu(train)),
+        [config[group] for group in DECIDE],
+        [config["train"][name] for name in SAMPLING],
+        [(str(file), file.stat().st_mtime_ns) for file in files if file.is_file()],
+        options.samples,
+    ]
+    origin = json.dumps(decisive, default=str)
+    texts = problems.train.with_format(None).select_columns(["prompt", "answer"])
+    rows = {problem: json.dumps(texts[problem], default=str) for problem in chosen}
+    return {
+        problem: hashlib.sha256(f"{origin}{problem}{row}".encode()).hexdigest()[:24] for problem, row in rows.items()
+    }
+
+
+def batches(trainer: ExactGRPOTrainer, missing: Sequence[int], samples: int, console: Console) -> Iterator[list[int]]:
+    """Yield the problems that are sampled at once: about as many completions as the run generates at once.
+
+    There are two batches at least, as the first one is also a warm-up and its time says little.
+    """
+    size = max(1, min(trainer.args.generation_batch_size // samples, -(-len(missing) // 2)))
+    starts = range(0, len(missing), size)
+    for start in track(starts, "sampling", console=console, transient=True, disable=not console.is_terminal):
+        yield list(missing[start : start + size])
+
+
+def sampled(
+    trainer: ExactGRPOTrainer,
+    batch: list[int],
+    samples: int,
+    grader: Reward | None,
+    keys: dict[int, str],
+    first: int,
+) -> list[Sampled]:
+    """Generate and score completions of some problems.
+
+    Args:
+        grader: tells correct completions, as in an evaluation; None without one.
+        keys: of the problems.
+        first: the problem with which the call began.
+    """
+    trainer.model.train()
+    set_seed(trainer.args.seed + 1 + batch[0])  # the same completions, whether the file has others already or not
+    trainer.clock.reset()
+    with trainer.accelerator.autocast():
+        groups = trainer.rollouts.sample(trainer, batch, samples)
+    faults = {one.isolated.name: one.isolated.faulted for one in trainer.reward_funcs if hasattr(one, "isolated")}
+    seconds = trainer.clock.take()
+    part = {phase: seconds[phase] / len(batch) for phase in ("generate", "reward")}
+    made = [one for group in groups for one in group]
+    correct = graded(trainer, grader, made)
+    samples_of = [
+        as_sample(trainer, one, correct[row], [name for name, rows in faults.items() if row in rows])
+        for row, one in enumerate(made)
+    ]
+    return [
+        Sampled(
+            keys[problem],
+            problem,
+            trainer.train_dataset[problem]["prompt"],
+            str(trainer.train_dataset[problem]["answer"]),
+            samples_of[number * samples :][:samples],
+            part,
+            first in batch,
+        )
+        for number, problem in enumerate(batch)
+    ]
+
+
+def as_sample(trainer: ExactGRPOTrainer, one: Completion, correct: bool | None, failed: list[str]) -> Sample:
+    """Return a completion as the file keeps it."""
+    ended = one.ids[-1] in (*trainer.eos_token_ids, trainer._tokenizer.pad_token_id)
+    rewards = dict(zip(trainer.reward_func_names, one.rewards, strict=True))
+    given = {name: None if value is None or value != value else float(value) for name, value in rewards.items()}
+    return Sample(text_of(one.messages), len(one.ids), ended, given, correct, failed)
+
+
+def graded(trainer: ExactGRPOTrainer, grader: Reward | None, made: Sequence[Completion]) -> list[bool | None]:
+    """Return whether each completion is correct: by the run's reward of that name, else by asking the grader.
+
+    It is not known of one without a reward, as another reward has failed on it.
+    """
+    if grader is None:
+        return [None] * len(made)
+    if grader.name in trainer.reward_func_names:
+        place = trainer.reward_func_names.index(grader.name)
+        return [None if one.rewards[place] != one.rewards[place] else one.rewards[place] == 1 for one in made]
+    rows = [trainer.train_dataset[one.problem] for one in made]
+    names = [name for name in rows[0] if name not in ("prompt", "completion", COLUMN)]
+    columns = {name: [row[name] for row in rows] for name in names}
+    prompts, answered = [one.prompt for one in made], [one.messages for one in made]
+    scores = grader.score(prompts=prompts, completions=answered, completion_ids=[one.ids for one in made], **columns)
+    return [score == 1 for score in scores]
+
+
+def on_gpu(train: DictConfig) -> bool:
+    """Return whether the policy computes on a GPU here."""
+    return bool(torch.cuda.is_available() and not train.use_cpu)

@@ -1,0 +1,158 @@
+"""Forecast whether a run will learn: `python -m grpo.preflight`, with the command line of `grpo.train`.
+
+It samples a few completions of training problems with the run's own policy, engine, rewards, tools and limits, and
+reports what the run could learn from. Samples are kept: the same command continues after an interruption.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+
+from grpo.cli import WANTS_TRACEBACK, check_linux, leave, quick_imports, start
+from grpo.config.check import check, check_shard
+from grpo.config.data_files import check_files
+from grpo.config.messages import meant
+from grpo.config.resolve import resolve
+from grpo.config.schema import ROOT
+from grpo.launching.processes import with_processes
+from grpo.planning.fit import Plan, make_plan
+from grpo.rundir.files import write_json
+from grpo.utils.distributed import is_launched
+from grpo.utils.errors import ConfigError, RunError
+from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu
+
+PROGRAM = "grpo.preflight"
+FORMATS = ("text", "json")
+MAX_SAMPLES = 64
+"""Completions per problem, as many as the largest group of the report."""
+NOT_DECISIVE = ("preflight.format=", "preflight.problems=", "plan.hourly_price=")
+"""Overrides with which the same samples are used again."""
+log = logging.getLogger(__name__)
+
+
+@hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
+def job(config: DictConfig) -> None:
+    """Forecast one command line, and leave with status 1 if the run will probably not learn."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C
+        signal.signal(number, signal.default_int_handler)
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    try:
+        content = forecast(config, list(HydraConfig.get().overrides.task), folder)
+    except Exception as error:
+        if WANTS_TRACEBACK:
+            raise
+        leave(error, PROGRAM)
+    except KeyboardInterrupt:
+        leave(RunError("interrupted; the same command continues", status=130), PROGRAM)
+    if config.preflight.format == "json":
+        print(json.dumps(content, indent=2))
+    if not content["learns"]:
+        sys.exit(1)
+
+
+def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str, Any]:
+    """Sample into a folder and return the report, which it prints as text if that is asked for.
+
+    Raises:
+        ConfigError: the input is wrong.
+        RunError: sampling failed; the log has the traceback.
+    """
+    check_linux()
+    check_options(config.preflight)
+    if is_launched():
+        raise ConfigError("it samples in one process: start it without torchrun or accelerate")
+    config, overrides = with_processes(config, overrides)
+    check(config)
+    check_shard(config)
+    check_files(config.task)
+    plan = planned(config)
+    if not config.train.use_cpu:
+        if taken := take_one_gpu():
+            print(taken, file=sys.stderr)
+        check_pytorch_sees_gpu()
+    if config.plan.enforce:
+        check_gpu(config.gpu)
+    with quick_imports():
+        from grpo.forecast.page import write_page
+        from grpo.forecast.report import report, weights_of
+        from grpo.forecast.sampling import for_sampling, sample
+        from grpo.forecast.text import show
+    try:
+        result = sample(resolve(for_sampling(config), plan), folder, Console(file=sys.stderr))
+    except (ConfigError, RunError):
+        raise
+    except Exception as error:
+        log.exception("sampling failed")
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise RunError(f"failed: {reason}; the traceback is in {os.path.relpath(folder / 'train.log')}", 2) from error
+    content = report(result, config, overrides, plan)
+    write_json(folder / "preflight.json", content)
+    page = write_page(folder, content, result.problems, weights_of(config))
+    if config.preflight.format == "text":
+        show(content, Console())
+        print(f"page: {os.path.relpath(page)}")
+    return content
+
+
+def check_options(options: DictConfig) -> None:
+    """Check the group `preflight`.
+
+    Raises:
+        ConfigError: a value is impossible.
+    """
+    if options.format not in FORMATS:
+        raise ConfigError(f"preflight.format={options.format}: unknown{meant(options.format, FORMATS)}")
+    if not 2 <= options.samples <= MAX_SAMPLES:
+        raise ConfigError(f"preflight.samples={options.samples}: completions per problem, 2 to {MAX_SAMPLES}")
+    if options.problems < 2:
+        raise ConfigError(f"preflight.problems={options.problems}: at least 2, as a forecast compares problems")
+
+
+def planned(config: DictConfig) -> Plan | None:
+    """Return the plan of the run; None if it cannot be planned.
+
+    Raises:
+        ConfigError: the run does not fit.
+    """
+    try:
+        plan = make_plan(config)
+    except ConfigError:
+        if config.plan.enforce:
+            raise
+        return None
+    if plan.problem and config.plan.enforce:
+        raise ConfigError(
+            f"does not fit: {plan.problem}; `python -m grpo.plan` with the same arguments says what helps"
+        )
+    return plan
+
+
+def command_line(arguments: list[str]) -> list[str]:
+    """Return the command line with a directory that follows from it, so that the same command continues."""
+    if any(word.lstrip("+").startswith("hydra.run.dir=") for word in arguments):
+        return arguments
+    decisive = sorted(word for word in arguments if not word.startswith(NOT_DECISIVE))
+    digest = hashlib.sha256(repr(decisive).encode()).hexdigest()[:8]
+    return [*arguments, f"hydra.run.dir=outputs/preflight/{digest}"]
+
+
+def main() -> None:
+    """Run the command line."""
+    if not {"-m", "--multirun"}.isdisjoint(sys.argv):
+        leave(ConfigError("-m: it forecasts one command line at a time"), PROGRAM)
+    sys.argv[1:] = command_line(sys.argv[1:])
+    start(job, PROGRAM)
+
+
+if __name__ == "__main__":
+    main()
