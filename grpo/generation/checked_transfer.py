@@ -5,14 +5,19 @@ content, and each write that it would make is noted and not made. So fused, padd
 architecture are compared without a table of their layouts.
 """
 
+import logging
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
+import xxhash
 from torch.utils._python_dispatch import TorchDispatchMode
 
+log = logging.getLogger(__name__)
 EVERY = 50
 """Transfers between two after which all weights are compared as a whole, the first among them."""
 FRACTION, FEWEST = 16, 8
@@ -51,6 +56,11 @@ class Place:
         low, high = max(first, start), min(first + len(rows), start + shape[0])
         return self.held[low - start : max(low, high) - start], rows[low - first : max(low, high) - first]
 
+    def described(self) -> dict[str, Any]:
+        """Return all but the content, as JSON can have it."""
+        dtype = str(self.held.dtype).removeprefix("torch.")
+        return {"shape": list(self.held.shape), "dtype": dtype, "offset": self.offset, "stride": list(self.stride)}
+
 
 class Writes(TorchDispatchMode):
     """While inside, what would be copied from tensors without content is noted instead."""
@@ -70,10 +80,17 @@ class Writes(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+def digest(weight: torch.Tensor) -> str:
+    """Return a hash of the bits of a weight."""
+    content = weight.detach().contiguous().cpu().view(torch.uint8).numpy()
+    return xxhash.xxh3_128_hexdigest(content)
+
+
 def places(engine: torch.nn.Module, shapes: Mapping[str, torch.Size]) -> dict[str, list[Place]]:
     """Return where an engine keeps weights, by the names under which it gets them.
 
-    A weight is not among them if the engine makes another of it, has it under another name, or if it is a scalar.
+    A weight is not among them if the engine makes another of it, has it under another name, if it is a scalar, or comes
+    after one whose content the loading of this model asks for.
 
     Args:
         engine: vLLM's model.
@@ -83,7 +100,10 @@ def places(engine: torch.nn.Module, shapes: Mapping[str, torch.Size]) -> dict[st
     names = {weight.untyped_storage()._cdata: name for name, weight in given.items()}
     own = {weight.untyped_storage().data_ptr() for weight in (*engine.parameters(), *engine.buffers())}
     with Writes() as writes:
-        engine.load_weights(given.items())
+        try:
+            engine.load_weights(given.items())
+        except (RuntimeError, NotImplementedError) as error:  # it computes with the content
+            log.warning("vLLM's loading of this model cannot be followed (%s): not all weights are compared", error)
     found: dict[str, list[Place]] = {}
     for held, part in writes.found:
         name = names.get(part.untyped_storage()._cdata)
@@ -145,16 +165,11 @@ class CheckedTransfer:
         """
         if not self._shapes:
             return ["every weight"]  # as none was ever sent
-        names = sorted(self._shapes)
-        is_whole = self._transfers % EVERY == 0
-        if is_whole or not self._places:
+        if self._transfers % EVERY == 0:
             self._places = places(engine, self._shapes)
-        self._transfers += 1
-        few = min(len(names), max(FEWEST, len(names) // FRACTION))
-        drawn = set(names if is_whole else self._random.sample(names, few))
         wrong = {
             name
-            for name, weight in policy(drawn)
+            for name, weight in policy(self._drawn())
             for place in self._places.get(name, ())
             if not same(place.held, place.of(weight))
         }
@@ -163,3 +178,38 @@ class CheckedTransfer:
             wrong |= {name for held, kept in pairs if not same(held, kept)}
         self._sent.clear()
         return sorted(wrong)
+
+    def differing_on(
+        self, ask: Callable[..., list[Any]] | None, policy: Callable[[set[str]], Iterable[tuple[str, torch.Tensor]]]
+    ) -> list[str]:
+        """Return the names of weights that a server holds otherwise than the policy, by digests.
+
+        Args:
+            ask: asks the workers of the server; None for a process that does not.
+            policy: as of `differing`.
+        """
+        if not self._shapes:
+            return ["every weight"]
+        drawn, wrong, said = self._drawn(), set(), defaultdict(list)
+        if ask:
+            rows = {name: [first, len(kept)] for name, (first, kept) in self._sent.items()}
+            shapes = {name: list(shape) for name, shape in self._shapes.items()}
+            for part in chain(*ask("held_weights", shapes=shapes, whole=sorted(drawn), rows=rows)):
+                content = torch.empty(part["shape"], dtype=getattr(torch, part["dtype"]), device="meta")
+                place = Place(content, part["offset"], tuple(part["stride"]))
+                said[part["name"], part["rows"]].append((place, part["digest"]))
+        for name, weight in policy(drawn):
+            parts = [(place.of(weight).to(place.held.dtype), found) for place, found in said[name, False]]
+            wrong |= {name for part, found in parts if digest(part) != found}
+        for name, (first, kept) in self._sent.items():
+            parts = [(place.of_rows(kept, first)[1].to(place.held.dtype), found) for place, found in said[name, True]]
+            wrong |= {name for part, found in parts if digest(part) != found}
+        self._sent.clear()
+        return sorted(wrong)
+
+    def _drawn(self) -> set[str]:
+        """Return the names of the weights that are compared as a whole after this transfer."""
+        names, is_whole = sorted(self._shapes), self._transfers % EVERY == 0
+        self._transfers += 1
+        few = min(len(names), max(FEWEST, len(names) // FRACTION))
+        return set(names if is_whole else self._random.sample(names, few))

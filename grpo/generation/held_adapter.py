@@ -160,4 +160,4 @@ def named(engine: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def applied(manager: Any) -> list[int]:
     """Return the numbers of the adapters of an engine's last batch, 0 for none."""
-    return sorted(set(manager._last_mapping.prompt_mapping)) if manager._last_mapping else []
+    return sorted({int(number) for number in manager._last_mapping.prompt_mapping}) if manager._last_mapping else []

@@ -28,6 +28,7 @@ from grpo.generation.checked_transfer import CheckedTransfer, lost
 from grpo.generation.held_adapter import BesideAdapter
 from grpo.generation.merged_weights import trains_tied_weight
 from grpo.generation.policy_weights import is_sharded, policy_weights
+from grpo.generation.server_weights import asked, can_be_asked, check_adapter_is_applied, differing_adapter
 from grpo.generation.vllm_on_cpu import cpu_options, loadable, one_adapter
 from grpo.generation.vllm_server import LAUNCHER, check_server, check_vllm, server_url, started_at
 from grpo.generation.watched_session import WatchedSession, aborted_where_gone
@@ -75,7 +76,8 @@ class PolicyEngine(VLLMGeneration, Backend):
         if self.sends_adapter and (reason := why_not(model.peft_config["default"].to_dict())):
             raise ValueError(f"engine.lora=adapter: {reason}; use engine.lora=merged")
         self._most_images = most_images
-        self._shares, self._transfer, self.checked = shares, CheckedTransfer(), False
+        self._shares, self._transfer, self.checked = shares, CheckedTransfer(), True
+        self._says_weights = False  # a server of those that it holds
         self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run
         super().__init__(model, *args, **options)
 
@@ -155,6 +157,8 @@ class PolicyEngine(VLLMGeneration, Backend):
                 self._server_started = started_at(self.vllm_client.base_url)
                 self._background = BackgroundGeneration(self.vllm_client.generate)
                 self.vllm_client.generate = self._background.generate
+            can = [self.accelerator.is_main_process and can_be_asked(self.vllm_client.base_url)]
+            self._says_weights = any(gather_object(can))
 
     @property
     def _runner(self) -> Any:
@@ -179,13 +183,21 @@ class PolicyEngine(VLLMGeneration, Backend):
         """
         self.checked = True
         if self.mode == "server":
-            wrong = []
+            wrong = self._held_by_server() if self._says_weights else []
         elif self.sends_adapter:
             wrong = self._beside.differing(self._runner.lora_manager._adapter_manager, self._version, self._adapter())
         else:
             wrong = self._transfer.differing(self._runner.model, self._weights)
         if everyones := gather_object(wrong):
             raise GenerationError(lost(everyones))
+
+    def _held_by_server(self) -> list[str]:
+        """Return the names of weights that the server holds otherwise; on the first process, which asks it."""
+        ask = partial(asked, self.vllm_client) if self.accelerator.is_main_process else None
+        if not self.sends_adapter:
+            return self._transfer.differing_on(ask, self._weights)
+        weights = self._adapter()
+        return differing_adapter(ask, self.model, weights) if ask else []
 
     def _adapter(self) -> dict[str, torch.Tensor]:
         """Return the weights of the policy's adapter, on the CPU."""
@@ -264,8 +276,7 @@ class PolicyEngine(VLLMGeneration, Backend):
                 self.check_transfer()
             result = super().generate(given, shown, *args, **options)
             self._check_server()
-            if self.mode == "colocate" and self.sends_adapter:
-                self._beside.check_applied(self._runner.lora_manager._adapter_manager, self._version)
+            self._check_applied()
         seen, completions = result[:2]
         if given != prompts and list(map(list, seen)) != prompts:
             raise GenerationError("vLLM shows this model's images with other tokens: use generation=transformers")
@@ -322,6 +333,13 @@ class PolicyEngine(VLLMGeneration, Backend):
                     f"the vLLM server at {url} was started again in the middle of the run and has its first weights: "
                     "continue from the checkpoint"
                 )
+
+    def _check_applied(self) -> None:
+        """Check that the completions are by the adapter, where vLLM gets it alone."""
+        if self.sends_adapter and self.mode == "colocate":
+            self._beside.check_applied(self._runner.lora_manager._adapter_manager, self._version)
+        elif self.sends_adapter and self._says_weights and self.accelerator.is_main_process:
+            check_adapter_is_applied(partial(asked, self.vllm_client))
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 LAUNCHER = "launch/vllm_server.sh"
+EXTENSION = "grpo.generation.server_weights.TellsWeights"
+"""Option of `vllm serve`: what the server's workers say of their weights."""
 INSTEAD = "generation=vllm_colocate or generation=transformers"
 AGAIN = f"start it with {LAUNCHER} and the arguments of this run"
 

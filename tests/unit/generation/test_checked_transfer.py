@@ -1,5 +1,6 @@
 """Faults of a transfer, each found at the first step after it at a learning rate of 1e-6, and what is none."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from benchmarks.engine_check import LORA, trainer
 from grpo.config.options import Engine
 from grpo.generation import vllm_engine
 from grpo.generation.adapter import adapter_file
+from grpo.generation.server_weights import TellsWeights
 from grpo.generation.shared_weights import fingerprint
 from grpo.utils.errors import GenerationError
 
@@ -22,6 +24,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "merged": {"peft_config": LORA},
     "adapter": {"peft_config": LORA, "engine": Engine("adapter")},
     "shared": {"peft_config": LORA, "engine": Engine("adapter", share_weights=True)},
+    "full, by a server's digests": {},
+    "merged, by a server's digests": {"peft_config": LORA},
 }
 Pairs = Iterator[tuple[str, torch.Tensor]]
 
@@ -34,6 +38,17 @@ class Steps:
         trained = [weight for weight in made.model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=1e-6, weight_decay=0)
         self.trained = trained
+
+    def ask_worker(self) -> None:
+        """Ask the engine as a server's, whose weights can only arrive from GPU to GPU."""
+        worker = TellsWeights()
+        worker.model_runner = self.engine._runner
+
+        def ask(method: str, **request: Any) -> list:
+            return json.loads(json.dumps([getattr(worker, method)(json.dumps(request))]))
+
+        transfer = self.engine._transfer
+        transfer.differing = lambda engine, policy: transfer.differing_on(ask, policy)
 
     def update(self) -> None:
         for weight in self.trained:
@@ -54,6 +69,8 @@ class Steps:
 def steps(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Steps:
     way, dtype = request.param
     steps = Steps(way, trainer(tmp_path_factory.mktemp("checked"), dtype=dtype, **WAYS[way]))
+    if "digests" in way:
+        steps.ask_worker()
     for _ in range(2):
         steps()
     return steps
@@ -181,6 +198,7 @@ FAULTS = {
     "adapter": ADAPTERS,
     "shared": ADAPTERS | {"merged and applied": merged_too},
 }
+FAULTS |= {f"{way}, by a server's digests": FAULTS[way] for way in ("full", "merged")}
 
 
 def ends(steps: Steps, fault: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -221,9 +239,22 @@ def test_transfers_that_arrive_raise_no_alarm(steps: Steps) -> None:
         steps()
 
 
-@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
-def test_a_training_whose_transfers_stop_ends_after_a_step(tmp_path: Path, options: dict[str, Any]) -> None:
-    made = trainer(tmp_path, dtype="bfloat16", learning_rate=1e-6, **options)
+def test_a_check_changes_no_bit_and_no_completion(steps: Steps) -> None:
+    steps()
+    model = steps.engine._runner.model
+    before, said = (
+        {name: weight.clone() for name, weight in model.named_parameters()},
+        steps.engine.complete([[5, 6, 7]]),
+    )
+    steps.engine._transfer._transfers = 0  # all weights
+    steps.engine.check_transfer()
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    assert steps.engine.complete([[5, 6, 7]]) == said
+
+
+@pytest.mark.parametrize("way", ["full", "merged", "adapter", "shared"])
+def test_a_training_whose_transfers_stop_ends_after_a_step(tmp_path: Path, way: str) -> None:
+    made = trainer(tmp_path, dtype="bfloat16", learning_rate=1e-6, **WAYS[way])
     made.add_callback(StopSending(made))
     with pytest.raises(GenerationError, match="does not hold the policy's weights"):
         made.train()
