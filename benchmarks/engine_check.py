@@ -1,4 +1,4 @@
-"""The check that the engine is the policy: what rounding makes of log-probabilities, and when wrong weights show.
+"""The check of log-probabilities by policy and engine: what rounding makes of them, and when wrong weights show.
 
 `python -m benchmarks.engine_check` takes twenty minutes, prints tables and writes `benchmarks/engine_check.json`. The
 engine is vLLM beside the policy, in a process of its own for each case. The built-in policy trains at a large learning
@@ -30,6 +30,7 @@ from benchmarks.generation import smollm2
 from grpo.builtin.tasks.arithmetic import problems
 from grpo.config.options import Engine
 from grpo.config.schema import ROOT
+from grpo.generation.vllm_engine import PolicyEngine
 from grpo.rundir.versions import versions
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout import engine_check
@@ -138,7 +139,8 @@ def check(fault: str | None, steps: int, every: int = 1, **options: Any) -> dict
         every: steps between two checks.
         options: of `trainer`.
     """
-    with tempfile.TemporaryDirectory() as folder, replaced(engine_check, "EVERY", every):
+    by_bits = replaced(PolicyEngine, "check_transfer", lambda engine: None)  # which finds these faults first
+    with tempfile.TemporaryDirectory() as folder, replaced(engine_check, "EVERY", every), by_bits:
         made = trainer(Path(folder), max_steps=steps, **options)
         if fault:
             FAULTS[fault](made)

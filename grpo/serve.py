@@ -24,7 +24,7 @@ from grpo.config.resolve import Resolved, resolve
 from grpo.config.schema import ROOT
 from grpo.config.transport import LOOPBACK, engine_rank
 from grpo.generation.server_key import KEY, MIDDLEWARE
-from grpo.generation.vllm_server import LAUNCHER, answers, is_taken
+from grpo.generation.vllm_server import EXTENSION, LAUNCHER, answers, is_taken
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import free_gpu_memory
 
@@ -67,6 +67,7 @@ def command(settings: Resolved) -> list[str]:
         "port": train.vllm_server_port,
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": -1,
+        "worker-extension-cls": EXTENSION,
     }
     switches = ["--enable-scale-out"] if Version(version) >= Version("0.30") else []  # for images
     switches += ["--middleware", MIDDLEWARE] if os.environ.get(KEY) else []

@@ -94,7 +94,7 @@ def test_every_trainer_attribute_that_we_touch_is_in_stock_trl(tmp_path: Path):
 
 
 def test_every_engine_attribute_that_we_touch_is_in_stock_trl():
-    made = {"_server_started", "_background"}
+    made = {"_server_started", "_background", "_beside"}
     assigned = {name for kind in VLLMGeneration.__mro__[:-1] for name in attributes(kind, written=True)}
     used = from_library(PolicyEngine, VLLMGeneration) - made
     assert {"_dist", "_weight_metadata", "vllm_client", "gpu_memory_utilization"} <= used

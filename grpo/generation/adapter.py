@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from safetensors.torch import save_file
-from torch.distributed.tensor import DTensor
+
+from grpo.generation.policy_weights import unsharded
 
 SHARED_MEMORY = Path("/dev/shm")
 """Where files stay in memory, on Linux."""
@@ -29,7 +30,7 @@ def adapter_weights(
     for name, weight in model.named_parameters():
         if model.prefix in name:
             with whole([weight]):
-                value = weight.full_tensor() if isinstance(weight, DTensor) else weight.data
+                value = unsharded(weight)
                 known = name.replace(".default.", ".").replace("_checkpoint_wrapped_module.", "")
                 weights[known] = value.to("cpu", copy=True)
     return weights

@@ -34,6 +34,9 @@ class Backend:
     expands_images = False
     """Whether it gets one token per image in a prompt, by `give_images`, and makes the others itself."""
 
+    checked = True
+    """Whether its weights have been compared with the policy's; the trainer sets it to False after each rollout."""
+
     def __init__(self, model: Any, accelerator: Any, processing_class: Any, **options: Any) -> None:
         self.model, self.accelerator, self.processing_class = model, accelerator, processing_class
         self.options = options

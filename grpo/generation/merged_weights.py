@@ -1,7 +1,7 @@
 """The weights of a policy with its adapters merged in, while the policy keeps every bit of its own."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +11,14 @@ from peft.utils import ModulesToSaveWrapper
 
 
 @torch.no_grad()
-def merged_weights(model: PeftModel) -> Iterator[tuple[str, torch.Tensor]]:
+def merged_weights(model: PeftModel, only: Container[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the name that vLLM knows and the value of each weight, with the adapters merged in.
 
     A layer with adapters is merged in a copy, one at a time. Merging in place and taking the adapter off again, as TRL
     does, rounds twice, and in bfloat16 the weights that were not to be trained drift away.
+
+    Args:
+        only: names of the weights that are wanted; None for all.
     """
     adapters = defaultdict(list)
     for module in model.modules():
@@ -25,13 +28,15 @@ def merged_weights(model: PeftModel) -> Iterator[tuple[str, torch.Tensor]]:
     for name, weight in model.named_parameters():
         if model.prefix in name or "original_module" in name:  # the adapters, and what a trained copy stands for
             continue
+        known = name.removeprefix("base_model.model.").replace(".base_layer", "")
+        for part in ("modules_to_save.default.", "_checkpoint_wrapped_module."):
+            known = known.replace(part, "")
+        if only is not None and known not in only:
+            continue
         owner, _, own_name = name.rpartition(".")
         module = model.get_submodule(owner)
         if module in adapters and module is not layer:
             layer, merged = module, merged_copy(module, adapters[module])
-        known = name.removeprefix("base_model.model.").replace(".base_layer", "")
-        for part in ("modules_to_save.default.", "_checkpoint_wrapped_module."):
-            known = known.replace(part, "")
         yield known, merged[own_name] if module is layer else weight.data
 
 

@@ -1,5 +1,7 @@
 """One copy of the frozen weights of a policy with LoRA: those of the engine beside it."""
 
+from collections.abc import Iterator
+
 import torch
 from peft import PeftModel
 
@@ -9,11 +11,25 @@ from grpo.utils.errors import GenerationError
 def share(policy: PeftModel, engine: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Make the frozen weights of a policy views of an engine's, and return them by their names.
 
-    vLLM puts matrices that have the same input below one another (`packed_modules_mapping`: query, key and value; gate
-    and up), and pads embeddings.
-
     Raises:
         GenerationError: the engine has a weight in another layout, or not at all.
+    """
+    frozen = {}
+    for name, weight, rows in side_by_side(policy, engine):
+        if rows is None or rows.shape != weight.shape or rows.dtype != weight.dtype:
+            raise GenerationError(f"vLLM holds {name} in another layout: use engine.share_weights=false")
+        weight.data = rows
+        frozen[name] = weight
+    return frozen
+
+
+def side_by_side(
+    policy: PeftModel, engine: torch.nn.Module
+) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor | None]]:
+    """Yield name and value of each frozen weight of a policy, and an engine's rows for it, or None.
+
+    vLLM puts matrices that have the same input below one another (`packed_modules_mapping`: query, key and value; gate
+    and up), and pads embeddings.
     """
     own = {name.replace("base_layer.", ""): weight for name, weight in engine.named_parameters()}
     frozen = {
@@ -22,6 +38,7 @@ def share(policy: PeftModel, engine: torch.nn.Module) -> dict[str, torch.Tensor]
         if policy.prefix not in name
     }
     packed = getattr(engine, "packed_modules_mapping", {})
+    sizes = {name: len(weight) for name, weight in frozen.items()}
     for name, weight in frozen.items():
         view, first = own.get(name), 0
         owner, _, kind = name.rpartition(".")
@@ -29,12 +46,8 @@ def share(policy: PeftModel, engine: torch.nn.Module) -> dict[str, torch.Tensor]
         for whole, parts in packed.items():
             if view is None and module in parts and f"{above}.{whole}.{kind}" in own:
                 view = own[f"{above}.{whole}.{kind}"]
-                first = sum(frozen[f"{above}.{part}.{kind}"].size(0) for part in parts[: parts.index(module)])
-        rows = None if view is None else view.data[first : first + weight.size(0)]
-        if rows is None or rows.shape != weight.shape or rows.dtype != weight.dtype:
-            raise GenerationError(f"vLLM holds {name} in another layout: use engine.share_weights=false")
-        weight.data = rows
-    return frozen
+                first = sum(sizes[f"{above}.{part}.{kind}"] for part in parts[: parts.index(module)])
+        yield name, weight, None if view is None else view.data[first : first + len(weight)]
 
 
 def fingerprint(weights: dict[str, torch.Tensor]) -> list[int]:

@@ -3,10 +3,8 @@
 import logging
 import os
 import socket
-import threading
-import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import MappingProxyType
@@ -15,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 import requests
 import torch
 from accelerate.utils import gather_object, is_peft_model
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
@@ -28,12 +24,14 @@ from grpo.data.images import engine_options
 from grpo.generation.adapter import adapter_file, adapter_weights
 from grpo.generation.backend import Backend
 from grpo.generation.background import BackgroundGeneration
-from grpo.generation.merged_weights import merged_weights, trains_tied_weight
-from grpo.generation.server_key import headers
-from grpo.generation.shared_weights import fingerprint, share
+from grpo.generation.checked_transfer import CheckedTransfer, lost
+from grpo.generation.held_adapter import BesideAdapter
+from grpo.generation.merged_weights import trains_tied_weight
+from grpo.generation.policy_weights import is_sharded, policy_weights
+from grpo.generation.server_weights import asked, can_be_asked, check_adapter_is_applied, differing_adapter
 from grpo.generation.vllm_on_cpu import cpu_options, loadable, one_adapter
-from grpo.generation.vllm_server import LAUNCHER, answers, check_server, check_vllm, server_url
-from grpo.generation.watched_session import FAILURES, PAUSE, WatchedSession
+from grpo.generation.vllm_server import LAUNCHER, check_server, check_vllm, server_url, started_at
+from grpo.generation.watched_session import WatchedSession, aborted_where_gone
 from grpo.utils.errors import GenerationError
 from grpo.utils.patching import patched
 
@@ -45,8 +43,6 @@ COMPUTE = {"bf16": "bfloat16", "fp16": "float16"}
 AGAIN = f"start it again with {LAUNCHER}"
 BATCH = 1024
 """Prompts that an evaluation gives vLLM at once."""
-TRANSFER_SECONDS = 900
-"""That a server may take for the weights."""
 
 
 class PolicyEngine(VLLMGeneration, Backend):
@@ -80,7 +76,8 @@ class PolicyEngine(VLLMGeneration, Backend):
         if self.sends_adapter and (reason := why_not(model.peft_config["default"].to_dict())):
             raise ValueError(f"engine.lora=adapter: {reason}; use engine.lora=merged")
         self._most_images = most_images
-        self._shares, self._shared, self._fingerprint = shares, dict[str, torch.Tensor](), list[int]()
+        self._shares, self._transfer, self.checked = shares, CheckedTransfer(), True
+        self._says_weights = False  # a server of those that it holds
         self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run
         super().__init__(model, *args, **options)
 
@@ -145,9 +142,9 @@ class PolicyEngine(VLLMGeneration, Backend):
                 one_adapter() if on_cpu and self.sends_adapter else nullcontext(),
             ):
                 super()._init_vllm()
-            if self._shares:
-                self._shared = share(self.model, self.llm.llm_engine.model_executor.driver_worker.model_runner.model)
-                self._fingerprint = fingerprint(self._shared)
+            if self.sends_adapter:
+                divided = self.tensor_parallel_size > 1
+                self._beside = BesideAdapter(self.model, self._runner.model, self._shares, divided)
         else:
             if any(host in (self.server_base_url or self.server_host) for host in LOOPBACK):
                 os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")  # where the weights are handed over
@@ -160,19 +157,51 @@ class PolicyEngine(VLLMGeneration, Backend):
                 self._server_started = started_at(self.vllm_client.base_url)
                 self._background = BackgroundGeneration(self.vllm_client.generate)
                 self.vllm_client.generate = self._background.generate
+            can = [self.accelerator.is_main_process and can_be_asked(self.vllm_client.base_url)]
+            self._says_weights = any(gather_object(can))
+
+    @property
+    def _runner(self) -> Any:
+        """What runs the model of a colocated engine, of class `GPUModelRunner`."""
+        return self.llm.llm_engine.model_executor.driver_worker.model_runner
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield names and weights as TRL does; before training starts, FSDP has not sharded anything yet."""
-        sharded = (
-            self._dist.is_zero3
-            or any(isinstance(weight, DTensor) for weight in self.model.parameters())
-            or any(isinstance(module, FullyShardedDataParallel) for module in self.model.modules())
-        )
-        if sharded:
-            return super()._iter_named_params()
-        if is_peft_model(self.model):
-            return merged_weights(self.model)
-        return ((self._fix_param_name_to_vllm(name), weight.data) for name, weight in self.model.named_parameters())
+        """Yield names and weights as TRL does."""
+        sharded = is_sharded(self.model, self._dist.is_zero3)
+        return self._transfer.sending(super()._iter_named_params() if sharded else self._weights())
+
+    def _weights(self, only: Container[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the policy's weights of some names, or all; none of sharded ones that TRL merges as a whole."""
+        if not (is_peft_model(self.model) and is_sharded(self.model, self._dist.is_zero3)):
+            yield from policy_weights(self.model, self._dist.gather_params, self.accelerator.device, only)
+
+    def check_transfer(self) -> None:
+        """Compare the weights that vLLM holds with the policy's, bit for bit.
+
+        Raises:
+            GenerationError: on any process one is another.
+        """
+        self.checked = True
+        if self.mode == "server":
+            wrong = self._held_by_server() if self._says_weights else []
+        elif self.sends_adapter:
+            wrong = self._beside.differing(self._runner.lora_manager._adapter_manager, self._version, self._adapter())
+        else:
+            wrong = self._transfer.differing(self._runner.model, self._weights)
+        if everyones := gather_object(wrong):
+            raise GenerationError(lost(everyones))
+
+    def _held_by_server(self) -> list[str]:
+        """Return the names of weights that the server holds otherwise; on the first process, which asks it."""
+        ask = partial(asked, self.vllm_client) if self.accelerator.is_main_process else None
+        if not self.sends_adapter:
+            return self._transfer.differing_on(ask, self._weights)
+        weights = self._adapter()
+        return differing_adapter(ask, self.model, weights) if ask else []
+
+    def _adapter(self) -> dict[str, torch.Tensor]:
+        """Return the weights of the policy's adapter, on the CPU."""
+        return adapter_weights(self.model, self._dist.gather_params)
 
     def sync_weights(self) -> None:
         """Give vLLM the policy's weights.
@@ -185,28 +214,31 @@ class PolicyEngine(VLLMGeneration, Backend):
                 self._background.wait()  # for completions by the weights that it has
             if self.sends_adapter:
                 self._send_adapter()
-                return
-            if self.mode == "colocate":
+            elif self.mode == "colocate":
                 super().sync_weights()
                 self.llm.llm_engine.reset_encoder_cache()  # of images, as the tower's weights saw them before
-                return
-            self._check_server()
-            if self._dist.is_fsdp:
-                self._weight_metadata = None  # FSDP changes precisions when training begins, after an evaluation
-            if self.accelerator.device.type == "cuda":
-                torch.cuda.synchronize()  # weights are read on streams that do not wait for the optimizer's
-            with self._watched():
-                super().sync_weights()
-            if self.accelerator.is_main_process and hasattr(self.processing_class, "image_processor"):
-                session, url = self.vllm_client.session, self.vllm_client.base_url
-                session.post(f"{url}/reset_encoder_cache").raise_for_status()
+            else:
+                self._send_to_server()
+            self.check_transfer()
+
+    def _send_to_server(self) -> None:
+        self._check_server()
+        if self._dist.is_fsdp:
+            self._weight_metadata = None  # FSDP changes precisions when training begins, after an evaluation
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.synchronize()  # weights are read on streams that do not wait for the optimizer's
+        with aborted_where_gone(self.vllm_client) if self.accelerator.is_main_process else nullcontext():
+            super().sync_weights()
+        if self.accelerator.is_main_process and hasattr(self.processing_class, "image_processor"):
+            session, url = self.vllm_client.session, self.vllm_client.base_url
+            session.post(f"{url}/reset_encoder_cache").raise_for_status()
 
     def _send_adapter(self) -> None:
         """Load the adapter into vLLM under a name that none has had, and remove the one before it.
 
         With the same name vLLM would take up prefixes that it computed with the old adapter.
         """
-        weights = adapter_weights(self.model, self._dist.gather_params)
+        weights = self._adapter()
         old, self._version = self._version, self._version + 1
         if self.mode == "colocate":
             from vllm.lora.request import LoRARequest
@@ -240,8 +272,11 @@ class PolicyEngine(VLLMGeneration, Backend):
         given = [self.unexpanded.get(tuple(ids), ids) for ids in prompts]
         shown = [row or None for row in images] if images else None
         with self._explained("generated"):
+            if not self.checked and not (self.mode == "colocate" and self._llm_weights_sleeping):
+                self.check_transfer()
             result = super().generate(given, shown, *args, **options)
             self._check_server()
+            self._check_applied()
         seen, completions = result[:2]
         if given != prompts and list(map(list, seen)) != prompts:
             raise GenerationError("vLLM shows this model's images with other tokens: use generation=transformers")
@@ -277,8 +312,7 @@ class PolicyEngine(VLLMGeneration, Backend):
             self.__dict__.update(before)
 
     def changed_weights(self) -> list[str]:
-        found = fingerprint(self._shared)
-        return [name for name, before, now in zip(self._shared, self._fingerprint, found, strict=True) if before != now]
+        return self._beside.frozen.changed() if self._shares else []
 
     def asleep(self) -> int:
         if not (self.mode == "colocate" and self.enable_sleep_mode and self._llm_weights_sleeping):
@@ -300,29 +334,12 @@ class PolicyEngine(VLLMGeneration, Backend):
                     "continue from the checkpoint"
                 )
 
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """While weights travel, abort the transfer when the server is gone: NCCL would wait for it for ever."""
-        arrived, ending, until = threading.Event(), threading.Lock(), time.monotonic() + TRANSFER_SECONDS
-
-        def watch() -> None:
-            failures = 0
-            while not arrived.wait(PAUSE):
-                failures = 0 if answers(self.vllm_client.base_url) else failures + 1
-                if failures == FAILURES or time.monotonic() > until:
-                    with ending:
-                        if not arrived.is_set():  # meanwhile, and the communicator is for the next transfer
-                            log.error("the server does not take the weights: aborting their transfer")
-                            self.vllm_client.communicator.destroy()
-                    return
-
-        if self.accelerator.is_main_process:
-            threading.Thread(target=watch, daemon=True).start()
-        try:
-            yield
-        finally:
-            with ending:
-                arrived.set()
+    def _check_applied(self) -> None:
+        """Check that the completions are by the adapter, where vLLM gets it alone."""
+        if self.sends_adapter and self.mode == "colocate":
+            self._beside.check_applied(self._runner.lora_manager._adapter_manager, self._version)
+        elif self.sends_adapter and self._says_weights and self.accelerator.is_main_process:
+            check_adapter_is_applied(partial(asked, self.vllm_client))
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -362,11 +379,3 @@ def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
-
-
-def started_at(url: str) -> str:
-    """Return when the process of a server was started, as its metrics say; nothing if they do not."""
-    answer = requests.get(f"{url}/metrics", headers=headers(), timeout=60)
-    answer.raise_for_status()
-    lines = answer.text.splitlines()
-    return next((line for line in lines if line.startswith("process_start_time_seconds")), "")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 LAUNCHER = "launch/vllm_server.sh"
+EXTENSION = "grpo.generation.server_weights.TellsWeights"
+"""Option of `vllm serve`: what the server's workers say of their weights."""
 INSTEAD = "generation=vllm_colocate or generation=transformers"
 AGAIN = f"start it with {LAUNCHER} and the arguments of this run"
 
@@ -165,3 +167,11 @@ def is_taken(host: str, port: int) -> bool:
         except OSError as error:
             return error.errno == errno.EADDRINUSE
     return False
+
+
+def started_at(url: str) -> str:
+    """Return when the process of a server was started, as its metrics say; nothing if they do not."""
+    answer = requests.get(f"{url}/metrics", headers=headers(), timeout=60)
+    answer.raise_for_status()
+    lines = answer.text.splitlines()
+    return next((line for line in lines if line.startswith("process_start_time_seconds")), "")

@@ -1,7 +1,10 @@
-"""HTTP requests to a server that may hang: they end when it no longer answers."""
+"""Requests and weights to a server that may hang: they end when it no longer answers."""
 
+import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from queue import Queue
 from typing import Any
 
@@ -10,10 +13,13 @@ import requests
 from grpo.generation.server_key import headers
 from grpo.generation.vllm_server import answers
 
+log = logging.getLogger(__name__)
 PAUSE = 5.0
 """Seconds between two questions whether the server is healthy."""
 FAILURES = 3
 """Questions in a row without an answer after which it counts as gone."""
+TRANSFER_SECONDS = 900
+"""That a server may take for the weights."""
 
 
 class WatchedSession(requests.Session):
@@ -65,3 +71,31 @@ class WatchedSession(requests.Session):
                 self._failures = 0 if answers(self.base_url) else self._failures + 1
                 self._asked = time.monotonic()
             return self._failures < FAILURES
+
+
+@contextmanager
+def aborted_where_gone(client: Any) -> Iterator[None]:
+    """While weights travel, abort the transfer when the server is gone: NCCL would wait for it for ever.
+
+    Args:
+        client: TRL's `VLLMClient`.
+    """
+    arrived, ending, until = threading.Event(), threading.Lock(), time.monotonic() + TRANSFER_SECONDS
+
+    def watch() -> None:
+        failures = 0
+        while not arrived.wait(PAUSE):
+            failures = 0 if answers(client.base_url) else failures + 1
+            if failures == FAILURES or time.monotonic() > until:
+                with ending:
+                    if not arrived.is_set():  # meanwhile, and the communicator is for the next transfer
+                        log.error("the server does not take the weights: aborting their transfer")
+                        client.communicator.destroy()
+                return
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        with ending:
+            arrived.set()

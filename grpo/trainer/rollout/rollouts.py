@@ -78,6 +78,7 @@ class Rollouts:
             advantages.finish(trainer, batch, self._rewards, group, len(rows))
             if trainer.use_vllm and training:
                 trainer.note(self.engine_check.compare(trainer, batch))
+                trainer.vllm_generation.checked = False  # of the policy after the update
             ratio = batch.get("importance_sampling_ratio")
             if ratio is not None and trainer.vllm_importance_sampling_mode.endswith("_mask"):
                 fraction = engine_check.masked_fraction(trainer.accelerator, ratio, loss_mask(batch))

@@ -19,7 +19,7 @@ from benchmarks.engine_check import FAULTS, LORA, check, trainer
 from grpo.builtin.tasks.arithmetic import problems
 from grpo.config.options import Engine
 from grpo.config.schema import ROOT
-from grpo.generation import vllm_engine
+from grpo.generation import vllm_engine, watched_session
 from grpo.generation.local import Completer
 from grpo.generation.merged_weights import merged_weights, trains_tied_weight
 from grpo.generation.vllm_engine import PolicyEngine, answer
@@ -120,12 +120,15 @@ class WithoutVLLM(PolicyEngine):
     """Without vLLM: what TRL's part returns or raises is given."""
 
     def __init__(self, result: Any, mode: str = "colocate") -> None:
-        self.result, self.mode = result, mode
+        self.result, self.mode, self.checked = result, mode, True
         self.accelerator = SimpleNamespace(is_main_process=True, device=torch.device("cpu"))
         self._dist = SimpleNamespace(is_fsdp=False)
         self.vllm_client = SimpleNamespace(base_url="http://127.0.0.1:9")
         self._background = SimpleNamespace(wait=lambda: None)
         self.processing_class = None
+
+    def check_transfer(self) -> None:
+        pass
 
 
 def given(self: WithoutVLLM, *args: Any, **options: Any) -> Any:
@@ -153,7 +156,7 @@ def test_a_transfer_that_the_server_does_not_take_is_aborted(monkeypatch: pytest
     engine.vllm_client.communicator = Communicator()
     engine._server_started = "now"
     monkeypatch.setattr(vllm_engine, "started_at", lambda url: "now")
-    monkeypatch.setattr(vllm_engine, "TRANSFER_SECONDS", 0)
+    monkeypatch.setattr(watched_session, "TRANSFER_SECONDS", 0)
 
     def blocked(self: WithoutVLLM) -> None:
         assert self.vllm_client.communicator.aborted.wait(30), "NCCL would wait for ever"
@@ -176,9 +179,9 @@ def test_a_transfer_that_ends_in_time_keeps_its_communicator(monkeypatch: pytest
         return False
 
     monkeypatch.setattr(vllm_engine, "started_at", lambda url: "now")
-    monkeypatch.setattr(vllm_engine, "answers", no_answer)
-    monkeypatch.setattr(vllm_engine, "PAUSE", 0.01)
-    monkeypatch.setattr(vllm_engine, "FAILURES", 1)
+    monkeypatch.setattr(watched_session, "answers", no_answer)
+    monkeypatch.setattr(watched_session, "PAUSE", 0.01)
+    monkeypatch.setattr(watched_session, "FAILURES", 1)
     monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: asked.wait(10))
     engine.sync_weights()
     answered.set()
@@ -409,6 +412,7 @@ def test_a_write_to_a_weight_that_exists_once_stops_the_run(tmp_path: Path, monk
     """The engine computes with the same wrong weight, so log-probabilities would not show it."""
     monkeypatch.setattr(engine_check, "EVERY", 1)
     made = trainer(tmp_path, LORA, engine=Engine("adapter", share_weights=True))
+    monkeypatch.setattr(made.vllm_generation, "check_transfer", lambda: None)  # which may find it first
     made.add_callback(Write())
     with pytest.raises(GenerationError, match=r"1 frozen weights .* written to, first model.layers.2.mlp.up"):
         made.train()

@@ -1,0 +1,123 @@
+"""What a vLLM server says of the weights that it holds, as digests of their bits."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from peft import PeftModel
+
+from grpo.generation.checked_transfer import digest, places
+from grpo.generation.held_adapter import FrozenWeights, HeldAdapter, applied, named, scaled
+from grpo.generation.vllm_server import EXTENSION, LAUNCHER, settings_of
+from grpo.utils.errors import ConfigError, GenerationError
+
+log = logging.getLogger(__name__)
+Ask = Callable[..., list[Any]]
+"""Asks all workers of a server: the name of a method of `TellsWeights` and its arguments; an answer per worker."""
+
+
+class TellsWeights:
+    """What a worker of the server can be asked in addition to vLLM's own; it reads weights and writes none.
+
+    Each method takes one argument, an object as JSON, as vLLM hands nothing else on.
+    """
+
+    model_runner: Any
+    _frozen: FrozenWeights | None = None
+
+    def held_weights(self, request: str) -> list[dict[str, Any]]:
+        """Return where and what the worker holds of weights, by digests.
+
+        Args:
+            request: `shapes` of all weights by name, names of those that are wanted `whole`, and of others `rows`, the
+                first and their number.
+        """
+        given, answer = json.loads(request), []
+        shapes = {name: torch.Size(shape) for name, shape in given["shapes"].items()}
+        for name, parts in places(self.model_runner.model, shapes).items():
+            for place in parts:
+                said = place.described() | {"name": name}
+                if name in given["whole"]:
+                    answer.append(said | {"rows": False, "digest": digest(place.held)})
+                if name in given["rows"]:
+                    first, count = given["rows"][name]
+                    held, _ = place.of_rows(torch.empty(count, *shapes[name][1:], device="meta"), first)
+                    answer.append(said | {"rows": True, "digest": digest(held)})
+        return answer
+
+    def held_adapter(self, request: str) -> dict[str, Any]:
+        """Return what the worker holds of its newest adapter, and which frozen weights have changed since it was asked.
+
+        Args:
+            request: `shapes` of the adapter's weights, by their names in PEFT's files.
+        """
+        manager = self.model_runner.lora_manager._adapter_manager
+        self._frozen = self._frozen or FrozenWeights(named(self.model_runner.model))
+        held = HeldAdapter(manager, max((number for number in manager.lora_index_to_id if number), default=0))
+        weights = {name: held.weight(name, shape) for name, shape in json.loads(request)["shapes"].items()}
+        digests = {name: [list(held.shape), digest(held)] for name, held in weights.items() if held is not None}
+        dtype = str(manager.lora_config.lora_dtype).removeprefix("torch.")
+        return {"dtype": dtype, "digests": digests, "changed": self._frozen.changed(few=True)}
+
+    def applied_adapters(self, request: str) -> list[int]:
+        """Return the numbers of the adapters of the worker's last batch, 0 for none."""
+        return applied(self.model_runner.lora_manager._adapter_manager)
+
+
+def can_be_asked(url: str) -> bool:
+    """Whether a server can be asked for its weights; if not, a warning says what is not checked."""
+    with suppress(ConfigError):  # it does not say how it was started
+        if settings_of(url).get("parallel_config", {}).get("worker_extension_cls") == EXTENSION:
+            return True
+    log.warning(
+        f"the vLLM server at {url} cannot say which weights it holds, so a lost transfer is found by log-probabilities "
+        f"alone, which may take hundreds of steps: start it with {LAUNCHER}"
+    )
+    return False
+
+
+def asked(client: Any, method: str, **request: Any) -> list[Any]:
+    """Ask all workers of a server, and return an answer per worker.
+
+    Args:
+        client: TRL's `VLLMClient`.
+        method: of `TellsWeights`.
+        request: its argument.
+    """
+    body = {"method": method, "args": [json.dumps(request)]}
+    answer = client.session.post(f"{client.base_url}/collective_rpc", json=body)
+    answer.raise_for_status()
+    return answer.json()["results"]
+
+
+def differing_adapter(ask: Ask, policy: PeftModel, weights: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of weights of a policy's adapter that a server holds otherwise, and of frozen ones that changed.
+
+    Where several workers divide a weight it is not compared.
+
+    Args:
+        weights: of the adapter, by their names in PEFT's files.
+    """
+    wrong = []
+    answers = ask("held_adapter", shapes={name: list(weight.shape) for name, weight in weights.items()})
+    for said in answers:
+        for name, weight in scaled(policy, weights, getattr(torch, said["dtype"])).items():
+            shape, found = said["digests"].get(name, (None, None))
+            is_part = shape is not None and shape != list(weight.shape) and len(answers) > 1
+            if not is_part and found != digest(weight):
+                wrong.append(name)
+        wrong += said["changed"]
+    return wrong
+
+
+def check_adapter_is_applied(ask: Ask) -> None:
+    """Check that a server has computed all sequences of its last batch with an adapter.
+
+    Raises:
+        GenerationError: it has not.
+    """
+    if any(not numbers or 0 in numbers for numbers in ask("applied_adapters")):
+        raise GenerationError("the vLLM server has generated without the policy's adapter: use engine.lora=merged")
