@@ -130,6 +130,15 @@ def lost(names: list[str]) -> str:
     )
 
 
+def warn_unless(compared: bool) -> None:
+    """Say so if no weight can be compared."""
+    if not compared:
+        log.warning(
+            "it is not known where vLLM keeps this model's weights: they are not compared after each transfer; the check "
+            "by log-probabilities every 50th step remains"
+        )
+
+
 class CheckedTransfer:
     """Compares what a colocated engine holds after each transfer with what the policy has.
 
@@ -167,6 +176,7 @@ class CheckedTransfer:
             return ["every weight"]  # as none was ever sent
         if self._transfers % EVERY == 0:
             self._places = places(engine, self._shapes)
+            warn_unless(bool(self._places))
         wrong = {
             name
             for name, weight in policy(self._drawn())
@@ -198,6 +208,8 @@ class CheckedTransfer:
                 content = torch.empty(part["shape"], dtype=getattr(torch, part["dtype"]), device="meta")
                 place = Place(content, part["offset"], tuple(part["stride"]))
                 said[part["name"], part["rows"]].append((place, part["digest"]))
+            if self._transfers == 1:
+                warn_unless(bool(said))
         for name, weight in policy(drawn):
             parts = [(place.of(weight).to(place.held.dtype), found) for place, found in said[name, False]]
             wrong |= {name for part, found in parts if digest(part) != found}
