@@ -134,7 +134,7 @@ def warn_unless(compared: bool) -> None:
     """Say so if no weight can be compared."""
     if not compared:
         log.warning(
-            "it is not known where vLLM keeps this model's weights: they are not compared after each transfer; the check "
+            "it is not known where vLLM keeps the weights of this model, so that none is compared; the check "
             "by log-probabilities every 50th step remains"
         )
 
