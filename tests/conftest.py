@@ -69,10 +69,10 @@ def composed() -> Iterator[Callable[..., DictConfig]]:
 
 
 @pytest.fixture(autouse=True)
-def not_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+def not_launched() -> None:
     """TRL sets these for a vLLM in this process: the commands of later tests would take them for torchrun's."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
+        os.environ.pop(name, None)
 
 
 @pytest.fixture
