@@ -13,6 +13,8 @@ from grpo.generation.checked_transfer import EVERY, FEWEST, FRACTION, same
 from grpo.generation.shared_weights import fingerprint, share, side_by_side
 from grpo.utils.errors import GenerationError
 
+QUANTIZED_EQUAL = 0.95
+"""Fraction of the bytes of packed 4-bit weights that have to be equal."""
 NOT_APPLIED = "vLLM has generated without the policy's adapter: use engine.lora=merged, or generation=transformers"
 
 
@@ -140,7 +142,7 @@ class BesideAdapter:
             if rows is not None
             and rows.shape == weight.shape
             and not isinstance(weight, DTensor)
-            and not same(rows, weight)
+            and not (same_quantized if weight.dtype == torch.uint8 else same)(rows, weight)
         ]
 
     def check_applied(self, manager: Any, version: int) -> None:
@@ -151,6 +153,15 @@ class BesideAdapter:
         """
         if applied(manager) != [version]:
             raise GenerationError(NOT_APPLIED)
+
+
+def same_quantized(held: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Return whether packed 4-bit weights come from the same ones: vLLM quantizes those in float16, as it loads them.
+
+    A weight near the middle of two levels may get the other one: 0.9 % of bytes differ in a policy in bfloat16. Of
+    other weights nearly all do.
+    """
+    return float((held == weight).float().mean()) >= QUANTIZED_EQUAL
 
 
 def named(engine: torch.nn.Module) -> dict[str, torch.Tensor]:
