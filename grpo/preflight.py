@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
 def job(config: DictConfig) -> None:
     """Forecast one command line, and leave with status 1 if the run will probably not learn."""
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # Ctrl-C too, which the background ignores
         signal.signal(number, signal.default_int_handler)
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
