@@ -18,7 +18,7 @@ from grpo.config.messages import meant
 from grpo.config.options import LOSS_MEANS, VLLM, Engine, Rollout, Update
 from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
 from grpo.config.transport import why_merged
-from grpo.utils.diagnosis import sampling_filters, why_not_stale
+from grpo.utils.diagnosis import why_biased, why_not_stale
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError
 
@@ -268,17 +268,12 @@ def check_folder(name: str, gguf_file: str | None = None) -> None:
 
 
 def check_filters(train: DictConfig) -> None:
-    """Check that no filter biases the importance ratio between the policy and vLLM (huggingface/trl#6789).
-
-    vLLM's log-probabilities are normalized over the tokens that a filter leaves, the policy's over all: each token's
-    ratio is too small by the probability of what was filtered.
-    """
-    found = sampling_filters(train)
-    if found and (train.vllm_importance_sampling_correction or train.off_policy_mask_threshold is not None):
+    """Check that no filter biases the importance ratio between the policy and vLLM."""
+    if reason := why_biased(train):
         raise ConfigError(
-            f"train.{found[0]}: with vLLM a sampling filter biases the importance ratio of every token; leave it out, "
-            "use generation=transformers, or train.vllm_importance_sampling_correction=false without "
-            "off_policy_mask_threshold, which also does without the check that the engine is the policy"
+            f"{reason}; or leave it out, use generation=transformers, or "
+            "train.vllm_importance_sampling_correction=false without off_policy_mask_threshold, which also does "
+            "without the check that the engine is the policy"
         )
 
 

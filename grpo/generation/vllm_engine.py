@@ -26,6 +26,7 @@ from grpo.generation.backend import Backend
 from grpo.generation.background import BackgroundGeneration
 from grpo.generation.checked_transfer import CheckedTransfer, lost
 from grpo.generation.held_adapter import BesideAdapter
+from grpo.generation.kept_tokens import most_kept, with_kept
 from grpo.generation.merged_weights import trains_tied_weight
 from grpo.generation.policy_weights import is_sharded, policy_weights
 from grpo.generation.server_weights import asked, can_be_asked, check_adapter_is_applied, differing_adapter
@@ -56,6 +57,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         lora: `adapter` or `merged`, as `engine.lora` in the configuration.
         shares: whether the policy gets its frozen weights from a colocated engine.
         most_images: in a prompt; None if it is not known.
+        corrected: whether the trainer corrects for a difference between the engine and the policy.
     """
 
     sends_adapter = False
@@ -70,8 +72,11 @@ class PolicyEngine(VLLMGeneration, Backend):
         lora: str = "adapter",
         shares: bool = False,
         most_images: int | None = None,
+        corrected: bool = False,
         **options: Any,
     ) -> None:
+        self._vocabulary = model.config.get_text_config().vocab_size
+        self._most_kept = most_kept(options.get("top_k"), self._vocabulary) if corrected else 0
         self.sends_adapter = is_peft_model(model) and lora == "adapter"
         if self.sends_adapter and (reason := why_not(model.peft_config["default"].to_dict())):
             raise ValueError(f"engine.lora=adapter: {reason}; use engine.lora=merged")
@@ -79,7 +84,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         self._shares, self._transfer, self.checked = shares, CheckedTransfer(), True
         self._says_weights = False  # a server of those that it holds
         self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run
-        super().__init__(model, *args, **options)
+        super().__init__(model, *args, **options | {"logprobs": self._most_kept})
 
     @property
     def expands_images(self) -> bool:  # type: ignore[override]
@@ -133,6 +138,7 @@ class PolicyEngine(VLLMGeneration, Backend):
             revision = getattr(self.model.config, "_commit_hash", None)
             options |= {"dtype": dtype, "revision": revision, "tokenizer_revision": revision}
             options |= engine_options(self.processing_class, self._most_images)
+            options |= {"max_logprobs": self._most_kept} if self._most_kept else {}
             if self.sends_adapter:
                 options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
             os.environ.setdefault("MASTER_PORT", free_port())
@@ -283,7 +289,10 @@ class PolicyEngine(VLLMGeneration, Backend):
         if len(completions) != len(prompts) or not all(completions):
             given_up = len(prompts) - sum(map(bool, completions))
             raise GenerationError(f"vLLM gave up {given_up} of {len(prompts)} completions; its log says why")
-        return result
+        if not self.logprobs:
+            return result
+        logprobs = with_kept(completions, *result[2:], self.logprobs, self._vocabulary)
+        return *result[:2], logprobs, None
 
     def begin(self, prompts: list[list[int]], num_generations: int) -> None:
         """Have a server complete prompts from now on; a call of `generate` with them then returns what it made."""
@@ -303,7 +312,7 @@ class PolicyEngine(VLLMGeneration, Backend):
     @contextmanager
     def greedy(self) -> Iterator[None]:
         """While inside, the likeliest completions, without the filters and penalties of the rollouts."""
-        how = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+        how = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0, "logprobs": 0}
         before = {name: getattr(self, name) for name in [*how, "generation_kwargs"]}
         try:
             self.__dict__.update(how, generation_kwargs={})

@@ -16,7 +16,7 @@ from grpo.planning.memory import peak, phases
 from grpo.planning.shape import Shape
 from grpo.planning.vllm_fraction import with_vllm
 from grpo.planning.workload import Workload
-from grpo.utils.diagnosis import sampling_filters
+from grpo.utils.diagnosis import why_biased
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import GB, HOST_LIMIT, USABLE
 
@@ -159,7 +159,7 @@ def plan_generation(config: DictConfig, machine: Machine, least: bool = False) -
     able = find_spec("vllm") is not None
     if config.peft and config.peft.get("quantization"):
         able = able and find_spec(QUANTIZES) is not None and transport_of(config).adapter
-    able = able and not sampling_filters(config.train)
+    able = able and not why_biased(config.train)
     for use_vllm in (True, False) if pays and able and not least else (False,):
         chosen = copy.deepcopy(config)
         chosen.train.use_vllm = use_vllm

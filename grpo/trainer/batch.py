@@ -49,8 +49,9 @@ FIELDS = {
     "num_tiles": Field("row"),
     "num_items_in_batch": Field("generation"),
     "generated_at": Field("generation"),  # ours: the step
+    "kept_tokens": Field("completion", padding=-1),  # ours, while rollouts are scored: see `grpo.generation.kept_tokens`
 }
-"""All keys of a batch of TRL, and one of ours."""
+"""All keys of a batch of TRL, and two of ours."""
 
 
 def check(keys: Iterable[str]) -> None:
@@ -151,7 +152,7 @@ def trim(batch: Batch, prompt_length: int, completion_length: int) -> Batch:
     }
     trimmed = dict(batch)
     for key, value in batch.items():
-        if FIELDS[key].of in kept and value.ndim == 2:
+        if FIELDS[key].of in kept and value.ndim >= 2:
             trimmed[key] = value[:, kept[FIELDS[key].of]]
     return trimmed
 

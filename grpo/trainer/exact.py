@@ -8,7 +8,7 @@ TRL's.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from trl import GRPOTrainer
 from grpo import losses
 from grpo.config.options import Engine, Rollout, Update
 from grpo.data.images import View
-from grpo.generation.backend import backend_class
+from grpo.generation.backend import Backend, backend_class
 from grpo.trainer.batch import Batch, as_batch, as_sequences, images_of
 from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
@@ -30,6 +30,7 @@ from grpo.trainer.placement import check_one_device, keep_differentiable, prepar
 from grpo.trainer.processes import LocalAccelerator
 from grpo.trainer.resume import EpochSampler, Resume, load_weights
 from grpo.trainer.rollout.extra_columns import keep_writable
+from grpo.trainer.rollout.filtered import mass_of
 from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
 from grpo.trainer.rollout.rollouts import rollouts_of
 from grpo.trainer.rollout.scoring import score_all
@@ -114,7 +115,12 @@ class ExactGRPOTrainer(GRPOTrainer):
         engine, rollout = engine or Engine(lora="merged"), rollout or Rollout()
         shares = engine.share_weights is True
         backend = backend_class(engine.backend)
-        connection = partial(backend, lora=engine.lora, shares=shares, most_images=most_images)
+
+
+        def connection(*given: Any, **options: Any) -> Backend:
+            options |= {"corrected": self.vllm_importance_sampling_correction}
+            return backend(*given, lora=engine.lora, shares=shares, most_images=most_images, **options)
+
         with patched("trl.trainer.grpo_trainer:VLLMGeneration", connection):
             super().__init__(*args, **kwargs)
         self.update = update or Update()
@@ -265,20 +271,33 @@ class ExactGRPOTrainer(GRPOTrainer):
         compute_aux_loss: bool = False,
         **fields: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Score completions, (rows, logits_to_keep); without a gradient in micro-batches under the token budget."""
+        """Score completions, (rows, logits_to_keep); without a gradient in micro-batches under the token budget.
+
+        Rollouts that a filter has sampled are scored over the tokens that it kept, see `grpo.trainer.rollout.filtered`.
+        """
+        filtered = self.rollouts.filtered
+        if self._part is None and not torch.is_grad_enabled() and (kept := filtered.take(logits_to_keep)) is not None:
+            fields["kept_tokens"] = kept.to(input_ids.device)
+            logps, log_mass, _ = self._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy=True, **fields
+            )
+            return filtered.over_kept(logps, log_mass), None, None
         if self._part is None and not (torch.is_grad_enabled() or compute_aux_loss or self.sharded):
             batch = {key: value for key, value in fields.items() if value is not None}
             batch |= as_batch(input_ids, attention_mask, logits_to_keep)
 
             def forward(inputs: Batch, part: Microbatch) -> Any:
                 with replaced(self, "_part", part):
+                    given = images_of(inputs) | {"kept_tokens": inputs.get("kept_tokens")}
                     return self._get_per_token_logps_and_entropies(
-                        model, *as_sequences(inputs), compute_entropy=compute_entropy, **images_of(inputs)
+                        model, *as_sequences(inputs), compute_entropy=compute_entropy, **given
                     )
 
             with self.clock.of("logprobs", self.model.training), self.memory.of("logprobs"):
                 return *score_all(forward, batch, compute_entropy, self.packing, self.budget, self.survives), None
-        with patched("trl.trainer.utils:_use_triton", lambda device: True):
+        kept = fields.pop("kept_tokens", None)
+        head = nullcontext() if kept is None else mass_of(kept[attention_mask[:, -logits_to_keep:] != 0])
+        with patched("trl.trainer.utils:_use_triton", lambda device: True), head:
             if self._part is not None and self._part.shared:
                 groups = self._part.groups
                 with self.accelerator.autocast():

@@ -25,6 +25,25 @@ def sampling_filters(train: Any) -> list[str]:
     return [f"{key}={value}" for key, value in given.items() if value not in (None, neutral[key.rpartition(".")[2]])]
 
 
+def why_biased(train: Any) -> str | None:
+    """Return why sampling filters bias the ratio of the policy to vLLM (huggingface/trl#6789); None if they do not.
+
+    vLLM's log-probabilities are normalized over the tokens that a filter leaves, the policy's over all, unless they are
+    known: vLLM tells the likeliest ones, as many as it is asked for.
+
+    `train` is as in `sampling_filters`.
+    """
+    found = sampling_filters(train)
+    if not found or not (train.vllm_importance_sampling_correction or train.off_policy_mask_threshold is not None):
+        return None
+    others = [name for name in found if not name.startswith(("top_p=", "top_k=", "min_p="))]
+    if others or not train.vllm_importance_sampling_correction:
+        return f"train.{(others or found)[0]}: with vLLM it biases the importance ratio of every token"
+    if not any(name.startswith("top_k=") for name in found):
+        return f"train.{found[0]}: vLLM tells which tokens this filter kept with train.top_k= beside it, 64 for example"
+    return None
+
+
 def why_not_stale(train: Any, rollout: Any, images: bool, tools: bool) -> str | None:
     """Return why the next rollouts cannot be generated during an update; None if they can.
 
@@ -42,8 +61,8 @@ def why_not_stale(train: Any, rollout: Any, images: bool, tools: bool) -> str | 
         return "only a server generates while the policy trains: use generation=vllm_server"
     if not train.vllm_importance_sampling_correction:
         return "rollouts of an older policy need train.vllm_importance_sampling_correction=true"
-    if filters := sampling_filters(train):
-        return f"train.{filters[0]} changes the log-probabilities that correct for an older policy"
+    if reason := why_biased(train):
+        return reason
     if train.num_iterations > 1 or slices != train.gradient_accumulation_steps:
         return "a generation has to be for one step: train.num_iterations=1, without train.steps_per_generation"
     return None

@@ -13,7 +13,6 @@ import torch
 
 from grpo.trainer.batch import Batch, as_sequences, images_of, loss_mask, pick
 from grpo.trainer.processes import any_of
-from grpo.utils.diagnosis import sampling_filters
 from grpo.utils.errors import GenerationError
 
 log = logging.getLogger(__name__)
@@ -49,13 +48,13 @@ class EngineCheck:
         """The next step whose rollouts are compared."""
 
     def compare(self, trainer: Any, batch: Batch) -> dict[str, float]:
-        """Return the metrics of a comparison; none while none is due, nor where sampling filters change the engine's.
+        """Return the metrics of a comparison; none while none is due.
 
         Raises:
             GenerationError: the engine has other weights than the policy.
         """
         step, engine = trainer.state.global_step, batch.get("sampling_per_token_logps")
-        if engine is None or step < self.next or sampling_filters(trainer.args):
+        if engine is None or step < self.next:
             return {}
         self.next = step + EVERY
         count = len(batch["prompt_ids"])

@@ -13,6 +13,7 @@ import torch
 from grpo.config.options import Engine, Rollout
 from grpo.data.images import View, unexpanded
 from grpo.generation.at_once import AtOnce
+from grpo.generation.kept_tokens import as_tensor
 from grpo.generation.vllm_engine import compute_type
 from grpo.trainer.batch import Batch, check, loss_mask
 from grpo.trainer.clock import StepClock
@@ -22,12 +23,13 @@ from grpo.trainer.rollout import advantages, by_transformers, engine_check, epis
 from grpo.trainer.rollout.columns import kept_columns
 from grpo.trainer.rollout.dynamic_sampling import Completion, DynamicSampling, Group
 from grpo.trainer.rollout.engine_check import EngineCheck
+from grpo.trainer.rollout.filtered import Filtered
 from grpo.trainer.rollout.image_tokens import as_tensors, end_before
 from grpo.trainer.rollout.overlap import Overlap
 from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.trainer.rollout.thumbnails import Thumbnails, strip_images
 from grpo.trainer.rollout.tool_calls import Counts, ToolCalls, is_answered, loggable
-from grpo.utils.diagnosis import why_not_stale
+from grpo.utils.diagnosis import sampling_filters, why_not_stale
 from grpo.utils.patching import replaced
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class Rollouts:
     tool_calls: ToolCalls | None = None
     view: View | None = None
     """Opens the images of each generation; None where the data has them open."""
+    filtered: Filtered = field(default_factory=Filtered, init=False)
     _opened: dict[str, Any] = field(default_factory=dict, init=False)
     """The images of the rollouts at hand."""
     _rewards: torch.Tensor = field(default_factory=lambda: torch.empty(0), init=False)
@@ -76,8 +79,11 @@ class Rollouts:
             check(batch)
             group = trainer.num_generations if training else trainer.num_generations_eval
             advantages.finish(trainer, batch, self._rewards, group, len(rows))
+            kept = self.filtered.over_all(trainer, batch)
+            trainer.note(kept)
             if trainer.use_vllm and training:
-                trainer.note(self.engine_check.compare(trainer, batch))
+                comparable = bool(kept) or not sampling_filters(trainer.args)
+                trainer.note(self.engine_check.compare(trainer, batch) if comparable else {})
                 trainer.vllm_generation.checked = False  # of the policy after the update
             ratio = batch.get("importance_sampling_ratio")
             if ratio is not None and trainer.vllm_importance_sampling_mode.endswith("_mask"):
@@ -151,6 +157,8 @@ class Rollouts:
             turns = self.at_once.several_turns() if text else nullcontext()
             with self.clock.of("generate", training), self.memory.of("generate"), turns:
                 found = stock(prompts)
+        if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
+            self.filtered.give(as_tensor(found[4] or ()))
         if trainer.tools and training:
             unanswered = torch.tensor([not is_answered(messages) for messages in found[3]], dtype=torch.float)
             fraction = trainer.accelerator.gather(unanswered.to(trainer.accelerator.device)).mean().item()

@@ -1,0 +1,128 @@
+"""The policy's log-probabilities over the tokens that a sampling filter has kept, for the correction of vLLM's.
+
+TRL's importance ratio is the policy's probability of a token over that of the engine that drew it. Where top-k, top-p or
+min-p kept a set K of tokens, the engine's is normalized over K, and so has to be the policy's:
+
+    ratio = pi(token) / pi(K) : mu(token) / mu(K)
+
+The expectation over what the engine draws is then that over what the policy would draw under the same filter, as if it
+had generated itself. All else, the ratio to the old policy, the KL penalty, the gradient, is of all tokens, as TRL's is
+beside transformers' generation with a filter.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from trl.trainer import utils
+
+from grpo.trainer.batch import Batch, loss_mask
+from grpo.utils.patching import patched
+
+AT_ONCE = 2**24
+"""Numbers of the rows of the head that are multiplied at once."""
+
+
+class Filtered:
+    """What the filter has left of the rollouts at hand, from the engine to the correction and back."""
+
+    def __init__(self) -> None:
+        self._kept: torch.Tensor | None = None
+        self._log_mass: torch.Tensor | None = None
+
+    def give(self, kept: torch.Tensor | None) -> None:
+        """Keep the tokens that were kept, (rows, length, most), padded with -1, until the rollouts are scored."""
+        self._kept, self._log_mass = kept, None
+
+    def take(self, length: int) -> torch.Tensor | None:
+        """Return them for completions padded to a length, once: the first scores of rollouts are the policy's."""
+        kept, self._kept = self._kept, None
+        return None if kept is None else torch.nn.functional.pad(kept, (0, 0, 0, length - kept.size(1)), value=-1)
+
+    def over_kept(self, logps: torch.Tensor, log_mass: torch.Tensor) -> torch.Tensor:
+        """Return log-probabilities over the kept tokens; `over_all` takes it back.
+
+        Args:
+            logps: over all tokens, (rows, length).
+            log_mass: log-probability of the kept tokens together, (rows, length).
+        """
+        self._log_mass = log_mass
+        return logps - log_mass
+
+    def over_all(self, trainer: Any, batch: Batch) -> dict[str, float]:
+        """Make the log-probabilities of a batch, the policy's and the engine's, those over all tokens again.
+
+        Returns:
+            The mean probability of what was kept, of all processes, as a metric; none where there was no filter.
+        """
+        if (log_mass := self._log_mass) is None:
+            return {}
+        self._log_mass = None
+        for name in ("old_per_token_logps", "sampling_per_token_logps"):
+            batch[name] = batch[name] + log_mass
+        mask = loss_mask(batch)
+        total, count = trainer.accelerator.reduce(torch.stack(((log_mass.exp() * mask).sum(), mask.sum())), "sum").tolist()
+        return {"sampling/kept_mass": total / max(1.0, count)}
+
+
+@contextmanager
+def mass_of(kept: torch.Tensor) -> Iterator[None]:
+    """While inside, TRL's head returns the log-probability of kept tokens together in the place of the entropy.
+
+    Args:
+        kept: of each token that is scored, in this order, padded with -1, (tokens, most).
+    """
+    stock, place = utils._ChunkedLogProbFunction, 0
+
+    class Head:
+        """TRL's, with another second output."""
+
+        @staticmethod
+        def apply(hidden: torch.Tensor, weight: torch.Tensor, bias: Any, targets: torch.Tensor, *options: Any) -> tuple:
+            nonlocal place
+            found = stock.apply(hidden, weight, bias, targets, *options)
+            own, place = kept[place : place + len(hidden)], place + len(hidden)
+            temperature, _, softcap, scale, _ = options
+            sizes = AT_ONCE // (kept.size(1) * hidden.size(1)) or 1
+            parts = zip(hidden.split(sizes), own.split(sizes), targets.split(sizes), strict=True)
+            over_kept = [over(*part, weight, bias, temperature, softcap, scale) for part in parts]
+            mass = found[0] - torch.cat(over_kept) if over_kept else found[0]
+            return found[0], mass.where((own >= 0).any(1), 0.0), *found[2:]
+
+    with patched("trl.trainer.utils:_ChunkedLogProbFunction", Head):
+        yield
+
+
+def over(
+    hidden: torch.Tensor,
+    kept: torch.Tensor,
+    targets: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    temperature: float,
+    softcap: float | None,
+    scale: float,
+) -> torch.Tensor:
+    """Return the log-probability of tokens over kept ones, (tokens); meaningless where none is.
+
+    Args:
+        hidden: last hidden states, (tokens, width).
+        kept: as of `mass_of`, with the target among them.
+        targets: the tokens, (tokens).
+        weight: of the head, (vocabulary, width).
+        bias: of the head, (vocabulary).
+        temperature: that logits are divided by.
+        softcap: as `final_logit_softcapping` of a model.
+        scale: that logits are multiplied by before that.
+    """
+    there, ids = kept >= 0, kept.clamp(min=0).long()
+    logits = torch.einsum("tkw,tw->tk", weight[ids].float(), hidden.float())
+    if bias is not None:
+        logits = logits + bias[ids]
+    logits = logits * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    logits = logits / temperature
+    target = logits.masked_fill(ids != targets[:, None], -torch.inf).amax(1)
+    return target - logits.masked_fill(~there, -torch.inf).logsumexp(1)
