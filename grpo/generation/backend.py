@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from grpo.config.resolve import Resolved
 
 Logprobs = list[list[list[float | None]]]
-"""Of each token of each completion the log-probability as a list of one; None where it is not known."""
+"""Of each token of each completion the log-probability as a list of one; None where it is not known.
+
+Under a sampling filter it is a `grpo.generation.kept_tokens.KeptLogprob`, which has the tokens that were kept.
+"""
 
 
 class Backend:
@@ -28,7 +31,7 @@ class Backend:
         accelerator: of accelerate.
         processing_class: tokenizer or processor.
         options: all else that TRL gives to `VLLMGeneration`, `temperature` and `max_completion_length` among them, and
-            `lora`, `shares` and `most_images` as of `PolicyEngine`.
+            `lora`, `shares`, `most_images` and `corrected` as of `PolicyEngine`.
     """
 
     expands_images = False

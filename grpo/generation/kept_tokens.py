@@ -1,13 +1,15 @@
 """The tokens that top-k, top-p and min-p have kept, with the log-probability of the one that was drawn from them.
 
-An engine normalizes its log-probabilities over these tokens, the policy its own over all: their ratio would be too small
-by the probability of what was filtered (huggingface/trl#6789). So the policy's are computed over the same tokens.
+An engine normalizes its log-probabilities over these tokens, the policy its own over all: their ratio would be too
+small by the probability of what was filtered (huggingface/trl#6789). So the policy's are computed over the same tokens.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from grpo.utils.errors import GenerationError
 
 FILTERED = -1e3
 """Log-probability below which a token was filtered: minus infinity, which a server writes as -9999."""
@@ -17,9 +19,17 @@ class KeptLogprob(float):
     """A log-probability that knows the tokens over which it is normalized.
 
     As a number it goes through TRL's turns and dynamic sampling, together with what belongs to it.
+
+    Args:
+        value: log-probability, normalized over the tokens that were kept.
+        kept: these tokens.
     """
 
-    kept: tuple[int, ...] = ()
+    def __new__(cls, value: float, kept: Sequence[int] = ()) -> "KeptLogprob":
+        return super().__new__(cls, value)
+
+    def __init__(self, value: float, kept: Sequence[int] = ()) -> None:
+        self.kept = tuple(kept)
 
 
 def most_kept(top_k: int | None, vocabulary: int) -> int:
@@ -46,9 +56,7 @@ def with_kept(
         kept = {name: value for name, value in zip(ids, values, strict=True) if value is not None and value > FILTERED}
         if token not in kept or asked <= len(kept) < vocabulary:
             return None
-        found = KeptLogprob(kept[token])
-        found.kept = tuple(kept)
-        return found
+        return KeptLogprob(kept[token], list(kept))
 
     return [
         [[drawn(*of_token)] for of_token in zip(*of_completion, strict=True)]
@@ -56,17 +64,23 @@ def with_kept(
     ]
 
 
-def as_tensor(logprobs: Sequence[Sequence[Any]]) -> torch.Tensor | None:
-    """Return the tokens that were kept, (completions, length, most), padded with -1; None where none were filtered.
+def as_tensor(logprobs: Sequence[Sequence[Any]]) -> torch.Tensor:
+    """Return the tokens that were kept, (completions, length, most), padded with -1.
 
     Args:
-        logprobs: of the tokens of each completion, those of tools too.
+        logprobs: of the tokens of each completion, those of tools too, for which none were kept.
+
+    Raises:
+        GenerationError: the engine does not tell which ones it has kept.
     """
+    if not any(value is None or hasattr(value, "kept") for row in logprobs for value in row):
+        raise GenerationError(
+            "the engine does not tell which tokens a sampling filter kept: return each log-probability as a "
+            "grpo.generation.kept_tokens.KeptLogprob, or use train.vllm_importance_sampling_correction=false"
+        )
     kept = [[getattr(value, "kept", ()) for value in row] for row in logprobs]
     most = max((len(tokens) for row in kept for tokens in row), default=0)
-    if not most:
-        return None
-    found = torch.full((len(kept), max(map(len, kept)), most), -1, dtype=torch.int32)
+    found = torch.full((len(kept), max(map(len, kept)), max(1, most)), -1, dtype=torch.int32)
     for number, row in enumerate(kept):
         for place, tokens in enumerate(row):
             found[number, place, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)

@@ -92,8 +92,10 @@ def facts(run: Run) -> dict[str, str]:
 def engine_check(run: Run) -> str:
     """Return how many checks have found that the engine is the policy; nothing without an engine."""
     verdicts = [is_policy for _, is_policy in values(run, "engine/is_policy")]
-    filters = sampling_filters(run.config.train) if run.config.train.use_vllm else []
+    train = run.config.train
     if not verdicts:
+        uncorrected = train.use_vllm and not train.vllm_importance_sampling_correction
+        filters = sampling_filters(train) if uncorrected else []
         return f"none, as train.{filters[0]} changes the engine's log-probabilities alone" if filters else ""
     largest = max(difference for _, difference in values(run, "engine/logp_difference"))
     limit = values(run, "engine/tolerance")[-1][1]

@@ -49,7 +49,7 @@ FIELDS = {
     "num_tiles": Field("row"),
     "num_items_in_batch": Field("generation"),
     "generated_at": Field("generation"),  # ours: the step
-    "kept_tokens": Field("completion", padding=-1),  # ours, while rollouts are scored: see `grpo.generation.kept_tokens`
+    "kept_tokens": Field("completion", padding=-1),  # ours, while rollouts are scored; see `rollout/filtered.py`
 }
 """All keys of a batch of TRL, and two of ours."""
 

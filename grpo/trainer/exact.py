@@ -116,7 +116,6 @@ class ExactGRPOTrainer(GRPOTrainer):
         shares = engine.share_weights is True
         backend = backend_class(engine.backend)
 
-
         def connection(*given: Any, **options: Any) -> Backend:
             options |= {"corrected": self.vllm_importance_sampling_correction}
             return backend(*given, lora=engine.lora, shares=shares, most_images=most_images, **options)
@@ -275,8 +274,8 @@ class ExactGRPOTrainer(GRPOTrainer):
 
         Rollouts that a filter has sampled are scored over the tokens that it kept, see `grpo.trainer.rollout.filtered`.
         """
-        filtered = self.rollouts.filtered
-        if self._part is None and not torch.is_grad_enabled() and (kept := filtered.take(logits_to_keep)) is not None:
+        filtered = self.rollouts.filtered if self._part is None and not torch.is_grad_enabled() else None
+        if filtered and (kept := filtered.take(logits_to_keep)) is not None:
             fields["kept_tokens"] = kept.to(input_ids.device)
             logps, log_mass, _ = self._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy=True, **fields

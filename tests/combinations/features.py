@@ -69,6 +69,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
         "vLLM, tokens truncated": {"vllm_importance_sampling_mode": "token_truncate"},
         "vLLM, sequences masked": {"vllm_importance_sampling_mode": "sequence_mask"},
         "a server, a step ahead": {"vllm_mode": "server", "vllm_importance_sampling_mode": "token_truncate"},
+        "vLLM, top-k": {"vllm_importance_sampling_mode": "token_truncate", "top_k": 6},
     },
     "evaluation": {"none": {}, "in mid-training": {"eval_strategy": "steps", "eval_steps": 1}},
     "resume": {"no": {}, "yes": {}},

@@ -33,6 +33,7 @@ from grpo.builtin.tasks.calculator import calculator
 from grpo.config.options import Engine, Rollout, Update
 from grpo.config.schema import ROOT
 from grpo.generation.backend import Backend
+from grpo.generation.kept_tokens import KeptLogprob
 from grpo.model.image_features import keep_image_features
 from grpo.model.vision import detach_frozen_tower, freeze, parts
 from grpo.trainer import ExactGRPOTrainer
@@ -43,6 +44,7 @@ from grpo.trainer.rollout.image_tokens import as_tensors
 from grpo.utils.patching import patched
 from tests.combinations.array import Row
 from tests.combinations.features import FEATURES
+from tests.combinations.kept_tokens import correct_over_kept
 from tests.derived_losses import AS_TRL
 from tests.stock_trl import make
 from tests.vision_policies import make_policy, make_processor
@@ -104,8 +106,19 @@ def turn(tokenizer: Any, seed: int, calls: bool) -> list[int]:
     return [*tokens[:-1], tokenizer.eos_token_id] if kind % 3 else tokens
 
 
-def drawn(trainer: Any, calls: bool, engine: bool) -> Any:
+def with_logps(tokens: list[int], seed: int, filtered: bool) -> list[float]:
+    """The log-probabilities of an engine, over all tokens, or over six of them."""
+    generator = torch.Generator().manual_seed(seed)
+    if not filtered:
+        return (torch.randn(len(tokens), generator=generator) / 4 - 5).tolist()
+    others = torch.randint(7, 80, (len(tokens), 5), generator=generator).tolist()
+    drawn = (torch.randn(len(tokens), generator=generator) / 4 - 1.5).tolist()
+    return [KeptLogprob(value, {token, *more}) for value, token, more in zip(drawn, tokens, others, strict=True)]
+
+
+def drawn(trainer: Any, row: Row) -> Any:
     """In the place of generation: turns that depend on step, prompt and row alone."""
+    calls, engine = row["tools"] != "none", row["engine"]
 
     def single_turn(
         prompts: list, images: Any, fields: Any, num_generations: int, **how: Any
@@ -113,13 +126,10 @@ def drawn(trainer: Any, calls: bool, engine: bool) -> Any:
         step = (trainer.state.global_step, trainer.model.training)
         seeds = [seed_of(*step, prompt, row % num_generations) for row, prompt in enumerate(prompts)]
         completions = [turn(trainer._tokenizer, seed, calls) for seed in seeds]
-        if not engine:
+        if engine == "transformers":
             return completions, None
-        logps = [
-            (torch.randn(len(ids), generator=torch.Generator().manual_seed(seed)) / 4 - 5).tolist()
-            for ids, seed in zip(completions, seeds, strict=True)
-        ]
-        return completions, logps
+        of_each = zip(completions, seeds, strict=True)
+        return completions, [with_logps(ids, seed, engine == "vLLM, top-k") for ids, seed in of_each]
 
     return single_turn
 
@@ -277,9 +287,8 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
         options["engine"] = Engine(lora="merged", staleness=staleness, backend=f"{__name__}.Scripted")
     update = Update(max_tokens_per_microbatch=200, share_prompts=row["prompts"] == "shared")
     trainer = make(ExactGRPOTrainer, folder, update=update, **options | more)
-    engine = row["engine"] != "transformers"
-    trainer._generate_single_turn = drawn(trainer, row["tools"] != "none", engine)
-    if engine:
+    trainer._generate_single_turn = drawn(trainer, row)
+    if row["engine"] != "transformers":
         trainer.rollouts.engine_check.next = math.inf  # these are log-probabilities of no policy
     if not trainer.sharded:
         keep_image_features(trainer.model, most=4)
@@ -304,9 +313,10 @@ def stock(row: Row, folder: Path, trainer: Any, kept: Sequence[Sequence[Completi
         train_in_float32(other.model)  # as ours does; TRL's adapters are in bfloat16
     if other.accelerator.is_fsdp2:
         prepare_for_fsdp(other.model)
-    engine = row["engine"] != "transformers"
     if not kept:
-        other._generate_single_turn = drawn(other, row["tools"] != "none", engine)
+        other._generate_single_turn = drawn(other, row)
+    if row["engine"] == "vLLM, top-k":
+        correct_over_kept(other)
     return other
 
 

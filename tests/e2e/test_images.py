@@ -16,6 +16,7 @@ from transformers import AutoProcessor
 
 from grpo.config.schema import ROOT
 from tests.commands import command
+from tests.e2e.vllm_runs import FILTERS
 from tests.vision_policies import make_policy, make_processor
 
 SMALL = ["task=shapes", "task.dataset.size=32", "task.eval.size=8", "train.max_steps=2", "train.bf16=false"]
@@ -127,7 +128,7 @@ def test_vllm_sees_the_images_that_the_policy_sees(tmp_path: Path) -> None:
     line.append("train.learning_rate=1e-2")
     commands = [
         ["grpo.train", *line, *again, f"hydra.run.dir={tmp_path}/run"],
-        ["grpo.train", *line, "peft=lora", f"hydra.run.dir={tmp_path}/lora"],
+        ["grpo.train", *line, "peft=lora", *FILTERS, f"hydra.run.dir={tmp_path}/lora"],
     ]
     for model, engine in itertools.product(("run", "lora"), ("transformers", "vllm_colocate")):
         end = [f"generation={engine}", "evaluate.samples=0", f"hydra.run.dir={tmp_path}/{model}-{engine}"]
@@ -141,6 +142,7 @@ def test_vllm_sees_the_images_that_the_policy_sees(tmp_path: Path) -> None:
     adapted = [json.loads(line) for line in (tmp_path / "lora" / "metrics.jsonl").read_text().splitlines()]
     assert len(adapted) > 1
     assert max(row["sampling/sampling_logp_difference/max"] for row in adapted) < 1e-3
+    assert all(row["sampling/kept_mass"] < 0.9999 for row in adapted)
     for model in ("run", "lora"):
         files = [tmp_path / f"{model}-{engine}" / "completions.jsonl" for engine in ("transformers", "vllm_colocate")]
         answers = [[json.loads(row)["completion"] for row in file.read_text().splitlines()] for file in files]

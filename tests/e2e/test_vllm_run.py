@@ -3,10 +3,11 @@
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.vllm_runs import SMALL, ended, free_port, module, result, started
+from tests.e2e.vllm_runs import FILTERS, SMALL, ended, free_port, module, result, started
 
 pytestmark = pytest.mark.vllm
 
@@ -68,13 +69,20 @@ def test_an_adapter_is_evaluated_by_vllm_as_by_transformers(adapted: Path, tmp_p
     assert said["vllm_colocate"] == said["transformers"]
 
 
+def assert_is_corrected(rows: list[dict[str, Any]]) -> None:
+    """Check that the importance ratio is 1, with a filter that has removed tokens."""
+    assert max(row["sampling/sampling_logp_difference/max"] for row in rows) < 1e-4
+    assert all(0.5 < row["sampling/kept_mass"] < 0.9999 for row in rows)
+
+
 def test_each_of_two_processes_has_an_engine_with_the_policy(tmp_path: Path) -> None:
     overrides = ["launch.processes=2", "train.max_steps=2", "task.eval.size=7", f"hydra.run.dir={tmp_path}/run"]
-    done, left = module("grpo.train", *SMALL, *overrides)
+    done, left = module("grpo.train", *SMALL, *FILTERS, "rollout.dynamic_sampling=true", *overrides)
     assert done.returncode == 0, done.stderr
     assert not left
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[0]["engine/is_policy"] == 1
+    assert_is_corrected(rows)
     assert result(tmp_path / "run" / "summary.json")["completions_a_step"] == 32
     assert result(tmp_path / "run" / "evaluation.json")["after"]["samples"] == 7
 
@@ -82,7 +90,7 @@ def test_each_of_two_processes_has_an_engine_with_the_policy(tmp_path: Path) -> 
 @pytest.mark.skipif(find_spec("vllm_bnb_plugin") is None, reason="make vllm")
 def test_an_engine_beside_a_quantized_policy_is_the_policy(tmp_path: Path) -> None:
     half = ["peft=qlora", "model.dtype=bfloat16", "train.bf16=true", "train.use_cpu=true"]
-    done, left = module("grpo.train", *SMALL, *half, f"hydra.run.dir={tmp_path}/run")
+    done, left = module("grpo.train", *SMALL, *half, "train.top_k=10", f"hydra.run.dir={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     assert not left
     assert "and has frozen weights of its own: vLLM packs quantized weights" in done.stderr
@@ -98,7 +106,7 @@ def test_vllm_writes_the_turns_of_a_conversation_with_tools(generation: str, tmp
     line = ["+experiment=calculator", *SMALL[1:], f"generation={generation}", f"train.vllm_server_port={port}"]
     server = started(tmp_path / "server", port, "+experiment=calculator") if generation == "vllm_server" else None
     try:
-        done, left = module("grpo.train", *line, "train.learning_rate=1e-3", f"hydra.run.dir={tmp_path}/run")
+        done, left = module("grpo.train", *line, *FILTERS, "train.learning_rate=1e-3", f"hydra.run.dir={tmp_path}/run")
     finally:
         if server:
             ended(server)
@@ -106,6 +114,6 @@ def test_vllm_writes_the_turns_of_a_conversation_with_tools(generation: str, tmp
     assert not left
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert min(row["tools/calculator/calls"] for row in rows) > 0
-    assert max(row["sampling/sampling_logp_difference/max"] for row in rows) < 1e-4
+    assert_is_corrected(rows)
     summary = result(tmp_path / "run" / "summary.json")
     assert summary["accuracy_before"] is not None

@@ -11,7 +11,7 @@ import pandas
 import psutil
 import pytest
 
-from tests.e2e.vllm_runs import SMALL, ended, free_port, module, result, started
+from tests.e2e.vllm_runs import FILTERS, SMALL, ended, free_port, module, result, started
 
 pytestmark = pytest.mark.vllm
 
@@ -66,7 +66,7 @@ def test_overlapped_rollouts_are_of_the_policy_one_update_before(
     served: tuple[psutil.Process, list[str], Path], resumed: Path
 ) -> None:
     _, line, folder = served
-    overlap = ["engine.staleness=1", "train.learning_rate=1e-2", f"hydra.run.dir={folder}/ahead"]
+    overlap = [*FILTERS, "engine.staleness=1", "train.learning_rate=1e-2", f"hydra.run.dir={folder}/ahead"]
     done, left = module("grpo.train", *line, *overlap)
     assert done.returncode == 0, done.stderr
     assert not left
@@ -74,6 +74,7 @@ def test_overlapped_rollouts_are_of_the_policy_one_update_before(
     assert [row["sampling/staleness"] for row in ahead] == [0, 0, 1, 1]
     differences = [row["sampling/sampling_logp_difference/mean"] for row in ahead]
     assert max(differences[:2]) < 1e-4 < 1e-3 < min(differences[2:])
+    assert all(row["sampling/kept_mass"] < 0.9999 for row in ahead)
     steps = (1, 2, 3, 4)
     assert [prompts(folder / "ahead", step) for step in steps] == [prompts(resumed, step) for step in steps]
 

@@ -23,6 +23,8 @@ SMALL = [
     "task.eval.size=16",
 ]
 
+FILTERS = ["train.top_k=10", "train.top_p=0.9", "train.min_p=0.01"]
+
 
 def module(name: str, *arguments: object) -> tuple[subprocess.CompletedProcess[str], list[psutil.Process]]:
     """Run a module in a session of its own; return what it said, and which processes of the session are left."""

@@ -1,7 +1,7 @@
 """The policy's log-probabilities over the tokens that a sampling filter has kept, for the correction of vLLM's.
 
-TRL's importance ratio is the policy's probability of a token over that of the engine that drew it. Where top-k, top-p or
-min-p kept a set K of tokens, the engine's is normalized over K, and so has to be the policy's:
+TRL's importance ratio is the policy's probability of a token over that of the engine that drew it. Where top-k, top-p
+or min-p kept a set K of tokens, the engine's is normalized over K, and so has to be the policy's:
 
     ratio = pi(token) / pi(K) : mu(token) / mu(K)
 
@@ -10,13 +10,14 @@ had generated itself. All else, the ratio to the old policy, the KL penalty, the
 beside transformers' generation with a filter.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from trl.trainer import utils
 
+from grpo.generation.kept_tokens import as_tensor
 from grpo.trainer.batch import Batch, loss_mask
 from grpo.utils.patching import patched
 
@@ -28,17 +29,29 @@ class Filtered:
     """What the filter has left of the rollouts at hand, from the engine to the correction and back."""
 
     def __init__(self) -> None:
-        self._kept: torch.Tensor | None = None
+        self._logprobs: Sequence[Sequence[Any]] | None = None
         self._log_mass: torch.Tensor | None = None
 
-    def give(self, kept: torch.Tensor | None) -> None:
-        """Keep the tokens that were kept, (rows, length, most), padded with -1, until the rollouts are scored."""
-        self._kept, self._log_mass = kept, None
+    def give(self, logprobs: Sequence[Sequence[Any]]) -> None:
+        """Keep the engine's log-probabilities of completions, `KeptLogprob`, until these are scored."""
+        self._logprobs, self._log_mass = logprobs, None
 
     def take(self, length: int) -> torch.Tensor | None:
-        """Return them for completions padded to a length, once: the first scores of rollouts are the policy's."""
-        kept, self._kept = self._kept, None
-        return None if kept is None else torch.nn.functional.pad(kept, (0, 0, 0, length - kept.size(1)), value=-1)
+        """Return the tokens that were kept, once: the first scores of rollouts are the policy's.
+
+        Args:
+            length: of the padded completions.
+
+        Returns:
+            (rows, length, most), padded with -1; None for scores of anything else.
+
+        Raises:
+            GenerationError: the engine does not tell which ones it has kept.
+        """
+        if self._logprobs is None:
+            return None
+        kept, self._logprobs = as_tensor(self._logprobs), None
+        return torch.nn.functional.pad(kept, (0, 0, 0, length - kept.size(1)), value=-1)
 
     def over_kept(self, logps: torch.Tensor, log_mass: torch.Tensor) -> torch.Tensor:
         """Return log-probabilities over the kept tokens; `over_all` takes it back.
@@ -54,15 +67,15 @@ class Filtered:
         """Make the log-probabilities of a batch, the policy's and the engine's, those over all tokens again.
 
         Returns:
-            The mean probability of what was kept, of all processes, as a metric; none where there was no filter.
+            The mean probability of what was kept, of all processes, as a metric.
         """
-        if (log_mass := self._log_mass) is None:
-            return {}
-        self._log_mass = None
+        log_mass, self._log_mass = self._log_mass, None
+        assert log_mass is not None, "TRL has not scored the rollouts"
         for name in ("old_per_token_logps", "sampling_per_token_logps"):
             batch[name] = batch[name] + log_mass
         mask = loss_mask(batch)
-        total, count = trainer.accelerator.reduce(torch.stack(((log_mass.exp() * mask).sum(), mask.sum())), "sum").tolist()
+        sums = torch.stack(((log_mass.exp() * mask).sum(), mask.sum()))
+        total, count = trainer.accelerator.reduce(sums, "sum").tolist()
         return {"sampling/kept_mass": total / max(1.0, count)}
 
 

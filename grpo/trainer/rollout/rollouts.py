@@ -13,7 +13,6 @@ import torch
 from grpo.config.options import Engine, Rollout
 from grpo.data.images import View, unexpanded
 from grpo.generation.at_once import AtOnce
-from grpo.generation.kept_tokens import as_tensor
 from grpo.generation.vllm_engine import compute_type
 from grpo.trainer.batch import Batch, check, loss_mask
 from grpo.trainer.clock import StepClock
@@ -29,7 +28,7 @@ from grpo.trainer.rollout.overlap import Overlap
 from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.trainer.rollout.thumbnails import Thumbnails, strip_images
 from grpo.trainer.rollout.tool_calls import Counts, ToolCalls, is_answered, loggable
-from grpo.utils.diagnosis import sampling_filters, why_not_stale
+from grpo.utils.diagnosis import sampling_filters, why_biased, why_not_stale
 from grpo.utils.patching import replaced
 
 log = logging.getLogger(__name__)
@@ -57,7 +56,8 @@ class Rollouts:
     tool_calls: ToolCalls | None = None
     view: View | None = None
     """Opens the images of each generation; None where the data has them open."""
-    filtered: Filtered = field(default_factory=Filtered, init=False)
+    filtered: Filtered | None = None
+    """Where the policy is scored over what sampling filters have kept."""
     _opened: dict[str, Any] = field(default_factory=dict, init=False)
     """The images of the rollouts at hand."""
     _rewards: torch.Tensor = field(default_factory=lambda: torch.empty(0), init=False)
@@ -79,11 +79,11 @@ class Rollouts:
             check(batch)
             group = trainer.num_generations if training else trainer.num_generations_eval
             advantages.finish(trainer, batch, self._rewards, group, len(rows))
-            kept = self.filtered.over_all(trainer, batch)
-            trainer.note(kept)
+            if self.filtered:
+                trainer.note(self.filtered.over_all(trainer, batch))
             if trainer.use_vllm and training:
-                comparable = bool(kept) or not sampling_filters(trainer.args)
-                trainer.note(self.engine_check.compare(trainer, batch) if comparable else {})
+                if self.filtered or not sampling_filters(trainer.args):
+                    trainer.note(self.engine_check.compare(trainer, batch))
                 trainer.vllm_generation.checked = False  # of the policy after the update
             ratio = batch.get("importance_sampling_ratio")
             if ratio is not None and trainer.vllm_importance_sampling_mode.endswith("_mask"):
@@ -157,8 +157,8 @@ class Rollouts:
             turns = self.at_once.several_turns() if text else nullcontext()
             with self.clock.of("generate", training), self.memory.of("generate"), turns:
                 found = stock(prompts)
-        if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
-            self.filtered.give(as_tensor(found[4] or ()))
+        if self.filtered:
+            self.filtered.give(found[4])
         if trainer.tools and training:
             unanswered = torch.tensor([not is_answered(messages) for messages in found[3]], dtype=torch.float)
             fraction = trainer.accelerator.gather(unanswered.to(trainer.accelerator.device)).mean().item()
@@ -276,6 +276,10 @@ def rollouts_of(
     images = not {"image", "images"}.isdisjoint(columns)
     if engine.staleness and (reason := why_not_stale(trainer.args, rollout, images, bool(trainer.tools))):
         raise ValueError(f"engine.staleness=1: {reason}")
+    by_engine = trainer.use_vllm and trainer.rollout_func is None
+    if by_engine and (reason := why_biased(trainer.args)):
+        raise ValueError(reason)
+    corrected = by_engine and trainer.vllm_importance_sampling_correction
     sampling = None
     if rollout.dynamic_sampling or rollout.prioritize:
         if trainer._multi_environment:
@@ -300,4 +304,5 @@ def rollouts_of(
         Overlap() if engine.staleness else None,
         ToolCalls(tool_counts, names) if trainer.tools else None,
         view,
+        Filtered() if corrected and sampling_filters(trainer.args) else None,
     )

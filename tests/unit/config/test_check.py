@@ -157,7 +157,10 @@ def test_close_names_are_offered_once() -> None:
         (["generation=vllm_colocate", "train.vllm_max_model_length=87"], "take up to 88 tokens"),
         (["plan.hourly_price=-1"], "plan.hourly_price=-1: a positive number is needed, or null"),
         (["+gpu=h100", "gpu.tflops=0"], "gpu.tflops=0: a positive number is needed"),
-        (["generation=vllm_colocate", "train.top_p=0.9"], "train.top_p=0.9: with vLLM a sampling filter biases"),
+        (
+            ["generation=vllm_colocate", "train.top_p=0.9"],
+            "train.top_p=0.9: vLLM tells which tokens this filter kept with train.top_k=",
+        ),
         (["generation=vllm_server", "train.repetition_penalty=1.1"], "train.repetition_penalty=1.1: with vLLM"),
         (
             [
@@ -166,7 +169,7 @@ def test_close_names_are_offered_once() -> None:
                 "train.vllm_importance_sampling_correction=false",
                 "train.off_policy_mask_threshold=0.5",
             ],
-            "train.generation_kwargs.top_k=20: with vLLM a sampling filter biases",
+            "train.generation_kwargs.top_k=20: with vLLM it biases",
         ),
         (["peft=qlora", "generation=vllm_colocate"], "only where it computes in half precision (train.bf16=true model"),
         (
@@ -247,10 +250,15 @@ def test_filters_are_allowed_where_no_importance_ratio_is_biased(
     config = composed(*overrides)
     assert sampling_filters(config.train) == ["top_p=0.9"]
     check(config)  # raises nothing
-    refused = config.copy()
-    refused.train.use_vllm = refused.train.vllm_importance_sampling_correction = True
-    with pytest.raises(ConfigError, match=r"^train.top_p=0.9: with vLLM a sampling filter"):
-        check(refused)
+    corrected = config.copy()
+    corrected.train.use_vllm = corrected.train.vllm_importance_sampling_correction = True
+    with pytest.raises(ConfigError, match=r"^train.top_p=0.9: vLLM tells which tokens .* train.top_k= beside it"):
+        check(corrected)
+    corrected.train.top_k = 64
+    check(corrected)
+    corrected.train.repetition_penalty = 1.1
+    with pytest.raises(ConfigError, match=r"^train.repetition_penalty=1.1: with vLLM it biases the importance ratio"):
+        check(corrected)
 
 
 @pytest.mark.parametrize(
