@@ -18,6 +18,7 @@ from grpo.forecast.verdict import Evidence, judged, suggestions
 from grpo.planning.advice import Planner
 from grpo.planning.duration import expected_duration
 from grpo.planning.fit import Plan
+from grpo.rundir.history import name_of
 from grpo.utils.errors import ConfigError
 
 OURS = ("preflight.", "hydra.run.dir=")
@@ -60,6 +61,7 @@ def report(result: Result, config: DictConfig, overrides: Sequence[str], plan: P
         "learns": verdict.learns,
         "suggestions": verdict.suggestions,
         "command": command(overrides, verdict.suggestions),
+        "task": name_of(config.task),
         "problems": len(problems),
         "samples": config.preflight.samples,
         **result.facts,

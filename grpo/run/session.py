@@ -45,6 +45,7 @@ from grpo.run.monitor import Monitor
 from grpo.run.outcome import Outcome, ends_when_stuck
 from grpo.run.trainer import make_trainer
 from grpo.rundir.files import ERRORS_FILE, RESOLVED_CONFIG, read_json, write_json
+from grpo.rundir.history import has_been_run, name_of
 from grpo.rundir.resume import differences, named_checkpoint
 from grpo.rundir.storage import storage_fault
 from grpo.rundir.summary import report
@@ -56,6 +57,11 @@ from grpo.utils.distributed import agreed, is_main_process, log_name
 from grpo.utils.errors import ConfigError, DirectoryLost
 from grpo.utils.hardware import gpu_utilization
 from rewards.isolation.reward import Reward, RewardError
+
+NEW_TASK = (
+    "the first run of this task here: `python -m grpo.preflight` with the same arguments forecasts in minutes whether "
+    "it will learn"
+)
 
 
 def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str, Any]:
@@ -77,7 +83,10 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
             processing_class = policy.load_processing_class(settings.model)
             problems = problems_of(settings, processing_class, tools, console)
             write_decisions(settings, plan, run_dir)
-            outcome.add(data=problems.counts, completions_a_step=completions(settings.train, None))
+            task = name_of(settings.task)
+            if not has_been_run(task, run_dir):
+                console.print(NEW_TASK, highlight=False, soft_wrap=True)
+            outcome.add(task=task, data=problems.counts, completions_a_step=completions(settings.train, None))
             outcome.add(accuracy_before=None, accuracy_after=None)
             options, columns = options_of_rewards(settings, problems), reward_columns(problems.train)
             with running_rewards(options, columns, run_dir, run_dir / ERRORS_FILE) as rewards:

@@ -146,12 +146,15 @@ def test_a_failure_logs_its_traceback_and_prints_one_line(tmp_path: Path) -> Non
     (tmp_path / "mine.py").write_text("def broken(completions, **columns):\n    return completions[0] + 1\n")
     done = train(tmp_path, *QUICK, "+reward.mine.fn=mine.py:broken", "+reward.mine.on_error=raise")
     assert done.returncode == 1
-    *counts, last = done.stderr.splitlines()
+    *counts, first, last = done.stderr.splitlines()
     assert counts == ["64 problems to train on", "8 problems held out"]
+    assert first.startswith("the first run of this task here: `python -m grpo.preflight` with the same arguments")
     assert last.startswith("grpo.train: failed: reward.mine: TypeError: ")
     (log,) = (tmp_path / "outputs").glob("*/*/train.log")
     assert str(log.relative_to(tmp_path)) in last
     assert 'mine.py", line 2' in log.read_text()
+    summary = json.loads((log.parent / "summary.json").read_text())
+    assert summary["task"] == "grpo.builtin.tasks.arithmetic.rows"  # for the next run
 
 
 def last_step(run_dir: Path) -> int:

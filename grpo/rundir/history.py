@@ -1,0 +1,22 @@
+"""Which tasks have been run in this folder before."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from grpo.rundir.files import read_json
+
+PLACES = ("outputs/*/*", "multirun/*/*/*")
+"""Where runs, forecasts and jobs of sweeps are by default."""
+
+
+def name_of(task: DictConfig) -> str:
+    """Return a name of a task: that of its data."""
+    return " ".join(str(task.dataset[key]) for key in ("generator", "path", "name") if task.dataset.get(key))
+
+
+def has_been_run(task: str, run_dir: Path) -> bool:
+    """Return whether a run or a forecast of a task is in this folder, or in a run's directory."""
+    folders = [run_dir, *(folder for place in PLACES for folder in Path().glob(place))]
+    files = (folder / name for folder in folders for name in ("summary.json", "preflight.json"))
+    return any(read_json(file).get("task") == task for file in files)
