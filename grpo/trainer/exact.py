@@ -8,7 +8,7 @@ TRL's.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from grpo import losses
 from grpo.config.options import Engine, Rollout, Update
 from grpo.data.images import View
 from grpo.generation.backend import Backend, backend_class
-from grpo.trainer.batch import Batch, as_batch, as_sequences, images_of
+from grpo.trainer.batch import Batch
 from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch
@@ -29,13 +29,11 @@ from grpo.trainer.packing import Packing
 from grpo.trainer.placement import check_one_device, keep_differentiable, prepare_for_fsdp, train_in_float32
 from grpo.trainer.processes import LocalAccelerator
 from grpo.trainer.resume import EpochSampler, Resume, load_weights
+from grpo.trainer.rollout import per_token
 from grpo.trainer.rollout.extra_columns import keep_writable
-from grpo.trainer.rollout.filtered import mass_of
 from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
 from grpo.trainer.rollout.rollouts import rollouts_of
-from grpo.trainer.rollout.scoring import score_all
 from grpo.trainer.rollout.tool_calls import Counts
-from grpo.trainer.sharing.scoring import score
 from grpo.trainer.sharing.trial import Sharing
 from grpo.trainer.step import step
 from grpo.trainer.token_budget import TokenBudget
@@ -259,54 +257,11 @@ class ExactGRPOTrainer(GRPOTrainer):
             self.guard.note(inputs, loss, self._logps)
         return loss
 
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        compute_entropy: bool = False,
-        compute_aux_loss: bool = False,
-        **fields: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Score completions, (rows, logits_to_keep); without a gradient in micro-batches under the token budget.
-
-        Rollouts that a filter has sampled are scored over the tokens that it kept, see `grpo.trainer.rollout.filtered`.
-        """
-        filtered = self.rollouts.filtered if self._part is None and not torch.is_grad_enabled() else None
-        if filtered and (kept := filtered.take(logits_to_keep)) is not None:
-            fields["kept_tokens"] = kept.to(input_ids.device)
-            logps, log_mass, _ = self._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy=True, **fields
-            )
-            return filtered.over_kept(logps, log_mass), None, None
-        if self._part is None and not (torch.is_grad_enabled() or compute_aux_loss or self.sharded):
-            batch = {key: value for key, value in fields.items() if value is not None}
-            batch |= as_batch(input_ids, attention_mask, logits_to_keep)
-
-            def forward(inputs: Batch, part: Microbatch) -> Any:
-                with replaced(self, "_part", part):
-                    given = images_of(inputs) | {"kept_tokens": inputs.get("kept_tokens")}
-                    return self._get_per_token_logps_and_entropies(
-                        model, *as_sequences(inputs), compute_entropy=compute_entropy, **given
-                    )
-
-            with self.clock.of("logprobs", self.model.training), self.memory.of("logprobs"):
-                return *score_all(forward, batch, compute_entropy, self.packing, self.budget, self.survives), None
-        kept = fields.pop("kept_tokens", None)
-        head = nullcontext() if kept is None else mass_of(kept[attention_mask[:, -logits_to_keep:] != 0])
-        with patched("trl.trainer.utils:_use_triton", lambda device: True), head:
-            if self._part is not None and self._part.shared:
-                groups = self._part.groups
-                with self.accelerator.autocast():
-                    result = (*score(model, input_ids, attention_mask, logits_to_keep, groups, **fields), None)
-            else:
-                options = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
-                compute = super()._get_per_token_logps_and_entropies
-                result = compute(model, input_ids, attention_mask, logits_to_keep, batch_size, **options, **fields)
-        self._logps = result[0].detach()
-        return result
+    def _get_per_token_logps_and_entropies(self, *args: Any, **options: Any) -> per_token.Scores:
+        """Score completions, (rows, length); see `grpo.trainer.rollout.per_token`."""
+        found = per_token.score(self, self._part, super()._get_per_token_logps_and_entropies, *args, **options)
+        self._logps = found[0].detach()
+        return found
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create the optimizer; with `update.gradients_on_host` its gradients are offloaded to CPU."""

@@ -69,7 +69,7 @@ def test_a_trainer_without_a_server_refuses(tmp_path: Path) -> None:
         ({"vllm_mode": "colocate"}, "only a server"),
         ({"use_vllm": False}, "only a server"),
         ({"vllm_importance_sampling_correction": False}, "need train.vllm_importance_sampling_correction=true"),
-        ({"top_p": 0.9}, "train.top_p=0.9 changes the log-probabilities"),
+        ({"top_p": 0.9}, "train.top_p=0.9: vLLM tells which tokens this filter kept with train.top_k="),
         ({"num_iterations": 2}, "a generation has to be for one step"),
         ({"steps_per_generation": 4}, "a generation has to be for one step"),
         ({"generation_batch_size": 16}, "a generation has to be for one step"),

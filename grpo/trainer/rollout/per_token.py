@@ -1,0 +1,135 @@
+"""Log-probabilities of completions by the policy or its reference, in micro-batches under the token budget."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from grpo.trainer.batch import Batch, as_batch, as_sequences, images_of, lengths, take
+from grpo.trainer.microbatch import Microbatch, too_long
+from grpo.trainer.packing import Packing
+from grpo.trainer.rollout.filtered import mass_of
+from grpo.trainer.sharing import scoring as sharing
+from grpo.trainer.token_budget import TokenBudget
+from grpo.utils.oom import smaller_until_it_fits
+from grpo.utils.patching import patched, replaced
+
+Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+"""Log-probabilities and entropies, (rows, length), and the auxiliary loss of a router."""
+Sequences = tuple[torch.Tensor, torch.Tensor, int]
+"""Tokens and mask, (rows, prompt and completion), and the length of the completions."""
+
+
+def score(
+    trainer: Any,
+    part: Microbatch | None,
+    stock: Callable[..., Scores],
+    model: Any,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    logits_to_keep: int,
+    batch_size: int | None = None,
+    **options: Any,
+) -> Scores:
+    """Score completions as TRL's `_get_per_token_logps_and_entropies`, whose arguments these are.
+
+    Without a gradient it is done in micro-batches under the token budget. Rollouts that a filter has sampled are scored
+    over the tokens that it kept, see `grpo.trainer.rollout.filtered`.
+
+    Args:
+        trainer: an `ExactGRPOTrainer`.
+        part: the micro-batch that these completions are; None if they are to be divided into some.
+        stock: TRL's method.
+    """
+    stock, sequences = partial(stock, batch_size=batch_size), (input_ids, attention_mask, logits_to_keep)
+    if part is not None or torch.is_grad_enabled():
+        return forward(trainer, part, stock, model, sequences, **options)
+    filtered = trainer.rollouts.filtered
+    kept = filtered.take(logits_to_keep) if filtered else None
+    if kept is not None:
+        options |= {"kept_tokens": kept.to(input_ids.device), "compute_entropy": True}
+    if options.get("compute_aux_loss") or trainer.sharded:
+        found = forward(trainer, None, stock, model, sequences, **options)
+    else:
+        found = in_microbatches(trainer, model, sequences, **options)
+    return found if kept is None else (filtered.over_kept(*found[:2]), None, None)
+
+
+def in_microbatches(
+    trainer: Any,
+    model: Any,
+    sequences: Sequences,
+    compute_entropy: bool = False,
+    compute_aux_loss: bool = False,
+    **fields: Any,
+) -> Scores:
+    """Score completions in micro-batches under the token budget, each by the trainer's own method."""
+    batch = {key: value for key, value in fields.items() if value is not None} | as_batch(*sequences)
+
+    def of_part(inputs: Batch, part: Microbatch) -> Any:
+        given = images_of(inputs) | {"kept_tokens": inputs.get("kept_tokens"), "compute_entropy": compute_entropy}
+        with replaced(trainer, "_part", part):
+            return trainer._get_per_token_logps_and_entropies(model, *as_sequences(inputs), **given)
+
+    with trainer.clock.of("logprobs", trainer.model.training), trainer.memory.of("logprobs"):
+        return *score_all(of_part, batch, compute_entropy, trainer.packing, trainer.budget, trainer.survives), None
+
+
+def forward(
+    trainer: Any,
+    part: Microbatch | None,
+    stock: Callable[..., Scores],
+    model: Any,
+    sequences: Sequences,
+    kept_tokens: torch.Tensor | None = None,
+    **options: Any,
+) -> Scores:
+    """Score completions in one pass, with shared prompts where a micro-batch has any, or as TRL does."""
+    _, attention_mask, length = sequences
+    head = nullcontext() if kept_tokens is None else mass_of(kept_tokens[attention_mask[:, -length:] != 0])
+    with patched("trl.trainer.utils:_use_triton", lambda device: True), head:
+        if part is None or not part.shared:
+            return stock(model, *sequences, **options)
+        images = {key: value for key, value in options.items() if not key.startswith("compute_")}
+        with trainer.accelerator.autocast():
+            return *sharing.score(model, *sequences, part.groups, **images), None
+
+
+def score_all(
+    forward: Callable[[Batch, Microbatch], Any],
+    batch: Batch,
+    with_entropy: bool,
+    packing: Packing,
+    budget: TokenBudget,
+    survives: Callable[[BaseException], bool],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return log-probabilities and, if wanted, entropies of the completions, (rows, length); zero elsewhere, as in TRL.
+
+    Args:
+        forward: scores the inputs of a micro-batch.
+        batch: prompts, completions, and their images.
+        with_entropy: whether entropies are wanted.
+        packing: how sequences become micro-batches.
+        budget: tokens of a micro-batch.
+        survives: whether to try again after an exception.
+    """
+    _, completions = lengths(batch)
+    rows = [row for row, length in enumerate(completions) if length]
+    logps = torch.zeros(batch["completion_ids"].shape, device=batch["completion_ids"].device)
+    entropies = torch.zeros_like(logps) if with_entropy else None
+
+    def score(part: Microbatch) -> None:
+        inputs = take(batch, part, packing.multiple)
+        width = inputs["completion_ids"].size(1)
+        found = forward(inputs, part)
+        logps[list(part.rows), :width] = found[0]
+        if entropies is not None:
+            entropies[list(part.rows), :width] = found[1]
+
+    def shrink(failed: Microbatch | None) -> None:
+        budget.halve(failed.tokens if failed else budget.tokens)
+
+    smaller_until_it_fits(lambda: packing.divide(batch, rows, budget.tokens), score, shrink, too_long, survives)
+    return logps, entropies
