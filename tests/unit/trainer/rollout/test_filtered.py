@@ -78,6 +78,14 @@ class Silent(Everything):
     tells = False
 
 
+class Tied(Everything):
+    """More tokens than it was asked for may have been kept where it has drawn the second one."""
+
+    def generate(self, *args: Any, **options: Any) -> tuple:
+        prompts, completions, logps, nothing = super().generate(*args, **options)
+        return prompts, completions, [[first, [None]] for first, _ in logps], nothing
+
+
 def trainer_of(folder: Path, backend: type[Backend], filters: dict[str, Any], **options: Any) -> Any:
     """A trainer whose generation is all that an engine with another policy can draw."""
     trainer = ours(
@@ -92,10 +100,8 @@ def trainer_of(folder: Path, backend: type[Backend], filters: dict[str, Any], **
         per_device_train_batch_size=VOCABULARY**2,
         max_completion_length=2,
         loss_type="dr_grpo",
-        vllm_importance_sampling_mode="sequence_truncate",
         vllm_importance_sampling_clip_max=1e9,
-        **filters,
-        **options,
+        **{"vllm_importance_sampling_mode": "sequence_truncate"} | filters | options,
     )
     trainer.rollouts.engine_check.next = math.inf
     trainer.model.train()
@@ -161,6 +167,17 @@ def test_all_else_is_of_all_tokens(tmp_path: Path) -> None:
     torch.testing.assert_close(over_all[there], (drawn * mass)[there], rtol=1e-3, atol=0)
     (kept_mass,) = trainer._metrics["train"]["sampling/kept_mass"]
     assert 0.2 < kept_mass < 0.99
+
+
+def test_the_ratio_of_a_token_is_1_where_what_was_kept_is_unknown(tmp_path: Path) -> None:
+    token = {"vllm_importance_sampling_mode": "token_truncate"}
+    trainer = trainer_of(tmp_path, Tied, FILTERS["all three"], **token)
+    batch, _, logps = rollouts_of(trainer)
+    first, second = batch["importance_sampling_ratio"].unbind(1)
+    assert first.unique().numel() > 1
+    assert second.unique().tolist() == [1]
+    of_tokens = logps.detach().gather(2, batch["completion_ids"][..., None])[..., 0]
+    torch.testing.assert_close(batch["old_per_token_logps"], of_tokens, rtol=0, atol=1e-4)
 
 
 def test_an_engine_that_does_not_say_what_it_kept_is_an_error(tmp_path: Path) -> None:
