@@ -16,6 +16,18 @@ RATE = {"learning_rate": 1e-3}
 """At a higher one some policies run so far away that terms cancel and little but rounding is left of them."""
 
 
+def in_float64(trainer: Any, row: Row) -> Any:
+    """Let a trainer compute in float64, so that what is compared is not rounding.
+
+    A quantized policy cannot, and what a tower makes of images then depends on how many there are, by rounding.
+    """
+    if row["weights"] not in ("QLoRA", "frozen tower"):
+        for model in (trainer.model, trainer.ref_model):
+            if model is not None:
+                model.double()
+    return trainer
+
+
 class References(TrainerCallback):
     """The weights of a moving reference before each step, which follow from those of the policy after steps."""
 
@@ -35,12 +47,12 @@ class References(TrainerCallback):
 def trained(row: Row, folder: Path) -> tuple[Record, Record, Any]:
     """What our trainer computes with the features of a row, and what stock TRL does; and our trainer."""
     saving = {"save_strategy": "steps", "save_steps": 1} if row["resume"] == "yes" else {}
-    mine = ours(row, folder / "ours", **RATE, **saving)
+    mine = in_float64(ours(row, folder / "ours", **RATE, **saving), row)
     kept = note_kept(mine) if mine.rollouts.sampling else []
     references = References(mine)
     mine.add_callback(references)
     record = train(mine)
-    theirs = stock(row, folder, mine, kept, **RATE)
+    theirs = in_float64(stock(row, folder, mine, kept, **RATE), row)
     theirs.add_callback(References(theirs, references.weights))
     start_from = record.weights if row["weights"] != "QLoRA" else ()
     return record, train(theirs, start_from), mine
@@ -88,7 +100,7 @@ def check(row: Row, folder: Path) -> None:
     # the steps of a quantized policy do not begin with the same weights on both sides
     compare(mine, theirs, 1e-4 if row["weights"] == "QLoRA" else 1e-5)
     if row["resume"] == "yes":
-        resumed = ours(row, folder / "resumed", **RATE)
+        resumed = in_float64(ours(row, folder / "resumed", **RATE), row)
         resumed.train(resume_from_checkpoint=str(folder / "ours" / "checkpoint-1"))
         difference = relative_difference(resumed.model.state_dict(), trainer.model.state_dict())
         assert difference <= (1e-5 if row["weights"] == "QLoRA" else 0)

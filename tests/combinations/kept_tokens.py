@@ -3,12 +3,30 @@
 from typing import Any
 
 import torch
+from trl.trainer import utils
+
+from grpo.utils.patching import patched
 
 
 def correct_over_kept(trainer: Any) -> None:
-    """Have stock TRL compute its importance ratio over the tokens that a filter has kept, from the logits of all."""
-    generate, score = trainer._generate, trainer._get_per_token_logps_and_entropies
-    make, found = trainer._generate_and_score_completions, dict[str, Any]()
+    """Have stock TRL compute its importance ratio over the tokens that a filter has kept, from the logits of all.
+
+    These are made of what TRL's head gets: another forward pass would spoil TRL's own gradient with FSDP2.
+    """
+    generate, score, head = (
+        trainer._generate,
+        trainer._get_per_token_logps_and_entropies,
+        utils._ChunkedLogProbFunction,
+    )
+    make, found, seen = trainer._generate_and_score_completions, dict[str, Any](), list[torch.Tensor]()
+
+    class Seen:
+        @staticmethod
+        def apply(
+            hidden: torch.Tensor, weight: torch.Tensor, bias: Any, targets: Any, temperature: float, *rest: Any
+        ) -> Any:
+            seen.append((hidden.double() @ weight.double().T / temperature).log_softmax(-1))
+            return head.apply(hidden, weight, bias, targets, temperature, *rest)
 
     def noting(prompts: list) -> Any:
         generated = generate(prompts)
@@ -16,13 +34,13 @@ def correct_over_kept(trainer: Any) -> None:
         return generated
 
     def over_kept(model: Any, ids: torch.Tensor, mask: torch.Tensor, length: int, *args: Any, **options: Any) -> tuple:
-        scored = score(model, ids, mask, length, *args, **options)
         if (kept := found.pop("kept", None)) is None:
-            return scored
-        names = ("pixel_values", "image_grid_thw", "image_sizes", "mm_token_type_ids")
-        images = {name: options[name] for name in names if options.get(name) is not None}
-        logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **images).logits[:, -length - 1 : -1]
-        logps, mass = logits.float().log_softmax(-1), torch.zeros(scored[0].shape)
+            return score(model, ids, mask, length, *args, **options)
+        seen.clear()
+        with patched("trl.trainer.utils:_ChunkedLogProbFunction", Seen):
+            scored = score(model, ids, mask, length, *args, **options)
+        logps = torch.cat(seen).view(len(ids), -1, seen[0].size(-1))[:, -length:]
+        mass = torch.zeros(scored[0].shape)
         for row, completion in enumerate(kept):
             for place, tokens in enumerate(completion):
                 if tokens:

@@ -106,11 +106,12 @@ def turn(tokenizer: Any, seed: int, calls: bool) -> list[int]:
     return [*tokens[:-1], tokenizer.eos_token_id] if kind % 3 else tokens
 
 
-def with_logps(tokens: list[int], seed: int, filtered: bool) -> list[float]:
+def with_logps(tokens: list[int], seed: int, row: Row) -> list[float]:
     """The log-probabilities of an engine, over all tokens, or over six of them."""
     generator = torch.Generator().manual_seed(seed)
-    if not filtered:
-        return (torch.randn(len(tokens), generator=generator) / 4 - 5).tolist()
+    if row["engine"] != "vLLM, top-k":
+        likely = -7.5 if row["loss"] == "vespo" else -5  # or its weights, or those of a mask, are all zero
+        return (torch.randn(len(tokens), generator=generator) / 4 + likely).tolist()
     others = torch.randint(7, 80, (len(tokens), 5), generator=generator).tolist()
     drawn = (torch.randn(len(tokens), generator=generator) / 4 - 1.5).tolist()
     return [KeptLogprob(value, {token, *more}) for value, token, more in zip(drawn, tokens, others, strict=True)]
@@ -118,7 +119,7 @@ def with_logps(tokens: list[int], seed: int, filtered: bool) -> list[float]:
 
 def drawn(trainer: Any, row: Row) -> Any:
     """In the place of generation: turns that depend on step, prompt and row alone."""
-    calls, engine = row["tools"] != "none", row["engine"]
+    calls = row["tools"] != "none"
 
     def single_turn(
         prompts: list, images: Any, fields: Any, num_generations: int, **how: Any
@@ -126,10 +127,10 @@ def drawn(trainer: Any, row: Row) -> Any:
         step = (trainer.state.global_step, trainer.model.training)
         seeds = [seed_of(*step, prompt, row % num_generations) for row, prompt in enumerate(prompts)]
         completions = [turn(trainer._tokenizer, seed, calls) for seed in seeds]
-        if engine == "transformers":
+        if row["engine"] == "transformers":
             return completions, None
         of_each = zip(completions, seeds, strict=True)
-        return completions, [with_logps(ids, seed, engine == "vLLM, top-k") for ids, seed in of_each]
+        return completions, [with_logps(ids, seed, row) for ids, seed in of_each]
 
     return single_turn
 

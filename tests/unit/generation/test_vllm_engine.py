@@ -120,7 +120,7 @@ class WithoutVLLM(PolicyEngine):
     """Without vLLM: what TRL's part returns or raises is given."""
 
     def __init__(self, result: Any, mode: str = "colocate") -> None:
-        self.result, self.mode, self.checked = result, mode, True
+        self.result, self.mode, self.checked, self.logprobs = result, mode, True, 0
         self.accelerator = SimpleNamespace(is_main_process=True, device=torch.device("cpu"))
         self._dist = SimpleNamespace(is_fsdp=False)
         self.vllm_client = SimpleNamespace(base_url="http://127.0.0.1:9")

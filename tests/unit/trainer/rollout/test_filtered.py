@@ -169,7 +169,7 @@ def test_all_else_is_of_all_tokens(tmp_path: Path) -> None:
     assert 0.2 < kept_mass < 0.99
 
 
-def test_the_ratio_of_a_token_is_1_where_what_was_kept_is_unknown(tmp_path: Path) -> None:
+def test_a_ratio_is_1_where_what_was_kept_is_unknown(tmp_path: Path) -> None:
     token = {"vllm_importance_sampling_mode": "token_truncate"}
     trainer = trainer_of(tmp_path, Tied, FILTERS["all three"], **token)
     batch, _, logps = rollouts_of(trainer)
