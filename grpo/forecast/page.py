@@ -12,8 +12,7 @@ from grpo.forecast.samples import Sampled
 from grpo.forecast.text import COLUMNS, cells, effect, lines_of
 from grpo.reporting.charts import Chart, accuracy_by_value, bars
 from grpo.reporting.completions import MAX_SIZE, fitting, group
-from grpo.reporting.page import PAGE, name_of, page
-from grpo.utils.atomic import atomic
+from grpo.reporting.page import name_of, page, save
 
 BINS = 12
 """Bars of a histogram at most."""
@@ -36,10 +35,7 @@ def write_page(folder: Path, report: dict[str, Any], problems: Sequence[Sampled]
         charts=charts(report, problems, weights),
         browse=completions(problems, weights),
     )
-    file = folder / PAGE
-    with atomic(file) as partial:
-        partial.write_text(content, encoding="utf-8", errors="replace")
-    return file
+    return save(folder, content)
 
 
 def charts(report: dict[str, Any], problems: Sequence[Sampled], weights: Mapping[str, float]) -> list[Chart]:

@@ -1,32 +1,24 @@
-"""Charts as inline SVG in the colours of the page, for a light and a dark screen and for print."""
+"""Charts of a page as Vega-Lite specifications, in the colours of the page, for light, dark and print."""
 
-import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import mean, median
 from typing import Any
 
-import matplotlib
-from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
-from numpy import insert
+import altair
 
-Points = Sequence[tuple[float, float]]
-MAX_POINTS = 300
-"""Points per line; more are averaged, with a band from the lowest to the highest."""
+from grpo.reporting.curves import Curve, Points
+
+COLOURS = [f"var(--colour-{number})" for number in range(6)]
+DASHES = [[1, 0], [6, 2], [2, 2], [8, 2, 2, 2], [4, 4], [1, 3]]
+"""Of the lines of a chart, so that they differ without colours."""
+HEIGHT = 170
+"""Pixels."""
 MAX_LABEL = 24
 """Characters per label of a value."""
-INK, GRID = "#010203", "#020304"
-COLOURS = tuple(f"#03040{number}" for number in range(6))
-"""Placeholders for the colour variables of the page."""
-STYLE = {"svg.fonttype": "none", "font.size": 8, "axes.edgecolor": GRID, "text.color": INK, "path.simplify": True}
-STYLE |= dict.fromkeys(("xtick.color", "ytick.color", "axes.labelcolor"), INK)
-
-matplotlib.rcParams["text.parse_math"] = False  # a dollar in a value is a dollar
+INTERVAL = "95 % interval"
+DATA = {"content": "data"}
+"""A tooltip of all fields, which the page's script writes."""
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,113 +26,112 @@ class Chart:
     """A chart with its title and legend."""
 
     title: str
-    svg: Markup
-    """SVG element."""
+    spec: Row
+    """Vega-Lite; its data are `points` and `held_out`, which the page's script makes of the lines."""
+    about: str = ""
+    """How the numbers are computed."""
+    lines: dict[str, Points] = field(default_factory=dict)
+    """(step, value) pairs by the name of a line; none where the specification has its data."""
+    held_out: list[tuple[float, float, float, float]] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     """Names of the lines, in the order of the page's colours; empty for a single line."""
 
 
-def curves(title: str, lines: dict[str, Points], percent: bool = False) -> Chart:
-    """Draw lines over steps, on a logarithmic scale for positive values that span more than two powers of ten."""
-    figure, axes = frame(title, percent)
-    for colour, points in zip(COLOURS * len(lines), lines.values(), strict=False):
-        draw_line(axes, points, colour)
-    heights = [height for points in lines.values() for _, height in points]
-    if heights and min(heights) > 0 and max(heights) > 100 * min(heights):
-        axes.set_yscale("log")
-    axes.set_xlabel("step")
-    return Chart(title, svg(figure, title), list(lines) if len(lines) > 1 else [])
+def curve(drawn: Curve) -> Chart:
+    """Draw lines over steps: as they are and smoothed, with the value under the pointer, and a range to zoom to."""
+    names = list(drawn.lines)
+    step = altair.X("step:Q", title="step", scale=altair.Scale(nice=False, zero=False), axis=altair.Axis(tickMinStep=1))
+    domain = {"domain": [0, 1]} if drawn.percent else {}
+    axis = altair.Axis(format="%" if drawn.percent else "~r", tickCount=5)
+
+    def height(name: str) -> altair.Y:
+        return altair.Y(f"{name}:Q", title=None, scale=altair.Scale(zero=False, **domain), axis=axis)
+
+    smoothing = altair.param(name="smoothing", value=0)
+    near = altair.selection_point(name="near", nearest=True, on="pointerover", empty=False, fields=["step", "line"])
+    zoom = altair.selection_interval(name="zoom", encodings=["x"])
+    base = altair.Chart(altair.NamedData("points")).encode(
+        step,
+        color=altair.Color("line:N", legend=None, scale=altair.Scale(domain=names, range=COLOURS)),
+        strokeDash=altair.StrokeDash("line:N", legend=None, scale=altair.Scale(domain=names, range=DASHES)),
+    )
+    as_it_is = base.mark_line(strokeWidth=1.3, opacity=altair.expr("smoothing ? 0.3 : 1")).encode(height("value"))
+    smoothed = base.mark_line(strokeWidth=1.8, opacity=altair.expr("smoothing ? 1 : 0")).encode(height("smooth"))
+    visible = altair.condition(near, altair.value(1), altair.value(0))
+    dots = base.mark_circle(size=40, tooltip=DATA).encode(height("value"), opacity=visible).add_params(near)
+    layers = [as_it_is.add_params(zoom), smoothed, dots]
+    if drawn.held_out:
+        ends = altair.Chart(altair.NamedData("held_out")).encode(altair.X("step:Q"), color=altair.value(COLOURS[1]))
+        layers.append(ends.mark_rule(strokeWidth=1.5).encode(altair.Y("low:Q"), altair.Y2("high:Q")))
+        layers.append(ends.mark_circle(size=50, opacity=1, tooltip=DATA).encode(altair.Y("value:Q")))
+    labels = [*names, f"held out, greedy, {INTERVAL}"] if drawn.held_out else names
+    made = altair.layer(*layers).add_params(smoothing)
+    legend = labels if len(labels) > 1 else []
+    return Chart(drawn.title, spec_of(made), drawn.about, drawn.lines, drawn.held_out, legend)
 
 
-def accuracy_curve(title: str, sampled: Points, ends: Sequence[tuple[float, float, float, float]]) -> Chart:
-    """Draw the accuracy over steps: as sampled in training, and held out as (step, accuracy, low, high)."""
-    figure, axes = frame(title, percent=True)
-    draw_line(axes, sampled, COLOURS[0])
-    for step, accuracy, low, high in ends:
-        draw_interval(axes, step, accuracy, low, high, clip_on=False, zorder=5)
-    axes.set_xlabel("step")
-    return Chart(title, svg(figure, title), ["sampled in training", "held out, greedy, 95 % interval"])
-
-
-def bars(title: str, heights: dict[str, float | None], unit: str) -> Chart:
+def bars(title: str, heights: Mapping[str, float | None], unit: str) -> Chart:
     """Draw a bar per value with its height as a number, and a cross where there is none."""
-    figure, axes = frame(title, percent=False)
-    for place, height in enumerate(heights.values()):
-        axes.bar(place, height or 0, color=COLOURS[0], width=0.6)
-        axes.text(place, height or 0, "×" if height is None else f"{height:.3g}", ha="center", va="bottom", color=INK)
-    label_places(axes, list(heights))
-    axes.set_ylabel(unit)
-    axes.margins(y=0.15)
-    return Chart(title, svg(figure, title))
+    rows = [
+        {"of": name, "height": height or 0, "shown": f"{height:.3g}" if height is not None else "×"}
+        for name, height in zip(labelled(heights), heights.values(), strict=True)
+    ]
+    base = altair.Chart(altair.Data(values=rows)).encode(
+        altair.X("of:N", title=None, sort=None, axis=altair.Axis(labelAngle=slant(heights))),
+        altair.Y("height:Q", title=unit),
+    )
+    drawn = base.mark_bar(tooltip=DATA).encode(color=altair.value(COLOURS[0]))
+    numbers = base.mark_text(dy=-6).encode(text="shown:N", color=altair.value("currentColor"))
+    return Chart(title, spec_of(altair.layer(drawn, numbers)))
 
 
 def accuracy_by_value(
     title: str, accuracies: Mapping[str, Sequence[tuple[float, float, float]]], before: float | None
 ) -> Chart:
     """Draw accuracies with their intervals (accuracy, low, high) over values, and a line at the accuracy before."""
-    figure, axes = frame(title, percent=True)
-    for place, of_value in enumerate(accuracies.values()):
-        for accuracy, low, high in of_value:
-            draw_interval(axes, place, accuracy, low, high)
+    names = dict(zip(accuracies, labelled(accuracies), strict=True))
+    rows = [
+        {"of": names[name], "value": value, "low": low, "high": high}
+        for name, of_value in accuracies.items()
+        for value, low, high in of_value
+    ]
+    axis = altair.Axis(labelAngle=slant(accuracies))
+    x = altair.X("of:N", title=None, sort=None, axis=axis, scale=altair.Scale(domain=list(names.values())))
+    y = altair.Y("value:Q", title=None, scale=altair.Scale(domain=[0, 1]), axis=altair.Axis(format="%", tickCount=5))
+    base = altair.Chart(altair.Data(values=rows)).encode(x, color=altair.value(COLOURS[1]))
+    rules = base.mark_rule(strokeWidth=1.5).encode(altair.Y("low:Q", title=None), altair.Y2("high:Q"))
+    layers = [rules, base.mark_circle(size=50, opacity=1, tooltip=DATA).encode(y)]
     if before is not None:
-        axes.axhline(before, color=INK, linestyle="--", linewidth=0.8, alpha=0.6)
-        axes.text(len(accuracies) - 0.5, before, "before", ha="right", va="bottom", color=INK)
-    label_places(axes, list(accuracies))
-    return Chart(title, svg(figure, title))
+        line = altair.Chart(altair.Data(values=[{"before": before}])).encode(altair.Y("before:Q"))
+        layers.append(line.mark_rule(strokeDash=[4, 3], opacity=0.6).encode(color=altair.value("currentColor")))
+        words = line.mark_text(align="right", dy=-6, x="width", text="before")
+        layers.append(words.encode(color=altair.value("currentColor")))
+    return Chart(title, spec_of(altair.layer(*layers)))
 
 
-def frame(title: str, percent: bool) -> tuple[Figure, Axes]:
-    """Return an empty chart."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.4, 2.4), layout="constrained")
-        figure.patch.set_alpha(0)
-        axes = figure.subplots()
-    axes.patch.set_alpha(0)
-    axes.grid(color=GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    if percent:
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.set_ylim(0, 1.03)
-    return figure, axes
+def labelled(values: Mapping[str, Any]) -> list[str]:
+    """Return the values as labels: all of them different, and none too long."""
+    short = [value if len(value) <= MAX_LABEL else f"{value[: MAX_LABEL - 1]}…" for value in values]
+    return [label if short.count(label) == 1 else f"{label} ({place})" for place, label in enumerate(short, 1)]
 
 
-def draw_interval(axes: Axes, place: float, accuracy: float, low: float, high: float, **options: Any) -> None:
-    """Draw an accuracy with its interval."""
-    ends = [[accuracy - low], [high - accuracy]]
-    axes.errorbar(place, accuracy, ends, fmt="o", color=COLOURS[1], capsize=3, **options)
+def slant(values: Mapping[str, Any]) -> int:
+    """Return the angle of labels: crowded ones are slanted."""
+    return -30 if sum(map(len, labelled(values))) > 50 else 0
 
 
-def draw_line(axes: Axes, points: Points, colour: str) -> None:
-    """Draw points as a line, broken where steps are missing, with a band from lowest to highest around averages."""
-    size = math.ceil(len(points) / MAX_POINTS) if points else 1
-    parts = [points[start : start + size] for start in range(0, len(points), size)]
-    steps = [mean(float(step) for step, _ in part) for part in parts]
-    heights = [[height for _, height in part] for part in parts]
-    if size > 1:
-        axes.fill_between(steps, [min(h) for h in heights], [max(h) for h in heights], color=colour, alpha=0.2, lw=0)
-    spacing = median(after - before for before, after in pairwise(steps)) if len(steps) > 1 else 1
-    gaps = [place + 1 for place, (before, after) in enumerate(pairwise(steps)) if after - before > 1.5 * spacing]
-    broken = (insert(line, gaps, math.nan) for line in (steps, [float(mean(h)) for h in heights]))
-    axes.plot(*broken, color=colour, linewidth=1.2, marker="." if gaps else "", markersize=3)
-
-
-def label_places(axes: Axes, labels: Sequence[str]) -> None:
-    """Label the integers of the x axis, at a slant if the labels are long."""
-    labels = [label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…" for label in labels]
-    crowded = sum(map(len, labels)) > 50
-    axes.set_xticks(range(len(labels)), labels, rotation=30 if crowded else 0, ha="right" if crowded else "center")
-    axes.set_xlim(-0.5, len(labels) - 0.5)
-
-
-def svg(figure: Figure, title: str) -> Markup:
-    """Return a figure as an SVG element in the colours of the page."""
-    file = io.StringIO()
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    text = file.getvalue()
-    text = text[text.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--line)")
-    for number, colour in enumerate(COLOURS):
-        text = text.replace(colour, f"var(--colour-{number})")
-    return Markup(text)
+def spec_of(chart: altair.LayerChart) -> Row:
+    """Return a chart as Vega-Lite, in the colours of the page."""
+    styled = (
+        chart.properties(width="container", height=HEIGHT)
+        .configure(background="transparent", font="system-ui")
+        .configure_axis(
+            labelColor="currentColor",
+            titleColor="currentColor",
+            gridColor="var(--line)",
+            domainColor="var(--line)",
+            tickColor="var(--line)",
+        )
+        .configure_view(stroke=None)
+    )
+    return styled.to_dict()

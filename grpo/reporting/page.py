@@ -2,52 +2,58 @@
 
 import base64
 import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from grpo.config.batch import completions
-from grpo.config.library import DEFAULT_OPTIMIZER
-from grpo.reporting.charts import Chart, Points, accuracy_by_value, accuracy_curve, bars, curves
+from grpo.reporting.charts import Chart, accuracy_by_value, bars, curve
 from grpo.reporting.completions import as_data, sample
-from grpo.reporting.findings import findings
-from grpo.reporting.findings.base import tools_of, values
+from grpo.reporting.content import content_of
+from grpo.reporting.curves import Curve
 from grpo.reporting.images import MAX_BYTES, MAX_IMAGES, coordinates
+from grpo.reporting.vega import javascript
+from grpo.rundir.files import write_json
 from grpo.rundir.run_dir import Run, read_run
 from grpo.rundir.sweep_dir import COLUMNS, Sweep, is_sweep, read_sweep, show
 from grpo.utils.atomic import atomic
-from grpo.utils.diagnosis import sampling_filters
 
-PAGE = "report.html"
-
-PHASES = ("generate", "reward", "logprobs", "update")
-"""Phases of a step, as in the names of metrics."""
-PROBLEMS = {"solved": "solved", "learnable": "learnable", "out_of_reach": "out of reach"}
-"""Names of metrics about the problems seen so far, and of their curves."""
+PAGE, DATA = "report.html", "report.json"
 
 
 def write_report(folder: Path) -> Path:
-    """Write the page of a run, or of a sweep, into its directory; ConfigError if it holds neither."""
-    page = sweep_page(read_sweep(folder)) if is_sweep(folder) else run_page(read_run(folder))
+    """Write the page of a run, and the same as data, or the page of a sweep, into its directory.
+
+    Raises:
+        ConfigError: the directory holds neither.
+    """
+    if is_sweep(folder):
+        return save(folder, sweep_page(read_sweep(folder)))
+    run = read_run(folder)
+    content = content_of(run)
+    write_json(folder / DATA, content)
+    return save(folder, run_page(run, content))
+
+
+def save(folder: Path, text: str) -> Path:
+    """Write a page into a folder, and return its file."""
     file = folder / PAGE
     with atomic(file) as partial:
-        partial.write_text(page, encoding="utf-8", errors="replace")
+        partial.write_text(text, encoding="utf-8", errors="replace")
     return file
 
 
-def run_page(run: Run) -> str:
-    """Return the page of a run."""
+def run_page(run: Run, content: dict[str, Any]) -> str:
+    """Return the page of a run with the content of `report.json`."""
     weights = {str(name): float(reward.get("weight", 1.0)) for name, reward in run.config.reward.items()}
     return page(
         "run.html.jinja",
-        title=f"GRPO run {name_of(run.folder)}",
-        run=run,
-        findings=findings(run),
-        facts=facts(run),
-        memory=memory(run),
-        charts=charts(run),
+        title=content["title"],
+        content=content,
+        charts=[curve(Curve(**one)) for one in content["curves"]],
         browse=sample(run.folder, weights, coordinates(run.config.reward)),
         limits={"images": MAX_IMAGES, "bytes": MAX_BYTES},
     )
@@ -56,97 +62,6 @@ def run_page(run: Run) -> str:
 def name_of(folder: Path) -> str:
     """Return the last two parts of a path: date and time of a run or a sweep, time and number of a job."""
     return "/".join(folder.resolve().parts[-2:])
-
-
-def facts(run: Run) -> dict[str, str]:
-    """Return the settings and results of a run by name, as text."""
-    config, train = run.config, run.config.train
-    data = {key: run.summary.get("data", {}).get(key, {}).get("used") for key in ("train", "held_out")}
-    batch = run.summary.get("completions_a_step", completions(train, 1))
-    rewards = [f"{name} × {reward.get('weight', 1.0):g}" for name, reward in config.reward.items()]
-    trained = f"LoRA, r={config.peft.r}" if config.peft else "all weights"
-    trained += f" on {config.peft.quantization}" if config.peft and config.peft.get("quantization") else ""
-    tools = [*config.task.get("tools", ()), *filter(None, [config.task.get("environment")])]
-    return {
-        "model": f"{config.model.model_name_or_path} ({config.model.dtype})",
-        "trained": trained,
-        "task": ", ".join(f"{key}={value}" for key, value in config.task.dataset.items()),
-        "problems": ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in data.items() if count is not None),
-        "rewards": ", ".join(rewards),
-        "tools": ", ".join(tools),
-        "loss": f"{train.loss_type}, advantages scaled by {train.scale_rewards}, beta {train.beta:g}",
-        "per step": f"{batch} completions in groups of {train.num_generations}",
-        "completions": f"up to {train.max_completion_length} tokens",
-        "optimizer": f"{train.optim or DEFAULT_OPTIMIZER}, rate {train.learning_rate:g} ({train.lr_scheduler_type})",
-        "generation": f"vLLM, {train.vllm_mode}" if train.use_vllm else "transformers",
-        "engine check": engine_check(run),
-        "machine": run.plan.get("device", ""),
-        "steps": str(run.summary.get("steps", len(run.metrics))),
-        "time of all steps": f"{run.seconds:,.0f} s",
-        "tokens per second": f"{run.tokens_per_second or 0:,.0f}, of prompts and completions",
-        "versions": ", ".join(f"{name} {version}" for name, version in run.summary.get("versions", {}).items()),
-        "commit": run.summary.get("git_commit") or "",
-    }
-
-
-def engine_check(run: Run) -> str:
-    """Return how many checks have found that the engine is the policy; nothing without an engine."""
-    verdicts = [is_policy for _, is_policy in values(run, "engine/is_policy")]
-    train = run.config.train
-    if not verdicts:
-        uncorrected = train.use_vllm and not train.vllm_importance_sampling_correction
-        filters = sampling_filters(train) if uncorrected else []
-        return f"none, as train.{filters[0]} changes the engine's log-probabilities alone" if filters else ""
-    largest = max(difference for _, difference in values(run, "engine/logp_difference"))
-    limit = values(run, "engine/tolerance")[-1][1]
-    passed = f"{sum(map(bool, verdicts))} of {len(verdicts)} passed"
-    return f"{passed}, largest difference {largest:.2g} nats per token, below {limit:g} is rounding"
-
-
-def memory(run: Run) -> list[tuple[str, float | None, float | None]]:
-    """Return the phases with planned and measured memory, GiB; None where one is not known."""
-    planned = run.summary.get("planned_gb") or {}
-    measured = {phase: run.summary.get(f"memory/{phase}_gb") for phase in PHASES}
-    rows = [(phase, planned.get(phase), measured[phase]) for phase in PHASES if phase in planned or measured[phase]]
-    return [("peak", planned.get("peak"), run.peak_gb), *rows] if rows or run.peak_gb else []
-
-
-def charts(run: Run) -> list[Chart]:
-    """Return the charts of a run, without those of metrics that were not logged."""
-
-    def lines(names: dict[str, str]) -> dict[str, Points]:
-        return {label: points for label, name in names.items() if (points := values(run, name))}
-
-    sampled = values(run, f"rewards/{run.grader}/mean")
-    last = run.metrics[-1]["step"] if run.metrics else 0
-    known = [(step, run.evaluation[when]) for when, step in (("before", 0), ("after", last)) if when in run.evaluation]
-    held_out = [(step, part["accuracy"], *part["interval"]) for step, part in known]
-    rewards = {str(name): f"rewards/{name}/mean" for name in run.config.reward}
-    called = tools_of(run)
-    entropy = max("entropy", "update/entropy", key=lambda name: len(values(run, name)))
-    metrics: list[tuple[str, dict[str, str], bool]] = [
-        ("Reward", {"reward": "reward"}, False),
-        ("Reward functions", rewards if len(rewards) > 1 else {}, False),
-        ("KL to the reference, nats per token", {"KL": "kl"}, False),
-        ("Entropy, nats per token", {"entropy": entropy}, False),
-        ("Completion length, tokens", {key: f"completions/{key}_length" for key in ("mean", "min", "max")}, False),
-        ("Truncated completions", {"truncated": "completions/clipped_ratio"}, True),
-        ("Zero-variance groups", {"groups": "frac_reward_zero_std"}, True),
-        ("Groups of a step", {key: f"rollout/groups_{key}" for key in ("generated", "kept")}, False),
-        ("Problems seen", {name: f"rollout/problems_{key}" for key, name in PROBLEMS.items()}, False),
-        ("Tool calls of a step", {tool: f"tools/{tool}/calls" for tool in called}, False),
-        ("Failed tool calls of a step", {tool: f"tools/{tool}/errors" for tool in called}, False),
-        ("Completions without an answer after tool calls", {"completions": "tools/unanswered"}, True),
-        ("Gradient norm", {"norm": "grad_norm"}, False),
-        ("Learning rate", {"rate": "learning_rate"}, False),
-        ("Skipped completions (zero advantage)", {"completions": "update/rows_skipped"}, False),
-        ("Difference of vLLM's log-probabilities", {"nats": "sampling/sampling_logp_difference/mean"}, False),
-        ("Time by phase, s/step", {phase: f"time/{phase}" for phase in ("data", *PHASES)}, False),
-        ("GPU utilization", {"GPU": "gpu/utilization"}, True),
-        ("Memory by phase, GiB", {phase: f"memory/{phase}_gb" for phase in (*PHASES, "host")}, False),
-    ]
-    drawings = [curves(title, drawn, percent=percent) for title, names, percent in metrics if (drawn := lines(names))]
-    return ([accuracy_curve("Accuracy", sampled, held_out)] if sampled or held_out else []) + drawings
 
 
 def sweep_page(sweep: Sweep) -> str:
@@ -194,13 +109,20 @@ def order(text: str) -> tuple[bool, float, str]:
         return True, 0.0, text
 
 
-def page(template: str, **content: Any) -> str:
-    """Render a template. Content is escaped, and the page's policy allows no script but its own."""
+def page(template: str, charts: Sequence[Chart], **content: Any) -> str:
+    """Render a template. Content is escaped, and the page's policy allows no scripts but its own.
+
+    Args:
+        charts: of the page, in their order.
+        content: of the template.
+    """
     environment = Environment(
         loader=PackageLoader("grpo.reporting"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["data"] = as_data
     environment.filters["show"] = show
-    script = environment.get_template("browse.js").render()
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template(template).render(script=Markup(script), digest=digest, **content)
+    scripts = [environment.get_template(name).render() for name in ("charts.js", "browse.js")]
+    scripts = [javascript(), *scripts] if charts else scripts[1:]
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    made = {"scripts": list(map(Markup, scripts)), "digests": digests, "charts": charts}
+    return environment.get_template(template).render(drawings=[asdict(chart) for chart in charts], **made, **content)

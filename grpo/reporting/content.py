@@ -1,0 +1,87 @@
+"""Everything that the page of a run states, as data: the page, `report.json` and the text are made of it."""
+
+from dataclasses import asdict
+from typing import Any
+
+from grpo.config.batch import completions
+from grpo.config.library import DEFAULT_OPTIMIZER
+from grpo.reporting.curves import PHASES, curves_of
+from grpo.reporting.findings import findings
+from grpo.reporting.findings.base import values
+from grpo.reporting.tiles import tiles_of
+from grpo.rundir.run_dir import Run
+from grpo.utils.diagnosis import sampling_filters
+
+VERSION = 1
+"""Of the layout of `report.json`."""
+
+
+def content_of(run: Run) -> dict[str, Any]:
+    """Return the content of `report.json`, see docs/report_json.md."""
+    return {
+        "version": VERSION,
+        "title": f"GRPO run {'/'.join(run.folder.resolve().parts[-2:])}",
+        "status": run.status,
+        "reason": run.reason,
+        "evaluation": run.evaluation,
+        "tiles": [asdict(tile) for tile in tiles_of(run)],
+        "findings": [asdict(finding) for finding in findings(run)],
+        "settings": {name: text for name, text in settings(run).items() if text},
+        "command": run.command,
+        "memory_gib": [dict(zip(("phase", "planned", "used"), row, strict=True)) for row in memory(run)],
+        "curves": [asdict(curve) for curve in curves_of(run)],
+        "steps": len(run.metrics),
+    }
+
+
+def settings(run: Run) -> dict[str, str]:
+    """Return the settings and results of a run by name, as text."""
+    config, train = run.config, run.config.train
+    data = {key: run.summary.get("data", {}).get(key, {}).get("used") for key in ("train", "held_out")}
+    batch = run.summary.get("completions_a_step", completions(train, 1))
+    rewards = [f"{name} × {reward.get('weight', 1.0):g}" for name, reward in config.reward.items()]
+    trained = f"LoRA, r={config.peft.r}" if config.peft else "all weights"
+    trained += f" on {config.peft.quantization}" if config.peft and config.peft.get("quantization") else ""
+    tools = [*config.task.get("tools", ()), *filter(None, [config.task.get("environment")])]
+    return {
+        "model": f"{config.model.model_name_or_path} ({config.model.dtype})",
+        "trained": trained,
+        "task": ", ".join(f"{key}={value}" for key, value in config.task.dataset.items()),
+        "problems": ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in data.items() if count is not None),
+        "rewards": ", ".join(rewards),
+        "tools": ", ".join(tools),
+        "loss": f"{train.loss_type}, advantages scaled by {train.scale_rewards}, beta {train.beta:g}",
+        "per step": f"{batch} completions in groups of {train.num_generations}",
+        "completions": f"up to {train.max_completion_length} tokens",
+        "optimizer": f"{train.optim or DEFAULT_OPTIMIZER}, rate {train.learning_rate:g} ({train.lr_scheduler_type})",
+        "generation": f"vLLM, {train.vllm_mode}" if train.use_vllm else "transformers",
+        "engine check": engine_check(run),
+        "machine": run.plan.get("device", ""),
+        "steps": str(run.summary.get("steps", len(run.metrics))),
+        "time of all steps": f"{run.seconds:,.0f} s",
+        "tokens per second": f"{run.tokens_per_second or 0:,.0f}, of prompts and completions",
+        "versions": ", ".join(f"{name} {version}" for name, version in run.summary.get("versions", {}).items()),
+        "commit": run.summary.get("git_commit") or "",
+    }
+
+
+def engine_check(run: Run) -> str:
+    """Return how many checks have found that the engine is the policy; nothing without an engine."""
+    verdicts = [is_policy for _, is_policy in values(run, "engine/is_policy")]
+    train = run.config.train
+    if not verdicts:
+        uncorrected = train.use_vllm and not train.vllm_importance_sampling_correction
+        filters = sampling_filters(train) if uncorrected else []
+        return f"none, as train.{filters[0]} changes the engine's log-probabilities alone" if filters else ""
+    largest = max(difference for _, difference in values(run, "engine/logp_difference"))
+    limit = values(run, "engine/tolerance")[-1][1]
+    passed = f"{sum(map(bool, verdicts))} of {len(verdicts)} passed"
+    return f"{passed}, largest difference {largest:.2g} nats per token, below {limit:g} is rounding"
+
+
+def memory(run: Run) -> list[tuple[str, float | None, float | None]]:
+    """Return the phases with planned and measured memory, GiB; None where one is not known."""
+    planned = run.summary.get("planned_gb") or {}
+    measured = {phase: run.summary.get(f"memory/{phase}_gb") for phase in PHASES}
+    rows = [(phase, planned.get(phase), measured[phase]) for phase in PHASES if phase in planned or measured[phase]]
+    return [("peak", planned.get("peak"), run.peak_gb), *rows] if rows or run.peak_gb else []

@@ -1,0 +1,181 @@
+"""The curves of a run: which metrics belong together, and how each number is computed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from grpo.reporting.findings.base import tools_of, values
+from grpo.rundir.run_dir import Run
+
+Points = Sequence[tuple[float, float]]
+MAX_POINTS = 600
+"""Points per line; of more the lowest and the highest of each stretch are kept."""
+PHASES = ("generate", "reward", "logprobs", "update")
+"""Phases of a step, as in the names of metrics."""
+PROBLEMS = {"solved": "solved", "learnable": "learnable", "out_of_reach": "out of reach"}
+"""Names of metrics about the problems seen so far, and of their lines."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Lines over the steps of a run."""
+
+    title: str
+    about: str
+    """How the numbers are computed."""
+    lines: dict[str, Points]
+    """(step, value) pairs by the name of a line."""
+    percent: bool = False
+    """Whether the values are fractions."""
+    held_out: list[tuple[float, float, float, float]] = field(default_factory=list)
+    """Held-out accuracies as (step, accuracy, low, high)."""
+
+
+def curves_of(run: Run) -> list[Curve]:
+    """Return the curves of a run, without those of metrics that were not logged."""
+    found = [accuracy(run)]
+    for title, about, names, percent in METRICS:
+        lines = {label: thinned(points) for label, name in names.items() if (points := values(run, name))}
+        found.append(Curve(title, about, lines, percent))
+    places = {curve.title: place for place, curve in enumerate(found)}
+    found[places["Reward"] + 1 : places["Reward"] + 1] = [rewards(run), entropy(run)]
+    found += tools(run)
+    return [curve for curve in found if curve.lines or curve.held_out]
+
+
+def accuracy(run: Run) -> Curve:
+    """Return the accuracy as sampled in training and as evaluated."""
+    sampled = thinned(values(run, f"rewards/{run.grader}/mean"))
+    last = run.metrics[-1]["step"] if run.metrics else 0
+    known = [(step, run.evaluation[when]) for when, step in (("before", 0), ("after", last)) if when in run.evaluation]
+    return Curve(
+        "Accuracy",
+        f"Line: fraction of the completions sampled in a step that {run.grader} calls correct. Dots: fraction of "
+        "greedy answers to held-out problems that are correct, with the 95 % Wilson interval.",
+        {"sampled in training": sampled} if sampled else {},
+        True,
+        [(step, part["accuracy"], *part["interval"]) for step, part in known],
+    )
+
+
+def rewards(run: Run) -> Curve:
+    """Return the mean of each of several reward functions."""
+    names = {str(name): f"rewards/{name}/mean" for name in run.config.reward}
+    lines = {label: thinned(points) for label, name in names.items() if (points := values(run, name))}
+    about = "Mean value of each reward function over the completions of a step, before its weight."
+    return Curve("Reward functions", about, lines if len(names) > 1 else {})
+
+
+def entropy(run: Run) -> Curve:
+    """Return the entropy, of all completions where it is known, else of those in the update."""
+    name = max("entropy", "update/entropy", key=lambda name: len(values(run, name)))
+    about = "Mean over completion tokens of the entropy of the policy's distribution over the next token."
+    points = values(run, name)
+    return Curve("Entropy, nats per token", about, {"entropy": thinned(points)} if points else {})
+
+
+def tools(run: Run) -> list[Curve]:
+    """Return the calls of tools."""
+    made = {tool: thinned(values(run, f"tools/{tool}/calls")) for tool in tools_of(run)}
+    failed = {tool: thinned(values(run, f"tools/{tool}/errors")) for tool in tools_of(run)}
+    return [
+        Curve("Tool calls of a step", "Calls of each tool by all completions of a step.", made),
+        Curve("Failed tool calls of a step", "Calls of a step that returned an error to the policy.", failed),
+    ]
+
+
+def thinned(points: Points) -> Points:
+    """Return at most `MAX_POINTS` points, with the lowest and the highest of each stretch of steps."""
+    if len(points) <= MAX_POINTS:
+        return points
+    bounds = [len(points) * place // (MAX_POINTS // 2) for place in range(MAX_POINTS // 2 + 1)]
+    kept: list[tuple[float, float]] = []
+    for start, stop in pairwise(bounds):
+        stretch = points[start:stop]
+        kept += sorted({min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])})
+    return kept
+
+
+METRICS: list[tuple[str, str, dict[str, str], bool]] = [
+    (
+        "Reward",
+        "Mean over all completions generated in a step of the weighted sum of the reward functions.",
+        {"reward": "reward"},
+        False,
+    ),
+    (
+        "KL to the reference, nats per token",
+        "Mean over completion tokens of TRL's estimate of the KL divergence between policy and reference.",
+        {"KL": "kl"},
+        False,
+    ),
+    (
+        "Completion length, tokens",
+        "Tokens per completion of a step: their mean, the shortest and the longest.",
+        {key: f"completions/{key}_length" for key in ("mean", "min", "max")},
+        False,
+    ),
+    (
+        "Truncated completions",
+        "Fraction of completions that reached train.max_completion_length without an end.",
+        {"truncated": "completions/clipped_ratio"},
+        True,
+    ),
+    (
+        "Zero-variance groups",
+        "Fraction of groups whose completions all have the same reward: their advantages are zero.",
+        {"groups": "frac_reward_zero_std"},
+        True,
+    ),
+    (
+        "Groups of a step",
+        "Groups that dynamic sampling has generated for a step, and those that it has kept.",
+        {key: f"rollout/groups_{key}" for key in ("generated", "kept")},
+        False,
+    ),
+    (
+        "Problems seen",
+        "Problems by the accuracy of all of their completions so far.",
+        {name: f"rollout/problems_{key}" for key, name in PROBLEMS.items()},
+        False,
+    ),
+    (
+        "Completions without an answer after tool calls",
+        "Fraction of completions that end with the result of a tool.",
+        {"completions": "tools/unanswered"},
+        True,
+    ),
+    ("Gradient norm", "L2 norm of a step's gradient before it is clipped.", {"norm": "grad_norm"}, False),
+    ("Learning rate", "Of the optimizer, by its schedule.", {"rate": "learning_rate"}, False),
+    (
+        "Skipped completions (zero advantage)",
+        "Completions of a step that cannot change its gradient, so that the update skips them.",
+        {"completions": "update/rows_skipped"},
+        False,
+    ),
+    (
+        "Difference of vLLM's log-probabilities",
+        "Mean absolute difference between the log-probabilities of sampled tokens by vLLM and by the policy, nats.",
+        {"nats": "sampling/sampling_logp_difference/mean"},
+        False,
+    ),
+    (
+        "Time by phase, s/step",
+        "Seconds of a step by phase, on the first process.",
+        {phase: f"time/{phase}" for phase in ("data", *PHASES)},
+        False,
+    ),
+    (
+        "GPU utilization",
+        "Fraction of the time in which the GPU was busy, by its driver.",
+        {"GPU": "gpu/utilization"},
+        True,
+    ),
+    (
+        "Memory by phase, GiB",
+        "Peak memory that PyTorch has allocated in each phase of a step; host: resident memory of the process.",
+        {phase: f"memory/{phase}_gb" for phase in (*PHASES, "host")},
+        False,
+    ),
+]
+"""Title, explanation, metrics by the name of their line, and whether they are fractions."""
