@@ -97,7 +97,7 @@ def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str
         raise RunError(f"failed: {reason}; the traceback is in {os.path.relpath(folder / 'train.log')}", 2) from error
     content = report(result, config, overrides, plan)
     write_json(folder / "preflight.json", content)
-    page = write_page(folder, content, result.problems, weights_of(config))
+    page = write_page(folder, content, result.problems, weights_of(config), config.task.eval.reward)
     if config.preflight.format == "text":
         show(content, Console())
         print(f"page: {os.path.relpath(page)}")

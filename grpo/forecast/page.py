@@ -18,12 +18,15 @@ BINS = 12
 """Bars of a histogram at most."""
 
 
-def write_page(folder: Path, report: dict[str, Any], problems: Sequence[Sampled], weights: dict[str, float]) -> Path:
+def write_page(
+    folder: Path, report: dict[str, Any], problems: Sequence[Sampled], weights: dict[str, float], grader: str
+) -> Path:
     """Write the page of a report into a folder.
 
     Args:
         problems: the samples.
         weights: of the rewards.
+        grader: name of the reward that decides which completions are correct.
     """
     shown = [one | {"text": effect(one)} for one in report["suggestions"]]
     content = page(
@@ -33,7 +36,7 @@ def write_page(folder: Path, report: dict[str, Any], problems: Sequence[Sampled]
         lines=lines_of(report),
         table={"names": COLUMNS, "rows": [cells(report, row) for row in report["groups"]]},
         charts=charts(report, problems, weights),
-        browse=completions(problems, weights),
+        browse=completions(problems, weights, grader),
     )
     return save(folder, content)
 
@@ -72,11 +75,17 @@ def histogram(numbers: Sequence[float]) -> dict[str, float | None]:
     return {f"{edge:.3g}": float(height) for edge, height in zip(edges, heights, strict=False)}
 
 
-def completions(problems: Sequence[Sampled], weights: dict[str, float]) -> dict[str, Any]:
+def completions(problems: Sequence[Sampled], weights: dict[str, float], grader: str) -> dict[str, Any]:
     """Return the completions as the page browses them: as those of one step, as many as a page holds."""
-    groups = []
+    groups: list[dict[str, Any]] = []
     for problem in problems:
-        rows = [{"prompt": problem.prompt, "completion": one.text, **one.rewards} for one in problem.completions]
+        made = [
+            {"tokens": one.tokens, "truncated": not one.ended, "completion": one.text, **one.rewards}
+            for one in problem.completions
+        ]
+        rows = [
+            {"row": len(groups) * len(made) + place, "prompt": problem.prompt, **one} for place, one in enumerate(made)
+        ]
         groups.append(group(rows, weights, "original"))
     count = sum(len(problem.completions) for problem in problems)
-    return {"steps": [{"step": 0, "rows": count, "groups": fitting(groups, MAX_SIZE)}], "images": []}
+    return {"steps": [{"step": 0, "rows": count, "groups": fitting(groups, MAX_SIZE)}], "images": [], "grader": grader}

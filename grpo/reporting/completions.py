@@ -21,6 +21,10 @@ MAX_SIZE = 2_500_000
 """Bytes of text on a page."""
 COLUMNS = ("step", "prompt", "completion", "advantage", "thumbnails", "image_sizes", "shown_sizes", "answer")
 """Columns of a file of completions that the page shows, beside those of the rewards."""
+LENGTH = ("tokens", "truncated")
+"""Columns of the trainer: the tokens of a completion, and whether it did not end by itself."""
+ROW = "row"
+"""Place of a completion in its file."""
 
 
 def sample(run_dir: Path, weights: dict[str, float], coordinates: str = "original") -> dict[str, Any]:
@@ -38,7 +42,7 @@ def sample(run_dir: Path, weights: dict[str, float], coordinates: str = "origina
     steps = []
     for file in chosen:
         try:
-            rows = read_rows(file, [*COLUMNS, *weights])
+            rows = read_rows(file, [*COLUMNS, *LENGTH, *weights])
         except (pyarrow.ArrowInvalid, OSError):  # the run was killed while it wrote the file
             continue
         groups = [group(list(of_problem), weights, coordinates) for _, of_problem in groupby(rows, key=problem)]
@@ -67,7 +71,8 @@ def read_rows(file: Path, names: Sequence[str]) -> list[dict[str, Any]]:
                 columns[name] = [cell.decode(errors="replace") for cell in cells]
             else:
                 columns[name] = column.to_pylist()
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    rows = zip(*columns.values(), strict=True)
+    return [{ROW: place, **dict(zip(columns, row, strict=True))} for place, row in enumerate(rows)]
 
 
 def group(rows: Sequence[dict[str, Any]], weights: dict[str, float], coordinates: str) -> dict[str, Any]:
@@ -83,6 +88,7 @@ def group(rows: Sequence[dict[str, Any]], weights: dict[str, float], coordinates
         weighted = [weights[name] * value for name, value in rewards.items() if value is not None]
         shown = {"reward": number(sum(weighted)) if weighted else None, "rewards": rewards}
         completions.append(said(row["completion"]) | shown | {"advantage": number(row.get("advantage"))})
+        completions[-1] |= {name: row[name] for name in (ROW, *LENGTH) if row.get(name) is not None}
         if boxes:
             completions[-1] |= dict(zip(("boxes", "named"), named_boxes(row, coordinates), strict=True))
     completions.sort(key=lambda row: -math.inf if row["reward"] is None else row["reward"], reverse=True)

@@ -54,7 +54,7 @@ def run_page(run: Run, content: dict[str, Any]) -> str:
         title=content["title"],
         content=content,
         charts=[curve(Curve(**one)) for one in content["curves"]],
-        browse=sample(run.folder, weights, coordinates(run.config.reward)),
+        browse=sample(run.folder, weights, coordinates(run.config.reward)) | {"grader": run.grader},
         limits={"images": MAX_IMAGES, "bytes": MAX_BYTES},
     )
 
@@ -121,7 +121,7 @@ def page(template: str, charts: Sequence[Chart], **content: Any) -> str:
     )
     environment.filters["data"] = as_data
     environment.filters["show"] = show
-    scripts = [environment.get_template(name).render() for name in ("charts.js", "browse.js")]
+    scripts = [environment.get_template(name).render() for name in ("charts.js", "show.js", "browse.js")]
     scripts = [javascript(), *scripts] if charts else scripts[1:]
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     made = {"scripts": list(map(Markup, scripts)), "digests": digests, "charts": charts}

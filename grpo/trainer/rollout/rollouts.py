@@ -217,7 +217,9 @@ class Rollouts:
         if self.keep_columns:
             progress = min(1.0, (trainer.state.global_step + 1) / max(1, trainer.state.max_steps))
             pictures = self.thumbnails if trainer.log_completions else None
-            for column, values in kept_columns(rows, trainer.reward_func_names, pictures, progress).items():
+            ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+            made = {"tokens": list(map(len, ids)), "truncated": [not one or one[-1] not in ends for one in ids]}
+            for column, values in (made | kept_columns(rows, trainer.reward_func_names, pictures, progress)).items():
                 trainer._log_completion_extra(column, values)
         with self.clock.of("reward", trainer.model.training):
             rewards = stock(rows, prompts, completions, ids)
