@@ -11,7 +11,7 @@ from grpo.forecast.rewards import total
 from grpo.forecast.samples import Sampled
 from grpo.forecast.text import COLUMNS, cells, effect, lines_of
 from grpo.reporting.charts import Chart, accuracy_by_value, bars
-from grpo.reporting.completions import MAX_SIZE, fitting, group
+from grpo.reporting.completions import MAX_SIZE, PLACE, fitting, group
 from grpo.reporting.page import name_of, page, save
 
 BINS = 12
@@ -84,7 +84,7 @@ def completions(problems: Sequence[Sampled], weights: dict[str, float], grader: 
             for one in problem.completions
         ]
         rows = [
-            {"row": len(groups) * len(made) + place, "prompt": problem.prompt, **one} for place, one in enumerate(made)
+            {PLACE: len(groups) * len(made) + place, "prompt": problem.prompt, **one} for place, one in enumerate(made)
         ]
         groups.append(group(rows, weights, "original"))
     count = sum(len(problem.completions) for problem in problems)

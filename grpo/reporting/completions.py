@@ -23,8 +23,8 @@ COLUMNS = ("step", "prompt", "completion", "advantage", "thumbnails", "image_siz
 """Columns of a file of completions that the page shows, beside those of the rewards."""
 LENGTH = ("tokens", "truncated")
 """Columns of the trainer: the tokens of a completion, and whether it did not end by itself."""
-ROW = "row"
-"""Place of a completion in its file."""
+PLACE = "/place"
+"""Key of the place of a row in its file; no column is called so."""
 
 
 def sample(run_dir: Path, weights: dict[str, float], coordinates: str = "original") -> dict[str, Any]:
@@ -72,7 +72,7 @@ def read_rows(file: Path, names: Sequence[str]) -> list[dict[str, Any]]:
             else:
                 columns[name] = column.to_pylist()
     rows = zip(*columns.values(), strict=True)
-    return [{ROW: place, **dict(zip(columns, row, strict=True))} for place, row in enumerate(rows)]
+    return [{PLACE: place, **dict(zip(columns, row, strict=True))} for place, row in enumerate(rows)]
 
 
 def group(rows: Sequence[dict[str, Any]], weights: dict[str, float], coordinates: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def group(rows: Sequence[dict[str, Any]], weights: dict[str, float], coordinates
         weighted = [weights[name] * value for name, value in rewards.items() if value is not None]
         shown = {"reward": number(sum(weighted)) if weighted else None, "rewards": rewards}
         completions.append(said(row["completion"]) | shown | {"advantage": number(row.get("advantage"))})
-        completions[-1] |= {name: row[name] for name in (ROW, *LENGTH) if row.get(name) is not None}
+        completions[-1] |= {"row": row[PLACE]} | {name: row[name] for name in LENGTH if row.get(name) is not None}
         if boxes:
             completions[-1] |= dict(zip(("boxes", "named"), named_boxes(row, coordinates), strict=True))
     completions.sort(key=lambda row: -math.inf if row["reward"] is None else row["reward"], reverse=True)

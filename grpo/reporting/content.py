@@ -5,9 +5,12 @@ from typing import Any
 
 from grpo.config.batch import completions
 from grpo.config.library import DEFAULT_OPTIMIZER
+from grpo.reporting.completions import sample
 from grpo.reporting.curves import PHASES, curves_of
 from grpo.reporting.findings import findings
 from grpo.reporting.findings.base import values
+from grpo.reporting.images import coordinates
+from grpo.reporting.quotes import quotes
 from grpo.reporting.tiles import tiles_of
 from grpo.rundir.run_dir import Run
 from grpo.utils.diagnosis import sampling_filters
@@ -16,8 +19,12 @@ VERSION = 1
 """Of the layout of `report.json`."""
 
 
-def content_of(run: Run) -> dict[str, Any]:
-    """Return the content of `report.json`, see docs/report_json.md."""
+def content_of(run: Run, browse: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of `report.json`, see docs/sweeps.md.
+
+    Args:
+        browse: the completions of the page, as of `completions_of`.
+    """
     return {
         "version": VERSION,
         "title": f"GRPO run {'/'.join(run.folder.resolve().parts[-2:])}",
@@ -25,13 +32,19 @@ def content_of(run: Run) -> dict[str, Any]:
         "reason": run.reason,
         "evaluation": run.evaluation,
         "tiles": [asdict(tile) for tile in tiles_of(run)],
-        "findings": [asdict(finding) for finding in findings(run)],
+        "findings": [asdict(one) | {"completions": quotes(one.name, browse)} for one in findings(run)],
         "settings": {name: text for name, text in settings(run).items() if text},
         "command": run.command,
         "memory_gib": [dict(zip(("phase", "planned", "used"), row, strict=True)) for row in memory(run)],
         "curves": [asdict(curve) for curve in curves_of(run)],
         "steps": len(run.metrics),
     }
+
+
+def completions_of(run: Run) -> dict[str, Any]:
+    """Return the completions of a run's page, and the name of its grader."""
+    weights = {str(name): float(reward.get("weight", 1.0)) for name, reward in run.config.reward.items()}
+    return sample(run.folder, weights, coordinates(run.config.reward)) | {"grader": run.grader}
 
 
 def settings(run: Run) -> dict[str, str]:

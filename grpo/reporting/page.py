@@ -11,10 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from grpo.reporting.charts import Chart, accuracy_by_value, bars, curve
-from grpo.reporting.completions import as_data, sample
-from grpo.reporting.content import content_of
+from grpo.reporting.completions import as_data
+from grpo.reporting.content import completions_of, content_of
 from grpo.reporting.curves import Curve
-from grpo.reporting.images import MAX_BYTES, MAX_IMAGES, coordinates
+from grpo.reporting.images import MAX_BYTES, MAX_IMAGES
 from grpo.reporting.vega import javascript
 from grpo.rundir.files import write_json
 from grpo.rundir.run_dir import Run, read_run
@@ -32,10 +32,10 @@ def write_report(folder: Path) -> Path:
     """
     if is_sweep(folder):
         return save(folder, sweep_page(read_sweep(folder)))
-    run = read_run(folder)
-    content = content_of(run)
+    browse = completions_of(run := read_run(folder))
+    content = content_of(run, browse)
     write_json(folder / DATA, content)
-    return save(folder, run_page(run, content))
+    return save(folder, run_page(content, browse))
 
 
 def save(folder: Path, text: str) -> Path:
@@ -46,15 +46,14 @@ def save(folder: Path, text: str) -> Path:
     return file
 
 
-def run_page(run: Run, content: dict[str, Any]) -> str:
-    """Return the page of a run with the content of `report.json`."""
-    weights = {str(name): float(reward.get("weight", 1.0)) for name, reward in run.config.reward.items()}
+def run_page(content: dict[str, Any], browse: dict[str, Any]) -> str:
+    """Return the page of a run with the content of `report.json` and its completions."""
     return page(
         "run.html.jinja",
         title=content["title"],
         content=content,
         charts=[curve(Curve(**one)) for one in content["curves"]],
-        browse=sample(run.folder, weights, coordinates(run.config.reward)) | {"grader": run.grader},
+        browse=browse,
         limits={"images": MAX_IMAGES, "bytes": MAX_BYTES},
     )
 

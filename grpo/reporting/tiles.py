@@ -54,7 +54,7 @@ def accuracy(run: Run) -> Tile | None:
         return over
     worst = (over.worst, over.worst_step, over.worst_shown) if over else (None, None, "")
     change = ends[1] - ends[0]
-    return Tile("accuracy", ends[1], f"{ends[1]:.1%}", change, signed(change, "{:.1%}".format), *worst)
+    return Tile("accuracy", ends[1], f"{ends[1]:.1%}", change, signed(100 * change, "{:.1f} points".format), *worst)
 
 
 def over_steps(

@@ -4,8 +4,8 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
-import numpy
 import pandas
 import pytest
 from hydra import compose
@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from grpo.reporting.charts import COLOURS, MAX_POINTS, curves, draw_line, frame
+from grpo.reporting.charts import accuracy_by_value, bars
 from grpo.reporting.completions import MAX_LENGTH, MAX_SIZE, as_data, said, sample, shortened
+from grpo.reporting.curves import MAX_POINTS, thinned
 from grpo.reporting.page import write_report
+from grpo.reporting.vega import javascript
 from grpo.rundir.run_dir import read_run
 from grpo.rundir.sweep_dir import SWEEP, read_sweep
 from grpo.sweeps.callback import print_sweep
@@ -47,8 +49,8 @@ class Links(HTMLParser):
         assert not any(name.startswith("on") for name, _ in attributes)
 
 
-def data_of(page: str) -> dict:
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
+def data_of(page: str, name: str = "data") -> Any:
+    return json.loads(re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.S)[1])
 
 
 def test_the_page_says_what_was_trained_how_and_with_what_result(page):
@@ -73,11 +75,12 @@ def test_the_page_loads_nothing_and_leads_nowhere(page):
 
 
 def test_every_curve_has_its_picture(page):
-    titles = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    titles = re.findall(r'<figcaption title=".+">(.*?)</figcaption>', page)
     assert titles[:3] == ["Accuracy", "Reward", "Entropy, nats per token"]
     assert {"Completion length, tokens", "Truncated completions", "Gradient norm", "Learning rate"} <= set(titles)
     assert {"Time by phase, s/step", "Memory by phase, GiB", "Skipped completions (zero advantage)"} <= set(titles)
-    assert page.count("<svg") == len(titles)
+    assert [chart["title"] for chart in data_of(page, "charts")] == titles
+    assert all(chart["about"] for chart in data_of(page, "charts"))
 
 
 def test_each_of_several_reward_functions_has_its_curve(composed, tmp_path):
@@ -86,9 +89,8 @@ def test_each_of_several_reward_functions_has_its_curve(composed, tmp_path):
     added = {"rewards/format/mean": 0.5, "rewards/brevity/mean": 0.25}
     (folder / "metrics.jsonl").write_text("".join(json.dumps({**row, **added}) + "\n" for row in rows))
     page = page_of(folder)
-    chart = page[page.index("<figcaption>Reward functions") :]
-    legend = re.findall(r"</i>(.*?)</span>", chart[: chart.index("<svg")])
-    assert legend == ["correctness", "format", "brevity"]
+    (chart,) = (chart for chart in data_of(page, "charts") if chart["title"] == "Reward functions")
+    assert list(chart["lines"]) == chart["labels"] == ["correctness", "format", "brevity"]
 
 
 def test_a_page_without_what_a_run_did_not_come_to(composed, tmp_path):
@@ -113,8 +115,9 @@ def test_an_incomplete_line_does_not_lose_the_others(composed, tmp_path):
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_a_model_wrote_is_no_markup(text, composed, tmp_path):
     page = page_of(write_run(tmp_path / "run", text=text, **RUN))
-    assert page.lower().count("<script") == page.lower().count("</script") == 2
-    assert page.lower().count("<style") == page.lower().count("</style") == 1 + page.count("<svg")
+    own = page.replace(javascript(), "")
+    assert own.lower().count("<script") == own.lower().count("</script") == 6
+    assert own.lower().count("<style") == own.lower().count("</style") == 1
     first = data_of(page)["steps"][0]["groups"][0]
     readable = text[:100].encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\ufffd", "")
     for shown in (first["prompt"], *(row["text"] for row in first["completions"])):
@@ -223,31 +226,58 @@ def test_the_bound_holds_for_what_is_written(tmp_path):
     assert MAX_SIZE / 2 < len(as_data(sample(tmp_path, {})).encode()) < MAX_SIZE + 10_000
 
 
-@pytest.mark.parametrize("steps", [MAX_POINTS + 1, 1001, 1201, 10_000])
-def test_a_curve_without_gaps_is_one_line(steps):
-    _, axes = frame("one", percent=False)
-    draw_line(axes, [(step, float(step % 7)) for step in range(steps)], COLOURS[0])
-    assert numpy.isfinite(axes.lines[0].get_ydata()).all()
+@pytest.mark.parametrize("steps", [MAX_POINTS + 1, 1001, 1201, 100_000])
+def test_a_long_curve_is_thinned_out_with_its_extremes(steps):
+    points = [(step, float(step % 7)) for step in range(steps)]
+    points[steps // 3], points[steps // 2] = (steps // 3, 99.0), (steps // 2, -99.0)
+    kept = thinned(points)
+    assert MAX_POINTS // 2 <= len(kept) <= MAX_POINTS
+    assert {points[steps // 3], points[steps // 2]} <= set(kept)
+    assert kept == sorted(kept)
+    assert set(kept) <= set(points)
+    assert thinned(points[:MAX_POINTS]) == points[:MAX_POINTS]
 
 
-def test_a_curve_is_broken_where_steps_are_missing():
-    _, axes = frame("one", percent=False)
-    draw_line(axes, [(step, 1.0 + step % 3) for step in range(100) if not 40 <= step < 60], COLOURS[0])
-    assert numpy.flatnonzero(numpy.isnan(axes.lines[0].get_ydata())).tolist() == [40]
+def test_charts_of_values_have_labels_that_differ():
+    heights = {f"task.prompt={'x' * 40}{end}": height for end, height in (("a", 1.0), ("b", None))}
+    rows = bars("two", heights, "GiB").spec["layer"][0]["data"]["values"]
+    assert [(row["shown"], len(row["of"]) < 30) for row in rows] == [("1", True), ("×", True)]
+    assert rows[0]["of"] != rows[1]["of"]
+    spec = accuracy_by_value("one", {"2": [(0.5, 0.4, 0.6)], "4": []}, 0.1).spec
+    assert spec["layer"][1]["encoding"]["x"]["scale"]["domain"] == ["2", "4"]
 
 
-def test_a_curve_of_many_points_is_as_small_as_one_of_few():
-    long = curves("long", {"line": [(step, step % 7) for step in range(100_000)]})
-    short = curves("short", {"line": [(step, step % 7) for step in range(MAX_POINTS)]})
-    assert len(long.svg) < 3 * len(short.svg)
+def test_the_data_beside_the_page_say_the_same(composed, tmp_path):
+    folder = write_run(tmp_path / "run", **RUN)
+    page, data = page_of(folder), json.loads((folder / "report.json").read_text())
+    assert [(tile["name"], tile["shown"], tile["changed"]) for tile in data["tiles"]] == [
+        ("accuracy", "95.0%", "+84.0 points"),
+        ("reward", "0.328", "+0.0208"),
+        ("completion length", "20 tokens", "+0 tokens"),
+        ("speed", "0.4 s/step", "+0 s/step"),
+        ("memory", "0.70 GiB", "+0.00 GiB"),
+    ]
+    assert all(f"{tile['shown']}</p>" in page for tile in data["tiles"])
+    assert data["settings"]["per step"] == "128 completions in groups of 8"
+    assert [curve["title"] for curve in data["curves"]] == [chart["title"] for chart in data_of(page, "charts")]
+    assert data["curves"][0]["held_out"] == [[0, 0.11, 0.07, 0.16], [4, 0.95, 0.91, 0.97]]
+    assert {"version", "title", "status", "reason", "evaluation", "findings", "command", "memory_gib"} <= data.keys()
 
 
-def test_a_curve_has_the_colours_of_the_page():
-    chart = curves("two", {"one": [(0, 1.0), (1, 2.0)], "other": [(0, 2.0), (1, 1.0)]})
-    assert "var(--colour-0)" in chart.svg
-    assert "var(--colour-1)" in chart.svg
-    assert "currentColor" in chart.svg
-    assert not re.search(r"#0[1-3]0[2-4]0", chart.svg)
+def test_a_finding_quotes_the_completions_that_it_is_about(composed, tmp_path):
+    folder = write_run(tmp_path / "run", text="<b>", **RUN)
+    rows = [json.loads(line) | {"completions/clipped_ratio": 0.6} for line in open(folder / "metrics.jsonl")] * 10
+    rows = [row | {"step": step} for step, row in enumerate(rows, 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for file in (folder / "completions").iterdir():
+        table = pandas.read_parquet(file)
+        table.assign(tokens=24, truncated=table["correctness"] < 1).to_parquet(file)
+    page = page_of(folder)
+    (finding,) = (
+        one for one in json.loads((folder / "report.json").read_text())["findings"] if one["name"] == "cut_off"
+    )
+    assert [(one["step"], one["row"]) for one in finding["completions"]] == [(4, 0), (4, 2)]
+    assert '&lt;b&gt; answer 0 <a href="#step=4&amp;row=0">step 4, completion 0</a>' in page
 
 
 def test_the_page_of_a_sweep_compares_its_jobs(composed, tmp_path):
