@@ -120,8 +120,8 @@ def page(template: str, charts: Sequence[Chart], **content: Any) -> str:
     )
     environment.filters["data"] = as_data
     environment.filters["show"] = show
-    scripts = [environment.get_template(name).render() for name in ("charts.js", "show.js", "browse.js")]
-    scripts = [javascript(), *scripts] if charts else scripts[1:]
+    scripts = [environment.get_template(name).render() for name in ("show.js", "browse.js", "charts.js")]
+    scripts = [javascript(), *scripts] if charts else scripts[:-1]
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     made = {"scripts": list(map(Markup, scripts)), "digests": digests, "charts": charts}
     return environment.get_template(template).render(drawings=[asdict(chart) for chart in charts], **made, **content)

@@ -32,14 +32,16 @@ def opened(browser):
     """A function from a page's file to the page in the browser; its requests, messages and errors are in `noted`."""
     contexts = []
 
-    def open_page(file: Path, size: dict = DESKTOP, **options):
+    def open_page(file: Path, size: dict = DESKTOP, link: str = "", drawn: bool = True, **options):
         contexts.append(browser.new_context(viewport=size, **options))
         page = contexts[-1].new_page()
         page.noted = []
         page.on("request", lambda request: page.noted.append(request.url))
         page.on("console", lambda message: page.noted.append(message.text))
         page.on("pageerror", lambda error: page.noted.append(str(error)))
-        page.goto(file.resolve().as_uri())
+        page.goto(file.resolve().as_uri() + link)
+        if drawn:
+            page.wait_for_function("document.body.dataset.drawn || !document.querySelector('.chart')")
         return page
 
     yield open_page
@@ -60,7 +62,8 @@ def test_a_page_is_readable_on_phone_and_desktop_light_and_dark(size, scheme, co
     assert page.noted == [file.resolve().as_uri()]
     light, dark = "rgb(255, 255, 255)", "rgb(17, 21, 26)"
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == {"light": light, "dark": dark}[scheme]
-    assert page.locator(".charts svg").count() == page.locator("figcaption").count() > 10
+    assert page.locator(".chart svg").count() == page.locator("figcaption").count() > 10
+    assert page.locator(".tiles li").count() == 5
     assert len(page.screenshot(full_page=True)) > 50_000
 
 
@@ -100,6 +103,12 @@ def test_completions_are_chosen_by_step_and_by_reward(composed, tmp_path, opened
     assert page.locator("#number").text_content() == "1"
     pair = page.locator(".group").first.locator(".pair .completion h4")
     assert [text.split(" (")[0] for text in pair.all_text_contents()] == ["best: reward 1", "worst: reward 0"]
+    page.locator("#search").fill("ANSWER 3")
+    assert page.locator("#count").text_content() == "1 found; 8 completions"
+    page.locator("#search").fill("")
+    page.locator("#only").select_option("incorrect")
+    assert page.locator("#count").text_content() == "4 found; 8 completions"
+    page.locator("#only").select_option("all")
     page.locator("summary").first.click()
     between = page.locator(".group").first.locator("details .completion")
     between.nth(1).wait_for()
@@ -115,12 +124,74 @@ def test_completions_are_chosen_by_step_and_by_reward(composed, tmp_path, opened
     assert page.locator(".group").count() == 24
 
 
+def test_a_link_names_a_completion_which_is_compared_by_its_button(composed, tmp_path, opened):
+    file = write_report(write_run(tmp_path / "run", steps=3, groups=2, generations=4))
+    page = opened(file, link="#step=2&row=6")
+    assert page.locator("#number").text_content() == "2"
+    named = page.locator(".completion.named")
+    assert named.locator("pre").text_content().strip() == "answer 6"
+    named.get_by_role("button").click()
+    page.locator("#completions .group").first.get_by_role("button").first.click()
+    assert page.locator("#compared .completion").count() == 2
+    page.locator("#separate").click()
+    assert not page.locator("#compare").is_visible()
+
+
+def test_the_keyboard_alone_reads_completions(composed, tmp_path, opened):
+    page = opened(write_report(write_run(tmp_path / "run", steps=1, groups=3, generations=2)))
+    for key, place in (("j", 0), ("j", 1), ("j", 2), ("j", 2), ("k", 1)):
+        page.keyboard.press(key)
+        card = "[...document.querySelectorAll('#completions > .group')].indexOf(document.activeElement)"
+        assert page.evaluate(card) == place
+    page.keyboard.press("?")
+    assert page.locator("#help").is_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    page.keyboard.type("jk 1")
+    assert page.locator("#search").input_value() == "jk 1"
+
+
+def test_charts_show_values_zoom_together_and_lead_to_a_step(composed, tmp_path, opened):
+    page = opened(write_report(write_run(tmp_path / "run", steps=60, groups=1, generations=2)))
+    charts = page.locator(".chart svg")
+    box = charts.nth(1).bounding_box()
+    middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.move(*middle)
+    tooltip = page.locator("#vg-tooltip-element")
+    tooltip.get_by_text("line: reward").wait_for()
+    step = int(tooltip.text_content().split("step: ")[1].split("line")[0])
+    page.mouse.click(*middle)
+    page.wait_for_function(f"location.hash === '#step={step}'")
+    assert page.locator("#number").text_content() == str(step)
+
+    before = charts.nth(2).inner_html()
+    charts.nth(1).scroll_into_view_if_needed()
+    box = charts.nth(1).bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.8, box["y"] + 60, steps=5)
+    page.mouse.up()
+    page.locator("#whole").wait_for()
+    page.wait_for_function(f"document.querySelectorAll('.chart svg')[2].innerHTML !== {json.dumps(before)}")
+    steps = [
+        int(text)
+        for text in page.locator(".chart").nth(2).locator(".role-axis-label text").all_text_contents()[:3]
+        if text.isdigit()
+    ]
+    assert min(steps) >= 20
+    page.locator("#whole").click()
+    assert not page.locator("#whole").is_visible()
+    page.locator("#smoothing").fill("0.9")
+    page.locator("#log").check()
+    assert [message for message in page.noted if "rror" in message] == []
+
+
 def test_ten_thousand_steps_make_a_small_page_that_opens_at_once(composed, tmp_path, opened):
     folder = write_run(tmp_path / "run", steps=10_000, groups=2, generations=5, text="a sentence of some length " * 8)
     file = write_report(folder)
     assert file.stat().st_size < 5_000_000
     start = time.monotonic()
-    page = opened(file)
+    page = opened(file, drawn=False)
     assert page.locator(".group").count() == 2
     assert time.monotonic() - start < 2
     assert page.noted == [file.resolve().as_uri()]
@@ -134,7 +205,7 @@ def test_the_page_of_a_sweep_leads_to_its_jobs(composed, tmp_path, opened):
     page = opened(write_report(tmp_path), PHONE)
     assert fits(page)
     assert page.locator("table tr").count() == 4
-    assert page.locator("figure svg").count() == 2
+    assert page.locator(".chart svg").count() == 2
     page.locator("table a").nth(1).click()
     page.wait_for_url("**/1/report.html")
     assert page.title().endswith("/1")
@@ -144,7 +215,7 @@ def test_the_page_of_a_sweep_leads_to_its_jobs(composed, tmp_path, opened):
 def test_a_page_prints_completely(composed, tmp_path, opened):
     page = opened(write_report(write_run(tmp_path / "run", steps=3, groups=2, generations=4)))
     page.emulate_media(media="print")
-    assert not page.locator(".controls").is_visible()
+    assert page.locator(".controls:visible").count() == 0
     assert page.locator(".group").first.is_visible()
     assert page.pdf()[:5] == b"%PDF-"
 

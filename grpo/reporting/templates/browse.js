@@ -58,7 +58,7 @@
   const draw = () => {
     const { make, cards } = wanted(), total = chosen().reduce((sum, { rows }) => sum + rows, 0);
     const here = chosen().flatMap(({ groups }) => groups).reduce((sum, group) => sum + group.completions.length, 0);
-    const found = make === Show.ofCompletion ? `${cards.length} found; ` : "";
+    const found = only.value !== "all" || search.value ? `${cards.length} found; ` : "";
     at("number").textContent = all.checked ? "all" : chosen()[0].step;
     at("count").textContent =
       found + (here < total ? `${here} of the ${total} completions are on this page` : `${total} completions`);

@@ -61,7 +61,10 @@
       if (step && at("step")) location.hash = `step=${step}`;
     });
   };
-  const drawn = () => Promise.all(figures.map(draw)).then(() => { document.body.dataset.drawn = "yes"; });
+  const drawn = async () => {  // one after the other: the page can be read meanwhile
+    for (const [place, figure] of figures.entries()) await draw(figure, place);
+    document.body.dataset.drawn = "yes";
+  };
   smoothing?.addEventListener("input", () => {
     views.forEach((view, place) => {
       if (Object.keys(charts[place].lines).length) {
@@ -71,5 +74,5 @@
   });
   log?.addEventListener("change", drawn);
   whole?.addEventListener("click", () => zoom([-Infinity, Infinity]));
-  drawn();
+  window.addEventListener("load", () => setTimeout(drawn));
 })();
