@@ -40,8 +40,8 @@ def opened(browser):
         page.on("console", lambda message: page.noted.append(message.text))
         page.on("pageerror", lambda error: page.noted.append(str(error)))
         page.goto(file.resolve().as_uri() + link)
-        if drawn:
-            page.wait_for_function("document.body.dataset.drawn || !document.querySelector('.chart')")
+        if drawn and page.locator(".chart").count():
+            page.locator("body[data-drawn]").wait_for()
         return page
 
     yield open_page
@@ -161,10 +161,9 @@ def test_charts_show_values_zoom_together_and_lead_to_a_step(composed, tmp_path,
     tooltip.get_by_text("line: reward").wait_for()
     step = int(tooltip.text_content().split("step: ")[1].split("line")[0])
     page.mouse.click(*middle)
-    page.wait_for_function(f"location.hash === '#step={step}'")
+    page.wait_for_url(f"**#step={step}")
     assert page.locator("#number").text_content() == str(step)
 
-    before = charts.nth(2).inner_html()
     charts.nth(1).scroll_into_view_if_needed()
     box = charts.nth(1).bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60)
@@ -172,13 +171,10 @@ def test_charts_show_values_zoom_together_and_lead_to_a_step(composed, tmp_path,
     page.mouse.move(box["x"] + box["width"] * 0.8, box["y"] + 60, steps=5)
     page.mouse.up()
     page.locator("#whole").wait_for()
-    page.wait_for_function(f"document.querySelectorAll('.chart svg')[2].innerHTML !== {json.dumps(before)}")
-    steps = [
-        int(text)
-        for text in page.locator(".chart").nth(2).locator(".role-axis-label text").all_text_contents()[:3]
-        if text.isdigit()
-    ]
-    assert min(steps) >= 20
+    axis = page.locator(".chart").nth(2).locator(".role-axis-label").first
+    axis.get_by_text("0", exact=True).wait_for(state="detached")
+    steps = [int(text) for text in axis.locator("text").all_text_contents()]
+    assert 20 <= min(steps) < max(steps) <= 55
     page.locator("#whole").click()
     assert not page.locator("#whole").is_visible()
     page.locator("#smoothing").fill("0.9")

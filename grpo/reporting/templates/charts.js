@@ -62,7 +62,10 @@
     });
   };
   const drawn = async () => {  // one after the other: the page can be read meanwhile
-    for (const [place, figure] of figures.entries()) await draw(figure, place);
+    for (const [place, figure] of figures.entries()) {
+      await draw(figure, place);
+      await new Promise((resolve) => setTimeout(resolve));
+    }
     document.body.dataset.drawn = "yes";
   };
   smoothing?.addEventListener("input", () => {
