@@ -148,7 +148,7 @@ def write_outcome(summary: dict[str, Any], run_dir: Path) -> None:
         log.exception("no summary could be written")
         return
     try:
-        from grpo.reporting.page import write_report  # with matplotlib, which no step needs
+        from grpo.reporting.page import write_report  # with libraries that no step needs
 
         write_report(run_dir)
     except Exception:  # the run is what counts
