@@ -124,7 +124,7 @@ def test_completions_are_chosen_by_step_and_by_reward(composed, tmp_path, opened
     assert page.locator(".group").count() == 24
 
 
-def test_a_link_names_a_completion_which_is_compared_by_its_button(composed, tmp_path, opened):
+def test_a_link_leads_to_a_completion_which_can_be_compared(composed, tmp_path, opened):
     file = write_report(write_run(tmp_path / "run", steps=3, groups=2, generations=4))
     page = opened(file, link="#step=2&row=6")
     assert page.locator("#number").text_content() == "2"
@@ -151,7 +151,7 @@ def test_the_keyboard_alone_reads_completions(composed, tmp_path, opened):
     assert page.locator("#search").input_value() == "jk 1"
 
 
-def test_charts_show_values_zoom_together_and_lead_to_a_step(composed, tmp_path, opened):
+def test_charts_show_values_zoom_alike_and_lead_to_a_step(composed, tmp_path, opened):
     page = opened(write_report(write_run(tmp_path / "run", steps=60, groups=1, generations=2)))
     charts = page.locator(".chart svg")
     box = charts.nth(1).bounding_box()
