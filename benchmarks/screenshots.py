@@ -22,6 +22,7 @@ KINDS = {
     "sweep": "directory of a sweep",
     "images": "directory of a run with images",
     "boxes": "directory of a run with boxes in images",
+    "tools": "directory of a run with tools",
 }
 GROUPS = 2
 """Groups of completions on a picture of images."""
@@ -37,7 +38,7 @@ def main() -> None:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         for kind, folder in asked.items():
             address = write_report(folder).resolve().as_uri()
-            (take_completions if kind in ("images", "boxes") else take_tops)(browser, address, kind)
+            (take_completions if kind in ("images", "boxes", "tools") else take_tops)(browser, address, kind)
         browser.close()
 
 
@@ -46,6 +47,7 @@ def take_tops(browser: Browser, address: str, kind: str) -> None:
     for size, options in SIZES.items():
         page = browser.new_page(**options)
         page.goto(address)
+        page.locator("body[data-drawn]").wait_for()
         height = page.evaluate("document.documentElement.getBoundingClientRect().height")
         clip = {"x": 0, "y": 0, **options["viewport"], "height": min(height, options["viewport"]["height"])}
         page.screenshot(path=DOCS / f"{kind}_{size}.png", clip=clip)
@@ -53,12 +55,13 @@ def take_tops(browser: Browser, address: str, kind: str) -> None:
 
 def take_completions(browser: Browser, address: str, kind: str) -> None:
     """Take a picture of the groups of completions whose rewards differ most, with what is above them."""
-    page = browser.new_page(viewport={"width": 1000, "height": 4000}, color_scheme="light")
+    page = browser.new_page(viewport={"width": 1000, "height": 6000}, color_scheme="light")
     page.goto(address)
+    page.locator("body[data-drawn]").wait_for()
     page.locator("#all").check()
     page.locator("#order").select_option("difference")
     top, bottom = page.evaluate(
-        """last => [[...document.querySelectorAll("h2")].at(-1).getBoundingClientRect().top,
+        """last => [document.getElementById("browse").getBoundingClientRect().top,
                     document.querySelectorAll(".group")[last].getBoundingClientRect().bottom]""",
         GROUPS - 1,
     )

@@ -5,6 +5,7 @@ import os
 
 os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as grpo.train sets it where processes meet; read when torch loads
 
+import altair  # noqa: F401
 import bitsandbytes  # noqa: F401
 import datasets  # noqa: F401
 import hydra  # noqa: F401

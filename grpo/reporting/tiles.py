@@ -34,7 +34,7 @@ def tiles_of(run: Run) -> list[Tile]:
     found: list[Tile | None] = [
         accuracy(run),
         over_steps("reward", values(run, "reward"), "{:.3g}".format, min),
-        over_steps("completion length", values(run, "completions/mean_length"), "{:,.0f} tokens".format, max),
+        over_steps("completion length", values(run, "completions/mean_length"), "{:,.1f} tokens".format, max),
         over_steps("speed", speed, "{:.3g} s/step".format, max),
         over_steps("memory", memory, "{:.2f} GiB".format, max),
     ]

@@ -253,7 +253,7 @@ def test_the_data_beside_the_page_say_the_same(composed, tmp_path):
     assert [(tile["name"], tile["shown"], tile["changed"]) for tile in data["tiles"]] == [
         ("accuracy", "95.0%", "+84.0 points"),
         ("reward", "0.328", "+0.0206"),
-        ("completion length", "20 tokens", "+0 tokens"),
+        ("completion length", "20.0 tokens", "+0.0 tokens"),
         ("speed", "0.4 s/step", "+0 s/step"),
         ("memory", "0.70 GiB", "+0.00 GiB"),
     ]
