@@ -121,14 +121,14 @@ def main() -> None:
     """Run the benchmark."""
     console = Console()
     results: dict[str, Any] = {"date": str(date.today()), "versions": versions(), "healthy": {}, "cost": {}}
-    for name, peft_config in COSTS.items():
-        results["cost"][name] = in_process(partial(cost, peft_config))
-        console.print(name, results["cost"][name])
     for way in WAYS:
         for dtype in DTYPES:
             with tempfile.TemporaryDirectory() as folder:
                 results["healthy"][f"{way}, {dtype}"] = healthy(way, dtype, Path(folder))
             console.print(way, dtype, results["healthy"][f"{way}, {dtype}"])
+    for name, peft_config in COSTS.items():
+        results["cost"][name] = in_process(partial(cost, peft_config))
+        console.print(name, results["cost"][name])
     table = Table("", "check, s", "all weights, s", "step, s", "fraction", title="SmolLM2-135M, bfloat16")
     for name, row in results["cost"].items():
         numbers = (row["check_s"], row["first_check_s"], row["step_s"])
