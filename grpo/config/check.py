@@ -271,7 +271,7 @@ def check_filters(train: DictConfig) -> None:
     """Check that no filter biases the importance ratio between the policy and vLLM."""
     if reason := why_biased(train):
         raise ConfigError(
-            f"{reason}; or leave it out, use generation=transformers, or "
+            f"{reason}; otherwise leave it out, use generation=transformers, or "
             "train.vllm_importance_sampling_correction=false without off_policy_mask_threshold, which also does "
             "without the check that the engine is the policy"
         )
