@@ -86,8 +86,8 @@ def test_a_run_leaves_what_the_run_directory_promises(
     assert "step 1/2  reward" in printed.err
     chatter = printed.out + printed.err
     assert "Loading weights" not in chatter
-    assert "Advantage" not in chatter
-    assert "Advantage" in (tmp_path / "train.log").read_text()
+    assert "─ Step 1 ─" not in chatter
+    assert "─ Step 1 ─" in (tmp_path / "train.log").read_text()
 
 
 def test_the_resolved_configuration_is_saved_as_it_ran(composed: Compose, tmp_path: Path) -> None:
