@@ -2,7 +2,7 @@
 
 `python -m benchmarks.transfers` takes twenty minutes on two cores, prints tables and writes benchmarks/transfers.json.
 The built-in policy trains by `grpo.train` at a learning rate of 1e-6, at which hardly a bit of it changes in bfloat16,
-with vLLM beside it and with a server. SmolLM2-135M's steps give the cost.
+with vLLM beside it and with a server. SmolLM2-135M's steps give the cost. Runs that the file has are not made again.
 """
 
 import json
@@ -14,6 +14,7 @@ import tempfile
 import time
 from datetime import date
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,11 @@ from benchmarks.generation import smollm2
 from grpo.config.options import Engine
 from grpo.config.schema import ROOT
 from grpo.generation.vllm_engine import PolicyEngine
+from grpo.rundir.files import read_json, write_json
 from grpo.rundir.versions import versions
 from grpo.utils.patching import replaced
 
+FILE = ROOT / "benchmarks" / "transfers.json"
 STEPS = 200
 RUN = [
     f"train.max_steps={STEPS}",
@@ -120,12 +123,14 @@ def cost(peft_config: LoraConfig | None) -> dict[str, float]:
 def main() -> None:
     """Run the benchmark."""
     console = Console()
-    results: dict[str, Any] = {"date": str(date.today()), "versions": versions(), "healthy": {}, "cost": {}}
-    for way in WAYS:
-        for dtype in DTYPES:
+    results: dict[str, Any] = {"healthy": {}, "cost": {}} | read_json(FILE)
+    results |= {"date": str(date.today()), "versions": versions()}
+    for way, dtype in product(WAYS, DTYPES):
+        if (name := f"{way}, {dtype}") not in results["healthy"]:
             with tempfile.TemporaryDirectory() as folder:
-                results["healthy"][f"{way}, {dtype}"] = healthy(way, dtype, Path(folder))
-            console.print(way, dtype, results["healthy"][f"{way}, {dtype}"])
+                results["healthy"][name] = healthy(way, dtype, Path(folder))
+            write_json(FILE, results)
+            console.print(name, results["healthy"][name])
     for name, peft_config in COSTS.items():
         results["cost"][name] = in_process(partial(cost, peft_config))
         console.print(name, results["cost"][name])
@@ -134,7 +139,7 @@ def main() -> None:
         numbers = (row["check_s"], row["first_check_s"], row["step_s"])
         table.add_row(name, *(f"{number:.3g}" for number in numbers), f"{numbers[0] / numbers[2]:.2%}")
     console.print(table)
-    (ROOT / "benchmarks" / "transfers.json").write_text(json.dumps(results, indent=2) + "\n")
+    write_json(FILE, results)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
     """
     console = Console(file=sys.stderr, quiet=not is_main_process())
     memory = MemoryReadings(on_gpu=torch.cuda.is_available() and not settings.train.use_cpu)
+    is_new = not has_been_run(name_of(settings.task), run_dir)
     with ends_when_stuck(run_dir), StopOnSignal() as stop, Outcome(run_dir, plan, memory) as outcome:
         checkpoint = checkpoint_for(settings, run_dir, console)
         settings = with_model(settings)
@@ -83,10 +84,9 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
             processing_class = policy.load_processing_class(settings.model)
             problems = problems_of(settings, processing_class, tools, console)
             write_decisions(settings, plan, run_dir)
-            task = name_of(settings.task)
-            if not has_been_run(task, run_dir):
+            if is_new:
                 console.print(NEW_TASK, highlight=False, soft_wrap=True)
-            outcome.add(task=task, data=problems.counts, completions_a_step=completions(settings.train, None))
+            outcome.add(task=name_of(settings.task), data=problems.counts, completions_a_step=completions(settings.train, None))
             outcome.add(accuracy_before=None, accuracy_after=None)
             options, columns = options_of_rewards(settings, problems), reward_columns(problems.train)
             with running_rewards(options, columns, run_dir, run_dir / ERRORS_FILE) as rewards:
