@@ -53,6 +53,7 @@ def report(result: Result, config: DictConfig, overrides: Sequence[str], plan: P
         bool(train.mask_truncated_completions),
         grader if grader in weights else None,
         agreement,
+        train.learning_rate > 0,
     )
     verdict = judged(evidence)
     verdict.suggestions = suggestions(prospects, config, now) if verdict.lacks_groups else []

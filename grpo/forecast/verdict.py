@@ -45,6 +45,8 @@ class Evidence:
     """Name of the grader, if it is one of the rewards."""
     agreement: Estimate | None = None
     """Correlation of the total reward with correctness within problems; None where one of them never varies."""
+    changes: bool = True
+    """Whether a step changes the policy: not with a learning rate of 0."""
 
 
 @dataclass
@@ -72,6 +74,8 @@ def percent(fraction: float) -> str:
 def judged(evidence: Evidence) -> Verdict:
     """Return whether a run will learn, and why not, without suggestions."""
     now = evidence.now
+    if not evidence.changes:
+        return Verdict(False, "will not learn: train.learning_rate=0")
     for name, of_reward in evidence.rewards.items():
         if of_reward["failed"]["value"] == 1:
             return Verdict(False, f"will not learn: reward.{name} failed on every completion")

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from trl import GRPOTrainer
 
-from benchmarks import engine_check, update
+from benchmarks import engine_check, preflight, update
+from benchmarks.preflight_cases import cases
+from grpo.config.schema import ROOT
+from tests.commands import command
 
 
 def test_updates_discard_a_round_and_alternate_who_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +49,43 @@ def test_the_engine_check_makes_no_engine_itself(monkeypatch: pytest.MonkeyPatch
     known = json.loads((Path(engine_check.__file__).with_suffix(".json")).read_text())
     for policy in ("built-in policy", "smollm2"):
         assert written[policy].keys() == known[policy].keys()
+
+
+def test_a_rise_is_one_that_is_significant() -> None:
+    assert preflight.sign_test(0, 0) == 1.0
+    assert preflight.sign_test(5, 0) == preflight.sign_test(0, 5) == pytest.approx(2 / 32)
+    assert preflight.sign_test(8, 1) == pytest.approx(2 * 10 / 512)
+
+
+@pytest.mark.parametrize(
+    ("status", "rose", "right"),
+    [(0, True, True), (0, False, False), (1, False, True), (1, True, False), (2, False, True)],
+)
+def test_a_verdict_is_right_if_the_accuracy_says_the_same(status: int, rose: bool, right: bool) -> None:
+    found = {"forecast": {"status": status, "value": 0.5, "interval": [0.4, 0.6]}, "run": {"rose": rose}}
+    assert preflight.compared(found) == {"right": right}, "nothing was measured without training"
+    found = preflight.compared(found | {"unchanged": {"value": 0.56}})
+    assert (found["near"], found["in_interval"], found["right"]) == (False, True, right)
+
+
+def test_a_third_of_the_runs_cannot_learn_and_all_differ() -> None:
+    every = cases()
+    assert len(every) >= 48
+    assert 0.3 < sum(not case.can_learn for case in every) / len(every) < 0.4
+    assert len({tuple(case.overrides[:5] + case.overrides[6:]) for case in every}) == len(every), "but for the seed"
+
+
+@pytest.mark.slow
+def test_a_run_is_compared_with_its_forecast_and_kept(tmp_path: Path) -> None:
+    number = next(case.number for case in cases() if case.line == "arithmetic train.max_steps=1")
+    line = ("benchmarks.preflight", "--output", tmp_path, "--only", number)
+    done = command(*line, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "1/1 arithmetic train.max_steps=1" in done.stdout
+    kept = {file.stem: json.loads(file.read_text()) for file in tmp_path.glob("*/*.json")}
+    assert kept["forecast"]["status"] in (0, 1)
+    assert kept["unchanged"]["groups"] == 320
+    assert abs(kept["unchanged"]["value"] - kept["forecast"]["value"]) < 0.15
+    assert (kept["run"]["steps"], kept["run"]["status"]) == (1, "completed")
+    again = command(*line, cwd=ROOT)
+    assert again.stdout == done.stdout

@@ -51,6 +51,7 @@ def verdict(fraction: float, **changes: Any) -> Any:
         (0.9, {"rewards": {"correctness": ZERO, "brevity": REWARD}}, False, "only brevity varies"),
         (0.9, {"rewards": {"correctness": ZERO | {"mean": None}, "brevity": REWARD}}, True, "will learn"),
         (0.4, {"rewards": {"x": REWARD | {"failed": {"value": 1.0}}}}, False, "reward.x failed on every completion"),
+        (0.4, {"changes": False}, False, "will not learn: train.learning_rate=0"),
     ],
 )
 def test_each_way_not_to_learn_has_its_reason(fraction: float, changes: dict, learns: bool, reason: str) -> None:
