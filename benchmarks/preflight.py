@@ -62,7 +62,7 @@ def forecast(case: Case, folder: Path) -> Result:
         now = report["now"]
         found = {"groups_per_step": now["groups_per_step"], **now["fraction"]}
         return {"status": done.returncode, "verdict": report["verdict"], **found}
-    reason = done.stderr.strip().splitlines()[-1].partition("; ")[0]
+    reason = done.stderr.strip().splitlines()[-1].partition(" (")[0]
     if "failed on every completion" not in reason:
         raise RuntimeError(f"{case.line}: {done.stderr}")
     return {"status": done.returncode, "verdict": reason}
@@ -92,7 +92,7 @@ def trained(case: Case, folder: Path) -> Result:
     summary = train(case, folder)
     found = {"status": summary["status"], "steps": summary["steps"], "before": summary["accuracy_before"]}
     if summary["status"] != "completed":
-        return {**found, "after": None, "rose": False, "reason": summary["reason"].partition("; ")[0]}
+        return {**found, "after": None, "rose": False, "reason": summary["reason"].partition(" (")[0]}
     before, after = (answers(folder / f"evaluation_{when}.jsonl") for when in ("before", "after"))
     gained = sum(after[problem] and not before[problem] for problem in before)
     lost = sum(before[problem] and not after[problem] for problem in before)
@@ -126,7 +126,7 @@ def measure(case: Case, output: Path) -> Result:
         found: Result = json.loads(file.read_text())
         return found
 
-    result = {"kind": case.kind, "can_learn": case.can_learn, "overrides": case.overrides, "line": case.line}
+    result: Result = {"kind": case.kind, "can_learn": case.can_learn, "overrides": case.overrides, "line": case.line}
     result["forecast"] = part("forecast", forecast)
     if "value" in result["forecast"]:
         result["unchanged"] = part("unchanged", unchanged, result["forecast"]["groups_per_step"])
