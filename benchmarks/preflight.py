@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import date
 from pathlib import Path
 from statistics import fmean
+from threading import Lock
 from typing import Any
 
 from rich.console import Console
@@ -35,6 +36,7 @@ from benchmarks.preflight_cases import Case, cases
 from grpo.config.schema import ROOT
 from grpo.rundir.files import write_json
 from grpo.rundir.versions import versions
+from tests.commands import Forked
 
 FILE = ROOT / "benchmarks" / "preflight.json"
 OUTPUT = ROOT / "outputs" / "benchmarks" / "preflight"
@@ -44,14 +46,19 @@ GROUPS, STEPS = 320, 20
 NEAR = 0.05
 """Difference up to which a forecast of the fraction is good."""
 SIGNIFICANT = 0.05
+FORKING = Lock()
+"""One command is started at a time."""
 Result = dict[str, Any]
 
 
 def call(module: str, case: Case, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """Run a command with the overrides of a case, and more of them, in a process with one thread."""
+    """Run a command with the overrides of a case, and more of them, in a process that is forked with the libraries."""
     line = [sys.executable, "-m", module, *case.overrides, *more, f"hydra.run.dir={folder}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
+    with FORKING:
+        process = Forked(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        output, errors = process.communicate()
+    return subprocess.CompletedProcess(line, process.returncode, output, errors)
 
 
 def forecast(case: Case, folder: Path) -> Result:
@@ -199,6 +206,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1, help="runs at a time, a core each")
     parser.add_argument("--only", type=int, nargs="+", help="numbers of runs; with any, the file is not written")
     args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the commands
     console, every = Console(), cases()
     chosen = [case for case in every if case.runs_here and (not args.only or case.number in args.only)]
     for case in every:
