@@ -86,11 +86,16 @@ def train(case: Case, folder: Path, *more: str) -> Result:
 
 
 def unchanged(case: Case, folder: Path, groups_per_step: int) -> Result:
-    """Return the fraction of groups with non-zero variance of the policy as it is, and over how many groups."""
+    """Return the fraction of groups with non-zero variance of the policy as it is, and over how many groups.
+
+    Where each reward is normalized, TRL's metric is about the batch, and completions without an advantage are counted.
+    """
     steps = max(STEPS, math.ceil(GROUPS / groups_per_step))
-    train(case, folder, "train.learning_rate=0", f"train.max_steps={steps}", "task.eval.size=0")
+    found = train(case, folder, "train.learning_rate=0", f"train.max_steps={steps}", "task.eval.size=0")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     equal = [row["frac_reward_zero_std"] for row in rows]
+    if "train.multi_objective_aggregation=normalize_then_sum" in case.overrides:
+        equal = [row["update/rows_skipped"] / found["completions_a_step"] for row in rows]
     return {"value": 1 - fmean(equal), "groups": len(equal) * groups_per_step}
 
 
@@ -155,6 +160,7 @@ def summary(results: list[Result]) -> Result:
     """Return how many fractions were near, and how many verdicts right, of those with either."""
     known = [one for one in results if "difference" in one]
     said = [(one["forecast"]["status"] == 0, one["run"]["rose"]) for one in results]
+    differences = [one["difference"] for one in known] or [0.0]
     return {
         "runs": len(results),
         "cannot_learn": sum(not one["can_learn"] for one in results),
@@ -165,7 +171,8 @@ def summary(results: list[Result]) -> Result:
         "compared": len(known),
         "near": sum(one["near"] for one in known),
         "in_interval": sum(one["in_interval"] for one in known),
-        "mean_absolute_difference": fmean(abs(one["difference"]) for one in known) if known else None,
+        "mean_difference": fmean(differences),
+        "mean_absolute_difference": fmean(map(abs, differences)),
     }
 
 
