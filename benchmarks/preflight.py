@@ -1,7 +1,7 @@
 """Forecasts of `grpo.preflight` beside what the runs did: groups with non-zero variance, and whether accuracy rose.
 
-`python -m benchmarks.preflight --at-once 2` makes 64 runs (`benchmarks/preflight_cases.py`), three quarters of an hour
-on two cores, prints tables, and writes `benchmarks/preflight.json`. Per run it calls
+`python -m benchmarks.preflight --at-once 2` makes 64 runs (`benchmarks/preflight_cases.py`), about an hour on two
+cores, prints tables, and writes `benchmarks/preflight.json`. Per run it calls
 
 - `grpo.preflight` with 256 problems and 8 completions each,
 - `grpo.train` with a learning rate of 0 for the fraction of groups with non-zero variance of the policy as it is: the

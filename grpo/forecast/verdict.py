@@ -21,6 +21,8 @@ TRUNCATED = 0.9
 """Fraction of truncated completions from which on a run that masks them in the loss probably does not learn."""
 NOTED = 0.5
 """From which on the verdict mentions them."""
+UNRELATED = 0.1
+"""Correlation with correctness that rewards without the grader surely exceed if they are about the task."""
 IN_ALL = 10
 """Groups with non-zero variance in all steps below which a run is too short to learn."""
 MAX_SUGGESTIONS = 2
@@ -93,6 +95,9 @@ def judged(evidence: Evidence) -> Verdict:
     if evidence.agreement and evidence.agreement.high < 0:
         how = f"correlation {evidence.agreement.value:.2f}"
         return Verdict(False, f"will probably not learn: incorrect completions get the higher reward ({how})")
+    if evidence.agreement and unrelated(evidence, evidence.agreement):
+        how = f"correlation with correctness at most {evidence.agreement.high:.2f}"
+        return Verdict(False, f"will probably not learn the task: {' and '.join(evidence.rewards)} alone, {how}")
     graded = evidence.rewards.get(evidence.grader or "", {}).get("mean")
     if graded and evidence.grader and not evidence.rewards[evidence.grader]["varies"]:
         others = ", ".join(name for name, one in evidence.rewards.items() if one["varies"])
@@ -101,6 +106,12 @@ def judged(evidence: Evidence) -> Verdict:
         return Verdict(False, f"will probably not learn the task: {alone}")
     noted = f"; {truncated}" if evidence.truncated >= NOTED else ""
     return Verdict(True, f"will learn{' slowly' if now.fraction.value < SLOW else ''}: {vary}{noted}", True)
+
+
+def unrelated(evidence: Evidence, agreement: Estimate) -> bool:
+    """Return whether rewards without the grader have nothing to do with correctness, where that varies enough."""
+    known = evidence.accuracy is not None and FEW < evidence.accuracy < 1 - FEW
+    return not evidence.grader and known and agreement.high < UNRELATED
 
 
 def why_equal(evidence: Evidence) -> str:

@@ -51,6 +51,15 @@ def verdict(fraction: float, **changes: Any) -> Any:
         (0.9, {"rewards": {"correctness": ZERO, "brevity": REWARD}}, False, "only brevity varies"),
         (0.9, {"rewards": {"correctness": ZERO | {"mean": None}, "brevity": REWARD}}, True, "will learn"),
         (0.4, {"rewards": {"x": REWARD | {"failed": {"value": 1.0}}}}, False, "reward.x failed on every completion"),
+        (
+            0.4,
+            {"agreement": Estimate(-0.02, -0.07, 0.03), "grader": None},
+            False,
+            "correctness alone, correlation with correctness at most 0.03",
+        ),
+        (0.4, {"agreement": Estimate(0.02, -0.07, 0.11), "grader": None}, True, "will learn"),
+        (0.4, {"agreement": Estimate(0.02, -0.07, 0.03)}, True, "will learn"),
+        (0.4, {"agreement": Estimate(0.01, 0.0, 0.03), "grader": None, "accuracy": 0.01}, True, "will learn"),
         (0.4, {"changes": False}, False, "will not learn: train.learning_rate=0"),
     ],
 )
