@@ -86,8 +86,8 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
             write_decisions(settings, plan, run_dir)
             if is_new:
                 console.print(NEW_TASK, highlight=False, soft_wrap=True)
-            outcome.add(task=name_of(settings.task), data=problems.counts, completions_a_step=completions(settings.train, None))
-            outcome.add(accuracy_before=None, accuracy_after=None)
+            outcome.add(task=name_of(settings.task), data=problems.counts, accuracy_before=None, accuracy_after=None)
+            outcome.add(completions_a_step=completions(settings.train, None))
             options, columns = options_of_rewards(settings, problems), reward_columns(problems.train)
             with running_rewards(options, columns, run_dir, run_dir / ERRORS_FILE) as rewards:
                 trainer = make_trainer(settings, run_dir, problems, processing_class, rewards, tools, memory)
