@@ -33,7 +33,7 @@ REGISTER = "FORKED_PROCESSES"
 os.environ.setdefault(REGISTER, tempfile.mkdtemp())
 MACHINE = "NETWORK_NAMESPACE"
 """Environment variable: the network namespace that a forked process enters, as `ip netns exec` does."""
-COMMANDS = (
+COMMANDS: tuple[str, ...] = (
     "grpo.train",
     "grpo.plan",
     "grpo.preflight",
@@ -47,7 +47,7 @@ COMMANDS += ("rewards.check", "benchmarks.", "torch.distributed.run", "accelerat
 """Modules that are forked, or how they begin; workers of rewards and tools load no library and start as quickly."""
 
 
-class Forked(subprocess.Popen):  # type: ignore[type-arg]
+class Forked(subprocess.Popen):
     """`subprocess.Popen`, which forks where a line is `python -m grpo.NAME …` or `python FILE.py …`."""
 
     fork: Any = None
