@@ -30,7 +30,8 @@ from benchmarks import memory, update
 from benchmarks.update import build_policy
 from grpo.config.options import Update
 from grpo.config.schema import ROOT, register
-from grpo.trainer import ExactGRPOTrainer, exact
+from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.rollout import per_token
 from grpo.utils.limits import GB
 from grpo.utils.patching import replaced
 from tests.stock_trl import Record, make, relative_difference, rollouts, train
@@ -116,7 +117,7 @@ def auto(scale: Scale) -> Result:
 
 PHASES: dict[str, Callable[[Any], tuple[Any, str]]] = {
     "generate": lambda made: (made, "_generate"),
-    "logprobs": lambda made: (exact, "score_all"),
+    "logprobs": lambda made: (per_token, "score_all"),
     "update": lambda made: (made.step_update, "gradient"),
 }
 """Where the function of each phase that survives an OOM is found."""
