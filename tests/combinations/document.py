@@ -11,9 +11,10 @@ INTRODUCTION = """# Which features work together
 
 Every two of these values have met in a training of three steps (`tests/combinations/`), on one process and on two,
 whose gradients are stock TRL's on the same rollouts within 1e-5 in float64 (frozen towers in float32; QLoRA within
-1e-4), and which, where it is resumed from a checkpoint, ends with the same weights bit for bit. With dynamic sampling, stock TRL replays the completions that were kept; MaxRL and
-DPPO are compared with TRL's losses of which they are variants, and under top-k stock TRL is given the importance ratio
-that logits of all tokens make. `make test` runs a part of it, `make test-all` all.
+1e-4), and which, where it is resumed from a checkpoint, ends with the same weights bit for bit. With dynamic sampling,
+stock TRL replays the completions that were kept; MaxRL and DPPO are compared with TRL's losses of which they are
+variants, and under top-k stock TRL is given the importance ratio that the logits of all tokens make. `make test` runs a
+part of it, `make test-all` all.
 
 Each value has also met FSDP2 and ZeRO-3 on two processes, where the weights change as stock TRL's sharded alike within
 1e-4 in three steps (with AdamW, which divides rounding by small numbers, within 1e-3), and resume bit for bit; and the
