@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import median
 
 from grpo.reporting.findings.base import tools_of, values
 from grpo.rundir.run_dir import Run
 
-Points = Sequence[tuple[float, float]]
+Points = Sequence[tuple[float, float | None]]
+"""(step, value) pairs; None where a line is broken."""
 MAX_POINTS = 600
 """Points per line; of more the lowest and the highest of each stretch are kept."""
 PHASES = ("generate", "reward", "logprobs", "update")
@@ -84,16 +86,25 @@ def tools(run: Run) -> list[Curve]:
     ]
 
 
-def thinned(points: Points) -> Points:
-    """Return at most `MAX_POINTS` points, with the lowest and the highest of each stretch of steps."""
-    if len(points) <= MAX_POINTS:
-        return points
-    bounds = [len(points) * place // (MAX_POINTS // 2) for place in range(MAX_POINTS // 2 + 1)]
-    kept: list[tuple[float, float]] = []
-    for start, stop in pairwise(bounds):
-        stretch = points[start:stop]
-        kept += sorted({min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])})
-    return kept
+def thinned(points: Sequence[tuple[float, float]]) -> Points:
+    """Return at most `MAX_POINTS` points, with the lowest and the highest of each stretch of steps.
+
+    Between steps of which some are missing is one without a value, where the line is broken.
+    """
+    spacing = median(after - before for (before, _), (after, _) in pairwise(points)) if len(points) > 1 else 1
+    ends = [(before, after) for (before, _), (after, _) in pairwise(points) if after - before > 1.5 * spacing]
+    kept = list(points)
+    if len(points) > MAX_POINTS:
+        bounds = [len(points) * place // (MAX_POINTS // 2) for place in range(MAX_POINTS // 2 + 1)]
+        stretches = [points[start:stop] for start, stop in pairwise(bounds)]
+        kept = [end for part in stretches for end in sorted({min(part, key=value_of), max(part, key=value_of)})]
+    gaps = [((before + after) / 2, None) for before, after in ends]
+    return sorted([*kept, *gaps], key=lambda point: point[0])
+
+
+def value_of(point: tuple[float, float]) -> float:
+    """Return the value of a point."""
+    return point[1]
 
 
 METRICS: list[tuple[str, str, dict[str, str], bool]] = [

@@ -41,15 +41,15 @@ def show_content(content: dict[str, Any], console: Console) -> None:
 
 def line(points: Points) -> str:
     """Return a curve as one line of blocks, from its lowest to its highest value, with both."""
-    steps = [step for step, _ in points]
-    width = min(WIDTH, len(points))
+    known = [(step, value) for step, value in points if value is not None]
+    steps = [step for step, _ in known]
+    width = min(WIDTH, len(known))
     places = [min(width - 1, int(width * (step - steps[0]) / max(1, steps[-1] - steps[0]))) for step in steps]
     columns: list[list[float]] = [[] for _ in range(width)]
-    for place, (_, value) in zip(places, points, strict=True):
+    for place, (_, value) in zip(places, known, strict=True):
         columns[place].append(value)
     means = [sum(column) / len(column) if column else None for column in columns]
-    known = [mean for mean in means if mean is not None]
-    low, high = min(known), max(known)
+    low, high = (end(mean for mean in means if mean is not None) for end in (min, max))
     span = (high - low) or 1.0
     drawn = "".join(" " if mean is None else BLOCKS[round(7 * (mean - low) / span)] for mean in means)
     return f"{low:8.4g} {drawn} {high:.4g}"

@@ -10,6 +10,7 @@
   const smoothed = (points, weight) => {  // an exponential moving average, without a bias to its beginning
     let sum = 0, weights = 0;
     return points.map(([, value]) => {
+      if (value === null) return null;
       sum = weight * sum + (1 - weight) * value;
       weights = weight * weights + (1 - weight);
       return sum / weights;
@@ -21,7 +22,7 @@
     return points.map(([step, value], place) => ({ step, line, value, smooth: smooth[place] })).filter(inside);
   });
   const heldOut = ({ held_out: ends }) => ends.map(([step, value, low, high]) => ({ step, value, low, high })).filter(inside);
-  const positive = ({ lines }) => Object.values(lines).every((points) => points.every(([, value]) => value > 0));
+  const positive = ({ lines }) => Object.values(lines).every((points) => points.every(([, value]) => value === null || value > 0));
 
   const formatTooltip = (row, escaped) => Object.entries(row).filter(([name]) => name !== "smooth").map(
     ([name, value]) => escaped(`${name}: ${typeof value === "number" ? Number(value.toPrecision(4)) : value}`),

@@ -17,6 +17,7 @@ from grpo.reporting.charts import accuracy_by_value, bars
 from grpo.reporting.completions import MAX_LENGTH, MAX_SIZE, as_data, said, sample, shortened
 from grpo.reporting.curves import MAX_POINTS, thinned
 from grpo.reporting.page import write_report
+from grpo.reporting.text import line
 from grpo.reporting.vega import javascript
 from grpo.rundir.run_dir import read_run
 from grpo.rundir.sweep_dir import SWEEP, read_sweep
@@ -236,6 +237,12 @@ def test_a_long_curve_is_thinned_out_with_its_extremes(steps):
     assert kept == sorted(kept)
     assert set(kept) <= set(points)
     assert thinned(points[:MAX_POINTS]) == points[:MAX_POINTS]
+
+
+def test_a_curve_is_broken_where_steps_are_missing():
+    points = [(step, 1.0 + step % 3) for step in range(100) if not 40 <= step < 60]
+    assert [point for point in thinned(points) if point[1] is None] == [(49.5, None)]
+    assert len(line(thinned(points)).split("█")) > 2
 
 
 def test_charts_of_values_have_labels_that_differ():
