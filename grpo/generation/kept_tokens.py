@@ -4,6 +4,7 @@ An engine normalizes its log-probabilities over these tokens, the policy its own
 small by the probability of what was filtered (huggingface/trl#6789). So the policy's are computed over the same tokens.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ class KeptLogprob(float):
         return super().__new__(cls, value)
 
     def __init__(self, value: float, kept: Sequence[int] = ()) -> None:
-        self.kept = tuple(kept)
+        self.kept = array("i", kept)  # 4 bytes each: there may be millions
 
 
 def most_kept(top_k: int | None, vocabulary: int) -> int:
@@ -83,5 +84,5 @@ def as_tensor(logprobs: Sequence[Sequence[Any]]) -> torch.Tensor:
     found = torch.full((len(kept), max(map(len, kept)), max(1, most)), -1, dtype=torch.int32)
     for number, row in enumerate(kept):
         for place, tokens in enumerate(row):
-            found[number, place, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+            found[number, place, : len(tokens)] = torch.tensor(list(tokens), dtype=torch.int32)
     return found

@@ -33,7 +33,7 @@
     if (curve || chart.held_out.length) spec.datasets = { ...spec.datasets, points: rows(chart), held_out: heldOut(chart) };
     if (curve && log.checked && positive(chart)) {
       for (const { encoding } of spec.layer) {
-        if (encoding.y.scale) Object.assign(encoding.y.scale, { type: "log", domain: undefined });
+        if (encoding.y.scale) Object.assign(encoding.y.scale, { type: "log", domain: undefined, zero: undefined });
       }
     }
     return spec;

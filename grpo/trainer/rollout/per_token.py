@@ -1,7 +1,7 @@
 """Log-probabilities of completions by the policy or its reference, in micro-batches under the token budget."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,7 @@ def score(
     filtered = trainer.rollouts.filtered
     kept = filtered.take(logits_to_keep) if filtered else None
     if kept is not None:
-        options |= {"kept_tokens": kept.to(input_ids.device), "compute_entropy": True}
+        options |= {"kept_tokens": kept, "compute_entropy": True}
     if options.get("compute_aux_loss") or trainer.sharded:
         found = forward(trainer, None, stock, model, sequences, **options)
     else:
@@ -88,7 +88,10 @@ def forward(
 ) -> Scores:
     """Score completions in one pass, with shared prompts where a micro-batch has any, or as TRL does."""
     _, attention_mask, length = sequences
-    head = nullcontext() if kept_tokens is None else mass_of(kept_tokens[attention_mask[:, -length:] != 0])
+    head: AbstractContextManager[None] = nullcontext()
+    if kept_tokens is not None:  # in host memory, but for those of this pass
+        scored = (attention_mask[:, -length:] != 0).to(kept_tokens.device)
+        head = mass_of(kept_tokens[scored].to(attention_mask.device))
     with patched("trl.trainer.utils:_use_triton", lambda device: True), head:
         if part is None or not part.shared:
             return stock(model, *sequences, **options)
