@@ -22,6 +22,8 @@ def test_a_run_or_a_forecast_is_found(file: str, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     (tmp_path / file).parent.mkdir(parents=True)
     write_json(tmp_path / file, {"task": "openai/gsm8k main"})
+    (tmp_path / "outputs" / "other" / "broken").mkdir(parents=True)
+    (tmp_path / "outputs" / "other" / "broken" / "summary.json").write_text('["half of')
     assert has_been_run("openai/gsm8k main", tmp_path / "mine")
     assert not has_been_run("openai/gsm8k", tmp_path / "mine")
     assert not has_been_run("openai/gsm8k main", tmp_path / "other") or not file.startswith("mine")
