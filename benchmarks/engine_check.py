@@ -75,7 +75,7 @@ def trainer(
         "use_vllm": True,
         "vllm_mode": "colocate",
         "vllm_max_model_length": 96,
-        "vllm_gpu_memory_utilization": 0.1,
+        "vllm_gpu_memory_utilization": 0.01,
         "model_init_kwargs": {"dtype": dtype},
         **options,
     }

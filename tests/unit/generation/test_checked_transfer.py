@@ -17,6 +17,7 @@ from grpo.generation.adapter import adapter_file
 from grpo.generation.server_weights import TellsWeights
 from grpo.generation.shared_weights import fingerprint
 from grpo.utils.errors import GenerationError
+from tests.unit.generation.conftest import free_caches
 
 pytestmark = pytest.mark.vllm
 WAYS: dict[str, dict[str, Any]] = {
@@ -66,14 +67,15 @@ class Steps:
 
 
 @pytest.fixture(scope="module", params=[(way, dtype) for way in WAYS for dtype in ("float32", "bfloat16")], ids=str)
-def steps(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Steps:
+def steps(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Steps]:
     way, dtype = request.param
     steps = Steps(way, trainer(tmp_path_factory.mktemp("checked"), dtype=dtype, **WAYS[way]))
     if "digests" in way:
         steps.ask_worker()
     for _ in range(2):
         steps()
-    return steps
+    yield steps
+    free_caches(steps.engine)
 
 
 def sent(change: Callable[[list[tuple[str, torch.Tensor]]], list]) -> Callable[[Steps, pytest.MonkeyPatch], None]:
