@@ -100,3 +100,25 @@ def show_images(folder: Path, images: int, per_prompt: int = 1, **columns: list)
             table = table.append_column(name, [values])
         parquet.write_table(table, file)
     return names
+
+
+def show_tokens(folder: Path, text: str = "") -> None:
+    """Give the first completions of each step of a run values per token: eight of them, of six tokens each."""
+    for file in sorted((folder / "completions").glob("completions_*.parquet")):
+        table = parquet.read_table(file)
+        parquet.write_table(table.append_column("completion_id", [list(range(len(table)))]), file)
+        rows = [
+            {
+                "completion_id": number,
+                "token": ["The", " answer", f" {text[:200]}", " 4", " 2", "<eos>"],
+                "kind": ["loss", "loss", "tool", "image", "loss", "loss"],
+                "logp": [-0.1, -2.5, -0.01, -0.2, -4.0, -0.001],
+                "entropy": [0.5, 2.0, 0.1, 0.2, 1.5, 0.01],
+                "advantage": [(-1.0) ** number] * 6,
+                "ratio": [1.0, 1.3, 0.7, 1.0, 0.9, 1.0],
+                "clipped": [False, True, False, False, False, False],
+            }
+            for number in range(min(8, len(table)))
+        ]
+        tokens = file.with_name(file.name.replace("completions_", "tokens_"))
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tokens)

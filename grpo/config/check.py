@@ -43,6 +43,7 @@ def check(config: DictConfig) -> None:
     check_images(config)
     check_backend(config.engine.backend, config.train)
     check_at_once(config)
+    check_completions(config)
     check_vllm_options(config)
     for key, possible in (("loss_type", (*LOSS_MEANS, *losses.NAMES)), ("importance_sampling_level", LEVELS)):
         value = config.train[key]
@@ -291,6 +292,15 @@ def check_at_once(config: DictConfig) -> None:
         raise ConfigError(
             f"rollout.completions_at_once={number}: {engine} finds out by itself how many fit; leave it out, or use "
             "generation=transformers train.use_transformers_continuous_batching=false"
+        )
+
+
+def check_completions(config: DictConfig) -> None:
+    """Check that values per token are of completions that are kept."""
+    if config.completions.tokens and not config.train.log_completions:
+        raise ConfigError(
+            "completions.tokens=true: these are values of completions in completions/, which "
+            "train.log_completions=false does not write"
         )
 
 

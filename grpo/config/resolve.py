@@ -27,6 +27,7 @@ class Resolved:
     update: Update
     engine: Engine
     rollout: Rollout
+    completions: DictConfig
     transport: Transport
     """What vLLM gets of the policy, if it generates."""
     processes: int
@@ -47,6 +48,7 @@ class Resolved:
             Update(**config["update"]),  # `.update` is a method
             Engine(**config.engine),
             Rollout(**config.rollout),
+            config.completions,
             transport,
             processes(config),
         )

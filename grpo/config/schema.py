@@ -28,7 +28,7 @@ NULLABLE = (*PLANNED, "per_device_eval_batch_size")
 
 GROUPS = (
     *("model", "task", "reward", "peft", "train", "update", "rollout"),
-    *("engine", "gpu", "plan", "preflight", "evaluate", "launch", "sweep"),
+    *("engine", "completions", "gpu", "plan", "preflight", "evaluate", "launch", "sweep"),
 )
 """Of the configuration."""
 REWARD_MODEL = "rewards.model.model"
@@ -205,6 +205,15 @@ class Preflight:
 
 
 @dataclass
+class Completions:
+    """What a run keeps in `completions/`, beside all completions of the steps that `train.logging_steps` names."""
+
+    tokens: bool = False
+    """Whether it also keeps the log-probability, entropy, advantage and importance ratio of each token of 8 completions
+    per logged step, which the page shows as colours."""
+
+
+@dataclass
 class Launch:
     """Processes that train. Under `torchrun` and the like, which have started them, leave it out."""
 
@@ -254,6 +263,7 @@ def register() -> None:
         ("update", Update, field(default_factory=Update)),
         ("rollout", Rollout, field(default_factory=Rollout)),
         ("engine", Engine, field(default_factory=Engine)),
+        ("completions", Completions, field(default_factory=Completions)),
         ("gpu", Gpu | None, field(default=None)),
         ("plan", Plan, field(default_factory=Plan)),
         ("preflight", Preflight, field(default_factory=Preflight)),

@@ -86,6 +86,6 @@ def completions(problems: Sequence[Sampled], weights: dict[str, float], grader: 
         rows = [
             {PLACE: len(groups) * len(made) + place, "prompt": problem.prompt, **one} for place, one in enumerate(made)
         ]
-        groups.append(group(rows, weights, "original"))
+        groups.append(group(rows, weights, grader))
     count = sum(len(problem.completions) for problem in problems)
     return {"steps": [{"step": 0, "rows": count, "groups": fitting(groups, MAX_SIZE)}], "images": [], "grader": grader}

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -12,46 +13,62 @@ from markupsafe import Markup
 from pyarrow import parquet
 
 from grpo.reporting.images import embed, named_boxes, names_of, reference_boxes
+from grpo.reporting.tokens import tokens_of
 
 MAX_STEPS = 60
 """Steps on a page."""
 MAX_LENGTH = 6000
 """Characters per text; of a longer one the page shows beginning and end."""
-MAX_SIZE = 2_500_000
+MAX_SIZE = 2_200_000
 """Bytes of text on a page."""
-COLUMNS = ("step", "prompt", "completion", "advantage", "thumbnails", "image_sizes", "shown_sizes", "answer")
+COLUMNS = (
+    *("step", "prompt", "completion", "completion_id", "advantage"),
+    *("thumbnails", "image_sizes", "shown_sizes", "answer"),
+)
 """Columns of a file of completions that the page shows, beside those of the rewards."""
 LENGTH = ("tokens", "truncated")
 """Columns of the trainer: the tokens of a completion, and whether it did not end by itself."""
 PLACE = "/place"
 """Key of the place of a row in its file; no column is called so."""
+PER_TOKEN = "/values"
+"""Key of the values per token of a row, as of `tokens_of`."""
+FAILED = re.compile(r"\W*error\b", re.IGNORECASE)
+"""Beginning of the result of a tool call that has failed."""
 
 
-def sample(run_dir: Path, weights: dict[str, float], coordinates: str = "original") -> dict[str, Any]:
+def sample(run_dir: Path, weights: dict[str, float], grader: str, coordinates: str = "original") -> dict[str, Any]:
     """Return `steps`, each with the groups of its completions, and the numbers of `shown` and `logged` steps.
 
-    A group has its prompt and its completions, the highest reward first, each with text, reward, advantage and the
-    value of each reward function. A step that is too large is reduced to its first groups, or to the best and the worst
+    A group has its prompt and its completions, the highest reward first, as of `completion_of`. A step that is too large is reduced to its first groups, or to the best and the worst
     completion of the first one. With images there are also `images`, the number of `missing` ones, and `boxes`: whether
-    any are drawn. Coordinates of boxes in completions are a key of `rewards.boxes.COORDINATES`.
+    any are drawn; `grader` is the name of the reward that decides which completions are correct. Coordinates of boxes
+    in completions are a key of `rewards.boxes.COORDINATES`.
     """
     folder = run_dir / "completions"
-    files = sorted(folder.glob("completions_*.parquet"), key=lambda file: (len(file.name), file.name))
+    files = files_of(folder)
     count = min(MAX_STEPS, len(files))
     chosen = [files[round(place * (len(files) - 1) / max(1, count - 1))] for place in range(count)]
     steps = []
     for file in chosen:
-        try:
-            rows = read_rows(file, [*COLUMNS, *LENGTH, *weights])
-        except (pyarrow.ArrowInvalid, OSError):  # the run was killed while it wrote the file
-            continue
-        groups = [group(list(of_problem), weights, coordinates) for _, of_problem in groupby(rows, key=problem)]
+        rows = read_rows(file, [*COLUMNS, *LENGTH, *weights])
+        if any(row.get("completion_id") is not None for row in rows):
+            tokens = tokens_of(file)
+            rows = [row | {PER_TOKEN: tokens.get(row["completion_id"])} for row in rows]
+        of_problems = [list(of_problem) for _, of_problem in groupby(rows, key=problem)]
+        groups = [group(of_problem, weights, grader, coordinates) for of_problem in of_problems]
         if rows:
             fit = fitting(groups, MAX_SIZE // len(chosen))
             steps.append({"step": rows[0]["step"], "rows": len(rows), "groups": fit})
     boxes = any("boxes" in candidate for step in steps for candidate in step["groups"])
     embedded = embed(steps, folder / "images")
-    return {"steps": steps, "shown": len(steps), "logged": len(files), "boxes": boxes, **embedded}
+    tokens = any("values" in row for step in steps for one in step["groups"] for row in one["completions"])
+    found = {"steps": steps, "shown": len(steps), "logged": len(files), "grader": grader}
+    return found | {"boxes": boxes, "tokens": tokens, **embedded}
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return the files of completions in a folder, by their steps."""
+    return sorted(folder.glob("completions_*.parquet"), key=lambda file: (len(file.name), file.name))
 
 
 def problem(row: dict[str, Any]) -> tuple[Any, Any]:
@@ -60,8 +77,15 @@ def problem(row: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def read_rows(file: Path, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of a Parquet file with the columns of `names` that it has; invalid UTF-8 is replaced."""
-    table = parquet.read_table(file)
+    """Return the rows of a Parquet file with the columns of `names` that it has; invalid UTF-8 is replaced.
+
+    A file that a run was killed while it wrote has none.
+    """
+    try:
+        with parquet.ParquetFile(file) as opened:
+            table = opened.read([name for name in names if name in opened.schema_arrow.names])
+    except (pyarrow.ArrowInvalid, OSError):
+        return []
     columns = {}
     for name in names:
         if name in table.column_names:
@@ -75,7 +99,9 @@ def read_rows(file: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     return [{PLACE: place, **dict(zip(columns, row, strict=True))} for place, row in enumerate(rows)]
 
 
-def group(rows: Sequence[dict[str, Any]], weights: dict[str, float], coordinates: str) -> dict[str, Any]:
+def group(
+    rows: Sequence[dict[str, Any]], weights: dict[str, float], grader: str, coordinates: str = "original"
+) -> dict[str, Any]:
     """Return a prompt and its completions, the highest reward first; one without a reward comes last.
 
     A prompt with images has their files; one that asks for boxes has the correct ones, and its completions theirs.
@@ -84,16 +110,36 @@ def group(rows: Sequence[dict[str, Any]], weights: dict[str, float], coordinates
     boxes = reference_boxes(rows[0]) if files else []
     completions: list[dict[str, Any]] = []
     for row in rows:
-        rewards = {name: number(row.get(name)) for name in weights}
-        weighted = [weights[name] * value for name, value in rewards.items() if value is not None]
-        shown = {"reward": number(sum(weighted)) if weighted else None, "rewards": rewards}
-        completions.append(said(row["completion"]) | shown | {"advantage": number(row.get("advantage"))})
-        completions[-1] |= {"row": row[PLACE]} | {name: row[name] for name in LENGTH if row.get(name) is not None}
+        completions.append(completion_of(row, weights, grader))
         if boxes:
             completions[-1] |= dict(zip(("boxes", "named"), named_boxes(row, coordinates), strict=True))
     completions.sort(key=lambda row: -math.inf if row["reward"] is None else row["reward"], reverse=True)
     found = {"prompt": shortened(rows[0]["prompt"]), "size": len(completions), "completions": completions}
     return found | ({"images": files} if files else {}) | ({"boxes": boxes} if boxes else {})
+
+
+def completion_of(row: dict[str, Any], weights: dict[str, float], grader: str) -> dict[str, Any]:
+    """Return a row of a file of completions for the page.
+
+    It has the `text` or the `turns` of the completion, its place (`row`), its weighted `reward`, the value of each
+    reward function (`rewards`) and its `advantage`; whether it is `correct`, None if the grader was no reward of the
+    run or gave none; whether a call of a tool has `failed`; and, where they are known, its length in `tokens`, whether
+    it was `truncated`, and `values` per token.
+    """
+    rewards = {name: number(row.get(name)) for name in weights}
+    weighted = [weights[name] * value for name, value in rewards.items() if value is not None]
+    graded = rewards.get(grader)
+    found = said(row["completion"]) | {
+        "row": row[PLACE],
+        "reward": number(sum(weighted)) if weighted else None,
+        "rewards": rewards,
+        "advantage": number(row.get("advantage")),
+        "correct": None if graded is None else graded >= 1,
+    }
+    results = (turn["text"] for turn in found.get("turns", ()) if turn["who"] == "tool")
+    found["failed"] = any(FAILED.match(text) for text in results)
+    found |= {name: row[name] for name in LENGTH if row.get(name) is not None}
+    return found | ({"values": row[PER_TOKEN]} if row.get(PER_TOKEN) else {})
 
 
 def said(completion: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from grpo.reporting.curves import PHASES, curves_of
 from grpo.reporting.findings import findings
 from grpo.reporting.findings.base import values
 from grpo.reporting.images import coordinates
+from grpo.reporting.problems import problems_of
 from grpo.reporting.quotes import quotes
 from grpo.reporting.tiles import tiles_of
 from grpo.rundir.run_dir import Run
@@ -42,9 +43,21 @@ def content_of(run: Run, browse: dict[str, Any]) -> dict[str, Any]:
 
 
 def completions_of(run: Run) -> dict[str, Any]:
-    """Return the completions of a run's page, and the name of its grader."""
-    weights = {str(name): float(reward.get("weight", 1.0)) for name, reward in run.config.reward.items()}
-    return sample(run.folder, weights, coordinates(run.config.reward)) | {"grader": run.grader}
+    """Return the completions of a run's page."""
+    return sample(run.folder, weights_of(run), run.grader, coordinates(run.config.reward))
+
+
+def followed(run: Run) -> dict[str, Any]:
+    """Return the problems of a run through its steps."""
+    train = run.config.train
+    steps, every = train.gradient_accumulation_steps, train.steps_per_generation
+    reused = train.num_iterations > 1 or (every or steps) > steps
+    return problems_of(run.folder, weights_of(run), run.grader, reused)
+
+
+def weights_of(run: Run) -> dict[str, float]:
+    """Return the weights of a run's rewards by their names."""
+    return {str(name): float(reward.get("weight", 1.0)) for name, reward in run.config.reward.items()}
 
 
 def settings(run: Run) -> dict[str, str]:

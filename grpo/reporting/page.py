@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from grpo.reporting.charts import Chart, accuracy_by_value, bars, curve
 from grpo.reporting.completions import as_data
-from grpo.reporting.content import completions_of, content_of
+from grpo.reporting.content import completions_of, content_of, followed
 from grpo.reporting.curves import Curve
 from grpo.reporting.images import MAX_BYTES, MAX_IMAGES
 from grpo.reporting.vega import javascript
@@ -22,6 +22,7 @@ from grpo.rundir.sweep_dir import COLUMNS, Sweep, is_sweep, read_sweep, show
 from grpo.utils.atomic import atomic
 
 PAGE, DATA = "report.html", "report.json"
+SCRIPTS = ("show.js", "tokens.js", "browse.js", "problems.js")
 
 
 def write_report(folder: Path) -> Path:
@@ -35,7 +36,7 @@ def write_report(folder: Path) -> Path:
     browse = completions_of(run := read_run(folder))
     content = content_of(run, browse)
     write_json(folder / DATA, content)
-    return save(folder, run_page(content, browse))
+    return save(folder, run_page(content, browse, followed(run)))
 
 
 def save(folder: Path, text: str) -> Path:
@@ -46,14 +47,15 @@ def save(folder: Path, text: str) -> Path:
     return file
 
 
-def run_page(content: dict[str, Any], browse: dict[str, Any]) -> str:
-    """Return the page of a run with the content of `report.json` and its completions."""
+def run_page(content: dict[str, Any], browse: dict[str, Any], problems: dict[str, Any]) -> str:
+    """Return the page of a run with the content of `report.json`, its completions and its problems."""
     return page(
         "run.html.jinja",
         title=content["title"],
         content=content,
         charts=[curve(Curve(**one)) for one in content["curves"]],
         browse=browse,
+        problems=problems,
         limits={"images": MAX_IMAGES, "bytes": MAX_BYTES},
     )
 
@@ -120,8 +122,9 @@ def page(template: str, charts: Sequence[Chart], **content: Any) -> str:
     )
     environment.filters["data"] = as_data
     environment.filters["show"] = show
-    scripts = [environment.get_template(name).render() for name in ("show.js", "browse.js", "charts.js")]
-    scripts = [javascript(), *scripts] if charts else scripts[:-1]
+    scripts = [environment.get_template(name).render() for name in SCRIPTS]
+    if charts:  # last, so that the text can be read meanwhile
+        scripts += [javascript(), environment.get_template("charts.js").render()]
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     made = {"scripts": list(map(Markup, scripts)), "digests": digests, "charts": charts}
     return environment.get_template(template).render(drawings=[asdict(chart) for chart in charts], **made, **content)

@@ -15,13 +15,13 @@ def quotes(finding: str, browse: Row) -> list[Row]:
 
     Args:
         finding: its name.
-        browse: steps, groups and completions, as of `grpo.reporting.completions.sample`, with the `grader`.
+        browse: steps, groups and completions, as of `grpo.reporting.completions.sample`.
     """
     if finding not in ABOUT:
         return []
     found: list[Row] = []
     for step, group, row in newest_first(browse):
-        if ABOUT[finding](row, group, browse["grader"]):
+        if ABOUT[finding](row, group):
             found.append({"step": step, "row": row["row"], "text": text_of(row)[:LENGTH]})
         if len(found) == MOST:
             break
@@ -41,43 +41,42 @@ def text_of(row: Row) -> str:
     return "\n".join(turn["text"] for turn in row["turns"]) if "turns" in row else row["text"]
 
 
-def truncated(row: Row, group: Row, grader: str) -> bool:
+def truncated(row: Row, group: Row) -> bool:
     """Return whether a completion was truncated."""
     return row.get("truncated") is True
 
 
-def without_reward(row: Row, group: Row, grader: str) -> bool:
+def without_reward(row: Row, group: Row) -> bool:
     """Return whether a completion has no reward, or lacks that of a function."""
     return None in (row["reward"], *row["rewards"].values())
 
 
-def of_equal_group(row: Row, group: Row, grader: str) -> bool:
+def of_equal_group(row: Row, group: Row) -> bool:
     """Return whether all completions of a group have the same reward."""
     return len({one["reward"] for one in group["completions"]}) == 1
 
 
-def rewarded_and_incorrect(row: Row, group: Row, grader: str) -> bool:
+def rewarded_and_incorrect(row: Row, group: Row) -> bool:
     """Return whether an incorrect completion has the highest reward of its group."""
-    incorrect = row["rewards"].get(grader) is not None and row["rewards"][grader] < 1
-    return incorrect and row["reward"] == group["completions"][0]["reward"]
+    return row["correct"] is False and row["reward"] == group["completions"][0]["reward"]
 
 
-def without_call(row: Row, group: Row, grader: str) -> bool:
+def without_call(row: Row, group: Row) -> bool:
     """Return whether a completion has called no tool."""
     return "turns" not in row
 
 
-def with_failed_call(row: Row, group: Row, grader: str) -> bool:
+def with_failed_call(row: Row, group: Row) -> bool:
     """Return whether a tool has returned an error."""
-    return any(turn["who"] == "tool" and "error" in turn["text"][:20].lower() for turn in row.get("turns", ()))
+    return bool(row["failed"])
 
 
-def without_answer(row: Row, group: Row, grader: str) -> bool:
+def without_answer(row: Row, group: Row) -> bool:
     """Return whether a conversation ends with the result of a tool."""
     return row.get("turns", [{}])[-1].get("who") == "tool"
 
 
-ABOUT: dict[str, Callable[[Row, Row, str], bool]] = {
+ABOUT: dict[str, Callable[[Row, Row], bool]] = {
     "reward_errors": without_reward,
     "hacking": rewarded_and_incorrect,
     "drowned": rewarded_and_incorrect,

@@ -68,6 +68,7 @@ def make_trainer(
             environment_factory=tools.environment,
             memory=memory,
             keep_columns=True,
+            log_tokens=settings.completions.tokens,
             tool_counts=tools.counts,
             correct=task.eval.reward if task.eval.reward in rewarded else None,
         )

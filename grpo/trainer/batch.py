@@ -49,9 +49,10 @@ FIELDS = {
     "num_tiles": Field("row"),
     "num_items_in_batch": Field("generation"),
     "generated_at": Field("generation"),  # ours: the step
+    "completion_id": Field("completion"),  # ours: a number of the row, also in the table of completions
     "kept_tokens": Field("completion", padding=-1),  # ours, while rollouts are scored; see `rollout/filtered.py`
 }
-"""All keys of a batch of TRL, and two of ours."""
+"""All keys of a batch of TRL, and three of ours."""
 
 
 def check(keys: Iterable[str]) -> None:

@@ -43,6 +43,7 @@ from grpo.trainer.update.guard import NonFiniteGuard
 from grpo.trainer.update.step import StepMicrobatch
 from grpo.trainer.update.step_update import Metrics, StepUpdate, traits_of
 from grpo.trainer.update.streams import step_on_default_stream
+from grpo.trainer.update.token_values import TokenValues
 from grpo.utils.errors import DoesNotFit
 from grpo.utils.oom import is_out_of_memory
 from grpo.utils.patching import patched, replaced
@@ -84,6 +85,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         most_images: images of a prompt at most, for an engine of vLLM; None if it is not known.
         memory: gets the readings; new ones if None.
         keep_columns: whether `completions/` gets the columns of the data, and small images, as well.
+        log_tokens: whether it gets values per token of some completions, see `grpo.trainer.update.token_values`.
         tool_counts: returns calls and errors of this process so far, by tool.
         correct: name of the reward that is 1 for a correct completion, and 0 for others; the first if None.
 
@@ -106,6 +108,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         most_images: int | None = None,
         memory: MemoryReadings | None = None,
         keep_columns: bool = False,
+        log_tokens: bool = False,
         tool_counts: Counts = lambda: (Counter(), Counter()),
         correct: str | None = None,
         **kwargs: Any,
@@ -139,7 +142,9 @@ class ExactGRPOTrainer(GRPOTrainer):
         sharing = Sharing(lambda: self.model, stock, self.accelerator, self.update.share_prompts, self.sharded)
         self.packing = Packing(size, sharing, self.pad_to_multiple_of)
         self.guard = NonFiniteGuard(folder / "skipped_rows.jsonl", self._tokenizer, self.update.max_skipped_steps)
-        self.rollouts = rollouts_of(self, engine, rollout, view, keep_columns, tool_counts, correct)
+        self.rollouts = rollouts_of(self, engine, rollout, view, keep_columns, tool_counts, correct, log_tokens)
+        image_token = getattr(self.processing_class, "image_token_id", None)
+        self.token_values = TokenValues(folder / "completions", self._tokenizer, image_token) if log_tokens else None
         self.step_update = StepUpdate(
             self.update,
             traits_of(self),
@@ -163,7 +168,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         self.slices: list[Batch] = []  # of the rollouts of the step at hand
         self._rolled_out = False  # whether these are there
         self._part: Microbatch | None = None  # that goes through the policy right now
-        self._logps: torch.Tensor | None = None  # of the last micro-batch, (rows, completion length)
+        self._scores: tuple[torch.Tensor, ...] = ()  # log-probabilities and entropies of the last micro-batch
 
     def _check_options(self) -> None:
         if reason := losses.why_not(self.args):
@@ -253,14 +258,16 @@ class ExactGRPOTrainer(GRPOTrainer):
             loss = own_loss.compute_loss(self, self.own_loss, model, inputs)
         else:
             loss = super().compute_loss(model, inputs, *args, **kwargs)
-        if torch.is_grad_enabled() and self._logps is not None:
-            self.guard.note(inputs, loss, self._logps)
+        if torch.is_grad_enabled() and self._scores:
+            self.guard.note(inputs, loss, self._scores[0])
+            if self.token_values and (self._part is None or self._part.weight):
+                self.token_values.note(self, inputs, *self._scores)
         return loss
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **options: Any) -> per_token.Scores:
         """Score completions, (rows, length); see `grpo.trainer.rollout.per_token`."""
         found = per_token.score(self, self._part, super()._get_per_token_logps_and_entropies, *args, **options)
-        self._logps = found[0].detach()
+        self._scores = tuple(values.detach() for values in found[:2] if values is not None)
         return found
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
@@ -344,6 +351,8 @@ class ExactGRPOTrainer(GRPOTrainer):
             logs |= {"update/oom_retries": self.budget.retries, "update/steps_skipped": self.guard.skipped}
             logs |= self.memory.since_log()
             self.budget.retries = self.guard.skipped = 0
+            if self.token_values:
+                self.token_values.write(self)
         keep_writable(self._logs["extra"])
         super().log(logs, start_time)
 

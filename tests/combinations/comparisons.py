@@ -8,6 +8,7 @@ import torch
 from transformers import TrainerCallback
 
 from tests.combinations.array import Row
+from tests.combinations.token_values import compare_values, note_values
 from tests.combinations.trainings import STEPS, ours, stock
 from tests.e2e.sharded import Weights, change, shard_options
 from tests.stock_trl import Record, note_kept, relative_difference, train
@@ -55,7 +56,10 @@ def trained(row: Row, folder: Path) -> tuple[Record, Record, Any]:
     theirs = in_float64(stock(row, folder, mine, kept, **RATE), row)
     theirs.add_callback(References(theirs, references.weights))
     start_from = record.weights if row["weights"] != "QLoRA" else ()
-    return record, train(theirs, start_from), mine
+    seen = note_values(theirs)
+    expected = train(theirs, start_from)
+    compare_values(folder / "ours", mine, seen, row)
+    return record, expected, mine
 
 
 def check_sharded(row: Row, folder: Path, shard: str) -> None:

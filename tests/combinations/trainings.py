@@ -287,7 +287,7 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
         staleness = int(row["engine"] == "a server, a step ahead")
         options["engine"] = Engine(lora="merged", staleness=staleness, backend=f"{__name__}.Scripted")
     update = Update(max_tokens_per_microbatch=200, share_prompts=row["prompts"] == "shared")
-    trainer = make(ExactGRPOTrainer, folder, update=update, **options | more)
+    trainer = make(ExactGRPOTrainer, folder, update=update, log_tokens=True, **options | more)
     trainer._generate_single_turn = drawn(trainer, row)
     if row["engine"] != "transformers":
         trainer.rollouts.engine_check.next = math.inf  # these are log-probabilities of no policy

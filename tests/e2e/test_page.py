@@ -1,56 +1,16 @@
 """The page in headless Chromium, Debian's package: text of a model neither runs in it nor breaks it."""
 
 import json
-import shutil
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from grpo.reporting.page import write_report
 from grpo.rundir.sweep_dir import SWEEP
+from tests.e2e.conftest import DESKTOP, PHONE, fits
 from tests.page_fixtures import HOSTILE, show_images, write_run
 
-playwright = pytest.importorskip("playwright.sync_api", reason="make extras installs it")
-CHROMIUM = shutil.which("chromium")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="apt install chromium")]
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, "--disable-component-update"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def opened(browser):
-    """A function from a page's file to the page in the browser; its requests, messages and errors are in `noted`."""
-    contexts = []
-
-    def open_page(file: Path, size: dict = DESKTOP, link: str = "", drawn: bool = True, **options):
-        contexts.append(browser.new_context(viewport=size, **options))
-        page = contexts[-1].new_page()
-        page.noted = []
-        page.on("request", lambda request: page.noted.append(request.url))
-        page.on("console", lambda message: page.noted.append(message.text))
-        page.on("pageerror", lambda error: page.noted.append(str(error)))
-        page.goto(file.resolve().as_uri() + link)
-        if drawn and page.locator(".chart").count():
-            page.locator("body[data-drawn]").wait_for()
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-
-
-def fits(page) -> bool:
-    return page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])

@@ -1,7 +1,7 @@
 """`python -m grpo.train` where accelerate can shard over CPUs; started by torchrun.
 
 The environment variable OUT_OF_MEMORY names a file. While it is not there, the second process runs out of memory in its
-third micro-batch, and makes it.
+third micro-batch, and makes it. LOST_TRANSFER is the number of the transfer of weights to vLLM that does not happen.
 """
 
 import os
@@ -29,8 +29,24 @@ def run_out_of_memory(marker: Path) -> None:
     ExactGRPOTrainer._loss_of = fault
 
 
+def lose_transfer(number: int) -> None:
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    transfer, count = VLLMGeneration.sync_weights, 0
+
+    def fault(self: VLLMGeneration) -> None:
+        nonlocal count
+        count += 1
+        if count != number:
+            transfer(self)
+
+    VLLMGeneration.sync_weights = fault
+
+
 if __name__ == "__main__":
     enable()
+    if "LOST_TRANSFER" in os.environ:
+        lose_transfer(int(os.environ["LOST_TRANSFER"]))
     if "OUT_OF_MEMORY" in os.environ:
         run_out_of_memory(Path(os.environ["OUT_OF_MEMORY"]))
     from grpo.train import main

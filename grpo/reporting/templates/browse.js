@@ -2,25 +2,26 @@
 (() => {
   const source = document.getElementById("data");
   if (!source || !document.getElementById("step")) return;
-  const { steps, images, grader } = JSON.parse(source.textContent);
+  const { steps, images } = JSON.parse(source.textContent);
   const at = (id) => document.getElementById(id);
   const [slider, order, all, list, more, search, only] =
     ["step", "order", "all", "completions", "more", "search", "only"].map(at);
   const PAGE = 20;
   let shown = PAGE, compared = [];
   Show.take(images);
+  Tokens.take(steps);
 
   const textOf = (row) => (row.turns ? row.turns.map(({ text }) => text).join("\n") : row.text);
-  const failed = ({ turns }) => (turns || []).some(({ who, text }) => who === "tool" && /^\W*error\b/i.test(text));
   const FILTERS = {
     all: () => true,
-    correct: (row) => row.rewards[grader] >= 1,
-    incorrect: (row) => row.rewards[grader] !== null && row.rewards[grader] < 1,
+    correct: (row) => row.correct === true,
+    incorrect: (row) => row.correct === false,
     positive: (row) => row.advantage > 0,
     negative: (row) => row.advantage < 0,
     truncated: (row) => row.truncated === true,
     unscored: (row) => row.reward === null,
-    tools: failed,
+    tools: (row) => row.failed,
+    values: (row) => row.values,
   };
   const length = (row) => row.tokens ?? textOf(row).length;
   const ORDERS = {
@@ -98,6 +99,7 @@
     k: () => move(-1),
     "/": () => { search.focus(); search.scrollIntoView({ block: "center" }); },
     "?": () => at("help").showModal(),
+    t: () => Tokens.select && Tokens.next(),
   };
   document.addEventListener("keydown", (event) => {
     const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement.tagName) && document.activeElement.type !== "range";
@@ -108,6 +110,7 @@
   slider.addEventListener("input", () => { all.checked = false; begin(); });
   search.addEventListener("input", begin);
   for (const control of [order, all, only]) control.addEventListener("change", begin);
+  Tokens.select?.addEventListener("change", () => { Tokens.legend(); draw(); });
   more.addEventListener("click", () => { shown += PAGE; draw(); });
   at("separate")?.addEventListener("click", () => { compared = []; at("compare").hidden = true; });
   window.addEventListener("hashchange", follow);

@@ -52,6 +52,7 @@
     const options = { ast: true, actions: false, renderer: "svg", logLevel: 1, tooltip: { formatTooltip } };
     const { view } = await vegaEmbed(figure, scaled(charts[place]), options);
     views[place] = view;
+    figure.querySelector("svg").setAttribute("aria-hidden", "true");  // the figure has a label
     if (!Object.keys(charts[place].lines).length) return;
     if (smoothing) view.signal("smoothing", Number(smoothing.value)).runAsync();
     let brushed = null;

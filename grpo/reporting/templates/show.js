@@ -75,10 +75,11 @@ const Show = (() => {
     head.append(link, " ", button);
     made.append(head);
     made.id = `step=${step}&row=${row.row}`;
-    for (const { who, text } of row.turns || [{ who: "policy", text: row.text }]) {
+    for (const { who, text } of Tokens.wanted(row) ? [] : row.turns || [{ who: "policy", text: row.text }]) {
       if (row.turns) made.append(node("h5", WHO[who]));
       made.append(words(text, who));
     }
+    if (Tokens.wanted(row)) made.append(Tokens.painted(row));
     if (row.boxes) made.append(boxed(group, row));
     return made;
   };
@@ -115,5 +116,5 @@ const Show = (() => {
   const ofCompletion = ({ step, group, row }, compare) =>
     card(group, prompt(step, group), completion(step, group, row, "", compare));
 
-  return { node, known, ofGroup, ofCompletion, take: (given) => { images = given; } };
+  return { node, drawn, words, known, ofGroup, ofCompletion, take: (given) => { images = given; } };
 })();

@@ -5,7 +5,10 @@ from typing import Any
 
 from grpo.trainer.rollout.thumbnails import COLUMN, Thumbnails
 
-TAKEN = {"prompt", "images", "step", "completion", "completion_ids", "advantage", "tokens", "truncated", COLUMN}
+TAKEN = {
+    *("prompt", "images", "step", "completion", "completion_id", "completion_ids", "advantage"),
+    *("tokens", "truncated", COLUMN),
+}
 """Columns of a table of completions that are not the data's."""
 
 

@@ -58,6 +58,12 @@ class Rollouts:
     """Opens the images of each generation; None where the data has them open."""
     filtered: Filtered | None = None
     """Where the policy is scored over what sampling filters have kept."""
+    numbered: bool = False
+    """Whether completions get a `completion_id`, in the batch and in the table."""
+    _made: int = field(default=0, init=False)
+    """Completions of all processes so far."""
+    _numbers: list[int] = field(default_factory=list, init=False)
+    """The `completion_id` of the rollouts at hand, while TRL makes them."""
     _opened: dict[str, Any] = field(default_factory=dict, init=False)
     """The images of the rollouts at hand."""
     _rewards: torch.Tensor = field(default_factory=lambda: torch.empty(0), init=False)
@@ -75,7 +81,7 @@ class Rollouts:
             if self.sampling and training:
                 batch = self._sampled(trainer, len(rows), stock)
             else:
-                batch = stock(self.shown(trainer, rows))
+                batch = self._by_trl(trainer, rows, stock)
             check(batch)
             group = trainer.num_generations if training else trainer.num_generations_eval
             advantages.finish(trainer, batch, self._rewards, group, len(rows))
@@ -110,9 +116,21 @@ class Rollouts:
         rows = [trainer.train_dataset[one.problem] | {"prompt": one.prompt} for one in mine]
         try:  # the episodes of environments are over
             with replaced(trainer, "environment_factories", None), replaced(trainer, "environments", None):
-                return stock(self.shown(trainer, rows))
+                return self._by_trl(trainer, rows, stock)
         finally:
             self._kept = None
+
+    def _by_trl(self, trainer: Any, rows: list[Row], stock: Callable[[list[Row]], Batch]) -> Batch:
+        """Return rollouts as TRL makes them, with a `completion_id` where they need one."""
+        if not (self.numbered and trainer.model.training):
+            return stock(self.shown(trainer, rows))
+        processes = trainer.accelerator.num_processes
+        first = self._made + len(rows) * trainer.accelerator.process_index
+        self._numbers, self._made = list(range(first, first + len(rows))), self._made + len(rows) * processes
+        try:
+            return stock(self.shown(trainer, rows)) | {"completion_id": torch.tensor(self._numbers)}
+        finally:
+            self._numbers = []
 
     def sample(self, trainer: Any, problems: list[int], size: int) -> list[Group]:
         """Return the scored groups of some problems, of `size` completions each, as a round of dynamic sampling is."""
@@ -203,6 +221,8 @@ class Rollouts:
             mine = own_part(trainer.accelerator, self._kept)
             for column in dict.fromkeys(column for one in self._kept for column in one.columns):
                 trainer._log_completion_extra(column, [one.columns.get(column) for one in mine])
+        if self._numbers:
+            trainer._log_completion_extra("completion_id", self._numbers)
         for column in trainer._logs["extra"].keys() - trainer._pending_extra_logs.keys():
             trainer._log_completion_extra(column, [None] * len(prompts))  # as a table has all or none of a row
         strip_images(rows, prompts)
@@ -261,6 +281,7 @@ def rollouts_of(
     keep_columns: bool,
     tool_counts: Counts,
     correct: str | None,
+    numbered: bool,
 ) -> Rollouts:
     """Return what makes the rollouts of a trainer, given the groups `engine` and `rollout` of the configuration.
 
@@ -270,6 +291,7 @@ def rollouts_of(
         keep_columns: likewise.
         tool_counts: returns calls and errors of this process so far, by tool.
         correct: name of the reward that is 1 for a correct completion; the first if None.
+        numbered: as of `Rollouts`.
 
     Raises:
         ValueError: two of these features do not work together, or not with the arguments of TRL.
@@ -307,4 +329,5 @@ def rollouts_of(
         ToolCalls(tool_counts, names) if trainer.tools else None,
         view,
         Filtered() if corrected and sampling_filters(trainer.args) else None,
+        numbered,
     )

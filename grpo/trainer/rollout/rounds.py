@@ -21,6 +21,7 @@ def score_groups(trainer: Any, problems: Sequence[int]) -> list[tuple[Group, boo
         prompt_ids, ids, masks, messages, logps, *_ = found
         rewards = trainer._calculate_rewards(rows, prompts, messages, ids)
     columns, trainer._pending_extra_logs = trainer._pending_extra_logs, defaultdict(list)
+    columns.pop("completion_id", None)  # that of the step's rows, of which these may be some
     optional = ([None] * len(mine) if values is None else values for values in (masks, logps))
     by_row = [{name: values[row] for name, values in columns.items()} for row in range(len(mine))]
     own_rewards = own_part(accelerator, rewards.tolist())

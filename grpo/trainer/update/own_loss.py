@@ -23,22 +23,14 @@ def compute_loss(trainer: Any, loss: ModuleType, model: Any, inputs: Batch) -> t
         compute_aux_loss=trainer.aux_loss_enabled,
         **images_of(inputs),
     )
-    old = inputs.get("old_per_token_logps", logps.detach())
-    sampled = inputs.get("sampling_per_token_logps", old)
-    tokens = Tokens(
-        logps,
-        old,
-        torch.where(sampled.isnan(), old, sampled),  # vLLM cannot score each token
-        inputs.get("importance_sampling_ratio", 1.0),
-        inputs["advantages"].view(len(ids), -1),
-    )
+    tokens = tokens_of(inputs, logps)
     per_token, metrics = loss.per_token(tokens, trainer.args)
     metrics["entropy"] = entropies
     if trainer.beta:
         below = inputs["ref_per_token_logps"] - logps
         kl = below.exp() - below - 1
         if trainer.args.use_bias_correction_kl:
-            kl = kl * (logps - old).exp()
+            kl = kl * (logps - tokens.old_logps).exp()
         per_token = per_token + trainer.beta * kl
         metrics["kl"] = kl
     training = trainer.model.training
@@ -63,3 +55,16 @@ def compute_loss(trainer: Any, loss: ModuleType, model: Any, inputs: Batch) -> t
         logged["aux_loss"].append(trainer.accelerator.gather_for_metrics(router_loss.detach()).mean().item())
         result = result + trainer.router_aux_loss_coef * router_loss / slices
     return result
+
+
+def tokens_of(inputs: Batch, logps: torch.Tensor) -> Tokens:
+    """Return the completions of a micro-batch as a loss gets them, given their log-probabilities, (rows, length)."""
+    old = inputs.get("old_per_token_logps", logps.detach())
+    sampled = inputs.get("sampling_per_token_logps", old)
+    return Tokens(
+        logps,
+        old,
+        torch.where(sampled.isnan(), old, sampled),  # vLLM cannot score each token
+        inputs.get("importance_sampling_ratio", 1.0),
+        inputs["advantages"].view(len(logps), -1),
+    )

@@ -45,7 +45,7 @@ def data_of(page: str) -> dict[str, Any]:
 
 def test_each_group_has_its_images_and_each_is_embedded_once(composed: Any, tmp_path: Path) -> None:
     names = show_images(write_run(tmp_path / "run", steps=3, groups=2, generations=4), 3, per_prompt=2)
-    found = sample(tmp_path / "run", {"correctness": 1.0})
+    found = sample(tmp_path / "run", {"correctness": 1.0}, "correctness")
     assert [group["images"] for group in groups_of(found)] == [[0, 1], [2, 0], [1, 2]] * 2
     files = [(tmp_path / "run" / "completions" / "images" / name).read_bytes() for name in names]
     assert sorted(base64.b64decode(image["data"]) for image in found["images"]) == sorted(files)
@@ -60,12 +60,15 @@ def test_the_page_has_the_images_and_may_load_nothing_else(composed: Any, tmp_pa
     assert "correct boxes" not in page
 
 
+KEYS = {"text", "row", "reward", "rewards", "advantage", "correct", "failed"}
+
+
 def test_the_page_of_a_run_without_images_is_as_before(composed: Any, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", steps=2, groups=2, generations=4)
     data = data_of(write_report(folder).read_text())
     assert data["images"] == []
     assert set(data["steps"][0]["groups"][0]) == {"prompt", "size", "completions"}
-    assert set(data["steps"][0]["groups"][0]["completions"][0]) == {"text", "reward", "rewards", "advantage", "row"}
+    assert set(data["steps"][0]["groups"][0]["completions"][0]) == KEYS
 
 
 @pytest.mark.parametrize("cells", [[3], ["https://nowhere/a.jpg"], [["../../secret.jpg", 5, None]], [None], [[]]])
@@ -75,7 +78,7 @@ def test_a_data_column_with_the_name_of_ours_shows_nothing(composed: Any, tmp_pa
     table = pandas.read_parquet(file)
     cell = [str(value) for value in cells[0]] if isinstance(cells[0], list) else cells[0]
     table.assign(thumbnails=[cell] * len(table)).to_parquet(file)
-    found = sample(folder, {"correctness": 1.0})
+    found = sample(folder, {"correctness": 1.0}, "correctness")
     assert ("images" in groups_of(found)[0], found["missing"]) == (False, 0)
 
 
@@ -84,7 +87,7 @@ def test_the_same_question_about_another_image_is_another_group(tmp_path: Path) 
     names = [[f"{number:032x}.jpg"] for number in (1, 1, 2, 2)]
     rows = {"step": 1, "prompt": "How many?", "completion": list("abcd"), "correct": [0.0, 1.0] * 2}
     pandas.DataFrame({**rows, "thumbnails": names}).to_parquet(tmp_path / "completions" / "completions_00001.parquet")
-    found = groups_of(sample(tmp_path, {"correct": 1.0}))
+    found = groups_of(sample(tmp_path, {"correct": 1.0}, "correctness"))
     assert [[each["text"] for each in group["completions"]] for group in found] == [["b", "a"], ["d", "c"]]
 
 
@@ -109,9 +112,9 @@ def test_the_bytes_of_images_on_a_page_are_bounded(
     composed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run_with_images(tmp_path / "run", 40, steps=20)
-    whole = sum(len(image["data"]) for image in sample(folder, {})["images"])
+    whole = sum(len(image["data"]) for image in sample(folder, {}, "correctness")["images"])
     monkeypatch.setattr(images, "MAX_BYTES", whole // 2)
-    found = sample(folder, {})
+    found = sample(folder, {}, "correctness")
     assert whole / 3 < sum(len(image["data"]) for image in found["images"]) <= whole / 2
     assert found["missing"] == 40 - len(found["images"])
     assert found["steps"][0]["groups"][0]["images"] == [0]
@@ -131,7 +134,7 @@ def test_a_file_that_is_no_small_jpeg_is_not_embedded(composed: Any, tmp_path: P
         Image.new("RGB", (1000, 8) if content == "wide" else (8, 8)).save(large, "JPEG")
         hostile = {"truncated": whole[:-100], "page": b"</script><script>alert(1)</script>"}
         file.write_bytes(hostile.get(content, large.getvalue() + b"\0" * (images.MAX_FILE * (content == "long"))))
-    found = sample(folder, {})
+    found = sample(folder, {}, "correctness")
     assert [group["images"] for group in groups_of(found)] == [[None], [0]]
     assert (found["missing"], len(found["images"])) == (1, 1)
     if content == "missing":
@@ -232,7 +235,7 @@ def test_boxes_are_on_the_page_of_a_run_whose_answers_are_boxes(composed: Any, t
 
 def test_completions_of_a_task_without_boxes_have_none_drawn(composed: Any, tmp_path: Path) -> None:
     columns = {"answer": ["3"], "completion": ["[1, 2, 3, 4]"], **SIZES}
-    found = sample(run_with_images(tmp_path / "run", 1, **columns), {})
+    found = sample(run_with_images(tmp_path / "run", 1, **columns), {}, "correctness")
     assert not found["boxes"]
     assert "boxes" not in groups_of(found)[0]["completions"][0]
 
@@ -242,7 +245,7 @@ def test_text_beside_an_image_is_no_markup(composed: Any, tmp_path: Path) -> Non
     columns = {"answer": ["[20, 10, 120, 60]"], **SIZES}
     page = write_report(run_with_images(tmp_path / "run", 2, text=text, **columns)).read_text()
     own = page.replace(javascript(), "").lower()
-    assert own.count("<script") == own.count("</script") == 6
+    assert own.count("<script") == own.count("</script") == 9
     assert len(data_of(page)["images"]) == 2
 
 
@@ -250,7 +253,7 @@ def test_boxes_count_in_the_bound_of_a_page(composed: Any, tmp_path: Path) -> No
     columns = {"answer": ["[20, 10, 120, 60]"], "completion": ["[1.23, 2.34, 33.3, 44.4]" * 100], **SIZES}
     folder = write_run(tmp_path / "run", steps=60, groups=4, generations=4)
     show_images(folder, 1, **columns)
-    found = sample(folder, {})
+    found = sample(folder, {}, "correctness")
     assert MAX_SIZE / 2 < len(as_data(found["steps"]).encode()) < MAX_SIZE + 100_000
 
 

@@ -117,7 +117,7 @@ def test_an_incomplete_line_does_not_lose_the_others(composed, tmp_path):
 def test_what_a_model_wrote_is_no_markup(text, composed, tmp_path):
     page = page_of(write_run(tmp_path / "run", text=text, **RUN))
     own = page.replace(javascript(), "")
-    assert own.lower().count("<script") == own.lower().count("</script") == 6
+    assert own.lower().count("<script") == own.lower().count("</script") == 9
     assert own.lower().count("<style") == own.lower().count("</style") == 1
     first = data_of(page)["steps"][0]["groups"][0]
     readable = text[:100].encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\ufffd", "")
@@ -169,7 +169,7 @@ def test_completions_are_grouped_with_the_highest_reward_first(tmp_path):
     (tmp_path / "completions").mkdir()
     rewards = pandas.DataFrame({**rows, "correct": [0.0, 1.0, None, 0.0], "brief": [0.5, 0.0, None, 1.0]})
     rewards.to_parquet(tmp_path / "completions" / "completions_00001.parquet")
-    found = sample(tmp_path, {"correct": 1.0, "brief": 0.1})
+    found = sample(tmp_path, {"correct": 1.0, "brief": 0.1}, "correctness")
     (step,) = found["steps"]
     assert [[(row["text"], row["reward"]) for row in group["completions"]] for group in step["groups"]] == [
         [("x", 1.0), ("w", 0.05)],
@@ -179,7 +179,7 @@ def test_completions_are_grouped_with_the_highest_reward_first(tmp_path):
 
 def test_a_long_run_is_shown_by_steps_from_beginning_to_end(composed, tmp_path):
     folder = write_run(tmp_path / "run", steps=200, groups=1, generations=2)
-    found = sample(folder, {"correctness": 1.0})
+    found = sample(folder, {"correctness": 1.0}, "correctness")
     numbers = [step["step"] for step in found["steps"]]
     assert (numbers[0], numbers[-1], found["shown"], found["logged"]) == (1, 200, 60, 200)
 
@@ -188,7 +188,7 @@ def test_completions_that_a_killed_run_wrote_in_part_are_skipped(composed, tmp_p
     folder = write_run(tmp_path / "run", **RUN)
     file = folder / "completions" / "completions_00004.parquet"
     file.write_bytes(file.read_bytes()[:100])
-    assert [step["step"] for step in sample(folder, {"correctness": 1.0})["steps"]] == [1, 2, 3]
+    assert [step["step"] for step in sample(folder, {"correctness": 1.0}, "correctness")["steps"]] == [1, 2, 3]
 
 
 def test_the_command_of_a_run_has_its_folder_of_configurations(composed, tmp_path):
@@ -213,7 +213,7 @@ def test_truncated_groups_keep_the_best_and_worst_of_the_first(tmp_path):
         }
     )
     table.to_parquet(tmp_path / "completions" / "completions_00001.parquet")
-    (step,) = sample(tmp_path, {"correct": 1.0})["steps"]
+    (step,) = sample(tmp_path, {"correct": 1.0}, "correctness")["steps"]
     (group,) = step["groups"]
     assert [row["reward"] for row in group["completions"]] == [4095.0, 0.0]
     assert group["size"] == step["rows"] == rows
@@ -224,7 +224,7 @@ def test_the_bound_holds_for_what_is_written(tmp_path):
     texts = ["<" * MAX_LENGTH] * 1000
     table = pandas.DataFrame({"step": 1, "prompt": [f"p{row // 4}" for row in range(1000)], "completion": texts})
     table.to_parquet(tmp_path / "completions" / "completions_00001.parquet")
-    assert MAX_SIZE / 2 < len(as_data(sample(tmp_path, {})).encode()) < MAX_SIZE + 10_000
+    assert MAX_SIZE / 2 < len(as_data(sample(tmp_path, {}, "correctness")).encode()) < MAX_SIZE + 10_000
 
 
 @pytest.mark.parametrize("steps", [MAX_POINTS + 1, 1001, 1201, 100_000])

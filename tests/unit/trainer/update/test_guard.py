@@ -60,7 +60,7 @@ def spoil(trainer: ExactGRPOTrainer, what: str, active: Callable[[], bool]) -> l
             if active() and not spoilt:
                 logps = torch.cat([logps[:1] * math.nan, logps[1:]])
                 spoilt.append(trainer.processing_class.decode(ids[0]))
-            trainer._logps = logps.detach()
+            trainer._scores = (logps.detach(), entropies.detach())
             return logps, entropies, aux
 
         trainer._get_per_token_logps_and_entropies = one_row

@@ -1,0 +1,126 @@
+"""The problems of a run through its steps: how often each was asked, how well it was solved, and what was answered."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from grpo.reporting.completions import PLACE, as_data, completion_of, files_of, number, problem, read_rows, shortened
+from grpo.reporting.quotes import text_of
+
+MOST = 400
+"""Problems on a page: those that were asked most often."""
+MAX_TIMES = 40
+"""Steps per problem, spread from its first to its last."""
+MAX_SIZE = 500_000
+"""Bytes of the completions of problems on a page."""
+LENGTH = 400
+"""Characters of a completion."""
+PROMPT = 1500
+"""Characters of a prompt."""
+SOLVED = 0.5
+"""Accuracy from which on a problem is solved."""
+Row = dict[str, Any]
+
+
+def problems_of(run_dir: Path, weights: dict[str, float], grader: str, reused: bool) -> Row:
+    """Return the `problems` that were asked at several logged steps, and how many `others` there were.
+
+    Each has its `number`, a `name` and its `prompt`; how often it was `asked`; its `times`, each with the `step`, the
+    `value`, which is its accuracy, or without a grader its mean reward (`measure`), the number of completions (`size`),
+    and, for as many problems as a page holds, the `best` and the `worst` of them; the step at which it was first
+    `solved`, when half of its completions were correct, and the one since which it is `forgotten`.
+
+    Args:
+        weights: of the rewards.
+        grader: the reward that decides which completions are correct.
+        reused: whether several steps learn from the same completions, so that these are logged more than once.
+    """
+    found: dict[Any, list[Row]] = defaultdict(list)
+    for file in files_of(run_dir / "completions"):
+        rows = read_rows(file, ["step", "prompt", "thumbnails", "tokens", *weights])
+        for key, of_problem in groupby(rows, key=lambda row: repr(problem(row))):
+            time = time_of(file, list(of_problem), weights, grader)
+            if time and not (reused and found[key] and same(found[key][-1], time)):
+                found[key].append(time)
+    several = sorted((times for times in found.values() if len(times) > 1), key=len, reverse=True)
+    chosen = [problem_of(place, times, grader in weights) for place, times in enumerate(several[:MOST], 1)]
+    add_completions(chosen, weights, grader)
+    measure = "accuracy" if grader in weights else "reward"
+    return {"problems": chosen, "measure": measure, "others": len(found) - len(chosen)}
+
+
+def time_of(file: Path, rows: Sequence[Row], weights: dict[str, float], grader: str) -> Row | None:
+    """Return a step's completions of a problem; None if none of them has a reward."""
+    rewards = [[number(row.get(name)) for name in weights] for row in rows]
+    weighted = [sum(weights[name] * value for name, value in zip(weights, one, strict=True) if value is not None) for one in rewards]
+    known = [place for place, one in enumerate(rewards) if any(value is not None for value in one)]
+    if grader in weights:
+        graded = [number(row.get(grader)) for row in rows]
+        values = [float(value >= 1) for value in graded if value is not None]
+    else:
+        values = [weighted[place] for place in known]
+    if not values:
+        return None
+    ordered = sorted(known, key=lambda place: weighted[place])
+    ends = {"best": rows[ordered[-1]][PLACE], "worst": rows[ordered[0]][PLACE]}
+    made = (rewards, [row.get("tokens") for row in rows])
+    mean = number(sum(values) / len(values))
+    return {"step": rows[0]["step"], "value": mean, "size": len(rows), "ends": ends, "made": made, "file": file}
+
+
+def same(before: Row, time: Row) -> bool:
+    """Return whether a step has logged the completions of the step before again."""
+    return before["made"] == time["made"]
+
+
+def problem_of(place: int, times: list[Row], graded: bool) -> Row:
+    """Return a problem for the page, given its place in the table and its times."""
+    prompt = shortened(read_rows(times[0]["file"], ["prompt"])[times[0]["ends"]["best"]]["prompt"])
+    solved = next((time["step"] for time in times if time["value"] >= SOLVED), None) if graded else None
+    forgotten = None
+    if solved is not None and times[-1]["value"] < SOLVED:
+        last = max(place for place, time in enumerate(times) if time["value"] >= SOLVED)
+        forgotten = times[last + 1]["step"]
+    name = " ".join(prompt.split())
+    return {
+        "number": place,
+        "name": name if len(name) <= 90 else f"{name[:60]} … {name[-25:]}",
+        "prompt": prompt[:PROMPT],
+        "asked": len(times),
+        "times": spread(times),
+        "solved": solved,
+        "forgotten": forgotten,
+    }
+
+
+def spread(times: list[Row]) -> list[Row]:
+    """Return at most `MAX_TIMES` of them, the first and the last included."""
+    if len(times) <= MAX_TIMES:
+        return times
+    return [times[round(place * (len(times) - 1) / (MAX_TIMES - 1))] for place in range(MAX_TIMES)]
+
+
+def add_completions(problems: Iterable[Row], weights: dict[str, float], grader: str) -> None:
+    """Add the best and the worst completion of each time, problem by problem, until a page is full."""
+    size, tables = 0, dict[Path, list[Row]]()
+    for time in (time for one in problems for time in one["times"]):
+        file, ends = time.pop("file"), time.pop("ends")
+        time.pop("made")
+        if size > MAX_SIZE:
+            continue
+        if file not in tables:
+            tables[file] = read_rows(file, ["completion", *weights])
+        shown = {name: quoted(tables[file][row], weights, grader) for name, row in ends.items()}
+        if ends["best"] == ends["worst"]:
+            shown.pop("worst")
+        size += len(as_data(shown).encode())
+        time |= shown
+
+
+def quoted(row: Row, weights: dict[str, float], grader: str) -> Row:
+    """Return a completion in short: its place, reward and text."""
+    found = completion_of(row | {"advantage": math.nan}, weights, grader)
+    return {"row": found["row"], "reward": found["reward"], "text": text_of(found)[:LENGTH]}
