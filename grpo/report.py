@@ -1,4 +1,7 @@
-"""`python -m grpo.report DIR…` writes `report.html`: one self-contained page about a run, or about a sweep."""
+"""`python -m grpo.report DIR…` writes `report.html`: one self-contained page about a run, or about a sweep.
+
+Several runs are compared: on a page of their own, `comparison.html` in the current directory.
+"""
 
 import argparse
 import logging
@@ -8,10 +11,12 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from grpo.cli import leave
+from grpo.reporting.comparison import comparison_of
 from grpo.reporting.content import completions_of, content_of
-from grpo.reporting.page import write_report
-from grpo.reporting.text import show_content
+from grpo.reporting.page import named, write_comparison, write_report
+from grpo.reporting.text import show_comparison, show_content
 from grpo.rundir.run_dir import read_run
+from grpo.rundir.sweep_dir import is_sweep
 from grpo.utils.errors import ConfigError
 
 PROGRAM = "grpo.report"
@@ -19,9 +24,9 @@ PROGRAM = "grpo.report"
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}", description=__doc__.split(":")[0])
+    parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}", description=__doc__)
     parser.add_argument("folders", nargs="+", metavar="DIR", type=Path, help="the directory of a run or of a sweep")
-    parser.add_argument("--text", action="store_true", help="print the page of a run instead of writing it")
+    parser.add_argument("--text", action="store_true", help="print the pages of runs instead of writing them")
     logging.basicConfig(level=logging.ERROR)
     try:
         given = parser.parse_args()
@@ -31,6 +36,11 @@ def main() -> None:
                 show_content(content_of(run, completions_of(run)), Console())
             else:
                 print(write_report(folder))
+        runs = [folder for folder in dict.fromkeys(given.folders) if not is_sweep(folder)]
+        if len(runs) > 1 and given.text:
+            show_comparison(comparison_of(named(runs)), Console())
+        elif len(runs) > 1:
+            print(write_comparison(runs, Path()))
     except (ConfigError, OmegaConfBaseException, OSError, ValueError) as error:
         leave(error, PROGRAM)
 

@@ -3,7 +3,9 @@
 import functools
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 from hydra import compose
@@ -29,7 +31,9 @@ def configuration(typed: tuple[str, ...]) -> str:
     return OmegaConf.to_yaml(compose("config", list(typed)))
 
 
-def write_run(folder: Path, steps: int, groups: int, generations: int, text: str = "", typed=("train.seed=3",)) -> Path:
+def write_run(
+    folder: Path, steps: int, groups: int, generations: int, text: str = "", typed: Sequence[str] = ("train.seed=3",)
+) -> Path:
     """Write a run directory with so many steps, each of so many groups of completions; return it."""
     (folder / ".hydra").mkdir(parents=True)
     (folder / "completions").mkdir()
@@ -46,7 +50,7 @@ def write_run(folder: Path, steps: int, groups: int, generations: int, text: str
             values |= {"memory/generate_gb": 0.8, "memory/update_gb": 0.7, "memory/host_gb": 0.9}
             file.write(json.dumps({"step": step, **values, "num_tokens": 100.0 * step, "step_time": 0.4}) + "\n")
             rows = groups * generations
-            table = {
+            table: dict[str, list[Any]] = {
                 "step": [step] * rows,
                 "prompt": [f"question {row // generations} {text}" for row in range(rows)],
                 "completion": [f"{text} answer {row}" for row in range(rows)],
@@ -64,7 +68,7 @@ def write_run(folder: Path, steps: int, groups: int, generations: int, text: str
     (folder / "plan.json").write_text(
         json.dumps({"device": "a machine", "capacity_gb": 22.0, "host_capacity_gb": 24.0})
     )
-    summary = {"status": "completed", "reason": None, "steps": steps, "wall_time_s": 60.0, "memory/host_gb": 0.9}
+    summary: dict[str, Any] = {"status": "completed", "reason": None, "steps": steps, "wall_time_s": 60.0, "memory/host_gb": 0.9}
     summary |= {"accuracy_after": 0.95, "planned_gb": {"peak": 0.65, "update": 0.6}, "memory/update_gb": 0.7}
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder

@@ -15,10 +15,10 @@ from rich.progress import track
 
 from grpo.data.images import COLUMN, names, prompt_of
 from grpo.data.task import reward_columns
-from grpo.evaluation.estimators import majority_at_k, pass_at_k, wilson_interval
 from grpo.generation.local import Generate
 from grpo.rundir.files import write_lines
 from grpo.utils.distributed import gathered, is_main_process, rank, world_size
+from grpo.utils.estimators import majority_at_k, pass_at_k, wilson_interval
 from rewards.isolation.reward import Reward
 from rewards.text import final_answer, numbers
 

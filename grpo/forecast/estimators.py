@@ -15,7 +15,7 @@ from statistics import NormalDist, fmean
 
 import numpy as np
 
-from grpo.evaluation.estimators import pass_at_k, wilson_interval
+from grpo.utils.estimators import pass_at_k, wilson_interval
 
 Array = np.ndarray
 PRECISIONS = np.geomspace(1e-3, 1e4, 141)

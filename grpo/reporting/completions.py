@@ -39,10 +39,16 @@ FAILED = re.compile(r"\W*error\b", re.IGNORECASE)
 def sample(run_dir: Path, weights: dict[str, float], grader: str, coordinates: str = "original") -> dict[str, Any]:
     """Return `steps`, each with the groups of its completions, and the numbers of `shown` and `logged` steps.
 
-    A group has its prompt and its completions, the highest reward first, as of `completion_of`. A step that is too large is reduced to its first groups, or to the best and the worst
-    completion of the first one. With images there are also `images`, the number of `missing` ones, and `boxes`: whether
-    any are drawn; `grader` is the name of the reward that decides which completions are correct. Coordinates of boxes
-    in completions are a key of `rewards.boxes.COORDINATES`.
+    A group has its prompt and its completions, the highest reward first, as of `completion_of`. A step that is too
+    large is reduced to its first groups, or to the best and the worst completion of the first one. There are also the
+    name of the `grader`, the `images` and the number of `missing` ones, and whether any completion has `boxes` to draw
+    or `tokens` with values.
+
+    Args:
+        run_dir: of the run.
+        weights: of the rewards.
+        grader: the reward that decides which completions are correct.
+        coordinates: of boxes in completions, a key of `rewards.boxes.COORDINATES`.
     """
     folder = run_dir / "completions"
     files = files_of(folder)
@@ -61,9 +67,9 @@ def sample(run_dir: Path, weights: dict[str, float], grader: str, coordinates: s
             steps.append({"step": rows[0]["step"], "rows": len(rows), "groups": fit})
     boxes = any("boxes" in candidate for step in steps for candidate in step["groups"])
     embedded = embed(steps, folder / "images")
-    tokens = any("values" in row for step in steps for one in step["groups"] for row in one["completions"])
+    valued = any("values" in row for step in steps for one in step["groups"] for row in one["completions"])
     found = {"steps": steps, "shown": len(steps), "logged": len(files), "grader": grader}
-    return found | {"boxes": boxes, "tokens": tokens, **embedded}
+    return found | {"boxes": boxes, "tokens": valued, **embedded}
 
 
 def files_of(folder: Path) -> list[Path]:

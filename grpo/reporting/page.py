@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from grpo.reporting.charts import Chart, accuracy_by_value, bars, curve
+from grpo.reporting.comparison import MOST, comparison_of
 from grpo.reporting.completions import as_data
 from grpo.reporting.content import completions_of, content_of, followed
 from grpo.reporting.curves import Curve
@@ -20,9 +21,10 @@ from grpo.rundir.files import write_json
 from grpo.rundir.run_dir import Run, read_run
 from grpo.rundir.sweep_dir import COLUMNS, Sweep, is_sweep, read_sweep, show
 from grpo.utils.atomic import atomic
+from grpo.utils.errors import ConfigError
 
-PAGE, DATA = "report.html", "report.json"
-SCRIPTS = ("show.js", "tokens.js", "browse.js", "problems.js")
+PAGE, DATA, COMPARISON = "report.html", "report.json", "comparison.html"
+SCRIPTS = ("show.js", "tokens.js", "browse.js", "problems.js", "answers.js")
 
 
 def write_report(folder: Path) -> Path:
@@ -39,9 +41,28 @@ def write_report(folder: Path) -> Path:
     return save(folder, run_page(content, browse, followed(run)))
 
 
-def save(folder: Path, text: str) -> Path:
+def write_comparison(folders: Sequence[Path], to: Path) -> Path:
+    """Write the page that compares runs into the folder `to`, and return its file.
+
+    Raises:
+        ConfigError: a folder holds no run, or these are too many.
+    """
+    return save(to, comparison_page(named(folders)), COMPARISON)
+
+
+def named(folders: Sequence[Path]) -> dict[str, Run]:
+    """Return runs by the last two parts of their paths, or by all of them where that names several."""
+    if len(folders) > MOST:
+        raise ConfigError(f"{len(folders)} runs: at most {MOST} can be compared")
+    names = [name_of(folder) for folder in folders]
+    if len({*names}) < len(names):
+        names = [str(folder.resolve()) for folder in folders]
+    return {name: read_run(folder) for name, folder in zip(names, folders, strict=True)}
+
+
+def save(folder: Path, text: str, name: str = PAGE) -> Path:
     """Write a page into a folder, and return its file."""
-    file = folder / PAGE
+    file = folder / name
     with atomic(file) as partial:
         partial.write_text(text, encoding="utf-8", errors="replace")
     return file
@@ -65,20 +86,43 @@ def name_of(folder: Path) -> str:
     return "/".join(folder.resolve().parts[-2:])
 
 
+def comparison_page(runs: dict[str, Run]) -> str:
+    """Return the page that compares runs by name."""
+    comparison = comparison_of(runs)
+    return page(
+        "comparison.html.jinja",
+        title=f"GRPO runs {', '.join(runs)}",
+        runs=runs,
+        columns=COLUMNS,
+        comparison=comparison,
+        charts=[curve(Curve(**one)) for one in comparison["curves"]],
+    )
+
+
 def sweep_page(sweep: Sweep) -> str:
     """Return the page of a sweep."""
     evaluated = [run for run in sweep.runs if run.accuracy is not None]
-    best = max(evaluated, key=lambda run: (run.accuracy or 0, run.reward or 0), default=None)
-    rivals = [run for run in evaluated if best and run is not best and interval(run)[2] >= interval(best)[1]]
+    best = max(evaluated, key=quality, default=None)
+    compared = {sweep.name(run): run for run in sorted(sweep.runs, key=quality, reverse=True)[:MOST]}
+    comparison = comparison_of(compared, sweep.name(best) if best else None) if len(compared) > 1 else None
+    over_values = [chart for key in sweep.varied for chart in comparisons(sweep, key)]
+    curves = [curve(Curve(**one)) for one in comparison["curves"]] if comparison else []
     return page(
         "sweep.html.jinja",
         title=f"GRPO sweep {name_of(sweep.folder)}",
         sweep=sweep,
         columns=COLUMNS | {"completions per step": lambda run: show(run.summary.get("completions_a_step"), "{:,}")},
         best=best,
-        rivals=rivals,
-        charts=[chart for key in sweep.varied for chart in comparisons(sweep, key)],
+        compared=list(compared),
+        comparison=comparison,
+        charts=over_values + curves,
+        number_of_values=len(over_values),
     )
+
+
+def quality(run: Run) -> tuple[float, float]:
+    """Return what runs are ordered by: accuracy, then reward."""
+    return run.accuracy or 0.0, run.reward or 0.0
 
 
 def comparisons(sweep: Sweep, key: str) -> list[Chart]:

@@ -55,7 +55,10 @@ def problems_of(run_dir: Path, weights: dict[str, float], grader: str, reused: b
 def time_of(file: Path, rows: Sequence[Row], weights: dict[str, float], grader: str) -> Row | None:
     """Return a step's completions of a problem; None if none of them has a reward."""
     rewards = [[number(row.get(name)) for name in weights] for row in rows]
-    weighted = [sum(weights[name] * value for name, value in zip(weights, one, strict=True) if value is not None) for one in rewards]
+    weighted = [
+        sum(weights[name] * value for name, value in zip(weights, one, strict=True) if value is not None)
+        for one in rewards
+    ]
     known = [place for place, one in enumerate(rewards) if any(value is not None for value in one)]
     if grader in weights:
         graded = [number(row.get(grader)) for row in rows]

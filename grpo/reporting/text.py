@@ -39,6 +39,16 @@ def show_content(content: dict[str, Any], console: Console) -> None:
                 console.print(f"{line(points)}  {label}", markup=False, highlight=False, soft_wrap=True)
 
 
+def show_comparison(comparison: dict[str, Any], console: Console) -> None:
+    """Print how runs differ: configurations and accuracies."""
+    table = Table("differs", *(run["name"] for run in comparison["runs"]), box=None)
+    for key, texts in comparison["settings"].items():
+        table.add_row(key, *texts)
+    console.print(table)
+    for text in comparison["accuracies"]:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def line(points: Points) -> str:
     """Return a curve as one line of blocks, from its lowest to its highest value, with both."""
     known = [(step, value) for step, value in points if value is not None]

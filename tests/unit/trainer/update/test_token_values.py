@@ -100,7 +100,9 @@ def test_eight_completions_of_a_step_are_kept(tmp_path: Path) -> None:
     ]
     rows = rows_of(tmp_path, "tokens", 4)
     assert len({row["completion_id"] for row in rows}) == len(rows) == 8
-    assert all(len(values) == len(row["token"]) for row in rows for name, values in row.items() if name != "completion_id")
+    assert all(
+        len(values) == len(row["token"]) for row in rows for name, values in row.items() if name != "completion_id"
+    )
 
 
 def test_nothing_is_kept_where_nobody_asked(tmp_path: Path) -> None:

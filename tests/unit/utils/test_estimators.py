@@ -1,11 +1,18 @@
 from itertools import combinations
 from statistics import NormalDist, mean
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.evaluation.estimators import majority_at_k, pass_at_k, wilson_interval
+from grpo.utils.estimators import (
+    difference_interval,
+    majority_at_k,
+    pass_at_k,
+    unpaired_difference_interval,
+    wilson_interval,
+)
 
 
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -54,3 +61,34 @@ def test_the_interval_of_a_mean_holds_it_and_is_never_a_point(values: list[float
     low, high = wilson_interval(sum(values), len(values))
     assert low - 1e-9 <= mean(values) <= high + 1e-9
     assert high - low > 0
+
+
+def test_the_interval_of_a_difference_is_that_of_its_source() -> None:
+    low, high = unpaired_difference_interval(56, 70, 48, 80)  # Newcombe's first example
+    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+
+
+@pytest.mark.parametrize("correlated", [False, True])
+def test_95_percent_of_paired_intervals_hold_the_difference(correlated: bool) -> None:
+    generator = np.random.default_rng(0)
+    samples, first, second = 200, 0.6, 0.7
+    inside = 0
+    for _ in range(4000):
+        drawn = generator.random((2, samples))
+        one, other = drawn[0] < first, drawn[0 if correlated else 1] < second
+        counts = [int((one & other).sum()), int((one & ~other).sum()), int((~one & other).sum())]
+        low, high = difference_interval(*counts, samples - sum(counts))
+        inside += low <= second - first <= high
+    assert 0.94 <= inside / 4000 <= 0.985
+
+
+def test_pairs_make_a_difference_more_certain() -> None:
+    low, high = difference_interval(both=100, first=10, second=30, neither=60)
+    assert unpaired_difference_interval(130, 200, 110, 200)[0] < low < 0.1 < high
+    assert difference_interval(both=100, first=30, second=10, neither=60) == pytest.approx((-high, -low))
+
+
+def test_the_interval_of_equal_runs_holds_zero() -> None:
+    for counts in ((10, 0, 0, 0), (0, 0, 0, 10), (5, 0, 0, 5), (0, 1, 1, 0)):
+        low, high = difference_interval(*counts)
+        assert low <= 0 <= high

@@ -52,3 +52,50 @@ def majority_at_k(answers: Sequence[Hashable], correct: Sequence[bool], k: int) 
         chosen = [is_correct for answer, is_correct in run if votes[answer] == most > 0]
         outcomes.append(mean(chosen) if chosen else 0.0)
     return mean(outcomes)
+
+
+def difference_interval(
+    both: int, first: int, second: int, neither: int, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Return the interval of the difference of two proportions, that of the second less that of the first.
+
+    Args:
+        both: samples, such as problems, for which both are true.
+        first: for which the first alone is true.
+        second: for which the second alone is true.
+        neither: for which neither is.
+        confidence: of the interval.
+
+    Source: R. G. Newcombe, "Improved confidence intervals for the difference between binomial proportions based on
+    paired data", 1998, method 10.
+    """
+    samples = both + first + second + neither
+    marginals = (both + first) * (second + neither) * (both + second) * (first + neither)
+    product = both * neither - first * second
+    corrected = max(product - samples / 2, 0.0) if product > 0 else product
+    correlation = corrected / math.sqrt(marginals) if marginals else 0.0
+    return _square_and_add(both + second, samples, both + first, samples, correlation, confidence)
+
+
+def unpaired_difference_interval(
+    correct: int, samples: int, others: int, other_samples: int, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Return the interval of `correct` of `samples` less `others` of `other_samples`, which are other samples.
+
+    Source: R. G. Newcombe, "Interval estimation for the difference between independent proportions", 1998, method 10.
+    """
+    return _square_and_add(correct, samples, others, other_samples, 0.0, confidence)
+
+
+def _square_and_add(
+    correct: int, samples: int, others: int, other_samples: int, correlation: float, confidence: float
+) -> tuple[float, float]:
+    p, q = correct / samples, others / other_samples
+    (p_low, p_high), (q_low, q_high) = (
+        wilson_interval(*counts, confidence) for counts in ((correct, samples), (others, other_samples))
+    )
+
+    def spread(below: float, above: float) -> float:
+        return math.sqrt(max(0.0, below**2 - 2 * correlation * below * above + above**2))
+
+    return p - q - spread(p - p_low, q_high - q), p - q + spread(p_high - p, q - q_low)

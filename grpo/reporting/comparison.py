@@ -1,0 +1,182 @@
+"""Several runs beside each other: what differs in their configurations, their curves, accuracies and answers."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from grpo.reporting.completions import as_data, shortened
+from grpo.reporting.curves import Curve, curves_of, thinned
+from grpo.reporting.findings.base import values
+from grpo.rundir.run_dir import Run
+from grpo.utils.estimators import difference_interval, unpaired_difference_interval
+
+MOST = 6
+"""Runs beside each other: as many as a chart has colours."""
+MAX_SIZE = 1_500_000
+"""Bytes of answers on a page."""
+LENGTH = 2000
+"""Characters per answer and per problem."""
+LINES = {"Completion length, tokens": "mean"}
+"""Line of a curve with several lines that is compared."""
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference in accuracy of a run to another one."""
+
+    run: str
+    to: str
+    points: float
+    """Difference, -1 to 1."""
+    interval: tuple[float, float]
+    """Of 95 %."""
+    samples: int
+    """Held-out problems."""
+    paired: bool
+    """Whether both have answered the same problems."""
+
+    @property
+    def text(self) -> str:
+        """The difference in a sentence."""
+        low, high = (f"{100 * end:+.1f}" for end in self.interval)
+        if self.interval[0] > 0 or self.interval[1] < 0:
+            verdict = "more than chance explains"
+        else:
+            verdict = "chance may explain it"
+        same = f"the same {self.samples} problems" if self.paired else "other problems than the other run"
+        return (
+            f"{self.run} answers {100 * self.points:+.1f} points of {same} correctly, compared with {self.to}; "
+            f"95 % interval {low} to {high}: {verdict}"
+        )
+
+
+def comparison_of(runs: dict[str, Run], to: str | None = None) -> Row:
+    """Return what a page compares of at most `MOST` runs by name.
+
+    It has `runs`, `settings` (a row of values per key that differs), `accuracies` (sentences), `curves`, and `answers`.
+
+    Args:
+        to: the run that the accuracies of others are compared with; the first if None.
+    """
+    answered = {name: answers(run) for name, run in runs.items()}
+    found = differences(runs, answered, to or next(iter(runs)))
+    return {
+        "runs": [
+            {"name": name, "status": run.status, "reason": run.reason, "command": run.command}
+            for name, run in runs.items()
+        ],
+        "settings": settings(runs),
+        "accuracies": [one.text for one in found],
+        "differences": [asdict(one) for one in found],
+        "curves": [asdict(one) for one in curves(runs)],
+        "answers": side_by_side(answered),
+    }
+
+
+def settings(runs: dict[str, Run]) -> dict[str, list[str]]:
+    """Return the keys of configurations that differ, each with its value in each run, as YAML has it."""
+    flat = [dict(flattened(OmegaConf.to_container(run.config))) for run in runs.values()]
+    versions = [
+        {f"version of {name}": text for name, text in run.summary.get("versions", {}).items()} for run in runs.values()
+    ]
+    machines = [
+        {"machine": run.plan.get("device", ""), "commit": run.summary.get("git_commit") or ""} for run in runs.values()
+    ]
+    rows = [{**one, **more, **machine} for one, more, machine in zip(flat, versions, machines, strict=True)]
+    keys = dict.fromkeys(key for one in rows for key in one)
+    return {key: shown for key in keys if len(set(shown := [one.get(key, "") for one in rows])) > 1}
+
+
+def flattened(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the keys of a configuration, with dots, and their values as text."""
+    if isinstance(config, dict) and config:
+        for key, value in config.items():
+            yield from flattened(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, json.dumps(config, ensure_ascii=False, default=str).strip('"')
+
+
+def curves(runs: dict[str, Run]) -> list[Curve]:
+    """Return the curves of which a line can stand for a run, with a line per run."""
+    found: dict[str, Curve] = {}
+    for name, run in runs.items():
+        seconds = {"seconds": thinned(values(run, "step_time"))}
+        time = Curve("Time, s/step", "Seconds of a step, mean over the steps since the last logged one.", seconds)
+        for one in [*curves_of(run), time]:
+            label = LINES.get(one.title, next(iter(one.lines), ""))
+            if one.lines.get(label) and (len(one.lines) == 1 or one.title in LINES):
+                known = found.setdefault(one.title, Curve(one.title, one.about, {}, one.percent))
+                known.lines[name] = one.lines[label]
+    return [one for one in found.values() if len(one.lines) > 1]
+
+
+def answers(run: Run) -> dict[int, Row]:
+    """Return the greedy answers of a trained policy to the held-out problems, by the number of the problem."""
+    file = run.folder / "evaluation_after.jsonl"
+    return {row["problem"]: row for row in lines_of(file) if row.get("sample") == 0 and "correct" in row}
+
+
+def lines_of(file: Path) -> Iterator[Row]:
+    """Yield the rows of a file of JSON lines; one that was not written completely is skipped."""
+    if file.is_file():
+        with file.open(errors="replace") as lines:
+            for line in lines:
+                if line.endswith("}\n"):
+                    yield json.loads(line)
+
+
+def differences(runs: dict[str, Run], answered: dict[str, dict[int, Row]], to: str) -> list[Difference]:
+    """Return the differences in accuracy to a run, of all that were evaluated."""
+    found = []
+    for name, run in runs.items():
+        mine, other = (one.evaluation.get("after") for one in (run, runs[to]))
+        if name == to or not (mine and other):
+            continue
+        pairs = same_problems(answered[name], answered[to])
+        if pairs and len(pairs) == mine["samples"] == other["samples"]:
+            counts = [pairs.count(pair) for pair in ((True, True), (False, True), (True, False), (False, False))]
+            interval = difference_interval(*counts)
+        else:
+            pairs = []
+            counted = [(round(part["accuracy"] * part["samples"]), part["samples"]) for part in (mine, other)]
+            interval = unpaired_difference_interval(*counted[0], *counted[1])
+        points = mine["accuracy"] - other["accuracy"]
+        found.append(Difference(name, to, points, interval, mine["samples"], bool(pairs)))
+    return found
+
+
+def same_problems(mine: dict[int, Row], others: dict[int, Row]) -> list[tuple[bool, bool]]:
+    """Return which of two runs were correct for each problem; nothing if a problem of one is not that of the other."""
+    if mine.keys() != others.keys() or any(mine[one]["prompt"] != others[one]["prompt"] for one in mine):
+        return []
+    return [(bool(mine[one]["correct"]), bool(others[one]["correct"])) for one in mine]
+
+
+def side_by_side(answered: dict[str, dict[int, Row]]) -> Row:
+    """Return the problems that all runs have answered, those first in which they differ, as many as a page holds."""
+    everyones = [rows for rows in answered.values() if rows]
+    common = set.intersection(*map(set, everyones)) if len(everyones) == len(answered) > 1 else set()
+    prompts = {problem: {json.dumps(rows[problem]["prompt"]) for rows in everyones} for problem in common}
+    found, size = list[Row](), 0
+    for problem in sorted(common, key=lambda one: (len({rows[one]["correct"] for rows in everyones}) == 1, one)):
+        if len(prompts[problem]) > 1:  # other problems under this number
+            continue
+        of_runs = [
+            {
+                "run": name,
+                "text": shortened(rows[problem]["completion"])[:LENGTH],
+                "correct": bool(rows[problem]["correct"]),
+            }
+            for name, rows in answered.items()
+        ]
+        prompt = shortened(everyones[0][problem]["prompt"])[:LENGTH]
+        found.append({"problem": problem, "prompt": prompt, "answers": of_runs})
+        size += len(as_data(found[-1]).encode())
+        if size > MAX_SIZE:
+            break
+    return {"problems": found, "others": len(common) - len(found)}
