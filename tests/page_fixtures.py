@@ -68,8 +68,8 @@ def write_run(
     (folder / "plan.json").write_text(
         json.dumps({"device": "a machine", "capacity_gb": 22.0, "host_capacity_gb": 24.0})
     )
-    summary: dict[str, Any] = {"status": "completed", "reason": None, "steps": steps, "wall_time_s": 60.0, "memory/host_gb": 0.9}
-    summary |= {"accuracy_after": 0.95, "planned_gb": {"peak": 0.65, "update": 0.6}, "memory/update_gb": 0.7}
+    summary: dict[str, Any] = {"status": "completed", "reason": None, "steps": steps, "wall_time_s": 60.0}
+    summary |= {"memory/host_gb": 0.9, "accuracy_after": 0.95, "planned_gb": {"peak": 0.65, "update": 0.6}, "memory/update_gb": 0.7}
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
 
