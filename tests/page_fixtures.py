@@ -69,7 +69,8 @@ def write_run(
         json.dumps({"device": "a machine", "capacity_gb": 22.0, "host_capacity_gb": 24.0})
     )
     summary: dict[str, Any] = {"status": "completed", "reason": None, "steps": steps, "wall_time_s": 60.0}
-    summary |= {"memory/host_gb": 0.9, "accuracy_after": 0.95, "planned_gb": {"peak": 0.65, "update": 0.6}, "memory/update_gb": 0.7}
+    summary |= {"memory/host_gb": 0.9, "memory/update_gb": 0.7, "accuracy_after": 0.95}
+    summary |= {"planned_gb": {"peak": 0.65, "update": 0.6}}
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
 

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOTrainer
 
-from grpo.config.options import Update
+from grpo.config.options import Rollout, Update
 from grpo.trainer.update import token_values
 from grpo.trainer.update.token_values import TokenValues, texts
-from tests.stock_trl import make, ours, train
+from tests.stock_trl import make, note_kept, ours, train
 
 MOVED: dict[str, Any] = {"num_iterations": 2, "max_steps": 4, "learning_rate": 2e-2, "epsilon": 0.05}
 """Every second step has a policy that has moved away from the one that generated."""
@@ -63,7 +63,16 @@ def test_a_loss_of_any_kind_has_values(tmp_path: Path, loss: str) -> None:
     assert any(clipped) == (loss in ("dppo", "maxrl"))
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4},
+        {"rollout": Rollout(dynamic_sampling=True)},
+        {"update": Update()},
+    ],
+    ids=["one slice", "four slices", "dynamic sampling", "the longest sequence first"],
+)
 def test_a_row_belongs_to_the_completion_of_its_id(tmp_path: Path, options: dict[str, Any]) -> None:
     trainer = ours(
         tmp_path,
@@ -77,7 +86,10 @@ def test_a_row_belongs_to_the_completion_of_its_id(tmp_path: Path, options: dict
         eval_dataset=Dataset.from_dict({"prompt": ["2 plus 2"]}),
         **MOVED | options,
     )
+    trainer.budget.begun = "update" not in options
+    kept = note_kept(trainer) if "rollout" in options else []
     train(trainer)
+    assert all("completion_id" not in one.columns for generation in kept for one in generation)  # of an earlier one
     met = 0
     for step in range(1, 5):
         completions = {row["completion_id"]: row for row in rows_of(tmp_path, "completions", step)}
@@ -99,7 +111,9 @@ def test_eight_completions_of_a_step_are_kept(tmp_path: Path) -> None:
         "tokens_00004.parquet",
     ]
     rows = rows_of(tmp_path, "tokens", 4)
-    assert len({row["completion_id"] for row in rows}) == len(rows) == 8
+    numbers = {row["completion_id"] for row in rows}
+    assert len(numbers) == len(rows) == 8
+    assert numbers < {*range(48, 64)}  # of the fourth step
     assert all(
         len(values) == len(row["token"]) for row in rows for name, values in row.items() if name != "completion_id"
     )
