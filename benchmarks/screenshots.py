@@ -3,13 +3,14 @@
 import argparse
 import io
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
-from grpo.reporting.page import write_report
+from grpo.reporting.page import write_comparison, write_report
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -23,6 +24,8 @@ KINDS = {
     "images": "directory of a run with images",
     "boxes": "directory of a run with boxes in images",
     "tools": "directory of a run with tools",
+    "tokens": "directory of a run with values per token",
+    "problems": "directory of a run that asks problems again",
 }
 GROUPS = 2
 """Groups of completions on a picture of images."""
@@ -33,12 +36,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for kind, words in KINDS.items():
         parser.add_argument(f"--{kind}", type=Path, help=words)
+    parser.add_argument("--compare", type=Path, nargs="+", help="directories of runs")
     asked = {kind: folder for kind, folder in vars(parser.parse_args()).items() if folder}
+    compared = asked.pop("compare", None)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         for kind, folder in asked.items():
             address = write_report(folder).resolve().as_uri()
-            (take_completions if kind in ("images", "boxes", "tools") else take_tops)(browser, address, kind)
+            take = {"run": take_tops, "sweep": take_tops, "problems": take_problem}.get(kind, take_completions)
+            take(browser, address, kind)
+        if compared:
+            with tempfile.TemporaryDirectory() as folder:
+                take_tops(browser, write_comparison(compared, Path(folder)).as_uri(), "comparison")
         browser.close()
 
 
@@ -60,12 +69,36 @@ def take_completions(browser: Browser, address: str, kind: str) -> None:
     page.locator("body[data-drawn]").wait_for()
     page.locator("#all").check()
     page.locator("#order").select_option("difference")
+    if kind == "tokens":
+        page.locator("#only").select_option("values")
+        page.locator("#overlay").select_option("logp")
+        page.locator(".tokens span").nth(3).click()
     top, bottom = page.evaluate(
         """last => [document.getElementById("browse").getBoundingClientRect().top,
                     document.querySelectorAll(".group")[last].getBoundingClientRect().bottom]""",
         GROUPS - 1,
     )
-    clip = {"x": 0, "y": top, "width": 1000, "height": bottom + 10 - top}
+    save(page, {"x": 0, "y": top, "width": 1000, "height": bottom + 10 - top}, kind)
+
+
+def take_problem(browser: Browser, address: str, kind: str) -> None:
+    """Take a picture of the first problems in the table, and of the first of them through the steps."""
+    page = browser.new_page(viewport={"width": 1000, "height": 9000}, color_scheme="light")
+    page.goto(address)
+    page.locator("body[data-drawn]").wait_for()
+    page.locator("#problems a").first.click()
+    page.evaluate("[...document.querySelectorAll('#problems tr')].slice(8).forEach((row) => { row.hidden = true; })")
+    top, bottom = page.evaluate(
+        """last => [document.getElementById("by-problem").getBoundingClientRect().top,
+                    [...document.querySelectorAll("#followed .group")].slice(0, last).at(-1)
+                      .getBoundingClientRect().bottom]""",
+        GROUPS + 1,
+    )
+    save(page, {"x": 0, "y": top, "width": 1000, "height": bottom + 10 - top}, kind)
+
+
+def save(page: Page, clip: Any, kind: str) -> None:
+    """Save a part of a page as a picture of few colours."""
     taken = Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("RGB")
     taken.quantize(256).save(DOCS / f"page_{kind}.png", optimize=True)
 
