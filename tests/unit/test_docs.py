@@ -2,11 +2,17 @@
 
 import ast
 import re
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
 
 from grpo import losses
 from grpo.config.options import LOSS_MEANS
 from grpo.config.schema import ROOT
+from grpo.planning import machine
+from grpo.planning.fit import make_plan
 from tests import import_table
 
 TESTS = Path(__file__).parents[1]
@@ -47,6 +53,23 @@ def test_the_table_of_losses_says_how_the_trainer_weighs_each() -> None:
             if line.startswith("| `") and mean.startswith(words):
                 found |= dict.fromkeys(re.findall(r"`(\w+)`", names), value)
     assert found == LOSS_MEANS | {name: losses.find(name).MEAN for name in losses.NAMES}
+
+
+def test_the_table_of_gpu_profiles_is_planned(
+    composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda processes: None)
+    found = set()
+    for line in (ROOT / "docs" / "fit.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 6 or not (profiles := re.findall(r"`(\w+)`", cells[2])):
+            continue
+        for profile in profiles:
+            plan = make_plan(composed(f"+gpu={profile}"))
+            headroom = f"{1 - plan.peak_gb / plan.capacity_gb:.0%}".replace("%", " %")
+            assert cells[4:] == [f"{plan.peak_gb:.1f}", headroom], profile
+        found |= set(profiles)
+    assert found == {path.stem for path in (ROOT / "conf" / "gpu").glob("*.yaml")}
 
 
 def test_names_of_tests_have_at_most_60_characters() -> None:
