@@ -10,14 +10,14 @@ FILE = ROOT / "docs" / "combinations.md"
 INTRODUCTION = """# Which features work together
 
 Tests train every pair of these values together for three steps (`tests/combinations/`), on one process and on two. On
-the same rollouts the gradient is stock TRL's within 1e-5 in float64 (frozen towers in float32; QLoRA within 1e-4), and a
-run that resumes from a checkpoint ends with the same weights bit for bit. With dynamic sampling, stock TRL replays the
-kept completions. MaxRL and DPPO are variants of TRL's losses and are compared with them. Under top-k, stock TRL gets the
-importance ratio of the logits of all tokens. `make test` runs a part of the pairs, `make test-all` all.
+the same rollouts the gradient is stock TRL's within 1e-5 in float64 (frozen towers in float32; QLoRA within 1e-4), and
+a run that resumes from a checkpoint ends with the same weights bit for bit. With dynamic sampling, stock TRL replays
+the kept completions. MaxRL and DPPO are variants of TRL's losses and are compared with them. Under top-k, stock TRL
+gets the importance ratio of the logits of all tokens. `make test` runs a part of the pairs, `make test-all` all.
 
-Other tests train each value with FSDP2 and with ZeRO-3 on two processes. The change of the weights in three steps is that
-of stock TRL with the same sharding within 1e-4 (with AdamW, which divides rounding by small numbers, within 1e-3), and
-runs resume bit for bit. With the real vLLM (`make test-vllm`), awake, asleep, with merged adapters and with shared
+Other tests train each value with FSDP2 and with ZeRO-3 on two processes. The change of the weights in three steps is
+that of stock TRL with the same sharding within 1e-4 (with AdamW, which divides rounding by small numbers, within 1e-3),
+and runs resume bit for bit. With the real vLLM (`make test-vllm`), awake, asleep, with merged adapters and with shared
 weights, stock TRL replays the completions of each value with text, and the gradients agree within 5e-5.
 """
 
@@ -26,8 +26,8 @@ def page() -> str:
     """Return the page in Markdown."""
     lines = [INTRODUCTION, "| feature | values |", "|---|---|"]
     lines += [f"| {feature} | {'; '.join(values)} |" for feature, values in FEATURES.items()]
-    lines += ["", "## Refused pairs", "", "The run ends with a one-line error before it trains:", "", "| | with | reason |"]
-    lines += ["|---|---|---|", *refused()]
+    lines += ["", "## Refused pairs", "", "The run ends with a one-line error before it trains:", ""]
+    lines += ["| | with | reason |", "|---|---|---|", *refused()]
     lines += ["", "## Pairs that were not tried", "", *(f"- {line}" for line in meaningless())]
     lines += [
         "- Images with the real vLLM and with its server are tested with single features (`tests/e2e/`). The sleeping",

@@ -2,10 +2,12 @@
 
 import ast
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from omegaconf import DictConfig
 
 from grpo import losses
@@ -70,6 +72,15 @@ def test_the_table_of_gpu_profiles_is_planned(
             assert cells[4:] == [f"{plan.peak_gb:.1f}", headroom], profile
         found |= set(profiles)
     assert found == {path.stem for path in (ROOT / "conf" / "gpu").glob("*.yaml")}
+
+
+def test_version_and_date_agree_in_all_files_of_a_release() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    newest = re.search(r"^## \[(\d[\w.]*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest.groups() == (version, str(citation["date-released"]))
+    assert citation["version"] == version
 
 
 def test_names_of_tests_have_at_most_60_characters() -> None:
