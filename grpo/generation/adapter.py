@@ -1,4 +1,4 @@
-"""The adapter of a policy on its way to vLLM: a file that exists for as long as vLLM reads it."""
+"""The file that carries an adapter from the policy to vLLM; it is removed after loading."""
 
 import shutil
 import tempfile
