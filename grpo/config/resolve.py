@@ -28,7 +28,7 @@ class Resolved:
     engine: Engine
     rollout: Rollout
     transport: Transport
-    """What vLLM gets of the policy, if it generates."""
+    """Adapter, merged or shared weights for vLLM, if vLLM generates."""
     processes: int
     """That train."""
 
@@ -52,7 +52,7 @@ class Resolved:
         )
 
     def with_model(self, model: DictConfig) -> "Resolved":
-        """Return the same with another group `model`: that of the files on this machine."""
+        """Return a copy with another group `model`, for the files on this machine."""
         config = self.config.copy()
         OmegaConf.set_readonly(config, False)
         config.model = model

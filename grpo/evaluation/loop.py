@@ -35,7 +35,7 @@ class Decoding:
     temperature: float = 1.0
     """Temperature of the samples; the greedy completion has none."""
     samples: int = 0
-    """Sampled completions per problem, beside the greedy one."""
+    """Number of sampled completions per problem, in addition to the greedy completion."""
     seed: int = 0
     """Seed of the samples; each completion derives its own from it."""
 
@@ -47,7 +47,7 @@ class Evaluation:
     problems: Dataset
     """With the column `prompt` and the columns that the grader needs."""
     grader: Reward
-    """Gives 1 to a correct completion; one that it fails on counts as incorrect."""
+    """Gives 1 to a correct completion; a completion on which it fails counts as incorrect."""
     decoding: Decoding
     file: Path
     """Gets a JSON line per completion. Completions in it of the same prompt, decoding and policy are reused and graded
@@ -64,7 +64,7 @@ class Evaluation:
 
     @property
     def own_file(self) -> Path:
-        """Where this process keeps its completions until those of all are in `file`; the first process, there."""
+        """File of this process's completions until all are in `file`; rank 0 writes into `file` itself."""
         file = self.file
         return file if is_main_process() else file.with_name(f"{file.stem}.{rank()}{file.suffix}")
 
@@ -97,9 +97,10 @@ def evaluate(generate: Generate, evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _answered_by_all(generate: Generate, evaluation: Evaluation) -> tuple[list[list[dict[str, Any]]], Counter[str]]:
-    """Return the graded completions of each problem, and the errors of the grader; each process does a part.
+    """Return the graded completions of each problem, and the errors of the grader; each process grades a part.
 
-    Sharded weights need all processes for each batch, so that all get as many problems: the last one several times.
+    Sharded weights need all processes for each batch, so all processes get the same number of problems: the last
+    problem repeats.
     """
     problems, grader, file = evaluation.problems, evaluation.grader, evaluation.file
     before = grader.errors.copy()

@@ -37,13 +37,13 @@ def steps_of(config: DictConfig, problems: int) -> int:
 def time_and_cost(
     config: DictConfig, plan: Plan | None, duration: Duration | None, problems: Sequence[Sampled], used: int
 ) -> dict[str, Any]:
-    """Return `phases_s` and `step_s`, `run_s` and `cost` where they are known, and which phases were `measured`.
+    """Return `phases_s` and, if known, `step_s`, `run_s` and `cost`, and the `measured` phases.
 
     Args:
-        plan: of the run; None if it could not be planned.
-        duration: by the plan; None where it has no time.
-        problems: that were sampled.
-        used: problems to train on.
+        plan: plan of the run; None if it could not be planned.
+        duration: time according to the plan; None if the plan has no time.
+        problems: number of sampled problems.
+        used: number of training problems.
     """
     phases = dict(duration.phases) if duration else {}
     here = plan is None or (plan.here and processes(config) == 1)

@@ -1,4 +1,4 @@
-"""Groups with non-zero variance: their fraction for each size of a group, and what a step and a second get of them."""
+"""Groups with non-zero variance: their fraction by group size, and their completions per step and per second."""
 
 import math
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def filled(fraction: float, wanted: int, rounds: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Prospect:
-    """What a step gets with one setting."""
+    """Completions with non-zero advantage per step, with a setting."""
 
     change: Change
     """Overrides."""
@@ -62,7 +62,7 @@ class Prospect:
     groups: int
     """Groups per step."""
     seconds: float | None
-    """Per step, by the plan; None where it has no time."""
+    """Seconds per step, by the plan; None if the plan has no time."""
 
     @property
     def rate(self) -> float:
@@ -82,11 +82,11 @@ class Prospect:
 
 
 class Prospects:
-    """Compares settings of one command line; each has been checked and planned, and fits.
+    """Compares settings of a command line; each setting has been checked and planned, and fits.
 
     Args:
         counts: (problems, outcomes), completions of each problem per total reward.
-        planner: of the command line.
+        planner: planner of the command line.
         enforce: whether a setting has to fit.
     """
 
@@ -128,7 +128,7 @@ class Prospects:
 
 
 def best(prospects: Sequence[Prospect]) -> Prospect | None:
-    """Return the smallest group whose rate is near the highest one; None where nothing has non-zero variance."""
+    """Return the smallest group size with nearly the highest rate; None if no group has non-zero variance."""
     highest = max((one.rate for one in prospects), default=0.0)
     if not highest:
         return None

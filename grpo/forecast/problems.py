@@ -13,12 +13,12 @@ BASE = re.compile(r"(?:^|[-_.])(?:base|pt)(?:[-_.]|$)")
 
 
 def facts(settings: Resolved, name: str, problems: Problems, processing_class: Any) -> dict[str, Any]:
-    """Return what is known before a completion: `model`, `engine`, `counts` of rows, `duplicates`, `chat_template`.
+    """Return the facts before any completion: `model`, `engine`, `counts` of rows, `duplicates`, `chat_template`.
 
-    `warning` is about a template that does not suit the model; None if it does.
+    `warning` is a warning about a template that does not suit the model; None if it does.
 
     Args:
-        name: of the model.
+        name: name of the model.
     """
     train, held_out = problems.train, problems.held_out
     template = getattr(processing_class, "chat_template", None)

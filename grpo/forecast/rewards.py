@@ -27,10 +27,10 @@ def total(sample: Sample, weights: Mapping[str, float]) -> float | None:
 
 
 def outcome(sample: Sample, weights: Mapping[str, float], aggregation: str) -> object:
-    """Return what is equal for completions without a difference in advantage; None for one without any reward.
+    """Return a key that is equal for completions with equal advantages; None for a completion without any reward.
 
     Args:
-        aggregation: `multi_objective_aggregation` of TRL: of the sum of the rewards, or of each.
+        aggregation: TRL's `multi_objective_aggregation`: equality of the sum of the rewards, or of each reward.
     """
     summed = total(sample, weights)
     if summed is None or aggregation == "sum_then_normalize":
@@ -88,10 +88,10 @@ def of_each(problems: Sequence[Sampled]) -> dict[str, dict[str, Any]]:
 
 
 def correlation(pairs: Sequence[Sequence[tuple[float, float]]]) -> Estimate | None:
-    """Return the correlation of two values within problems; None where one of them never varies.
+    """Return the correlation of two values within problems; None if a value never varies.
 
-    The mean of each problem is subtracted, as advantages do. The interval is by R. A. Fisher's transformation (1921),
-    with a degree of freedom less per problem.
+    It subtracts the mean of each problem, like advantages. The interval uses R. A. Fisher's transformation (1921), with
+    a degree of freedom less per problem.
 
     Args:
         pairs: both values of each completion, by problem.

@@ -13,7 +13,7 @@ class Sample:
     """A completion that has been generated and scored."""
 
     text: str
-    """What the policy has written; of a conversation with tools its last message."""
+    """The policy's text; in a conversation with tools its last message."""
     tokens: int
     """Its length, tool results included."""
     ended: bool
@@ -42,7 +42,7 @@ class Sampled:
     seconds: dict[str, float]
     """Its part of the time of the batch that it was in, by phase: `generate`, `reward`."""
     first: bool = False
-    """Whether it was in the first batch of a call, whose time is also that of warming up."""
+    """Whether the completion was in the first batch of a call, whose time includes the warm-up."""
 
 
 def read(file: Path) -> dict[str, Sampled]:

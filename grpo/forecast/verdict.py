@@ -30,7 +30,7 @@ MAX_SUGGESTIONS = 2
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the samples say of a run."""
+    """The facts of the samples on which a verdict depends."""
 
     now: Prospect
     """With the settings as they are."""
@@ -46,7 +46,7 @@ class Evidence:
     grader: str | None = None
     """Name of the grader, if it is one of the rewards."""
     agreement: Estimate | None = None
-    """Correlation of the total reward with correctness within problems; None where one of them never varies."""
+    """Correlation of the total reward with correctness within problems; None if a value never varies."""
     changes: bool = True
     """Whether a step changes the policy: not with a learning rate of 0."""
 

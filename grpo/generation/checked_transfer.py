@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 log = logging.getLogger(__name__)
 EVERY = 50
-"""Transfers between two after which all weights are compared as a whole, the first among them."""
+"""All weights are compared completely after the first transfer and after every this many transfers."""
 FRACTION, FEWEST = 16, 8
-"""After each transfer, a weight in this many is computed again and compared completely; their minimum."""
+"""After each transfer, a fraction of 1/FRACTION of the weights, at least FEWEST, is compared completely."""
 SAMPLE = 2**14
-"""Entries of every weight that are kept as they are sent, and compared."""
+"""Number of sent entries per weight that are kept and compared."""
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
