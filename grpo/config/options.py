@@ -47,7 +47,7 @@ class Update:
         """Check the values.
 
         Raises:
-            ValueError: naming the key, its value and the possible ones.
+            ValueError: a wrong value; the message has the key, its value and the possible values.
         """
         tokens = self.max_tokens_per_microbatch
         if tokens != "auto" and (type(tokens) is not int or tokens < 1):
@@ -79,7 +79,7 @@ class Engine:
         """Check the values.
 
         Raises:
-            ValueError: naming the key, its value and the possible ones.
+            ValueError: a wrong value; the message has the key, its value and the possible values.
         """
         if self.lora not in ("adapter", "merged"):
             raise ValueError(f"engine.lora={self.lora}: `adapter` or `merged`")

@@ -50,15 +50,15 @@ def filled(fraction: float, wanted: int, rounds: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Prospect:
-    """Completions with non-zero advantage per step, with a setting."""
+    """The expected groups and completions per step with a setting."""
 
     change: Change
     """Overrides."""
     num_generations: int
     fraction: Estimate
-    """Of the groups of a step, those with non-zero variance."""
+    """Fraction of the groups of a step with non-zero variance."""
     completions: float
-    """Expected completions in these per step."""
+    """Expected completions per step in groups with non-zero variance."""
     groups: int
     """Groups per step."""
     seconds: float | None
@@ -66,11 +66,11 @@ class Prospect:
 
     @property
     def rate(self) -> float:
-        """Completions in groups with non-zero variance per second; per step where there is no time."""
+        """Completions in groups with non-zero variance per second; per step if the plan has no time."""
         return self.completions / (self.seconds or 1.0)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the content for JSON."""
         return {
             "num_generations": self.num_generations,
             "fraction": self.fraction.as_dict(),

@@ -121,8 +121,8 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
         machine: the machine of the plan; None for the machine of the configuration.
         least: choose the smallest memory, independent of the GPU: one completion generated at a time.
 
-        Raises:
-            ConfigError: a number that determines memory is missing or impossible, or a text model gets images.
+    Raises:
+        ConfigError: a number that determines memory is missing or impossible, or a text model gets images.
     """
     machine = machine or machine_for(config)
     if config.train.use_vllm is None:

@@ -63,7 +63,7 @@ def offloaded_gradients(shape: Shape, workload: Workload) -> float:
 
 
 def locked_weights(shape: Shape, workload: Workload, number_bytes: float) -> float:
-    """Bytes that a process page-locks for its shards: under FSDP2 a tensor per weight, under DeepSpeed a single tensor."""
+    """Bytes that a process page-locks for its shards: a tensor per weight (FSDP2), or a single tensor (DeepSpeed)."""
     shards = workload.sharding.weight_shards
     if workload.sharding.library == "deepspeed":
         return locked(number_bytes * shape.parameters() / shards)
