@@ -134,7 +134,7 @@ def keeps_engine_awake(config: DictConfig) -> bool:
 
 
 def check_rewards(config: DictConfig) -> None:
-    """Check that there is a reward function, and the keys of each."""
+    """Check that there is a reward function, and the keys of every reward."""
     if not config.reward and not config.task.environment:
         raise ConfigError("reward: a run needs at least one reward function, for example reward=[correctness]")
     if config.train.reward_weights is not None:

@@ -35,7 +35,7 @@ class Update:
     """Skip completions that add exactly nothing to the gradient: their advantage is zero, and neither KL penalty nor
     an entropy bonus acts on them."""
     share_prompts: bool = True
-    """Compute a prompt once for all its completions where that is cheaper and the architecture allows it."""
+    """Compute a prompt once for all its completions if that is cheaper and the architecture allows it."""
     gradients_on_host: bool = False
     """Offload gradients to CPU, so that the GPU holds one gradient at a time: the same result, slower."""
     on_oom: str = "retry"
@@ -60,7 +60,7 @@ class Update:
 
 @dataclass
 class Engine:
-    """vLLM beside the policy."""
+    """Transfer of weights between policy and vLLM."""
 
     lora: str = "adapter"
     """Transfer from a policy with LoRA to vLLM before each generation: the `adapter`, or all weights with the adapter
@@ -94,7 +94,7 @@ class Rollout:
     """Which problems a step learns from."""
 
     dynamic_sampling: bool = False
-    """Replace groups whose rewards are all equal, from which nothing is learned, by groups of further problems."""
+    """Replace zero-variance groups by groups of further problems."""
     max_rounds: int = 5
     """Largest number of generations per step; zero-variance groups fill the batch afterwards."""
     prioritize: bool = False

@@ -1,4 +1,4 @@
-"""A configuration as it is run: the choices of the plan in it, TRL's defaults where there are none, decided once."""
+"""The resolved configuration of a run, with the choices of the plan and TRL's defaults."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,7 @@ class Resolved:
 
     @classmethod
     def of(cls, config: DictConfig, transport: Transport) -> "Resolved":
-        """Return the groups of a configuration whose choices have been made."""
+        """Return the resolved groups of a configuration."""
         OmegaConf.set_readonly(config, True)
         return cls(
             config,
@@ -63,7 +63,7 @@ def resolve(config: DictConfig, plan: Any) -> Resolved:
     """Return a composed and checked configuration with the plan's choices for this machine.
 
     Args:
-        plan: of it (`grpo.planning.fit.Plan`); None if it could not be planned.
+        plan: plan of the configuration (`grpo.planning.fit.Plan`); None if it could not be planned.
     """
     config = config.copy()
     train, update = config.train, config["update"]

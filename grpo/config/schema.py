@@ -52,7 +52,7 @@ class Model:
     attn_implementation: str | None = None
     """For example `sdpa` or `flash_attention_2`; None lets transformers choose."""
     freeze: list[str] = field(default_factory=list)
-    """Parts of a vision-language model whose weights stay as they are: `vision` (the tower), `projector`."""
+    """Frozen parts of a vision-language model: `vision` (the tower), `projector`."""
     shape: dict[str, Any] = field(default_factory=dict)
     """The architecture's numbers, so that planning needs no download."""
 
@@ -62,7 +62,7 @@ class Answer:
     """The reference answer of a row of the data."""
 
     column: str | None = "answer"
-    """Its column; None for data whose rewards use other columns, such as tests."""
+    """Column of the answer; None for data whose rewards use other columns, such as tests."""
     pattern: str | None = None
     """Regular expression whose first group is the final answer; None takes the whole column."""
 
@@ -130,11 +130,11 @@ class Task:
     few_shot: FewShot = field(default_factory=FewShot)
     tools: list[str] = field(default_factory=list)
     """Functions that the policy may call: `path/to/file.py:function`, `package.module.function`, or entry points of the
-    group `grpo.tools`. Their docstrings and types tell the policy how."""
+    group `grpo.tools`. Their docstrings and types describe the calls to the policy."""
     environment: str | None = None
-    """A class, found likewise, whose methods the policy may call; each completion has an instance of its own."""
+    """A class, named in the same way, whose methods the policy may call; each completion has an instance of its own."""
     tool_timeout: float = 60.0
-    """Seconds for a call of a tool or of the environment; then it is stopped, and the policy reads so."""
+    """Limit of a call of a tool or of the environment, seconds; a longer call is stopped, and the policy reads an error."""
     answer: Answer = field(default_factory=Answer)
     eval: Evaluation = field(default_factory=Evaluation)
     max_prompt_length: int = 512
@@ -179,7 +179,7 @@ class Plan:
     """Planning: whether a run fits into memory, before anything is loaded."""
 
     enforce: bool = True
-    """Refuse to train a run that does not fit, or without the GPU of the profile; `false` trains anyway."""
+    """Refuse a run that does not fit, or a machine without the GPU of the profile; `false` trains anyway."""
     format: str = "text"
     """Output of `python -m grpo.plan`: `text` or `json`."""
     table: bool = False

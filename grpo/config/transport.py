@@ -48,13 +48,13 @@ class Transport:
     """The transfer from a policy to a vLLM engine before each generation."""
 
     adapter: bool
-    """Whether it gets the LoRA adapter alone; if not, all weights, with an adapter merged in."""
+    """Whether vLLM gets the LoRA adapter alone; otherwise it gets all weights, with an adapter merged in."""
     merged_because: str | None
-    """Why an adapter is merged; None if it is not, or if there is none."""
+    """The reason to merge an adapter; None if it is not merged, or if there is none."""
     unshared_because: str | None
     """Why policy and engine cannot share the frozen weights; None if they can."""
     dtype: str
-    """Data type in which the policy computes, and an engine beside it."""
+    """Data type in which policy and engine compute."""
 
 
 def transport_of(config: "DictConfig", family: str | None = None) -> Transport:
@@ -148,7 +148,7 @@ def of_ends(modules: Iterable[str]) -> list[str]:
 
 
 def computed_in(config: "DictConfig") -> str:
-    """Return the data type in which the policy computes, and an engine beside it."""
+    """Return the data type in which policy and engine compute."""
     train = config.train
     return "float16" if train.fp16 else "bfloat16" if train.bf16 in (None, True) else str(config.model.dtype)
 

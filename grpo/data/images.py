@@ -136,7 +136,7 @@ def view_of(task: "DictConfig", processor: Any) -> View | None:
 
 
 def check_used(task: "DictConfig", model: "DictConfig", peft: "DictConfig | None", processor: Any) -> None:
-    """Raise a ConfigError if a model takes images, gets none, and weights that see them would be trained."""
+    """Raise a ConfigError if a vision-language model without images would train its vision weights."""
     sees = hasattr(processor, "image_processor") and not task.images
     if sees and "vision" not in model.freeze and (peft is None or peft.get("vision")):
         raise ConfigError(
@@ -178,7 +178,7 @@ def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str, tools: 
     """Return the tokens of the prompts of `with_sizes`, with their images and the descriptions of tools.
 
     Raises:
-        ConfigError: images take too much of a prompt whose text fits, or the model does not take as many.
+        ConfigError: a prompt is too long because of its images, or has more images than the model accepts.
     """
     processor, sizes = view.processor, list(dataset["shown_sizes"])
     pairs = zip(dataset["prompt"], sizes, strict=True)

@@ -42,7 +42,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Held-out problems, and how they are answered, graded and kept."""
+    """An evaluation: held-out problems, the sampling of answers, the grader and the file of completions."""
 
     problems: Dataset
     """With the column `prompt` and the columns that the grader needs."""
@@ -58,7 +58,7 @@ class Evaluation:
     difficulty: str | None = None
     """Column; accuracy is also reported for each of its values."""
     policy: str = ""
-    """Fingerprint that tells this policy from others."""
+    """Fingerprint of the policy."""
     asked: Callable[[dict[str, Any]], Any] = prompt_of
     """From a row of the problems to the prompt that is generated for."""
 
@@ -136,7 +136,7 @@ def _by_difficulty(difficulties: list[Any], correct: list[bool]) -> dict[str, di
 def _of_samples(answered: Sequence[Sequence[dict[str, Any]]], samples: int) -> dict[str, Any]:
     """Return `pass@k` and `maj@k` for k = 1, 2, 4, … and all samples.
 
-    There is no majority where a completion can be correct without a final answer, as code can.
+    There is no majority if a completion can be correct without a final answer, such as code.
     """
     ks = [2**power for power in range(samples.bit_length()) if 2**power < samples] + [samples]
     result: dict[str, Any] = {"pass@k": {}}
@@ -196,7 +196,7 @@ def _answer_all(generate: Generate, evaluation: Evaluation) -> list[list[dict[st
 def _grade_all(grader: Reward, problems: Dataset, answered: list[list[dict[str, Any]]]) -> None:
     """Add to each completion its `final` answer, its `score` and whether it is `correct`.
 
-    The grader gets them in the form in which rewards get them in training.
+    The grader gets completions in the same form as rewards in training.
     """
     names = [name for name in reward_columns(problems) if name not in ("prompt", "completion")]
     columns = {name: list(problems[name]) for name in names}

@@ -1,4 +1,4 @@
-"""Lengths and endings of the sampled completions, and where their final answers were found."""
+"""Lengths and endings of the sampled completions, and the places of their final answers."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Time and cost of a run, with generation and rewards as measured while sampling where this machine trains."""
+"""Time and cost of a run; generation and rewards are measured while sampling, if this machine trains."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from grpo.planning.fit import Plan
 def measured(problems: Sequence[Sampled]) -> dict[str, float]:
     """Return seconds per completion of `generation` and `rewards`.
 
-    The first batch of each call, which warms up, does not count if there are others.
+    The first batch of each call includes the warm-up and does not count if there are others.
     """
     some = [problem for problem in problems if not problem.first] or list(problems)
     count = sum(len(problem.completions) for problem in some)

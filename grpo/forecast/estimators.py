@@ -131,8 +131,8 @@ def extrapolated(
 ) -> float:
     """Return the mean over problems of a probability that falls with the size of a draw.
 
-    Up to the completions of a problem it is `observed` in them; beyond, it falls from there as `fit` does. Of a problem
-    with fewer than two completions, as where a reward fails, it is 1: nothing differs.
+    Up to the number of completions of a problem the value is `observed`; beyond, it falls from there like `fit`. For a
+    problem with fewer than two completions, because a reward failed, it is 1.
 
     Args:
         counts: (problems, outcomes).
@@ -154,7 +154,7 @@ def with_interval(counts: Array, of: Callable[[Array], float]) -> Estimate:
     """Return an estimate that is a mean over problems of values between 0 and 1, with its interval.
 
     The interval is the hull of Wilson's and of the percentiles of a bootstrap over the problems (B. Efron, 1979), which
-    has the error of the fit as well; a bootstrap alone would be a point where all problems are alike.
+    has the error of the fit as well; a bootstrap alone would be a point if all problems are alike.
     """
     value, problems = of(counts), len(counts)
     draws = np.random.default_rng(0).integers(problems, size=(RESAMPLES, problems))

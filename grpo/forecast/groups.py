@@ -101,7 +101,7 @@ class Prospects:
         return self._fractions[size]
 
     def of(self, change: Change) -> Prospect | None:
-        """Return the prospect with some overrides; None where the run refuses them, or does not fit."""
+        """Return the prospect with some overrides; None if the run refuses them, or does not fit."""
         plan = self.planner.plan(change)
         if plan is None or (plan.problem and self.enforce):
             return None

@@ -48,7 +48,7 @@ def duplicates(train: Sequence[str], held_out: Sequence[str]) -> dict[str, int]:
 
 
 def template_warning(name: str, conversational: bool, has_template: bool) -> str | None:
-    """Return a warning where the name of a model and the form of the prompts do not go together."""
+    """Return a warning if the name of a model and the form of the prompts do not match."""
     words = name.rstrip("/").rpartition("/")[2].casefold()
     if conversational and BASE.search(words):
         return f"{name} is a base model by its name, and the prompts have a chat template: task.conversational=false"

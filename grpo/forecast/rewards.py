@@ -14,7 +14,7 @@ from grpo.forecast.samples import Sample, Sampled
 Array = np.ndarray
 KS = (1, 2, 4, 8, 16, 32, 64)
 SHOWN = 10
-"""Problems where rewards disagree most."""
+"""Number of problems with the largest disagreement of rewards."""
 
 
 def total(sample: Sample, weights: Mapping[str, float]) -> float | None:
@@ -62,7 +62,7 @@ def accuracy(problems: Sequence[Sampled]) -> dict[str, Any] | None:
 def of_each(problems: Sequence[Sampled]) -> dict[str, dict[str, Any]]:
     """Return of each reward its `mean`, `spread` (standard deviation), range, `failed` and `varies`; pass@k of 0 and 1.
 
-    `varies` is the fraction of problems whose completions differ in it.
+    `varies` is the fraction of problems with different values among their completions.
     """
     names = problems[0].completions[0].rewards
     found = {}
@@ -128,7 +128,7 @@ def contradictions(problems: Sequence[Sampled]) -> list[dict[str, Any]]:
 
 
 def disagreements(problems: Sequence[Sampled]) -> list[dict[str, Any]]:
-    """Return the problems where rewards disagree most: `problem`, `prompt`, and how far they are apart, 0 to 1.
+    """Return the problems with the largest disagreement of rewards: `problem`, `prompt`, and the distance, 0 to 1.
 
     Each reward that varies is scaled from its lowest to its highest value; a completion's disagreement is the range of
     its scaled rewards, a problem's the mean of its completions'.

@@ -19,11 +19,11 @@ class Sample:
     ended: bool
     """Whether the policy ended it; it was truncated otherwise."""
     rewards: dict[str, float | None]
-    """By the name of the reward; None where the function gave none, and of a completion that a function failed on."""
+    """Values by the name of the reward; None if the function returned None or failed on the completion."""
     correct: bool | None
     """Whether it is correct by the grader; None without a grader."""
     failed: list[str] = field(default_factory=list)
-    """Rewards whose function failed on it."""
+    """Names of the rewards that failed on the completion."""
 
 
 @dataclass(frozen=True)

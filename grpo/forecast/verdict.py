@@ -18,7 +18,7 @@ ENOUGH = 0.5
 BETTER = 1.25
 """Times as many groups with non-zero variance that a suggestion has to give."""
 TRUNCATED = 0.9
-"""Fraction of truncated completions from which on a run that masks them in the loss probably does not learn."""
+"""Fraction of truncated, masked completions above which a run probably does not learn."""
 NOTED = 0.5
 """From which on the verdict mentions them."""
 UNRELATED = 0.1
@@ -109,13 +109,13 @@ def judged(evidence: Evidence) -> Verdict:
 
 
 def unrelated(evidence: Evidence, agreement: Estimate) -> bool:
-    """Return whether rewards without the grader have nothing to do with correctness, where that varies enough."""
+    """Return whether rewards without the grader are unrelated to correctness, if correctness varies enough."""
     known = evidence.accuracy is not None and FEW < evidence.accuracy < 1 - FEW
     return not evidence.grader and known and agreement.high < UNRELATED
 
 
 def why_equal(evidence: Evidence) -> str:
-    """Return why groups have equal rewards, as far as the samples tell."""
+    """Return the reason of zero-variance groups according to the samples."""
     causes = []
     if evidence.truncated >= NOTED:
         causes.append(f"{percent(evidence.truncated)} of completions are truncated")

@@ -120,7 +120,7 @@ def same(held: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def lost(names: list[str]) -> str:
-    """Return the reason for ending a run whose engine holds other weights than the policy."""
+    """Return the reason that ends a run because its engine holds other weights than the policy."""
     more = len(set(names)) - 1
     which = f"{min(names)} and {more} more differ" if more else f"{min(names)} differs"
     return (

@@ -62,7 +62,7 @@ class PolicyEngine(VLLMGeneration, Backend):
     """
 
     sends_adapter = False
-    """Whether vLLM gets the adapter alone; the weights below it, it has read from where the policy has them from."""
+    """Whether vLLM gets the adapter alone; it has loaded the frozen weights from the same files as the policy."""
     unexpanded: Mapping[tuple[int, ...], list[int]] = MappingProxyType({})
     """Prompts with images as `give_images` keeps them, by all of their tokens."""
 
@@ -89,7 +89,7 @@ class PolicyEngine(VLLMGeneration, Backend):
 
     @property
     def expands_images(self) -> bool:  # type: ignore[override]
-        """Whether it makes the tokens of images itself: in this process; a server gets them all."""
+        """Whether the engine expands image tokens itself, which a colocated engine does; a server gets all tokens."""
         return self.mode == "colocate"
 
     @classmethod
@@ -173,7 +173,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         return self.llm.llm_engine.model_executor.driver_worker.model_runner
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield names and weights as TRL does."""
+        """Yield names and weights in the same form as TRL."""
         sharded = is_sharded(self.model, self._dist.is_zero3)
         return self._transfer.sending(super()._iter_named_params() if sharded else self._weights())
 
@@ -270,7 +270,7 @@ class PolicyEngine(VLLMGeneration, Backend):
             self.vllm_client.model = name
 
     def generate(self, prompts: list[list[int]], images: list | None, *args: Any, **options: Any) -> tuple:
-        """Complete prompts as TRL does, but for images, whose tokens TRL 1.16 has vLLM expand twice (trl#6294).
+        """Complete prompts like TRL, except for images, whose tokens TRL 1.16 makes vLLM expand twice (trl#6294).
 
         Raises:
             GenerationError: vLLM failed, saw other prompts, or left a completion empty, as it does with requests that
@@ -345,7 +345,7 @@ class PolicyEngine(VLLMGeneration, Backend):
                 )
 
     def _check_applied(self) -> None:
-        """Check that the completions are by the adapter, where vLLM gets it alone."""
+        """Check that vLLM used the adapter for the completions, if it gets the adapter alone."""
         if self.sends_adapter and self.mode == "colocate":
             self._beside.check_applied(self._runner.lora_manager._adapter_manager, self._version)
         elif self.sends_adapter and self._says_weights and self.accelerator.is_main_process:
@@ -377,7 +377,7 @@ def answer(trainer: Any, prompts: list[Any], temperature: float = 0.0, seeds: Se
 
 
 def compute_type(accelerator: Any, model: torch.nn.Module) -> str:
-    """Return the data type in which the policy computes, and an engine beside it."""
+    """Return the data type in which policy and engine compute."""
     return COMPUTE.get(accelerator.mixed_precision, str(model.dtype).removeprefix("torch."))
 
 

@@ -38,7 +38,7 @@ def loadable() -> Iterator[None]:
 
 @contextmanager
 def one_adapter() -> Iterator[None]:
-    """While inside, an engine on a CPU gets LoRA layers for requests that all have the same adapter."""
+    """Context in which an engine on a CPU uses LoRA layers for requests with a single adapter."""
     layers = "grpo.generation.cpu_lora.OneAdapter"
     with patched("vllm.platforms.cpu:CpuPlatform.get_punica_wrapper", classmethod(lambda platform: layers)):
         yield

@@ -99,7 +99,7 @@ def meet(host: str, port: int, timeout: int) -> tuple[Any, bool]:
 
 
 def wait_for_port(host: str, port: int, deadline: float) -> None:
-    """Wait until a program listens; RunError if none does until `deadline`, seconds of the monotonic clock."""
+    """Wait until a program listens; RunError after `deadline`, seconds of the monotonic clock."""
     begun = time.monotonic()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Advice for a run that does not fit, or that leaves its GPU half empty; each suggestion has been planned again."""
+"""Suggestions for a run that does not fit, or that leaves half of its GPU unused; each has been planned again."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -104,7 +104,7 @@ def remedies(config: DictConfig, planner: Planner) -> list[dict[str, Any]]:
 def single_changes(
     changes: Sequence[Change], planner: Planner, most: int, besides: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Return the first change of each key, at most `most`, that makes the run fit alone and is not in `besides`."""
+    """Return the first change of each key that alone makes the run fit and is not in `besides`; `most` at most."""
     found: dict[str, dict[str, Any]] = {}
     shown: list[dict[str, Any]] = []
     for change in changes:

@@ -121,7 +121,7 @@ def spoken(seconds: float) -> str:
 
 
 def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
-    """Return the expected time of a planned run; None on a GPU whose speed is not in its profile."""
+    """Return the expected time of a planned run; None for a GPU without a speed in its profile."""
     device = "cpu" if plan.unified else "cuda"
     speed = speed_of_cpu() if plan.unified else speed_of_gpu(config)
     if speed is None:
@@ -197,7 +197,7 @@ def operations(shape: Shape, length: float) -> float:
 
 
 def number_of_steps(config: DictConfig) -> int | None:
-    """Return the optimizer steps of a run; None where the data would have to be loaded."""
+    """Return the optimizer steps of a run; None if they depend on data that is not loaded."""
     train, size = config.train, config.task.dataset.get("size")
     if train.max_steps > 0:
         return train.max_steps

@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def problem(self) -> str | None:
-        """Why the run does not fit; None if it does."""
+        """The reason why the run does not fit; None if it fits."""
         if self.peak_gb > (1 - HEADROOM) * self.capacity_gb:
             worst = max(self.phases, key=lambda phase: sum(self.phases[phase].values()))
             usable = f"of which {(1 - HEADROOM) * self.capacity_gb:.1f} GiB may be used"

@@ -39,7 +39,7 @@ class Vision:
     spatial_merge_size: int = 1
     """Number of patches in a row per token."""
     image_size: int = 0
-    """Pixels in a row of each image or tile; 0 where images keep their size."""
+    """Pixels in a row of each image or tile; 0 if images keep their size."""
     num_position_embeddings: int = 0
     """Number of learned positions; 0 with rotary positions only."""
     num_deepstack: int = 0
