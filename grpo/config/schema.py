@@ -134,7 +134,7 @@ class Task:
     environment: str | None = None
     """A class, named in the same way, whose methods the policy may call; each completion has an instance of its own."""
     tool_timeout: float = 60.0
-    """Limit of a call of a tool or of the environment, seconds; a longer call is stopped, and the policy reads an error."""
+    """Limit of a call of a tool or of the environment, seconds; the policy reads an error after a longer call."""
     answer: Answer = field(default_factory=Answer)
     eval: Evaluation = field(default_factory=Evaluation)
     max_prompt_length: int = 512
