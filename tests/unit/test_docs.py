@@ -14,6 +14,7 @@ from grpo import losses
 from grpo.config.options import LOSS_MEANS
 from grpo.config.schema import ROOT
 from grpo.planning import machine
+from grpo.planning.advice import advise
 from grpo.planning.fit import make_plan
 from tests import import_table
 
@@ -72,6 +73,22 @@ def test_the_table_of_gpu_profiles_is_planned(
             assert cells[4:] == [f"{plan.peak_gb:.1f}", headroom], profile
         found |= set(profiles)
     assert found == {path.stem for path in (ROOT / "conf" / "gpu").glob("*.yaml")}
+
+
+def test_the_shown_plan_that_does_not_fit_is_planned(
+    composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda processes: None)
+    line = ("+gpu=h100", "model=qwen2_5_14b", "peft=none")
+    config = composed(*line)
+    plan = make_plan(config)
+    suggestions = {" ".join(one["overrides"]): one["peak_gb"] for one in advise(line, config, plan)}
+    for page in ("README.md", "docs/fit.md"):
+        shown = (ROOT / page).read_text().split(f"$ python -m grpo.plan {' '.join(line)}\n")[1].split("```")[0]
+        assert f"does not fit: {plan.problem}\n" in shown, page
+        found = dict(re.findall(r"^  (\S.*)\n      ([\d.]+) GiB; ", shown, re.MULTILINE))
+        assert found == {change: f"{suggestions[change]:.1f}" for change in found}, page
+        assert found
 
 
 def test_version_and_date_agree_in_all_files_of_a_release() -> None:
