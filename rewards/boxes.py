@@ -19,7 +19,7 @@ BOX = re.compile(rf"\[{ONE},{ONE},{ONE},{ONE}\]|\({ONE},{ONE}\)\s*+,\s*+\({ONE},
 
 
 def final_part(text: str) -> str:
-    """Return the last `<answer>…</answer>` of a text; without it, the text behind the last `<think>…</think>`."""
+    """Return the last `<answer>…</answer>` of a text; without it, the text behind `</think>` and before a `<think>`."""
     answers = [part.partition("</answer>") for part in text.split("<answer>")[1:]]
     closed = [answer for answer, end, _ in answers if end]
     return closed[-1] if closed else text.rpartition("</think>")[2].partition("<think>")[0]
