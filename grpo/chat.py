@@ -30,7 +30,7 @@ def prompt_of(question: str, run: Run) -> Any:
 
 
 def images_of(files: list[str], run: Run, processing_class: Any) -> list[Any]:
-    """Return images as the run shows them; ConfigError if it has none, or one of them cannot be opened."""
+    """Return images as the run shows them; ConfigError if the run has none, or if an image cannot be opened."""
     from grpo.data.images import view_of
 
     view = view_of(run.config.task, processing_class)

@@ -1,4 +1,4 @@
-"""What the command lines share: one line on stderr for what is wrong, and an exit status."""
+"""Common code of the commands: one-line errors on stderr, and exit statuses."""
 
 import contextlib
 import gc
@@ -32,9 +32,9 @@ WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ
 
 
 def leave(error: Exception, program: str) -> NoReturn:
-    """Say in one line on stderr what was wrong and exit: with 2 for wrong input, else with the run's status.
+    """Print a one-line error on stderr and exit: with status 2 for wrong input, otherwise with the run's status.
 
-    Of several processes only the first that fails says it.
+    Of several processes only the first that fails prints it.
     """
     if isinstance(error, HydraException | OmegaConfBaseException):
         message, status = explain(error), 2
@@ -136,9 +136,9 @@ def choices(
 
 @contextlib.contextmanager
 def quick_imports() -> Iterator[None]:
-    """Import libraries without garbage collection, and exempt what they have created from later ones.
+    """Import libraries without garbage collection, and exempt their objects from later collections.
 
-    It would find nothing, and take a quarter of the time.
+    A collection would find nothing, and take a quarter of the time.
     """
     # TRL 1.16 warns of each vLLM above 0.31; pyproject.toml has the versions that were tested
     warnings.filterwarnings("ignore", "TRL currently supports vLLM", UserWarning)
@@ -153,7 +153,7 @@ def quick_imports() -> Iterator[None]:
 
 @contextlib.contextmanager
 def output_in(file: Path) -> Iterator[None]:
-    """Send what the libraries print and warn where Hydra sends what they log, so that the terminal shows the run."""
+    """Send the prints and warnings of libraries to Hydra's log, so that the terminal shows only the run."""
     import datasets
     import transformers
 

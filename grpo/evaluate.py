@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
 def job(config: DictConfig) -> float:
-    """Evaluate one model; return its greedy accuracy."""
+    """Evaluate a model; return its greedy accuracy."""
     try:
         check_linux()
         check(config)
@@ -55,7 +55,7 @@ def job(config: DictConfig) -> float:
 
 
 def evaluate_in(output: Path, config: DictConfig) -> float:
-    """Evaluate one model into `output` and return its greedy accuracy.
+    """Evaluate a model into `output` and return its greedy accuracy.
 
     Raises:
         ConfigError: the input is wrong.
@@ -104,7 +104,7 @@ def command_line(arguments: list[str]) -> list[str]:
     """Return the command line with overrides in place of the run directory or model that may precede them.
 
     A run is evaluated with its own configuration, into its own directory. Otherwise the directory follows from the
-    command line, so that the same command continues what it began.
+    command line, so that the same command continues after an interruption.
     """
     named, overrides = None, arguments
     if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
@@ -126,7 +126,7 @@ def check_model(name: str) -> None:
     """Check that `name` can be a model: a folder that holds one, or a name on the hub.
 
     Raises:
-        ConfigError: it can not.
+        ConfigError: there is no such model.
     """
     folder = Path(name)
     if folder.is_dir():

@@ -20,7 +20,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 def export(run: Run, output: Path, dtype: str | None = None) -> str:
     """Write the model of a run, merged in float32, with its tokenizer or processor and its model card.
 
-    Returns the class of transformers that loads it. `dtype` is that of the written weights; None takes the run's.
+    Returns the class of transformers that loads it. `dtype` is the data type of the written weights; None takes the
+    run's.
 
     Raises:
         ConfigError: the base cannot be loaded, or the folder exists.

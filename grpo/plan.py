@@ -28,13 +28,13 @@ from grpo.utils.errors import ConfigError
 PROGRAM = "grpo.plan"
 FORMATS = ("text", "json")
 KEEPS = ("hydra.run.dir=", "hydra.sweep.dir=", "plan.table=")
-"""What is typed for a directory that stays: its name, or a picture to write."""
+"""Overrides that keep the directory: its name, or a picture to write."""
 PHASES = {"load": "load", "rollout": "rollout", "reward": "reward", "logprobs": "log-probabilities", "update": "update"}
 
 
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
 def job(config: DictConfig) -> None:
-    """Plan one command line and leave with status 1 if it does not fit."""
+    """Plan a command line and exit with status 1 if it does not fit."""
     sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
         if config.plan.format not in FORMATS:

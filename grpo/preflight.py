@@ -1,7 +1,7 @@
 """Forecast whether a run will learn: `python -m grpo.preflight`, with the command line of `grpo.train`.
 
 It samples a few completions of training problems with the run's own policy, engine, rewards, tools and limits, and
-reports what the run could learn from. Samples are kept: the same command continues after an interruption.
+reports whether the run can learn from them. Samples are kept: the same command continues after an interruption.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
 def job(config: DictConfig) -> None:
-    """Forecast one command line, and leave with status 1 if the run will probably not learn."""
+    """Forecast a command line, and exit with status 1 if the run will probably not learn."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # Ctrl-C too, which the background ignores
         signal.signal(number, signal.default_int_handler)
     folder = Path(HydraConfig.get().runtime.output_dir)
@@ -61,7 +61,7 @@ def job(config: DictConfig) -> None:
 
 
 def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str, Any]:
-    """Sample into a folder and return the report, which it prints as text if that is asked for.
+    """Sample into a folder and return the report; print it if `preflight.format` is `text`.
 
     Raises:
         ConfigError: the input is wrong.

@@ -135,7 +135,7 @@ def last_error(log: Path) -> str:
 
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
 def job(config: DictConfig) -> None:
-    """Serve the model of one command line."""
+    """Serve the model of a command line."""
     try:
         check(config)
         if not config.train.use_vllm or config.train.vllm_mode != "server" or config.train.vllm_server_base_url:

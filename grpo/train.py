@@ -47,7 +47,7 @@ from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu,
 
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
 def job(config: DictConfig) -> float | None:
-    """Run one job of a command line; return the held-out accuracy after training."""
+    """Run a job of a command line; return the held-out accuracy after training."""
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN:
         return run_job(config, hydra_config)
@@ -78,8 +78,8 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
     """Check, take the directory, plan, prepare the GPU and run; return the content of `summary.json`.
 
     Raises:
-        ConfigError: the input is wrong, the run does not fit, or the directory is that of another.
-        RunError: the run broke.
+        ConfigError: the input is wrong, the run does not fit, or the directory belongs to another run.
+        RunError: the run failed.
     """
     check_linux()
     if config.sweep.resume:
@@ -130,10 +130,10 @@ def prepare_gpu(train: DictConfig) -> None:
 
 
 def expands(train: DictConfig) -> bool:
-    """Return whether nothing of a resolved run refuses expandable memory.
+    """Return whether a resolved run can use expandable memory.
 
-    The memory pool of a sleeping vLLM does, and the custom all-reduce of one over several GPUs: CUDA cannot export such
-    memory to another process (https://github.com/vllm-project/vllm/issues/42609).
+    The memory pool of a sleeping vLLM refuses it, and so does vLLM's custom all-reduce over several GPUs: CUDA cannot
+    export such memory to another process (https://github.com/vllm-project/vllm/issues/42609).
     """
     colocated = train.use_vllm and train.vllm_mode == "colocate"
     return not (colocated and (train.vllm_enable_sleep_mode or train.vllm_tensor_parallel_size > 1))
@@ -167,7 +167,7 @@ def arguments(typed: list[str]) -> list[str]:
     """Return the command line of a process that was launched, with the directory of the run that it continues, if any.
 
     Raises:
-        ConfigError: the directory that it names is that of another run.
+        ConfigError: the named directory belongs to another run.
     """
     run_dir, resumes = os.environ.get(BY_US), any(text.lstrip("+").startswith(f"{KEY}=") for text in typed)
     if restarts():

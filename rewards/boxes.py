@@ -1,4 +1,4 @@
-"""Boxes: how completions write them, how much two overlap, and the best one-to-one pairs of two lists.
+"""Boxes: parsing in completions, overlaps, and the best one-to-one pairs of two lists.
 
 A box is `[x1, y1, x2, y2]`, its left, upper, right and lower edge. Lists of boxes are arrays of shape (boxes, 4).
 """
@@ -19,7 +19,7 @@ BOX = re.compile(rf"\[{ONE},{ONE},{ONE},{ONE}\]|\({ONE},{ONE}\)\s*+,\s*+\({ONE},
 
 
 def final_part(text: str) -> str:
-    """Return the last `<answer>…</answer>` of a text; without one, what is outside of `<think>…</think>` at its end."""
+    """Return the last `<answer>…</answer>` of a text; without it, the text behind `</think>` and before a `<think>`."""
     answers = [part.partition("</answer>") for part in text.split("<answer>")[1:]]
     closed = [answer for answer, end, _ in answers if end]
     return closed[-1] if closed else text.rpartition("</think>")[2].partition("<think>")[0]
@@ -40,7 +40,7 @@ def read_reference(answer: str, size: Sequence[float] | None = None) -> numpy.nd
     """Return the boxes of a reference answer, a box or a list of boxes in JSON, clipped to the image.
 
     Raises:
-        ValueError: it is something else, or one of them has no area in the image.
+        ValueError: the answer has another form, or a box has no area in the image.
     """
     try:
         boxes = numpy.atleast_2d(numpy.array(json.loads(answer), dtype=float))

@@ -1,4 +1,4 @@
-"""1 for a short completion, falling to 0 for a long one; 0 for an empty one."""
+"""1 for a short completion, falling to 0 for a long completion; 0 for an empty completion."""
 
 from collections.abc import Sequence
 from typing import Any

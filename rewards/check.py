@@ -1,8 +1,8 @@
 """The unit test of a reward, before a GPU hour is spent on it: `python -m rewards.check correctness`.
 
-Tries a reward on correct answers, on incorrect ones, and on cheats of policies. Prints which earned more than they
-should, and exits with status 1 if any did. With `--run RUN_DIR` it shows which completions of a run get another reward
-now. Examples: `rewards.check my_rewards.py:brevity limit=60 --data rows.jsonl`, `rewards.check format --run
+Tries a reward on correct answers, on incorrect answers, and on cheats of policies. Prints completions that earned too
+much, and exits with status 1 if there are any. With `--run RUN_DIR` it lists the completions of a run whose reward
+changes. Examples: `rewards.check my_rewards.py:brevity limit=60 --data rows.jsonl`, `rewards.check format --run
 outputs/2026-01-01/12-00-00`.
 """
 
@@ -30,7 +30,7 @@ LENGTH = 512
 
 
 def show(title: str, probes: list[Probe], seconds: float, console: Console) -> list[str]:
-    """Print the table and return the problems, one line each."""
+    """Print the table and return the problems, a line per problem."""
     console.print(f"{title}, {1000 * seconds:.2f} ms per completion")
     rows, problems = [], []
     for probe in probes:
@@ -72,10 +72,10 @@ def fn_and_kwargs(name: str, arguments: list[str], run: Path | None = None) -> t
 
 
 def check(args: Namespace, console: Console) -> list[str]:
-    """Print how a reward does, and return the problems, one line each.
+    """Print the behaviour of a reward, and return the problems, a line per problem.
 
     Raises:
-        ValueError: the reward cannot be loaded, or not be tried on this data.
+        ValueError: the reward cannot be loaded, or cannot be tried on this data.
     """
     fn, kwargs = fn_and_kwargs(args.fn, args.kwargs, args.run)
     name = args.name or re.split(r"[.:]", fn)[-1]

@@ -42,7 +42,7 @@ def read_rows(file: Path, count: int) -> list[dict[str, Any]]:
 def print_table(
     console: Console, texts: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], alarm: str = ""
 ) -> None:
-    """Print a table with columns of texts, then columns of numbers, of which that of the name `alarm` is red."""
+    """Print a table with columns of texts, then columns of numbers; the column `alarm` is red."""
     right = [Column(name, justify="right", style="red" if name == alarm else "") for name in numbers]
     table = Table(*texts, *right)
     for row in rows:
@@ -51,9 +51,9 @@ def print_table(
 
 
 def run(command: str, check: Callable[[Console], list[str]], verdict: str) -> NoReturn:
-    """Run a check, which returns problems of one line each, and print these or else the verdict.
+    """Run a check, which returns a line per problem, and print the problems or the verdict.
 
-    Exit with status 0, with 1 after problems, or with 2 if the check raises ValueError or OSError: the input is wrong.
+    Exit with status 0, with 1 after problems, or with 2 for wrong input, if the check raises ValueError or OSError.
     """
     width = None if sys.stdout.isatty() else 120
     console = Console(width=width, highlight=False, markup=False, soft_wrap=True)  # what a model wrote stays as it is

@@ -25,9 +25,9 @@ def code(
     sandbox: str = "bubblewrap",
     **columns: Any,
 ) -> list[float | Exception]:
-    """Run the last fenced block of each completion, or all of it without one, and then its tests.
+    """Run the last fenced block of each completion, or the whole completion without a block, and then its tests.
 
-    A row whose tests cannot be used gets an error.
+    A row with unusable tests gets an error.
 
     Args:
         tests: Python statements of each row, or lists of them, that raise an exception if the code is incorrect.
@@ -49,7 +49,7 @@ def code(
 
 
 def check(sandbox: str = "bubblewrap", **kwargs: Any) -> None:
-    """Raise ValueError, one line, if there is no such sandbox, here or anywhere; called before the run."""
+    """Raise ValueError, with a line, if the sandbox is unknown or cannot run here; called before the run."""
     if sandbox not in ("bubblewrap", "none"):
         raise ValueError(f"kwargs.sandbox={sandbox}: there are bubblewrap and none")
     if sandbox == "bubblewrap":

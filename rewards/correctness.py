@@ -9,7 +9,7 @@ from rewards.text import LONGEST, MARKED, final_answer, numbers, text_of
 
 WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
 SECONDS = 5
-"""Limit of the symbolic comparison of one answer, seconds."""
+"""Limit of the symbolic comparison of an answer, seconds."""
 
 
 def correctness(

@@ -22,8 +22,9 @@ def iou(
         answer: `[x1, y1, x2, y2]` or a list of such boxes in JSON, pixels of the row's first image before any resizing.
         image_sizes: `[width, height]` of each image of a row, pixels; boxes are clipped to the first image.
         shown_sizes: the same after resizing, as the policy sees them.
-        coordinates: what completions are in: `original` pixels, `shown` pixels, or `thousandths` of width and height.
-        threshold: overlap of a correct box; the reward is then 1.0 if all are and none is missing, else 0.0.
+        coordinates: unit in completions: `original` pixels, `shown` pixels, or `thousandths` of width and height.
+        threshold: overlap of a correct box; the reward is then 1.0 if all boxes are correct and none is missing, else
+            0.0.
 
     Returns:
         A reward per completion, or the error of a row whose answer or sizes cannot be used.
@@ -48,7 +49,7 @@ def iou(
 
 
 def check(coordinates: str = "original", threshold: float | None = None, **kwargs: Any) -> None:
-    """Raise ValueError, one line, for an option that is wrong; called before the run."""
+    """Raise ValueError, with a line, for a wrong option; called before the run."""
     if coordinates not in COORDINATES:
         raise ValueError(f"kwargs.coordinates={coordinates}: there are {', '.join(COORDINATES)}")
     if threshold is not None and not 0 < threshold <= 1:

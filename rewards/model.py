@@ -1,6 +1,6 @@
-"""Score of a completion by a reward model: a sequence-classification model with one output, as TRL takes one by name.
+"""Score of a completion by a reward model: a sequence-classification model with one output, as in TRL.
 
-A run loads it in the trainer's process, once, beside the policy; `rewards.check` calls the function.
+A run loads the model once in the trainer's process, beside the policy; `rewards.check` calls the function.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def model(
     Args:
         prompts, completions: texts, or lists of messages.
         model_name_or_path: a folder, or a name on the hub; safetensors alone.
-        dtype: of its weights and its computation: `float32`, `bfloat16` or `float16`.
+        dtype: data type of its weights and its computation: `float32`, `bfloat16` or `float16`.
         revision: branch, tag or commit on the hub.
     """
     scorer, tokenizer = loaded(model_name_or_path, dtype, revision)

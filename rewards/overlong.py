@@ -1,4 +1,4 @@
-"""0 for a completion that ends in time, down to -1 for one that reaches the limit: DAPO's soft punishment."""
+"""0 for a completion that ends in time, down to -1 for a completion that reaches the limit: DAPO's soft punishment."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""0 for a completion without repetition, down to -1 for one of nothing else."""
+"""0 for a completion without repetition, down to -1 for a completion of repetitions only."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reward models: sequence-classification models with one output, loaded from safetensors, and what they read."""
+"""Reward models: sequence-classification models with one output, loaded from safetensors, and their input."""
 
 from functools import cache
 from typing import Any
@@ -14,7 +14,7 @@ def load(
     """Return a reward model and its tokenizer; for the arguments see `rewards.model`.
 
     Raises:
-        ValueError: there is no such model, or it has more than one output.
+        ValueError: the model does not exist, or has more than one output.
     """
     try:
         options = {"revision": revision, "dtype": getattr(torch, dtype), "use_safetensors": True}
@@ -34,13 +34,13 @@ def load(
 
 @cache
 def loaded(model_name_or_path: str, dtype: str, revision: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return what `load` does, on the GPU if there is one; once per process."""
+    """Return the result of `load`, on the GPU if there is one; once per process."""
     model, tokenizer = load(model_name_or_path, dtype, revision)
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
 def text_for(prompt: Any, completion: Any, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return what the model reads: the conversation by its own chat template, or prompt and completion as they are."""
+    """Return the input of the model: the conversation by its own chat template, or prompt and completion unchanged."""
     if is_conversational({"prompt": prompt}):
         return apply_chat_template({"messages": prompt + completion}, tokenizer)["text"]
     return prompt + completion

@@ -24,13 +24,13 @@ FINDERS = {
     "text": re.compile(rf"\A\s*(\S.{{0,{LONGEST}}}?)\s*\Z"),
 }
 MARKED = ("hash", "boxed", "answer", "last_number")
-"""Kinds of final answers that stand out from the rest of a text."""
+"""Kinds of final answers with a mark in the text."""
 
 
 def text_of(completion: str | list[dict[str, Any]]) -> str:
-    """Return the text of a completion, plain or conversational; of one with tool calls the policy's last message.
+    """Return the text of a completion, plain or conversational; with tool calls, the policy's last message.
 
-    Empty where a tool has the last word: its result is not the policy's answer.
+    The text is empty if a tool's result is the last message, because the result is not the policy's answer.
     """
     if isinstance(completion, str):
         return completion
@@ -43,7 +43,7 @@ def printable(text: str) -> str:
 
 
 def final_answer(text: str, find: Sequence[str] = MARKED) -> str:
-    r"""Return the final answer of a text: the last one of the first kind that occurs; empty if none does.
+    r"""Return the final answer of a text: the last answer of the first kind that occurs; empty if none occurs.
 
     Args:
         find: kinds in the order of the search: `hash` is the text after `####` on its line, `boxed` the content of

@@ -1,4 +1,4 @@
-"""1 for a completion of exactly the given XML elements, 0.5 for one that has each of them once, less for some."""
+"""1 for a completion of exactly the given XML elements, 0.5 with each element once, less with some elements."""
 
 import re
 from collections.abc import Sequence

@@ -1,15 +1,15 @@
 """Build a built-in policy: `python -m grpo.builtin.build tiny`, in half an hour on two cores; the others are quicker.
 
-Each learns the problems of its task from a noisy teacher, and has then something that reinforcement learning improves:
+Each policy learns the problems of its task from a noisy teacher, so that reinforcement learning can improve it:
 
 - `tiny`, a Llama of one million parameters: every calculation of its teacher is correct, but in six steps of ten the
-  operation is not the one that the words ask for. The policy computes correctly and usually picks an incorrect one.
+  operation does not fit the words. The policy computes correctly and usually picks an incorrect operation.
 - `tiny_calculator`, the same with a tool: in three cases of ten the teacher calls the calculator and copies its result,
   in the others the teacher guesses. The policy copies numbers, words and results well, cannot calculate, and mostly
-  does not ask.
+  does not call the calculator.
 - `tiny_vision`, a LLaVA of one and a half million parameters: its teacher sees every shape, but in seven answers of ten
-  forgets one of them in counting, or names only the colour of the largest. The policy sees well and usually gives the
-  wrong answer.
+  forgets a shape in counting, or names only the colour of the largest. The policy sees well and usually answers
+  incorrectly.
 """
 
 import argparse
@@ -43,7 +43,7 @@ POLICIES = {"tiny": (3000, 256), "tiny_calculator": (2200, 64), "tiny_vision": (
 NOISE = {"tiny": 0.6, "tiny_calculator": 0.7, "tiny_vision": 0.7}
 """Probability that the teacher takes an incorrect operation in a step, guesses, or gives the wrong answer."""
 MISTAKES = {"+": "-", "-": "+", "*": "+", "/": "-"}
-"""Operation that the noisy teacher takes in place of each."""
+"""The operation that the noisy teacher substitutes for each operation."""
 FURTHEST = 99
 """Largest distance of a guess from the answer; a guess is never correct."""
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -107,7 +107,7 @@ def guess(problem: calculator.Problem, rng: random.Random) -> str:
 
 
 def look(problem: shapes.Problem, rng: random.Random, noise: float) -> str:
-    """Return the answer of a teacher who gives the wrong one with a probability of `noise`."""
+    """Return the answer of a teacher that is incorrect with a probability of `noise`."""
     if rng.random() >= noise:
         return problem.answer
     return str(len(problem.shapes) - 1) if problem.counts else problem.answer.split()[0]
@@ -122,7 +122,7 @@ def arithmetic_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def calculator_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of words and single digits, the same ones everywhere, so that copying is easy."""
+    """Return a tokenizer of words and single digits; a digit has the same token everywhere, so that copying is easy."""
     rng = random.Random(0)
     texts = [
         f"{one.question}\n{call(one)[len(MARKERS[0]) : -len(MARKERS[1])]}{one.answer}\n#### {one.answer}"
@@ -136,12 +136,12 @@ def calculator_tokenizer() -> PreTrainedTokenizerFast:
 def word_tokenizer(
     pattern: str, texts: Iterable[str], markers: Sequence[str] = (), **options: Any
 ) -> PreTrainedTokenizerFast:
-    """Return a tokenizer that decodes to the encoded text, whose vocabulary is that of some texts.
+    """Return a tokenizer with the vocabulary of some texts, which decodes to the encoded text.
 
     Args:
         pattern: regular expression of a token.
         markers: tokens that no pattern divides.
-        options: of the tokenizer.
+        options: options of the tokenizer.
     """
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -168,7 +168,7 @@ def for_transformers(tokenizer: Tokenizer, **options: Any) -> PreTrainedTokenize
 
 
 def vision_processor() -> LlavaProcessor:
-    """Return the processor of words, digits and images: one part of an image is a cell of the grid."""
+    """Return the processor of words, digits and images; a patch of an image is a cell of the grid."""
     words = ["How", "many", "shapes", "are", "there", "Which", "shape", "is", "the", "largest", "?", "\n"]
     tokenizer = of_words([IMAGE, *words, *shapes.COLOURS, *shapes.KINDS, *map(str, range(10))])
     splits = [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split("?", "isolated")]

@@ -61,7 +61,7 @@ def evaluated_at_once(train: "DictConfig", processes: int) -> int:
 
 
 def check_batch(train: "DictConfig", problems: int, processes: int | None = None) -> None:
-    """Check that there are enough problems for a batch; with fewer TRL does no step, and calls that a success."""
+    """Check that there are enough problems for a batch; with fewer problems TRL ends successfully without a step."""
     prompts = completions(train, processes) // train.num_generations
     if problems < prompts:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""One line for what is wrong with a configuration: where, what was meant, what is possible. No heavy import here."""
+"""Checks of a configuration, with one-line errors: key, likely intention, possible values. No heavy imports."""
 
 import math
 import os
@@ -26,10 +26,10 @@ LEVELS = ("token", "sequence")
 
 
 def check(config: DictConfig) -> None:
-    """Check what can be checked without loading a library.
+    """Check everything that needs no loaded library.
 
     Raises:
-        ConfigError: with the first thing that is wrong.
+        ConfigError: the first problem.
     """
     check_top_level(config)
     known = library_fields(GRPO_CONFIG)
@@ -71,7 +71,7 @@ def check(config: DictConfig) -> None:
 
 
 def check_top_level(config: DictConfig) -> None:
-    """Check that each group is one of the schema, or a value that others refer to: `+name=value` gets past it."""
+    """Check that each group is in the schema, or is a value that others refer to; `+name=value` bypasses the schema."""
     for name in (str(key) for key in config if key not in GROUPS):
         if not re.search(rf"\$\{{[^}}]*\b{re.escape(name)}\b", str(OmegaConf.to_container(config))):
             raise ConfigError(f"{name}: no such group{meant(name, GROUPS)}; and no value refers to it as ${{{name}}}")
@@ -109,7 +109,7 @@ def check_tools(config: DictConfig) -> None:
 
 
 def generates_together(train: DictConfig) -> str | None:
-    """Return what makes several processes generate together; None if each does so by itself."""
+    """Return the reason why several processes generate together; None if each process generates by itself."""
     if train.use_vllm and train.vllm_mode == "server":
         return "a vLLM server"
     sharded = shards_weights(train)
@@ -121,7 +121,7 @@ def generates_together(train: DictConfig) -> str | None:
 
 
 def shards_weights(train: DictConfig) -> str | None:
-    """Return what divides the weights over processes; None if each has all of them."""
+    """Return the library that divides the weights over processes; None if each process has all weights."""
     if train.fsdp:
         return "train.fsdp"
     stage = OmegaConf.select(train, "deepspeed.zero_optimization.stage") if train.deepspeed else None
@@ -135,7 +135,7 @@ def keeps_engine_awake(config: DictConfig) -> bool:
 
 
 def check_rewards(config: DictConfig) -> None:
-    """Check that there is a reward function, and the keys of each."""
+    """Check that there is a reward function, and the keys of every reward."""
     if not config.reward and not config.task.environment:
         raise ConfigError("reward: a run needs at least one reward function, for example reward=[correctness]")
     if config.train.reward_weights is not None:
@@ -155,7 +155,7 @@ def check_rewards(config: DictConfig) -> None:
 
 
 def check_reward(where: str, reward: DictConfig) -> None:
-    """Check the keys and values of one reward."""
+    """Check the keys and values of a reward."""
     try:
         options = OmegaConf.merge(OmegaConf.structured(Reward), reward)
     except (ConfigKeyError, ValidationError) as error:
@@ -205,7 +205,7 @@ def check_peft(config: DictConfig) -> None:
 
 
 def check_precision(config: DictConfig) -> None:
-    """Check what float16's loss scale cannot go with, and what gradients in host memory cannot."""
+    """Refuse options that exclude float16's loss scale, and options that exclude gradients in host memory."""
     train, update = config.train, config["update"]
     if train.fp16 and train.bf16:
         raise ConfigError("train.fp16=true train.bf16=true: one of them, bf16 if the GPU supports it")
@@ -222,10 +222,10 @@ def check_precision(config: DictConfig) -> None:
 
 
 def check_shard(config: DictConfig) -> None:
-    """Check that there are processes to shard over, and what FSDP and DeepSpeed need.
+    """Check that there are processes to shard over, and the requirements of FSDP and DeepSpeed.
 
     Raises:
-        ConfigError: with the first thing that is wrong.
+        ConfigError: the first problem.
     """
     train, optimizer = config.train, str(config.train.optim)
     if train.fsdp and train.deepspeed:
@@ -250,13 +250,13 @@ def check_shard(config: DictConfig) -> None:
 
 
 def check_deepspeed(train: DictConfig) -> None:
-    """Check that DeepSpeed is installed where it is to shard; a plan does without."""
+    """Check that DeepSpeed is installed if it shards the run; a plan does not need it."""
     if train.deepspeed and find_spec("deepspeed") is None:
         raise ConfigError("train.deepspeed: DeepSpeed is not installed; `make deepspeed` installs it")
 
 
 def check_folder(name: str, gguf_file: str | None = None) -> None:
-    """Check that a folder named as a model holds one."""
+    """Check that a folder in `model.model_name_or_path` holds a model."""
     folder = Path(name)
     if gguf_file:
         if not (folder / gguf_file).is_file():
@@ -279,13 +279,13 @@ def check_filters(train: DictConfig) -> None:
 
 
 def check_backend(backend: str, train: DictConfig) -> None:
-    """Check that an engine of the user's own is asked to generate."""
+    """Check that the user's own engine generates."""
     if backend != VLLM and not (train.use_vllm and train.vllm_mode == "colocate"):
         raise ConfigError(f"engine.backend={backend}: it generates with train.use_vllm=true train.vllm_mode=colocate")
 
 
 def check_at_once(config: DictConfig) -> None:
-    """Check that a number of completions at once is for who takes one."""
+    """Check that `rollout.completions_at_once` is set only for an engine that uses it."""
     train, number = config.train, config.rollout.completions_at_once
     if number and (train.use_vllm or train.use_transformers_continuous_batching):
         engine = "vLLM" if train.use_vllm else "continuous batching"
@@ -305,10 +305,10 @@ def check_completions(config: DictConfig) -> None:
 
 
 def check_vllm_options(config: DictConfig) -> None:
-    """Check the options of vLLM where it generates, or may.
+    """Check the options of vLLM if it generates, or may generate.
 
     Raises:
-        ConfigError: with the first thing that is wrong.
+        ConfigError: the first problem.
     """
     train = config.train
     if config.engine.share_weights is True and (train.use_vllm is False or train.vllm_mode == "server"):

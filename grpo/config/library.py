@@ -65,7 +65,7 @@ def _type(annotation: str) -> Any:
 
 
 def _default(value: ast.expr | None) -> Any:
-    """Return a literal default, None for a computed one, `MISSING` for none at all."""
+    """Return a literal default, None for a computed default, `MISSING` without a default."""
     if isinstance(value, ast.Call):
         value = next((word.value for word in value.keywords if word.arg in ("default", "default_factory")), None)
     if value is None:

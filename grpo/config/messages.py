@@ -1,4 +1,4 @@
-"""One line for what Hydra and OmegaConf raise: where, what was meant, which values are possible."""
+"""One-line messages for exceptions of Hydra and OmegaConf: the key, the likely intention, the possible values."""
 
 import difflib
 import shlex
@@ -15,7 +15,7 @@ from grpo.config.schema import NOT_SETTABLE, ROOT
 
 
 def meant(word: object, possible: Iterable[object]) -> str:
-    """Return `; did you mean a, b?` with the names closest to `word`, or a list of what is possible."""
+    """Return `; did you mean a, b?` with the names closest to `word`, or a list of the possible names."""
     names = sorted({str(name) for name in possible})
     close = difflib.get_close_matches(str(word), names, n=3, cutoff=0.6)
     if close:
@@ -24,7 +24,7 @@ def meant(word: object, possible: Iterable[object]) -> str:
 
 
 def explain(error: Exception) -> str:
-    """Turn what Hydra or OmegaConf raised into one line."""
+    """Turn an exception of Hydra or OmegaConf into one line."""
     if isinstance(error, MissingConfigException):
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if group in ("hydra/launcher", "hydra/sweeper") and choice.startswith("_"):  # that ours begins with

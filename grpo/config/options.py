@@ -1,4 +1,4 @@
-"""What a trainer needs of the configuration: the groups `update`, `engine` and `rollout`, and the means of losses.
+"""The options of the trainer: the groups `update`, `engine` and `rollout`, and the means of losses.
 
 `from grpo.trainer import ExactGRPOTrainer` in a script loads neither Hydra nor OmegaConf.
 """
@@ -16,8 +16,8 @@ LOSS_MEANS = {
     "cispo": "generation",
     "vespo": "generation",
 }
-"""The set over which TRL averages each `loss_type`: the sequences or the tokens of one slice, or all tokens of a
-generation, a number that no micro-batch changes. A loss that is not here is not divided into micro-batches."""
+"""The set over which TRL averages each `loss_type`: the sequences or the tokens of a slice, or all tokens of a
+generation, a number that is the same for every micro-batch. Other losses are not divided into micro-batches."""
 
 
 VLLM = "grpo.generation.vllm_engine.PolicyEngine"
@@ -26,7 +26,7 @@ VLLM = "grpo.generation.vllm_engine.PolicyEngine"
 
 @dataclass
 class Update:
-    """Computing the gradient of one optimizer step from its rollouts."""
+    """Computation of the gradient of an optimizer step from its rollouts."""
 
     max_tokens_per_microbatch: Any = "auto"
     """Tokens, with padding, that go through the policy at once. `auto` takes the plan's number; without a plan it
@@ -35,9 +35,9 @@ class Update:
     """Skip completions that add exactly nothing to the gradient: their advantage is zero, and neither KL penalty nor
     an entropy bonus acts on them."""
     share_prompts: bool = True
-    """Compute a prompt once for all its completions where that is cheaper and the architecture allows it."""
+    """Compute a prompt once for all its completions if that is cheaper and the architecture allows it."""
     gradients_on_host: bool = False
-    """Offload gradients to CPU, so that the GPU holds one of them at a time: the same result, slower."""
+    """Offload gradients to CPU, so that the GPU holds one gradient at a time: the same result, slower."""
     on_oom: str = "retry"
     """On OOM in the update: `retry` the step from the same rollouts with half the tokens, or `raise`."""
     max_skipped_steps: int = 5
@@ -47,7 +47,7 @@ class Update:
         """Check the values.
 
         Raises:
-            ValueError: naming the key, its value and the possible ones.
+            ValueError: a wrong value; the message has the key, its value and the possible values.
         """
         tokens = self.max_tokens_per_microbatch
         if tokens != "auto" and (type(tokens) is not int or tokens < 1):
@@ -60,16 +60,16 @@ class Update:
 
 @dataclass
 class Engine:
-    """vLLM beside the policy."""
+    """Transfer of weights between policy and vLLM."""
 
     lora: str = "adapter"
-    """What vLLM gets of a policy with LoRA before each generation: the `adapter`, or all weights with it `merged` in.
-    What vLLM's LoRA cannot take is merged, and the reason is printed."""
+    """Transfer from a policy with LoRA to vLLM before each generation: the `adapter`, or all weights with the adapter
+    `merged` in. The run merges adapters that vLLM's LoRA does not support, and prints the reason."""
     share_weights: Any = "auto"
-    """Whether the policy's frozen weights are those of the vLLM engine beside it, so that they exist once: `true`,
-    `false`, or `auto`, where it is possible and the engine does not sleep. Needs `lora: adapter`."""
+    """Whether policy and colocated vLLM engine share the frozen weights: `true`, `false`, or `auto`, which shares them
+    if that is possible and the engine does not sleep. Needs `lora: adapter`."""
     backend: str = VLLM
-    """The class that generates where `train.use_vllm` is true, by its dotted path: a `grpo.generation.backend.Backend`.
+    """Dotted path of the class that generates if `train.use_vllm` is true: a `grpo.generation.backend.Backend`.
     """
     staleness: int = 0
     """Updates between the policy that makes a rollout and the policy that learns from it. With 1 a vLLM server makes
@@ -79,7 +79,7 @@ class Engine:
         """Check the values.
 
         Raises:
-            ValueError: naming the key, its value and the possible ones.
+            ValueError: a wrong value; the message has the key, its value and the possible values.
         """
         if self.lora not in ("adapter", "merged"):
             raise ValueError(f"engine.lora={self.lora}: `adapter` or `merged`")
@@ -94,14 +94,14 @@ class Rollout:
     """Which problems a step learns from."""
 
     dynamic_sampling: bool = False
-    """Replace groups whose rewards are all equal, from which nothing is learned, by groups of further problems."""
+    """Replace zero-variance groups by groups of further problems."""
     max_rounds: int = 5
-    """Generations of a step at most; what is missing then is filled with groups of equal rewards."""
+    """Largest number of generations per step; zero-variance groups fill the batch afterwards."""
     prioritize: bool = False
-    """Take problems of which 20 to 80 % of the completions were correct four times as often as others."""
+    """Take problems with 20 to 80 % correct completions four times as often as others."""
     completions_at_once: int | None = None
-    """Completions that transformers generates at once on a device; the others wait for one to end. `null` takes the
-    plan's number, and without a plan all. After an OOM it is halved."""
+    """Number of completions that transformers generates at once on a device; the others wait for free places. `null`
+    takes the plan's number, and without a plan all completions. An OOM halves it."""
 
     def __post_init__(self) -> None:
         """Check the values.

@@ -1,4 +1,4 @@
-"""A configuration as it is run: the choices of the plan in it, TRL's defaults where there are none, decided once."""
+"""The resolved configuration of a run, with the choices of the plan and TRL's defaults."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -29,13 +29,13 @@ class Resolved:
     rollout: Rollout
     completions: DictConfig
     transport: Transport
-    """What vLLM gets of the policy, if it generates."""
+    """Adapter, merged or shared weights for vLLM, if vLLM generates."""
     processes: int
     """That train."""
 
     @classmethod
     def of(cls, config: DictConfig, transport: Transport) -> "Resolved":
-        """Return the groups of a configuration whose choices have been made."""
+        """Return the resolved groups of a configuration."""
         OmegaConf.set_readonly(config, True)
         return cls(
             config,
@@ -54,7 +54,7 @@ class Resolved:
         )
 
     def with_model(self, model: DictConfig) -> "Resolved":
-        """Return the same with another group `model`: that of the files on this machine."""
+        """Return a copy with another group `model`, for the files on this machine."""
         config = self.config.copy()
         OmegaConf.set_readonly(config, False)
         config.model = model
@@ -65,7 +65,7 @@ def resolve(config: DictConfig, plan: Any) -> Resolved:
     """Return a composed and checked configuration with the plan's choices for this machine.
 
     Args:
-        plan: of it (`grpo.planning.fit.Plan`); None if it could not be planned.
+        plan: plan of the configuration (`grpo.planning.fit.Plan`); None if it could not be planned.
     """
     config = config.copy()
     train, update = config.train, config["update"]

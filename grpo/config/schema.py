@@ -39,7 +39,7 @@ PARTS = ("vision", "projector")
 
 @dataclass
 class Model:
-    """The policy. Names are those of `trl.ModelConfig`."""
+    """The policy; keys have the names of `trl.ModelConfig`."""
 
     model_name_or_path: str = MISSING
     """A folder with `config.json` and safetensors, or the name of a model on the Hugging Face hub."""
@@ -52,7 +52,7 @@ class Model:
     attn_implementation: str | None = None
     """For example `sdpa` or `flash_attention_2`; None lets transformers choose."""
     freeze: list[str] = field(default_factory=list)
-    """Parts of a vision-language model whose weights stay as they are: `vision` (the tower), `projector`."""
+    """Frozen parts of a vision-language model: `vision` (the tower), `projector`."""
     shape: dict[str, Any] = field(default_factory=dict)
     """The architecture's numbers, so that planning needs no download."""
 
@@ -62,14 +62,14 @@ class Answer:
     """The reference answer of a row of the data."""
 
     column: str | None = "answer"
-    """Its column; None for data whose rewards use other columns, such as tests."""
+    """Column of the answer; None for data whose rewards use other columns, such as tests."""
     pattern: str | None = None
     """Regular expression whose first group is the final answer; None takes the whole column."""
 
 
 @dataclass
 class FewShot:
-    """Examples that stand before the question, in the form of `task.prompt`."""
+    """Examples before the question, in the form of `task.prompt`."""
 
     examples: list[dict[str, Any]] = field(default_factory=list)
     """Rows with the columns that `task.prompt` and `completion` name."""
@@ -86,7 +86,7 @@ class Evaluation:
     size: int = 200
     """Number of problems, from the start of the split; 0 switches the evaluation off."""
     reward: str = "correctness"
-    """The grader: the reward that gives 1 to a correct completion; one of `conf/reward`, or of this run's."""
+    """The grader: the reward that gives 1 to a correct completion, from `conf/reward` or from this run."""
     difficulty: str | None = None
     """A column with the difficulty of a problem; accuracies are then reported per value of it too."""
 
@@ -122,28 +122,28 @@ class Task:
     images: str | None = None
     """The column with the images of a prompt: a path, bytes, a picture, or a list of them; null or empty for none."""
     image_folder: str | None = None
-    """Folder of the image files that the column names without one."""
+    """Folder of image files with relative paths."""
     min_pixels: int | None = None
-    """Width times height of the smallest image as the policy sees it; smaller ones are enlarged."""
+    """Width times height of the smallest image as the policy sees it; smaller images are enlarged."""
     max_pixels: int | None = None
-    """The same of the largest image; larger ones are scaled down. None leaves it to the model's processor."""
+    """Width times height of the largest image; larger images are scaled down. None takes the processor's limit."""
     few_shot: FewShot = field(default_factory=FewShot)
     tools: list[str] = field(default_factory=list)
     """Functions that the policy may call: `path/to/file.py:function`, `package.module.function`, or entry points of the
-    group `grpo.tools`. Their docstrings and types tell the policy how."""
+    group `grpo.tools`. Their docstrings and types describe the calls to the policy."""
     environment: str | None = None
-    """A class, found likewise, whose methods the policy may call; each completion has an instance of its own."""
+    """A class, named in the same way, whose methods the policy may call; each completion has an instance of its own."""
     tool_timeout: float = 60.0
-    """Seconds for a call of a tool or of the environment; then it is stopped, and the policy reads so."""
+    """Limit of a call of a tool or of the environment, seconds; the policy reads an error after a longer call."""
     answer: Answer = field(default_factory=Answer)
     eval: Evaluation = field(default_factory=Evaluation)
     max_prompt_length: int = 512
-    """Tokens of the longest prompt, chat template and images included; longer ones are filtered from the data."""
+    """Tokens of the longest prompt, chat template and images included; longer prompts are filtered from the data."""
 
 
 @dataclass
 class Reward:
-    """One reward function."""
+    """A reward function."""
 
     fn: str = MISSING
     """`package.module.function`, `path/to/file.py:function`, or an entry point of the group `grpo.rewards`."""
@@ -156,7 +156,7 @@ class Reward:
     on_error: str = "skip"
     """Handling of a completion on which the function fails: `skip` it and count it, or `raise` and end the run."""
     workers: int = 1
-    """Processes that share the completions of a batch; those of one prompt stay in one process."""
+    """Number of processes that share the completions of a batch; completions of a prompt stay together."""
 
 
 @dataclass
@@ -179,15 +179,15 @@ class Plan:
     """Planning: whether a run fits into memory, before anything is loaded."""
 
     enforce: bool = True
-    """Refuse to train a run that does not fit, or without the GPU of the profile; `false` trains anyway."""
+    """Refuse a run that does not fit, or a machine without the GPU of the profile; `false` trains anyway."""
     format: str = "text"
     """Output of `python -m grpo.plan`: `text` or `json`."""
     table: bool = False
-    """Print a table of models x methods for this GPU instead of one plan."""
+    """Print a table of models x methods for this GPU instead of a single plan."""
     processes: int | None = None
     """Number of processes to plan for; None takes those that were started, else `launch.processes`."""
     host_gb: float | None = None
-    """Host memory to plan with and to stay below, GiB; None takes that of this machine if it is the one that trains."""
+    """Host memory to plan with and to stay below, GiB; None takes this machine's, if it is the training machine."""
     hourly_price: float | None = None
     """Price per hour of all machines of the run, in any currency; `python -m grpo.plan` then gives the cost."""
 
@@ -220,14 +220,14 @@ class Launch:
     processes: Any = 1
     """Number of processes per machine, one per GPU; `auto`: one per visible GPU."""
     nodes: int = 1
-    """Number of machines, on each of which the same command is started."""
+    """Number of machines; the same command starts on each machine."""
     rendezvous: str | None = None
-    """With several machines, `host:port` of the first of them, which the others can reach."""
+    """With several machines, `host:port` of the first machine, reachable from the others."""
     max_restarts: int = 0
-    """How often all are started again, from the newest complete checkpoint, after one has died."""
+    """Number of restarts of all processes, from the newest complete checkpoint, after a process has died."""
     timeout: int = 600
-    """Limit on the wait for all processes to start, on the end of the others after one has failed, and on the end of
-    all after a machine has fallen silent, seconds."""
+    """Seconds to wait for all processes to start, for the others to end after a process has failed, and for all to end
+    after a machine has fallen silent."""
 
 
 @dataclass
@@ -239,10 +239,10 @@ class Sweep:
 
 
 def register() -> None:
-    """Tell Hydra the schema, and OmegaConf what `${project:path}`, `${package:name}`, `${not:…}` and `${if:…}` are.
+    """Register the schema with Hydra, and the resolvers `${project:path}`, `${package:name}`, `${not:…}` and `${if:…}`.
 
-    The first is a path in this project, the second the folder of an installed package; `if` takes a value and what to
-    return where it is true and where it is not.
+    `project` returns a path in this project, `package` the folder of an installed package; `if` takes a value, the
+    result if it is true, and the result if it is false.
     """
     OmegaConf.register_new_resolver("project", lambda path: str(ROOT / path), replace=True)
     OmegaConf.register_new_resolver("not", lambda value: not value, replace=True)
@@ -278,9 +278,10 @@ def register() -> None:
 
 
 def make_room(group: str) -> None:
-    """Put an underscore before the plugins' own configurations for which `conf/hydra` has one of the same name.
+    """Put an underscore before the plugins' own configurations if `conf/hydra` has a configuration of the same name.
 
-    Ours begin with theirs. Hydra would merge two of one name by a rule that it has deprecated, and refuses for Optuna.
+    The configurations in `conf/hydra` extend those of the plugins. Hydra would merge two configurations of a name by a
+    deprecated rule, and refuses to do so for Optuna.
     """
     Plugins.instance()  # imports the plugins, which store their configurations
     stored = ConfigStore.instance().repo["hydra"][group]

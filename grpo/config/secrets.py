@@ -14,13 +14,13 @@ NAME = re.compile(
 )
 """Last parts of keys whose value is a secret."""
 GROUP = re.compile(r"(^|\.)(secrets|passwords|credentials|tokens|api_keys)\.")
-"""Parts of keys under which every value is one."""
+"""Parts of keys whose values are always secrets."""
 NUMBERS = re.compile(r"(^|_)(secret|password|passwd|pwd|passphrase)s?$")
 """Last parts of keys whose value may be a number and a secret."""
 OF_A_TOKENIZER = re.compile(r"^<.*>$|^\[.*\]$|^\W*$")
 """Values that are special tokens or separators of a tokenizer."""
 NO_SECRETS = ("", "???", "null", "none", "true", "false", "empty")
-"""Values, in lower case, that stand for none; `EMPTY` is the API key of a server that needs none."""
+"""Values, in lower case, that mean "no secret"; `EMPTY` is the API key of a server without keys."""
 WELL_KNOWN = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}"  # Hugging Face
     r"|\bsk-[\w-]{20,}"  # OpenAI, Anthropic, OpenRouter
@@ -41,14 +41,14 @@ FROM_ENVIRONMENT = re.compile(r"\$\{oc\.env:([^,}]+)")
 
 
 def refuse_secrets(config: DictConfig, overrides: list[str]) -> None:
-    """Refuse a configuration with a secret in it that was typed.
+    """Refuse a configuration with a typed secret.
 
     Args:
-        config: composed, and not resolved.
-        overrides: what was typed; in a multirun, the values of all jobs.
+        config: the composed, unresolved configuration.
+        overrides: typed overrides; in a multirun, the values of all jobs.
 
     Raises:
-        ConfigError: there is one; the line has its key, not its value.
+        ConfigError: there is a typed secret; the line has its key, not its value.
     """
     plus = {key.lstrip("+"): key for key in (text.partition("=")[0] for text in overrides)}
     typed = [(key.lstrip("+~"), value) for key, equals, value in (text.partition("=") for text in overrides) if equals]
@@ -71,7 +71,7 @@ def without_secrets(config: DictConfig) -> DictConfig:
 
 
 def kept(raw: Any, resolved: Any, key: str) -> Any:
-    """Return a resolved value, and where it is a secret what was typed for it."""
+    """Return a resolved value, or for a secret the typed reference."""
     if isinstance(raw, dict) and isinstance(resolved, dict):
         return {name: kept(raw[name], value, f"{key}.{name}") for name, value in resolved.items()}
     if isinstance(raw, list) and isinstance(resolved, list):

@@ -1,4 +1,4 @@
-"""What a vLLM engine gets of a policy: its LoRA adapter or all weights, and which weights exist once; and why."""
+"""Decides whether a vLLM engine gets a LoRA adapter or all weights, and shares frozen weights, each with its reason."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -40,28 +40,28 @@ ENDS = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "embedding", 
 QUANTIZES = "vllm_bnb_plugin"
 """The package with which vLLM quantizes as bitsandbytes does."""
 SAME_LAYOUT = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "granite")
-"""Families whose weights in transformers are rows of vLLM's; a test compares them bit for bit."""
+"""Families whose weights in transformers are rows of vLLM's weights; a test compares them bit for bit."""
 
 
 @dataclass(frozen=True)
 class Transport:
-    """What a vLLM engine gets of a policy before each generation."""
+    """The transfer from a policy to a vLLM engine before each generation."""
 
     adapter: bool
-    """Whether it gets the LoRA adapter alone; if not, all weights, with an adapter merged in."""
+    """Whether vLLM gets the LoRA adapter alone; otherwise it gets all weights, with an adapter merged in."""
     merged_because: str | None
-    """Why an adapter is merged; None if it is not, or if there is none."""
+    """The reason to merge an adapter; None if it is not merged, or if there is none."""
     unshared_because: str | None
-    """Why policy and engine cannot have one copy of the frozen weights; None if they can."""
+    """Why policy and engine cannot share the frozen weights; None if they can."""
     dtype: str
-    """Data type in which the policy computes, and an engine beside it."""
+    """Data type in which policy and engine compute."""
 
 
 def transport_of(config: "DictConfig", family: str | None = None) -> Transport:
-    """Return what vLLM gets of the policy of a configuration, if it generates: the one place that decides it.
+    """Return the transfer of a configuration, if vLLM generates; no other code decides it.
 
     Args:
-        family: `model_type` of the policy; None if it is not known.
+        family: `model_type` of the policy; None if unknown.
     """
     if config.engine.backend != VLLM:
         reason = f"engine.backend={config.engine.backend} takes all weights, into its own"
@@ -87,7 +87,7 @@ def why_merged(config: "DictConfig") -> str | None:
 
 
 def why_not_shared(config: "DictConfig", merged: str | None, family: str | None) -> str | None:
-    """Return why policy and engine cannot have one copy of the frozen weights; None if they can.
+    """Return why policy and engine cannot share the frozen weights; None if they can.
 
     Args:
         merged: why an adapter is merged; None if it is not.
@@ -143,12 +143,12 @@ def quantizes_alike(quantization: Mapping[Any, Any]) -> bool:
 
 
 def of_ends(modules: Iterable[str]) -> list[str]:
-    """Return those of some modules that are embeddings or heads."""
+    """Return the embeddings and heads among some modules."""
     return sorted(name for name in modules if name.rpartition(".")[2] in ENDS)
 
 
 def computed_in(config: "DictConfig") -> str:
-    """Return the data type in which the policy computes, and an engine beside it."""
+    """Return the data type in which policy and engine compute."""
     train = config.train
     return "float16" if train.fp16 else "bfloat16" if train.bf16 in (None, True) else str(config.model.dtype)
 

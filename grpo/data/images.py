@@ -1,4 +1,4 @@
-"""Images of problems: from a column of files, bytes or pictures to what the policy sees."""
+"""Images of problems: from a column of files, bytes or pictures to the policy's input."""
 
 import hashlib
 import io
@@ -32,13 +32,13 @@ MAX_RATIO = 200
 
 
 class View:
-    """What a policy sees of an image: resized as its processor would, within the pixels of the configuration.
+    """Images as the policy sees them: resized like its processor, within the pixels of the configuration.
 
-    Images are resized before TRL and vLLM get them, so that the processors of both give them the same tokens. As a
+    It resizes images before TRL and vLLM get them, so that the processors of both produce the same tokens. As a
     transform of a data set it opens the images of the rows that are read.
 
-    Files that are named without a folder are in `folder`. `min_pixels` and `max_pixels` are width times height of an
-    image; None leaves them to the processor.
+    `folder` has the files with relative paths. `min_pixels` and `max_pixels` are width times height of an image; None
+    takes the processor's limit.
     """
 
     def __init__(self, processor: Any, folder: str | None, min_pixels: int | None, max_pixels: int | None) -> None:
@@ -68,7 +68,7 @@ class View:
         return (width, height) if scale == 1 else (max(1, int(width * scale)), max(1, int(height * scale)))
 
     def open(self, value: Any) -> Image.Image:
-        """Return a path, bytes (as in `datasets`) or picture as an upright RGB image; ValueError if it is not one."""
+        """Return a path, bytes (as in `datasets`) or picture as an upright RGB image; ValueError if it is no image."""
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         try:
@@ -136,7 +136,7 @@ def view_of(task: "DictConfig", processor: Any) -> View | None:
 
 
 def check_used(task: "DictConfig", model: "DictConfig", peft: "DictConfig | None", processor: Any) -> None:
-    """Raise a ConfigError if a model takes images, gets none, and weights that see them would be trained."""
+    """Raise a ConfigError if a vision-language model without images would train its vision weights."""
     sees = hasattr(processor, "image_processor") and not task.images
     if sees and "vision" not in model.freeze and (peft is None or peft.get("vision")):
         raise ConfigError(
@@ -146,13 +146,13 @@ def check_used(task: "DictConfig", model: "DictConfig", peft: "DictConfig | None
 
 
 def with_sizes(dataset: Dataset, task: "DictConfig", view: View, split: str) -> Dataset:
-    """Return a data set whose images are in the column `images`, all of which can be opened and shown.
+    """Return a data set with the images in the column `images`, after opening every image.
 
     It also has `image_sizes` and `shown_sizes`: for each row lists of width and height, in the data and as the policy
     sees them.
 
     Raises:
-        ConfigError: the column is not there or has no images, or one of them cannot be opened or shown.
+        ConfigError: the column is missing or has no images, or an image cannot be opened or shown.
     """
     if task.images not in dataset.column_names:
         raise ConfigError(
@@ -178,7 +178,7 @@ def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str, tools: 
     """Return the tokens of the prompts of `with_sizes`, with their images and the descriptions of tools.
 
     Raises:
-        ConfigError: images take too much of a prompt whose text fits, or the model does not take as many.
+        ConfigError: a prompt is too long because of its images, or has more images than the model accepts.
     """
     processor, sizes = view.processor, list(dataset["shown_sizes"])
     pairs = zip(dataset["prompt"], sizes, strict=True)
@@ -202,7 +202,7 @@ def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str, tools: 
 
 
 def unexpanded(processor: Any, prompts: list[Any], tools: Sequence[Any] = (), **options: Any) -> list[list[int]]:
-    """Return the tokens of conversations in which an image is one token, as an engine takes them beside the images."""
+    """Return the tokens of conversations with one token per image, as an engine takes them with the images."""
     messages, tokenizer = [prepare_multimodal_messages(prompt) for prompt in prompts], processor.tokenizer
     options |= {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
     texts = processor.apply_chat_template(messages, **options)
@@ -211,9 +211,9 @@ def unexpanded(processor: Any, prompts: list[Any], tools: Sequence[Any] = (), **
 
 
 def engine_options(processor: Any, most_images: int | None) -> dict[str, Any]:
-    """Return what an engine of vLLM has to know of a policy's images, so that it prepares for these and no larger ones.
+    """Return vLLM's options for the images of a policy, so that the engine does not prepare for larger images.
 
-    A prompt has `most_images` at most; None if that is not known. A tokenizer has no images.
+    `most_images` is the largest number of images per prompt; None if unknown. A tokenizer has no images.
     """
     if not hasattr(processor, "image_processor"):
         return {}
@@ -254,7 +254,7 @@ def prompt_of(problem: dict[str, Any]) -> Any:
 
 
 def names(problems: Dataset) -> list[list[str]]:
-    """Return for each row what tells its images from others: the digests of their files, or their paths."""
+    """Return an identity of the images of each row: the digests of their files, or their paths."""
     raw = problems.with_format(None)[COLUMN]
     return [[_name(value) for value in images_of(cell)] for cell in raw]
 

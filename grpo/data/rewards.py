@@ -39,7 +39,7 @@ def grader_of(name: str, rewards: DictConfig, train: DictConfig) -> dict[str, di
     A file of `conf/reward` may refer to values of `train`.
 
     Raises:
-        ConfigError: there is no such reward.
+        ConfigError: the reward does not exist.
     """
     if name in rewards and rewards[name].fn == REWARD_MODEL:
         raise ConfigError(f"task.eval.reward={name}: the score of a reward model is no accuracy; name another")
@@ -53,7 +53,7 @@ def grader_of(name: str, rewards: DictConfig, train: DictConfig) -> dict[str, di
 
 
 def check_grader(grader: Reward) -> None:
-    """Raise a ConfigError if a reward needs what only a trainer has, so that it cannot grade an evaluation."""
+    """Raise a ConfigError if a reward needs arguments that only a trainer has: it cannot grade an evaluation."""
     for argument in ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments"):
         if argument in grader.needs:
             raise ConfigError(
@@ -67,7 +67,7 @@ def errors_of(rewards: dict[str, Reward]) -> dict[str, dict[str, int]]:
 
 
 def errors_of_all(rewards: dict[str, Reward]) -> dict[str, dict[str, int]]:
-    """Return the same of all processes together, each of which has to ask."""
+    """Return the same counts over all processes; a collective call."""
     everywhere = gathered([errors_of(rewards)])
     names = dict.fromkeys(name for one in everywhere for name in one)
     return {name: dict(sum((Counter(one.get(name, {})) for one in everywhere), Counter())) for name in names}
@@ -79,7 +79,7 @@ def counts(rewards: Mapping[str, Reward]) -> dict[str, tuple[int, int]]:
 
 
 def useless(rewards: Mapping[str, Reward], before: Mapping[str, tuple[int, int]]) -> str | None:
-    """Return which reward has failed on every completion of all processes since `before`; each has to ask."""
+    """Return the reward that has failed on every completion of all processes since `before`; a collective call."""
     now = counts(rewards)
     here = {name: (now[name][0] - before[name][0], now[name][1] - before[name][1]) for name in rewards}
     everywhere = gathered([{name: (*here[name], reward.fault) for name, reward in rewards.items()}])
@@ -96,12 +96,12 @@ def useless(rewards: Mapping[str, Reward], before: Mapping[str, tuple[int, int]]
 def running_rewards(
     options: dict[str, dict[str, Any]], columns: Sequence[str], run_dir: Path, errors_file: Path
 ) -> Iterator[dict[str, Reward]]:
-    """Start rewards, and end them on the way out.
+    """Context with running rewards.
 
-    The log of this process in `run_dir` gets what they print, `errors_file` the first row of each kind of error.
+    The log of this process in `run_dir` gets their output, `errors_file` the first row of each kind of error.
 
     Raises:
-        ConfigError: one cannot be loaded, or needs a column that the data does not have.
+        ConfigError: a reward cannot be loaded, or needs a column that the data lacks.
     """
     rewards: dict[str, Reward] = {}
     with ExitStack() as stack:

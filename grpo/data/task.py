@@ -1,4 +1,4 @@
-"""From `conf/task` to data sets with the columns `prompt`, `answer` and whatever else the rewards may want."""
+"""From `conf/task` to data sets with the columns `prompt`, `answer` and all other columns of the source."""
 
 import importlib
 import logging
@@ -30,7 +30,7 @@ FILTERED = {
 
 @dataclass
 class Problems:
-    """The problems to train on and the held-out ones."""
+    """The training problems and the held-out problems."""
 
     train: Dataset
     """Columns `prompt` (a string, or a list of messages), `answer` (a string), and those of the source."""
@@ -39,7 +39,7 @@ class Problems:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     """For `train` and `held_out`: rows read, used, filtered by reason, and with answers that are not numbers."""
     view: images.View | None = None
-    """What the policy sees of images; None without any."""
+    """Resizing and tokens of images; None without images."""
 
     @property
     def most_images(self) -> int | None:
@@ -60,9 +60,9 @@ class Problems:
 
 
 def load_task(task: DictConfig, processing_class: Any = None, tools: Sequence[Any] = ()) -> Problems:
-    """Load the problems to train on and the held-out ones, and filter rows that would spoil the training.
+    """Load the training problems and the held-out problems, and filter unusable rows.
 
-    A tokenizer or processor measures the prompts; without one none is too long, or has images.
+    A tokenizer or processor measures the prompts; without it no prompt is too long or has images.
 
     Raises:
         ConfigError: a file, a split, a column or every row is missing.
@@ -118,7 +118,7 @@ def reward_columns(problems: Dataset) -> list[str]:
 
 
 def _questions(problems: Dataset) -> list[tuple[str, ...]]:
-    """Return what tells one problem from others: the words of its question, and its images."""
+    """Return the identity of a problem: the words of its question, and its images."""
     texts = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in problems["prompt"]]
     words = [" ".join(text.split()).casefold() for text in texts]
     shown = images.names(problems) if images.COLUMN in problems.column_names else [()] * len(words)
@@ -131,7 +131,7 @@ def _keep(dataset: Dataset, keep: list[bool], counts: dict[str, int], why: str) 
 
 
 def load_split(task: DictConfig, split: str, most: int | None = None) -> Dataset:
-    """Load one split as it is, or its first rows: from a generator, a file, or with `datasets.load_dataset`."""
+    """Load a split unchanged, or its first rows: from a generator, a file, or with `datasets.load_dataset`."""
     arguments: dict[str, Any] = OmegaConf.to_container(task.dataset, resolve=True)  # type: ignore[assignment]
     generator = arguments.pop("generator", None)
     if generator and most is not None and "size" in arguments:
@@ -239,7 +239,7 @@ def _columns_of(template: str) -> list[str]:
 
 
 def prompts_from(task: DictConfig, columns: Container[str]) -> Callable[[dict[str, Any]], str | list[dict[str, str]]]:
-    """Return what makes the prompt of a row with these columns: the system prompt, the examples, the question.
+    """Return a function that builds the prompt of a row with these columns: system prompt, examples, question.
 
     Raises:
         ConfigError: an example lacks a column that `task.prompt` names.
@@ -265,7 +265,7 @@ def prompts_from(task: DictConfig, columns: Container[str]) -> Callable[[dict[st
 
 
 def _answer(value: Any, pattern: str | None) -> str:
-    """Return the answer in a value of the answers' column; empty where the pattern does not find one."""
+    """Return the answer in a value of the answers' column; empty if the pattern does not match."""
     text = _text(value)
     if pattern is None:
         return text.strip()
@@ -274,5 +274,5 @@ def _answer(value: Any, pattern: str | None) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value of the data as text; none, and what is not a number, is empty."""
+    """Return a value of the data as text; None and NaN become empty."""
     return "" if value is None or value != value else str(value)

@@ -35,19 +35,19 @@ class Decoding:
     temperature: float = 1.0
     """Temperature of the samples; the greedy completion has none."""
     samples: int = 0
-    """Sampled completions per problem, beside the greedy one."""
+    """Number of sampled completions per problem, in addition to the greedy completion."""
     seed: int = 0
     """Seed of the samples; each completion derives its own from it."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Held-out problems, and how they are answered, graded and kept."""
+    """An evaluation: held-out problems, the sampling of answers, the grader and the file of completions."""
 
     problems: Dataset
     """With the column `prompt` and the columns that the grader needs."""
     grader: Reward
-    """Gives 1 to a correct completion; one that it fails on counts as incorrect."""
+    """Gives 1 to a correct completion; a completion on which it fails counts as incorrect."""
     decoding: Decoding
     file: Path
     """Gets a JSON line per completion. Completions in it of the same prompt, decoding and policy are reused and graded
@@ -58,13 +58,13 @@ class Evaluation:
     difficulty: str | None = None
     """Column; accuracy is also reported for each of its values."""
     policy: str = ""
-    """Fingerprint that tells this policy from others."""
+    """Fingerprint of the policy."""
     asked: Callable[[dict[str, Any]], Any] = prompt_of
     """From a row of the problems to the prompt that is generated for."""
 
     @property
     def own_file(self) -> Path:
-        """Where this process keeps its completions until those of all are in `file`; the first process, there."""
+        """File of this process's completions until all are in `file`; rank 0 writes into `file` itself."""
         file = self.file
         return file if is_main_process() else file.with_name(f"{file.stem}.{rank()}{file.suffix}")
 
@@ -97,9 +97,10 @@ def evaluate(generate: Generate, evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _answered_by_all(generate: Generate, evaluation: Evaluation) -> tuple[list[list[dict[str, Any]]], Counter[str]]:
-    """Return the graded completions of each problem, and the errors of the grader; each process does a part.
+    """Return the graded completions of each problem, and the errors of the grader; each process grades a part.
 
-    Sharded weights need all processes for each batch, so that all get as many problems: the last one several times.
+    Sharded weights need all processes for each batch, so all processes get the same number of problems: the last
+    problem repeats.
     """
     problems, grader, file = evaluation.problems, evaluation.grader, evaluation.file
     before = grader.errors.copy()
@@ -135,7 +136,7 @@ def _by_difficulty(difficulties: list[Any], correct: list[bool]) -> dict[str, di
 def _of_samples(answered: Sequence[Sequence[dict[str, Any]]], samples: int) -> dict[str, Any]:
     """Return `pass@k` and `maj@k` for k = 1, 2, 4, … and all samples.
 
-    There is no majority where a completion can be correct without a final answer, as code can.
+    There is no majority if a completion can be correct without a final answer, such as code.
     """
     ks = [2**power for power in range(samples.bit_length()) if 2**power < samples] + [samples]
     result: dict[str, Any] = {"pass@k": {}}
@@ -195,7 +196,7 @@ def _answer_all(generate: Generate, evaluation: Evaluation) -> list[list[dict[st
 def _grade_all(grader: Reward, problems: Dataset, answered: list[list[dict[str, Any]]]) -> None:
     """Add to each completion its `final` answer, its `score` and whether it is `correct`.
 
-    The grader gets them in the form in which rewards get them in training.
+    The grader gets completions in the same form as rewards in training.
     """
     names = [name for name in reward_columns(problems) if name not in ("prompt", "completion")]
     columns = {name: list(problems[name]) for name in names}

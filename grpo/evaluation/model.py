@@ -1,4 +1,4 @@
-"""Evaluating one model as configured, by transformers or by vLLM."""
+"""Evaluation of a configured model, by transformers or by vLLM."""
 
 import json
 from importlib.util import find_spec
@@ -71,12 +71,12 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
 
 
 def fingerprint(config: DictConfig, name: str, engine: str, on_gpu: bool) -> str:
-    """Return a fingerprint of what decides the completions of a prompt, but for how these are sampled.
+    """Return a fingerprint of everything that determines the completions of a prompt, except the sampling options.
 
     Args:
-        name: of the model, or a folder with a model or an adapter.
+        name: name of the model, or a folder with a model or an adapter.
         engine: `vllm` or `transformers`.
-        on_gpu: where it computes.
+        on_gpu: whether a GPU computes.
     """
     adapter = policy.adapter_config(name) or {}
     folders = [Path(name), Path(str(adapter.get("base_model_name_or_path") or name))]

@@ -1,4 +1,4 @@
-"""Lengths and endings of the sampled completions, and where their final answers were found."""
+"""Lengths and endings of the sampled completions, and the places of their final answers."""
 
 import math
 from collections import Counter
@@ -70,10 +70,10 @@ def places(problems: Sequence[Sampled], find: Sequence[str] | None) -> dict[str,
 
 
 def kinds_of(grader: dict[str, Any] | None) -> list[str] | None:
-    """Return the kinds of final answers that a grader looks for; None for one that does not use `rewards.text`.
+    """Return the kinds of final answers that a grader searches; None for a grader that does not use `rewards.text`.
 
     Args:
-        grader: its options in the configuration.
+        grader: the grader's options in the configuration.
     """
     if not grader or grader["fn"] != "rewards.correctness.correctness":
         return None

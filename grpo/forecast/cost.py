@@ -1,4 +1,4 @@
-"""Time and cost of a run, with generation and rewards as measured while sampling where this machine trains."""
+"""Time and cost of a run; generation and rewards are measured while sampling, if this machine trains."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from grpo.planning.fit import Plan
 def measured(problems: Sequence[Sampled]) -> dict[str, float]:
     """Return seconds per completion of `generation` and `rewards`.
 
-    The first batch of each call, which warms up, does not count if there are others.
+    The first batch of each call includes the warm-up and does not count if there are others.
     """
     some = [problem for problem in problems if not problem.first] or list(problems)
     count = sum(len(problem.completions) for problem in some)
@@ -37,13 +37,13 @@ def steps_of(config: DictConfig, problems: int) -> int:
 def time_and_cost(
     config: DictConfig, plan: Plan | None, duration: Duration | None, problems: Sequence[Sampled], used: int
 ) -> dict[str, Any]:
-    """Return `phases_s` and `step_s`, `run_s` and `cost` where they are known, and which phases were `measured`.
+    """Return `phases_s` and, if known, `step_s`, `run_s` and `cost`, and the `measured` phases.
 
     Args:
-        plan: of the run; None if it could not be planned.
-        duration: by the plan; None where it has no time.
-        problems: that were sampled.
-        used: problems to train on.
+        plan: plan of the run; None if it could not be planned.
+        duration: time according to the plan; None if the plan has no time.
+        problems: number of sampled problems.
+        used: number of training problems.
     """
     phases = dict(duration.phases) if duration else {}
     here = plan is None or (plan.here and processes(config) == 1)

@@ -19,8 +19,8 @@ from grpo.utils.estimators import pass_at_k, wilson_interval
 
 Array = np.ndarray
 PRECISIONS = np.geomspace(1e-3, 1e4, 141)
-"""Sums of Dirichlet parameters among which the likeliest is chosen, 12 % apart: from problems of which each has one
-outcome only, to problems that are all alike."""
+"""Candidate sums of Dirichlet parameters, 12 % apart: from problems with a single outcome each to problems that are all
+alike."""
 OUTCOMES = 8
 """Outcomes of all problems at most of which each has a parameter; more are taken for a continuous reward."""
 RESAMPLES = 200
@@ -44,8 +44,8 @@ class Estimate:
 def mean_of_problems(values: Sequence[float]) -> Estimate:
     """Return the mean of a value per problem, with a normal interval over the problems.
 
-    Completions of a problem are alike, so that problems, not completions, are the independent draws. For one problem
-    the interval is infinite.
+    Completions of a problem are alike, so problems, not completions, are the independent draws. The interval of a
+    single problem is infinite.
     """
     mean, count = fmean(values), len(values)
     if count < 2:
@@ -57,13 +57,13 @@ def mean_of_problems(values: Sequence[float]) -> Estimate:
 def proportion(values: Sequence[float]) -> Estimate:
     """Return the mean of a value between 0 and 1 per problem, with Wilson's interval over the problems.
 
-    It is conservative, as no such values vary more than zeros and ones, and never a point.
+    It is conservative, because zeros and ones have the largest variance, and never a point.
     """
     return Estimate(fmean(values), *wilson_interval(sum(values), len(values)))
 
 
 def equal_in_draw(counts: Sequence[int], size: int) -> float:
-    """Return the probability that a draw of `size` of a problem's completions holds one outcome only.
+    """Return the probability that a draw of `size` of a problem's completions holds a single outcome.
 
     Args:
         counts: completions per outcome; at least `size` in total.
@@ -75,8 +75,9 @@ def equal_in_draw(counts: Sequence[int], size: int) -> float:
 def fitted(counts: Array) -> Array:
     """Return the parameters of the Dirichlet-multinomial distribution of some problems' counts, (outcomes).
 
-    The mean is that of the counts; the sum of the parameters is the likeliest of `PRECISIONS`. The logarithm of the
-    likelihood is a sum of log(parameter + j) over the numbers j below each count, less that of the sums.
+    The distribution has the mean of the counts; the sum of the parameters is the most likely value in `PRECISIONS`. The
+    logarithm of the likelihood is the sum of log(parameter + j) over the numbers j below each count, less the same sum
+    for the totals.
 
     Args:
         counts: (problems, outcomes), completions of each problem per outcome.
@@ -96,12 +97,12 @@ def fitted(counts: Array) -> Array:
 
 
 def never(parameter: float, total: float, size: int) -> float:
-    """Return the probability that all of `size` completions of a new problem have one outcome, by the fitted model.
+    """Return the probability that all of `size` completions of a new problem have a given outcome, by the fitted model.
 
     It is the moment E[p^size] of a beta distribution: the product of (parameter + j) / (total + j) for j below `size`.
 
     Args:
-        parameter: of the outcome.
+        parameter: parameter of the outcome.
         total: sum of the parameters of all outcomes, above 0.
     """
     if parameter <= 0:
@@ -113,9 +114,9 @@ def never(parameter: float, total: float, size: int) -> float:
 def equal_by_fit(counts: Array, size: int) -> float:
     """Return the probability that `size` completions of a new problem all have the same outcome, by the fitted model.
 
-    With more than `OUTCOMES` the model is of the completions that equal one with the most frequent outcome of their
-    problem, and all others: larger groups are equal by that outcome alone, and one precision for all outcomes would not
-    suit problems that are constant beside problems whose every completion differs.
+    With more than `OUTCOMES` outcomes the model distinguishes completions with the most frequent outcome of their
+    problem from all others: larger groups are equal by that outcome alone, and a single precision for all outcomes
+    would not suit constant problems beside problems in which every completion differs.
     """
     if counts.shape[1] > OUTCOMES:
         most = counts.max(1)
@@ -130,8 +131,8 @@ def extrapolated(
 ) -> float:
     """Return the mean over problems of a probability that falls with the size of a draw.
 
-    Up to the completions of a problem it is `observed` in them; beyond, it falls from there as `fit` does. Of a problem
-    with fewer than two completions, as where a reward fails, it is 1: nothing differs.
+    Up to the number of completions of a problem the value is `observed`; beyond, it falls from there like `fit`. For a
+    problem with fewer than two completions, because a reward failed, it is 1.
 
     Args:
         counts: (problems, outcomes).
@@ -153,7 +154,7 @@ def with_interval(counts: Array, of: Callable[[Array], float]) -> Estimate:
     """Return an estimate that is a mean over problems of values between 0 and 1, with its interval.
 
     The interval is the hull of Wilson's and of the percentiles of a bootstrap over the problems (B. Efron, 1979), which
-    has the error of the fit as well; a bootstrap alone would be a point where all problems are alike.
+    has the error of the fit as well; a bootstrap alone would be a point if all problems are alike.
     """
     value, problems = of(counts), len(counts)
     draws = np.random.default_rng(0).integers(problems, size=(RESAMPLES, problems))

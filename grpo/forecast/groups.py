@@ -1,4 +1,4 @@
-"""Groups with non-zero variance: their fraction for each size of a group, and what a step and a second get of them."""
+"""Groups with non-zero variance: their fraction by group size, and their completions per step and per second."""
 
 import math
 from collections.abc import Sequence
@@ -50,27 +50,27 @@ def filled(fraction: float, wanted: int, rounds: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Prospect:
-    """What a step gets with one setting."""
+    """The expected groups and completions per step with a setting."""
 
     change: Change
     """Overrides."""
     num_generations: int
     fraction: Estimate
-    """Of the groups of a step, those with non-zero variance."""
+    """Fraction of the groups of a step with non-zero variance."""
     completions: float
-    """Expected completions in these per step."""
+    """Expected completions per step in groups with non-zero variance."""
     groups: int
     """Groups per step."""
     seconds: float | None
-    """Per step, by the plan; None where it has no time."""
+    """Seconds per step, by the plan; None if the plan has no time."""
 
     @property
     def rate(self) -> float:
-        """Completions in groups with non-zero variance per second; per step where there is no time."""
+        """Completions in groups with non-zero variance per second; per step if the plan has no time."""
         return self.completions / (self.seconds or 1.0)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the content for JSON."""
         return {
             "num_generations": self.num_generations,
             "fraction": self.fraction.as_dict(),
@@ -82,11 +82,11 @@ class Prospect:
 
 
 class Prospects:
-    """Compares settings of one command line; each has been checked and planned, and fits.
+    """Compares settings of a command line; each setting has been checked and planned, and fits.
 
     Args:
         counts: (problems, outcomes), completions of each problem per total reward.
-        planner: of the command line.
+        planner: planner of the command line.
         enforce: whether a setting has to fit.
     """
 
@@ -101,7 +101,7 @@ class Prospects:
         return self._fractions[size]
 
     def of(self, change: Change) -> Prospect | None:
-        """Return the prospect with some overrides; None where the run refuses them, or does not fit."""
+        """Return the prospect with some overrides; None if the run refuses them, or does not fit."""
         plan = self.planner.plan(change)
         if plan is None or (plan.problem and self.enforce):
             return None
@@ -128,7 +128,7 @@ class Prospects:
 
 
 def best(prospects: Sequence[Prospect]) -> Prospect | None:
-    """Return the smallest group whose rate is near the highest one; None where nothing has non-zero variance."""
+    """Return the smallest group size with nearly the highest rate; None if no group has non-zero variance."""
     highest = max((one.rate for one in prospects), default=0.0)
     if not highest:
         return None

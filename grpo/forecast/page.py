@@ -76,7 +76,7 @@ def histogram(numbers: Sequence[float]) -> dict[str, float | None]:
 
 
 def completions(problems: Sequence[Sampled], weights: dict[str, float], grader: str) -> dict[str, Any]:
-    """Return the completions as the page browses them: as those of one step, as many as a page holds."""
+    """Return the completions for the page, as completions of a single step, as many as a page holds."""
     groups: list[dict[str, Any]] = []
     for problem in problems:
         made = [

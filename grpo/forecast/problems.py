@@ -13,12 +13,12 @@ BASE = re.compile(r"(?:^|[-_.])(?:base|pt)(?:[-_.]|$)")
 
 
 def facts(settings: Resolved, name: str, problems: Problems, processing_class: Any) -> dict[str, Any]:
-    """Return what is known before a completion: `model`, `engine`, `counts` of rows, `duplicates`, `chat_template`.
+    """Return the facts before any completion: `model`, `engine`, `counts` of rows, `duplicates`, `chat_template`.
 
-    `warning` is about a template that does not suit the model; None if it does.
+    `warning` is a warning about a template that does not suit the model; None if it does.
 
     Args:
-        name: of the model.
+        name: name of the model.
     """
     train, held_out = problems.train, problems.held_out
     template = getattr(processing_class, "chat_template", None)
@@ -48,7 +48,7 @@ def duplicates(train: Sequence[str], held_out: Sequence[str]) -> dict[str, int]:
 
 
 def template_warning(name: str, conversational: bool, has_template: bool) -> str | None:
-    """Return a warning where the name of a model and the form of the prompts do not go together."""
+    """Return a warning if the name of a model and the form of the prompts do not match."""
     words = name.rstrip("/").rpartition("/")[2].casefold()
     if conversational and BASE.search(words):
         return f"{name} is a base model by its name, and the prompts have a chat template: task.conversational=false"

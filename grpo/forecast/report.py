@@ -103,7 +103,7 @@ def agreement_of(problems: Sequence[Sampled], weights: dict[str, float]) -> Esti
 
 
 def by_size(prospects: Prospects, own: int) -> list[dict[str, Any]]:
-    """Return a row per size of a group: the fraction with non-zero variance and, where it runs, its prospect."""
+    """Return a row per group size: the fraction with non-zero variance and, if the size can run, its prospect."""
     rows = prospects.by_size(own)
     chosen = best([prospect for _, _, prospect in rows if prospect])
     return [

@@ -14,7 +14,7 @@ from grpo.forecast.samples import Sample, Sampled
 Array = np.ndarray
 KS = (1, 2, 4, 8, 16, 32, 64)
 SHOWN = 10
-"""Problems where rewards disagree most."""
+"""Number of problems with the largest disagreement of rewards."""
 
 
 def total(sample: Sample, weights: Mapping[str, float]) -> float | None:
@@ -27,10 +27,10 @@ def total(sample: Sample, weights: Mapping[str, float]) -> float | None:
 
 
 def outcome(sample: Sample, weights: Mapping[str, float], aggregation: str) -> object:
-    """Return what is equal for completions without a difference in advantage; None for one without any reward.
+    """Return a key that is equal for completions with equal advantages; None for a completion without any reward.
 
     Args:
-        aggregation: `multi_objective_aggregation` of TRL: of the sum of the rewards, or of each.
+        aggregation: TRL's `multi_objective_aggregation`: equality of the sum of the rewards, or of each reward.
     """
     summed = total(sample, weights)
     if summed is None or aggregation == "sum_then_normalize":
@@ -62,7 +62,7 @@ def accuracy(problems: Sequence[Sampled]) -> dict[str, Any] | None:
 def of_each(problems: Sequence[Sampled]) -> dict[str, dict[str, Any]]:
     """Return of each reward its `mean`, `spread` (standard deviation), range, `failed` and `varies`; pass@k of 0 and 1.
 
-    `varies` is the fraction of problems whose completions differ in it.
+    `varies` is the fraction of problems with different values among their completions.
     """
     names = problems[0].completions[0].rewards
     found = {}
@@ -88,10 +88,10 @@ def of_each(problems: Sequence[Sampled]) -> dict[str, dict[str, Any]]:
 
 
 def correlation(pairs: Sequence[Sequence[tuple[float, float]]]) -> Estimate | None:
-    """Return the correlation of two values within problems; None where one of them never varies.
+    """Return the correlation of two values within problems; None if a value never varies.
 
-    The mean of each problem is subtracted, as advantages do. The interval is by R. A. Fisher's transformation (1921),
-    with a degree of freedom less per problem.
+    It subtracts the mean of each problem, like advantages. The interval uses R. A. Fisher's transformation (1921), with
+    a degree of freedom less per problem.
 
     Args:
         pairs: both values of each completion, by problem.
@@ -128,7 +128,7 @@ def contradictions(problems: Sequence[Sampled]) -> list[dict[str, Any]]:
 
 
 def disagreements(problems: Sequence[Sampled]) -> list[dict[str, Any]]:
-    """Return the problems where rewards disagree most: `problem`, `prompt`, and how far they are apart, 0 to 1.
+    """Return the problems with the largest disagreement of rewards: `problem`, `prompt`, and the distance, 0 to 1.
 
     Each reward that varies is scaled from its lowest to its highest value; a completion's disagreement is the range of
     its scaled rewards, a problem's the mean of its completions'.

@@ -13,17 +13,17 @@ class Sample:
     """A completion that has been generated and scored."""
 
     text: str
-    """What the policy has written; of a conversation with tools its last message."""
+    """The policy's text; in a conversation with tools its last message."""
     tokens: int
     """Its length, tool results included."""
     ended: bool
     """Whether the policy ended it; it was truncated otherwise."""
     rewards: dict[str, float | None]
-    """By the name of the reward; None where the function gave none, and of a completion that a function failed on."""
+    """Values by the name of the reward; None if the function returned None or failed on the completion."""
     correct: bool | None
     """Whether it is correct by the grader; None without a grader."""
     failed: list[str] = field(default_factory=list)
-    """Rewards whose function failed on it."""
+    """Names of the rewards that failed on the completion."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Sampled:
     seconds: dict[str, float]
     """Its part of the time of the batch that it was in, by phase: `generate`, `reward`."""
     first: bool = False
-    """Whether it was in the first batch of a call, whose time is also that of warming up."""
+    """Whether the completion was in the first batch of a call, whose time includes the warm-up."""
 
 
 def read(file: Path) -> dict[str, Sampled]:

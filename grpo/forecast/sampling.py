@@ -1,7 +1,7 @@
 """Completions of training problems by the policy of a run: its engine, tools, limits and rewards, as in its first step.
 
-The trainer is the one that a run makes, and its rollouts are asked as dynamic sampling asks them, so that what is
-sampled here is what the run would learn from.
+It builds the trainer of the run and calls its rollouts like dynamic sampling, so that the samples equal the data of the
+run's first steps.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ SAMPLING = (
 
 @dataclass
 class Result:
-    """What was sampled, and what is known of the problems and the policy."""
+    """The samples, and the facts about problems and policy."""
 
     problems: list[Sampled]
     facts: dict[str, Any]
@@ -60,9 +60,10 @@ class Result:
 
 
 def for_sampling(config: DictConfig) -> DictConfig:
-    """Return the configuration of one process that samples what all processes of a run would.
+    """Return the configuration of a single process that samples the batch of all processes of a run.
 
-    The batch stays as large; nothing is divided over processes, kept for the page of a run, or begun during an update.
+    The batch keeps its size; nothing is divided over processes, saved for the page of a run, or overlapped with an
+    update.
     """
     count = processes(config)
     config = config.copy()
@@ -118,7 +119,7 @@ def faults_in(file: Path) -> dict[str, str]:
 
 @contextmanager
 def errors_in_one_line(folder: Path) -> Iterator[None]:
-    """Make a RunError of what fails while completions are sampled, and of an interrupt; both say what is kept."""
+    """Turn failures and interrupts during sampling into a RunError that states which samples are kept."""
     try:
         yield
     except (RewardError, KeyboardInterrupt) as error:
@@ -151,9 +152,9 @@ def keys_of(settings: Resolved, problems: Problems, options: DictConfig) -> dict
 
 
 def batches(trainer: ExactGRPOTrainer, missing: Sequence[int], samples: int, console: Console) -> Iterator[list[int]]:
-    """Yield the problems that are sampled at once: about as many completions as the run generates at once.
+    """Yield batches of problems, with about as many completions as the run generates at once.
 
-    There are two batches at least, as the first one is also a warm-up and its time says little.
+    There are at least two batches, because the time of the first batch includes the warm-up.
     """
     size = max(1, min(trainer.args.generation_batch_size // samples, -(-len(missing) // 2)))
     starts = range(0, len(missing), size)
@@ -172,9 +173,9 @@ def sampled(
     """Generate and score completions of some problems.
 
     Args:
-        grader: tells correct completions, as in an evaluation; None without one.
-        keys: of the problems.
-        first: the problem with which the call began.
+        grader: decides correctness, as in an evaluation; None without a grader.
+        keys: keys of the problems.
+        first: the first problem of the call.
     """
     trainer.model.train()
     set_seed(trainer.args.seed + 1 + batch[0])  # the same completions, whether the file has others already or not
@@ -213,9 +214,9 @@ def as_sample(trainer: ExactGRPOTrainer, one: Completion, correct: bool | None, 
 
 
 def graded(trainer: ExactGRPOTrainer, grader: Reward | None, made: Sequence[Completion]) -> list[bool | None]:
-    """Return whether each completion is correct: by the run's reward of that name, else by asking the grader.
+    """Return whether each completion is correct: by the run's reward of that name, or else by the grader.
 
-    It is not known of one without a reward, as another reward has failed on it.
+    Correctness is unknown for a completion on which another reward has failed.
     """
     if grader is None:
         return [None] * len(made)

@@ -62,7 +62,7 @@ def lines_of(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def effect(suggestion: dict[str, Any]) -> str:
-    """Return what a suggestion gives."""
+    """Return the effect of a suggestion."""
     low, high = map(percent, suggestion["interval"])
     return f"{percent(suggestion['fraction'])} ({low} to {high}) of groups; {suggestion['effect']}"
 
@@ -123,7 +123,7 @@ def groups(report: dict[str, Any]) -> Table:
 
 
 def cells(report: dict[str, Any], row: dict[str, Any]) -> list[str]:
-    """Return a row of that table; the one of the run is marked, and the best."""
+    """Return a row of that table; the rows of the run and of the best size are marked."""
     low, high = map(percent, row["fraction"]["interval"])
     own = row["num_generations"] == report["now"]["num_generations"]
     size = f"{'best ' * row['best']}{'now ' * own}{row['num_generations']}"

@@ -18,7 +18,7 @@ ENOUGH = 0.5
 BETTER = 1.25
 """Times as many groups with non-zero variance that a suggestion has to give."""
 TRUNCATED = 0.9
-"""Fraction of truncated completions from which on a run that masks them in the loss probably does not learn."""
+"""Fraction of truncated, masked completions above which a run probably does not learn."""
 NOTED = 0.5
 """From which on the verdict mentions them."""
 UNRELATED = 0.1
@@ -30,7 +30,7 @@ MAX_SUGGESTIONS = 2
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the samples say of a run."""
+    """The facts of the samples on which a verdict depends."""
 
     now: Prospect
     """With the settings as they are."""
@@ -46,7 +46,7 @@ class Evidence:
     grader: str | None = None
     """Name of the grader, if it is one of the rewards."""
     agreement: Estimate | None = None
-    """Correlation of the total reward with correctness within problems; None where one of them never varies."""
+    """Correlation of the total reward with correctness within problems; None if a value never varies."""
     changes: bool = True
     """Whether a step changes the policy: not with a learning rate of 0."""
 
@@ -109,13 +109,13 @@ def judged(evidence: Evidence) -> Verdict:
 
 
 def unrelated(evidence: Evidence, agreement: Estimate) -> bool:
-    """Return whether rewards without the grader have nothing to do with correctness, where that varies enough."""
+    """Return whether rewards without the grader are unrelated to correctness, if correctness varies enough."""
     known = evidence.accuracy is not None and FEW < evidence.accuracy < 1 - FEW
     return not evidence.grader and known and agreement.high < UNRELATED
 
 
 def why_equal(evidence: Evidence) -> str:
-    """Return why groups have equal rewards, as far as the samples tell."""
+    """Return the reason of zero-variance groups according to the samples."""
     causes = []
     if evidence.truncated >= NOTED:
         causes.append(f"{percent(evidence.truncated)} of completions are truncated")

@@ -1,4 +1,4 @@
-"""The adapter of a policy on its way to vLLM: a file that exists for as long as vLLM reads it."""
+"""The file that carries an adapter from the policy to vLLM; it is removed after loading."""
 
 import shutil
 import tempfile
@@ -38,7 +38,7 @@ def adapter_weights(
 
 @contextmanager
 def adapter_file(model: PeftModel, weights: dict[str, torch.Tensor]) -> Iterator[Path]:
-    """Provide a folder with the adapter as PEFT writes it, in memory if there is room, which only this user reads."""
+    """Provide a folder with the adapter in PEFT's format, in memory if there is room, readable by this user only."""
     size = sum(weight.nbytes for weight in weights.values())
     in_memory = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size
     with tempfile.TemporaryDirectory(prefix="adapter-", dir=SHARED_MEMORY if in_memory else None) as name:

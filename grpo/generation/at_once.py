@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 
 class AtOnce:
-    """Completes prompts: each distinct one is read once, and what does not fit waits for the place of another.
+    """Completes prompts: it reads each distinct prompt once, and completions that do not fit wait for free places.
 
-    After an OOM half as many completions are generated at once, and from then on never more. All that were begun with
-    the one that did not fit are generated again: to keep those that had ended would prefer short ones.
+    After an OOM it halves the number of completions at once for the rest of the run. It generates all completions of
+    the failed batch again: keeping the ended completions would prefer short completions.
 
     Args:
-        limit: completions at once; None for all of a call.
+        limit: number of completions at once; None for all completions of a call.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -44,27 +44,27 @@ class AtOnce:
         survives: Callable[[BaseException], bool] = is_out_of_memory,
         retry: Callable[[int], None] = lambda limit: None,
     ) -> list[list[int]]:
-        """Return the tokens of a completion of each prompt, with the one that ends it.
+        """Return the tokens of a completion of each prompt, including the token that ends it.
 
         Args:
-            model: that generates.
-            same: of each prompt, the place of the first that is equal to it; see `first_equal`.
-            inputs_of: returns the model's tensors for the prompts at these places.
-            names: of these tensors.
+            model: the generating model.
+            same: for each prompt, the index of the first equal prompt; see `first_equal`.
+            inputs_of: returns the model's tensors for the prompts with these indices.
+            names: names of these tensors.
             how: arguments of `generate`.
-            advice: what to do if a completion alone does not fit.
-            group: equal prompts, as a rule: they are begun together if that is possible.
-            survives: whether to try again after an exception.
-            retry: is called after an OOM, with the completions at once from then on.
+            advice: the remedy if a single completion does not fit.
+            group: usual number of equal prompts, which begin together if possible.
+            survives: returns whether to retry after an exception.
+            retry: called after an OOM, with the new number of completions at once.
 
         Raises:
-            DoesNotFit: a completion alone does not fit.
+            DoesNotFit: a single completion does not fit.
         """
         count, batch, begun = len(same), RunningBatch(self.turns), list[range]()
         shared = self._reads_once(model, names, how.get("generation_config"))
 
         def parts() -> list[range]:
-            """Return what is left: first as many as fit, then a group at a time, for which there will be room."""
+            """Return the remaining prompts: first as many as fit, then a group at a time, which joins later."""
             missing = next((row for row in range(count) if row not in batch.ended), count)
             start = next((rows.start for rows in begun if missing in rows), missing)
             begun.clear()
@@ -99,7 +99,7 @@ class AtOnce:
 
     @contextmanager
     def several_turns(self) -> Iterator[None]:
-        """While inside, a prompt that begins with one of before and its completion is not read again up to there."""
+        """Context in which a prompt that begins with an earlier turn continues from the turn's cache."""
         self.turns = Turns()
         try:
             yield

@@ -1,8 +1,8 @@
-"""What generates for a trainer besides transformers: a class of this kind, in a file of its own.
+"""The interface of your own generation engine: a subclass of `Backend` in a file of its own.
 
-`engine.backend` names it by its dotted path; it generates where `train.use_vllm` is true, in the place of TRL's
-connection to vLLM, so that everything that TRL and this trainer do with vLLM's log-probabilities is done with its own:
-importance-sampling correction, the check that it has the policy's weights, metrics.
+`engine.backend` names the class by its dotted path. With `train.use_vllm=true` it replaces TRL's connection to vLLM,
+and TRL and this trainer use its log-probabilities like vLLM's: for the importance-sampling correction, the check of the
+engine's weights, and metrics.
 """
 
 import pkgutil
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from grpo.config.resolve import Resolved
 
 Logprobs = list[list[list[float | None]]]
-"""Of each token of each completion the log-probability as a list of one; None where it is not known.
+"""For each token of each completion, a list with its log-probability, or with None if it is unknown.
 
-Under a sampling filter it is a `grpo.generation.kept_tokens.KeptLogprob`, which has the tokens that were kept.
+Under a sampling filter the value is a `grpo.generation.kept_tokens.KeptLogprob`, which has the kept tokens.
 """
 
 
@@ -28,14 +28,14 @@ class Backend:
 
     Args:
         model: the policy, with its adapter if it has one.
-        accelerator: of accelerate.
+        accelerator: accelerate's `Accelerator`.
         processing_class: tokenizer or processor.
-        options: all else that TRL gives to `VLLMGeneration`, `temperature` and `max_completion_length` among them, and
-            `lora`, `shares`, `most_images` and `corrected` as of `PolicyEngine`.
+        options: TRL's other arguments of `VLLMGeneration`, such as `temperature` and `max_completion_length`, and
+            `lora`, `shares`, `most_images` and `corrected` of `PolicyEngine`.
     """
 
     expands_images = False
-    """Whether it gets one token per image in a prompt, by `give_images`, and makes the others itself."""
+    """Whether `give_images` passes prompts with one token per image, which the engine expands itself."""
 
     checked = True
     """Whether its weights have been compared with the policy's; the trainer sets it to False after each rollout."""

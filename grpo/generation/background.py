@@ -7,12 +7,12 @@ from typing import Any
 
 
 class BackgroundGeneration:
-    """A client's `generate` that can also begin before its completions are asked for.
+    """A client's `generate` that can start a request before the trainer needs its completions.
 
-    A request goes out in a thread, one at a time; whoever asks for the same completions later gets those.
+    A thread sends one request at a time; a later call with the same arguments returns its completions.
 
     Args:
-        generate: `VLLMClient.generate`; it takes keyword arguments, `prompts` among them.
+        generate: `VLLMClient.generate`; it takes keyword arguments, including `prompts`.
     """
 
     def __init__(self, generate: Callable[..., dict[str, Any]]) -> None:
@@ -42,10 +42,10 @@ class BackgroundGeneration:
         self._begun = {}
 
     def generate(self, **request: Any) -> dict[str, Any]:
-        """Return completions, those in the background if that was their request.
+        """Return completions: those of the background request, if its arguments were the same.
 
         Raises:
-            Exception: what the client raised, in the background or now.
+            Exception: the client's exception, in the background or now.
         """
         self.wait()
         if request == self._begun:

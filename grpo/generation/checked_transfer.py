@@ -1,8 +1,8 @@
-"""Whether an engine holds the weights that the policy has, bit for bit in the engine's data type.
+"""Compares an engine's weights with the policy's, bit for bit in the engine's data type.
 
-The engine's own `load_weights` says where it keeps a weight: it is called with weights that have a shape and no
-content, and each write that it would make is noted and not made. So fused, padded and divided weights of any
-architecture are compared without a table of their layouts.
+The engine's own `load_weights` determines the place of a weight: the check calls it with tensors that have a shape and
+no content, and records each write instead of executing it. Fused, padded and divided weights of any architecture are
+thus compared without a table of their layouts.
 """
 
 import logging
@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 log = logging.getLogger(__name__)
 EVERY = 50
-"""Transfers between two after which all weights are compared as a whole, the first among them."""
+"""All weights are compared completely after the first transfer and after every this many transfers."""
 FRACTION, FEWEST = 16, 8
-"""After the others one weight in so many is computed again and compared as a whole, at least so many."""
+"""After each transfer, a fraction of 1/FRACTION of the weights, at least FEWEST, is compared completely."""
 SAMPLE = 2**14
-"""Entries of every weight that are kept as they are sent, and compared."""
+"""Number of sent entries per weight that are kept and compared."""
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -36,18 +36,18 @@ class Place:
     offset: int
     """Of the first entry of that part in the policy's weight, which is contiguous."""
     stride: tuple[int, ...]
-    """Of that part in the policy's weight, whose shape is that of `held`."""
+    """Place of that part in the policy's weight; `held` has its shape."""
 
     def of(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the part of a whole weight of the policy."""
         return weight.contiguous().as_strided(self.held.shape, self.stride, self.offset)
 
     def of_rows(self, rows: torch.Tensor, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the engine holds of some rows of a weight, and these; nothing of a part that has no whole rows.
+        """Return the engine's values of some rows of a weight, and the rows; nothing for a part without complete rows.
 
         Args:
-            rows: (rows, ...), of a weight of the policy.
-            first: number of their first in the weight.
+            rows: (rows, ...), rows of a weight of the policy.
+            first: index of the first row in the weight.
         """
         entries, shape = rows[0].numel(), self.held.shape
         if shape[1:] != rows.shape[1:] or self.offset % entries or self.stride[0] != entries:
@@ -63,7 +63,7 @@ class Place:
 
 
 class Writes(TorchDispatchMode):
-    """While inside, what would be copied from tensors without content is noted instead."""
+    """Context that records copies from tensors without content instead of executing them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,14 +87,14 @@ def digest(weight: torch.Tensor) -> str:
 
 
 def places(engine: torch.nn.Module, shapes: Mapping[str, torch.Size]) -> dict[str, list[Place]]:
-    """Return where an engine keeps weights, by the names under which it gets them.
+    """Return the places of weights in an engine, by the names under which it gets them.
 
-    A weight is not among them if the engine makes another of it, has it under another name, if it is a scalar, or comes
-    after one whose content the loading of this model asks for.
+    The result lacks weights that the engine converts, weights under another name, scalars, and weights after a weight
+    whose content the loading of this model reads.
 
     Args:
         engine: vLLM's model.
-        shapes: of weights.
+        shapes: shapes of the weights by name.
     """
     given = {name: torch.empty(shape, device="meta") for name, shape in shapes.items() if shape.numel() > 1}
     names = {weight.untyped_storage()._cdata: name for name, weight in given.items()}
@@ -120,7 +120,7 @@ def same(held: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def lost(names: list[str]) -> str:
-    """Return the reason for ending a run whose engine holds other weights than the policy."""
+    """Return the reason that ends a run because its engine holds other weights than the policy."""
     more = len(set(names)) - 1
     which = f"{min(names)} and {more} more differ" if more else f"{min(names)} differs"
     return (
@@ -140,10 +140,10 @@ def warn_unless(compared: bool) -> None:
 
 
 class CheckedTransfer:
-    """Compares what a colocated engine holds after each transfer with what the policy has.
+    """Compares a colocated engine's weights with the policy's after each transfer.
 
-    All weights are compared in a sample of their entries as they were sent, so that none can be lost on its way, and
-    some as a whole with the policy's, computed again, so that what was sent is the policy.
+    It compares a sample of the entries of all weights with the sent values, so that no weight is lost in transfer, and
+    some weights completely with the policy's, computed again, so that the sent values are the policy's.
     """
 
     def __init__(self) -> None:
@@ -192,11 +192,11 @@ class CheckedTransfer:
     def differing_on(
         self, ask: Callable[..., list[Any]] | None, policy: Callable[[set[str]], Iterable[tuple[str, torch.Tensor]]]
     ) -> list[str]:
-        """Return the names of weights that a server holds otherwise than the policy, by digests.
+        """Return the names of weights that differ between server and policy, by digests.
 
         Args:
-            ask: asks the workers of the server; None for a process that does not.
-            policy: as of `differing`.
+            ask: queries the workers of the server; None on processes that do not query it.
+            policy: as in `differing`.
         """
         if not self._shapes:
             return ["every weight"]

@@ -7,7 +7,7 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 
 class OneAdapter(PunicaWrapperCPU):
-    """Multiplies all tokens with the one adapter; vLLM 0.31 copies it once for each token of a batch."""
+    """Multiplies all tokens with the single adapter; vLLM 0.31 copies the adapter once per token of a batch."""
 
     def add_lora_linear(
         self,

@@ -19,10 +19,10 @@ NOT_APPLIED = "vLLM has generated without the policy's adapter: use engine.lora=
 
 
 def scaled(model: PeftModel, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return the weights of a policy's adapter as vLLM holds them: in its data type, the second ones scaled in it.
+    """Return the weights of a policy's adapter in vLLM's form: in its data type, with `lora_B` scaled in that type.
 
     Args:
-        weights: by their names in PEFT's files.
+        weights: weights by their names in PEFT's files.
     """
     factors = {
         name.replace("_checkpoint_wrapped_module.", ""): layer.scaling["default"]
@@ -118,15 +118,15 @@ class BesideAdapter:
         """While its frozen weights have not been compared with the policy's."""
 
     def differing(self, manager: Any, version: int, weights: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return the names of weights that the engine holds otherwise: all of the adapter's, and some frozen ones.
+        """Return the names of differing weights, among all weights of the adapter and some frozen weights.
 
-        The first time frozen weights are compared with the policy's, where vLLM has them in its layout; then they must
-        not change.
+        The first call compares frozen weights with the policy's, if vLLM keeps them in the policy's layout; later calls
+        check that they have not changed.
 
         Args:
             manager: vLLM's `LoRAModelManager`.
             version: the engine's number of the adapter.
-            weights: of the policy's adapter, by their names in PEFT's files.
+            weights: weights of the policy's adapter, by their names in PEFT's files.
         """
         held, wrong = HeldAdapter(manager, version), self.frozen.changed(few=True)
         for name, weight in scaled(self.policy, weights, manager.lora_config.lora_dtype).items():
@@ -156,10 +156,10 @@ class BesideAdapter:
 
 
 def same_quantized(held: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Return whether packed 4-bit weights come from the same ones: vLLM quantizes those in float16, as it loads them.
+    """Return whether packed 4-bit weights come from the same weights, which vLLM quantizes in float16 while loading.
 
-    A weight near the middle of two levels may get the other one: 0.9 % of bytes differ in a policy in bfloat16. Of
-    other weights nearly all do.
+    A weight near the middle of two levels may get the other level: 0.9 % of bytes differ for a policy in bfloat16. With
+    other weights nearly all bytes differ.
     """
     return float((held == weight).float().mean()) >= QUANTIZED_EQUAL
 

@@ -1,7 +1,8 @@
-"""The tokens that top-k, top-p and min-p have kept, with the log-probability of the one that was drawn from them.
+"""The tokens that top-k, top-p and min-p keep, with the log-probability of the drawn token.
 
-An engine normalizes its log-probabilities over these tokens, the policy its own over all: their ratio would be too
-small by the probability of what was filtered (huggingface/trl#6789). So the policy's are computed over the same tokens.
+An engine normalizes log-probabilities over the kept tokens, the policy over all tokens: their ratio would be too small
+by the probability of the filtered tokens (huggingface/trl#6789). The trainer therefore computes the policy's
+log-probabilities over the kept tokens.
 """
 
 from array import array
@@ -17,13 +18,13 @@ FILTERED = -1e3
 
 
 class KeptLogprob(float):
-    """A log-probability that knows the tokens over which it is normalized.
+    """A log-probability with the tokens over which it is normalized.
 
-    As a number it goes through TRL's turns and dynamic sampling, together with what belongs to it.
+    TRL's turns and dynamic sampling treat it as a number, and it keeps its tokens.
 
     Args:
-        value: log-probability, normalized over the tokens that were kept.
-        kept: these tokens.
+        value: log-probability, normalized over the kept tokens.
+        kept: the kept tokens.
     """
 
     def __new__(cls, value: float, kept: Sequence[int] = ()) -> "KeptLogprob":
@@ -34,23 +35,23 @@ class KeptLogprob(float):
 
 
 def most_kept(top_k: int | None, vocabulary: int) -> int:
-    """Return for how many tokens an engine is asked, 0 without top-k: that many, and as many that equal the last."""
+    """Return the number of log-probabilities to request per token: twice top-k, because of ties; 0 without top-k."""
     return min(2 * top_k, vocabulary) if top_k and top_k > 0 else 0
 
 
 def with_kept(
     completions: Sequence[Sequence[int]], logprobs: Sequence, token_ids: Sequence, asked: int, vocabulary: int
 ) -> list[list[list[KeptLogprob | None]]]:
-    """Return of each token of completions the log-probability that it was drawn with, as a list of one.
+    """Return a list with the log-probability of the draw, for each token of the completions.
 
-    None where an engine gave none, or where more tokens may have been kept than were asked for.
+    The list has None if the engine returned no value, or if it may have kept more tokens than requested.
 
     Args:
         completions: tokens.
-        logprobs: of each of these tokens those of the likeliest ones.
-        token_ids: of these likeliest tokens.
-        asked: for how many of them.
-        vocabulary: tokens that there are.
+        logprobs: for each of these tokens, the log-probabilities of the most likely tokens.
+        token_ids: these most likely tokens.
+        asked: number of requested log-probabilities per token.
+        vocabulary: size of the vocabulary.
     """
 
     def drawn(token: int, values: Sequence[float | None], ids: Sequence[int]) -> KeptLogprob | None:
@@ -66,13 +67,13 @@ def with_kept(
 
 
 def as_tensor(logprobs: Sequence[Sequence[Any]]) -> torch.Tensor:
-    """Return the tokens that were kept, (completions, length, most), padded with -1.
+    """Return the kept tokens, (completions, length, most), padded with -1.
 
     Args:
-        logprobs: of the tokens of each completion, those of tools too, for which none were kept.
+        logprobs: log-probabilities of the tokens of each completion; tokens of tools have no kept tokens.
 
     Raises:
-        GenerationError: the engine does not tell which ones it has kept.
+        GenerationError: the engine does not return the kept tokens.
     """
     if not any(value is None or hasattr(value, "kept") for row in logprobs for value in row):
         raise GenerationError(

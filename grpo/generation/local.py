@@ -19,13 +19,13 @@ Generate = Callable[[list[Any], float, list[int]], list[str]]
 class Completer:
     """Continues prompts, plain or conversational, by transformers' `generate`.
 
-    After an OOM fewer are completed at once; not where the weights are sharded, as the other processes already wait
-    for this one.
+    After an OOM it generates fewer completions at once, unless the weights are sharded: the other processes would
+    already wait for this process.
 
     Args:
         model: in evaluation mode.
-        processing_class: its tokenizer or processor.
-        length: of the longest completion, tokens.
+        processing_class: the model's tokenizer or processor.
+        length: length of the longest completion, tokens.
     """
 
     def __init__(self, model: PreTrainedModel, processing_class: Any, length: int) -> None:

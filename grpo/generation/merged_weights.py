@@ -12,13 +12,13 @@ from peft.utils import ModulesToSaveWrapper
 
 @torch.no_grad()
 def merged_weights(model: PeftModel, only: Container[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name that vLLM knows and the value of each weight, with the adapters merged in.
+    """Yield vLLM's name and the value of each weight, with the adapters merged in.
 
-    A layer with adapters is merged in a copy, one at a time. Merging in place and taking the adapter off again, as TRL
-    does, rounds twice, and in bfloat16 the weights that were not to be trained drift away.
+    It merges a copy of a layer with adapters, one layer at a time. TRL merges in place and subtracts the adapter again,
+    which rounds twice, and frozen weights in bfloat16 drift.
 
     Args:
-        only: names of the weights that are wanted; None for all.
+        only: names of the requested weights; None for all.
     """
     adapters = defaultdict(list)
     for module in model.modules():
@@ -59,7 +59,7 @@ def merged_copy(layer: torch.nn.Module, adapters: Sequence[Any]) -> dict[str, to
 
 
 def trains_tied_weight(model: PeftModel) -> bool:
-    """Whether an adapter changes embeddings or head alone where both are one weight."""
+    """Return whether an adapter changes only one of embeddings and head while both are one weight."""
     base = model.get_base_model()
     ends = (base.get_input_embeddings(), base.get_output_embeddings())
     text = base.config.get_text_config()  # of some families only the whole configuration says it

@@ -21,7 +21,7 @@ def is_sharded(model: torch.nn.Module, is_zero3: bool) -> bool:
 
 
 def unsharded(weight: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """Return a weight that FSDP2 may shard, unsharded, on a device if one is given; a collective call."""
+    """Return a weight that FSDP2 may shard, unsharded, on a device if given; a collective call."""
     if not isinstance(weight, DTensor):
         return weight.data
     return (weight.to(device) if device and weight.is_cpu else weight).full_tensor()
@@ -33,14 +33,14 @@ def policy_weights(
     device: torch.device,
     only: Container[str] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield names and weights, with adapters merged in, and those that are sharded unsharded one at a time.
+    """Yield names and weights, with adapters merged in; sharded weights are unsharded one at a time.
 
-    All processes have to call this where the weights are sharded.
+    If the weights are sharded, all processes have to call this.
 
     Args:
-        whole: a context in which parameters that ZeRO-3 shards are whole.
-        device: on which FSDP2 unshards.
-        only: names of the weights that are wanted; None for all.
+        whole: a context in which parameters that ZeRO-3 shards are complete.
+        device: the device on which FSDP2 unshards.
+        only: names of the requested weights; None for all.
     """
     if is_peft_model(model):
         yield from merged_weights(model, only)

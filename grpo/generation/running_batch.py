@@ -30,12 +30,12 @@ OF_IMAGES = {*READ_WITH_PROMPTS, "image_grid_thw", "spatial_shapes", "image_posi
 def why_not_shared(model: Any, inputs: Iterable[str], config: GenerationConfig | None = None) -> str | None:
     """Return why a model cannot read each prompt once for all its completions; None if it can.
 
-    It asks the cache that `generate` would make: each of its layers has to keep the keys and values of all tokens, or
-    of a window of them, as state-space layers, for example, do not.
+    It inspects the cache that `generate` would make: each of its layers has to keep the keys and values of all tokens,
+    or of a window of tokens. State-space layers, for example, do not.
 
     Args:
         inputs: names of the model's inputs.
-        config: of the generation, if it is not the model's own.
+        config: generation config, if not the model's own.
     """
     if unknown := set(inputs) - {"input_ids", *BY_TOKEN, *OF_IMAGES}:
         return f"its input {min(unknown)} may be of prompts or of completions"
@@ -62,7 +62,7 @@ def in_step(model: Any) -> bool:
 
 @dataclass
 class Cohort:
-    """Completions that began together, by their numbers, and what `generate` has prepared for them."""
+    """Completions that began together, by their numbers, with the inputs that `generate` has prepared."""
 
     numbers: list[int | None]
     """None of a completion that has ended and is computed on, as other processes wait for it."""
@@ -91,10 +91,10 @@ class Cohort:
 
 
 class RunningBatch:
-    """Completions that are being generated, and those that have ended.
+    """Unfinished and ended completions.
 
     Args:
-        turns: keeps the caches of completions that have ended, and has those of what prompts begin with.
+        turns: keeps the caches of ended completions, and returns the caches of the beginnings of prompts.
     """
 
     def __init__(self, turns: Turns | None = None) -> None:
@@ -116,13 +116,13 @@ class RunningBatch:
 
     @torch.no_grad()
     def begin(self, model: Any, inputs: Any, numbers: Sequence[Sequence[int]], most: int, **how: Any) -> None:
-        """Read prompts and generate until at most so many completions have not ended.
+        """Read prompts and generate until at most `most` completions are unfinished.
 
         Args:
             model: in evaluation mode, or without dropout.
             inputs: tensors of distinct prompts, padded on the left, with their images.
-            numbers: of each prompt, those of its completions.
-            most: completions that may be left for a later call; 0 where the weights are sharded.
+            numbers: for each prompt, the numbers of its completions.
+            most: unfinished completions to leave for a later call; 0 with sharded weights.
             how: arguments of `generate`.
         """
         begun = self.turns and self.turns.take(inputs["input_ids"], inputs["attention_mask"], model.config)
@@ -140,7 +140,7 @@ class RunningBatch:
         generation_config: Any,
         **inputs: Any,
     ) -> torch.Tensor:
-        """Stand in for the loop of `generate`, with its arguments; see `begin`."""
+        """Replace the loop of `generate`, with its arguments; see `begin`."""
         mask = inputs.get("attention_mask")
         begins = [0] * len(input_ids) if mask is None else mask.argmax(1).tolist()
         outputs = model._prefill(input_ids, generation_config, inputs)
@@ -195,13 +195,13 @@ class RunningBatch:
             self.inputs = selected(self.inputs, torch.cat(kept)) if self.cohorts else {}
 
     def _left(self, cohort: Cohort, ended: torch.Tensor, synced: bool, cache: Any, rows: Sequence[int]) -> torch.Tensor:
-        """Note the completions that have ended; return the rows of the others, or of a last one that others wait for.
+        """Record ended completions; return the rows of the others, or a last row for which other processes wait.
 
         Args:
-            ended: which have, (completions).
+            ended: whether each completion has ended, (completions).
             synced: whether all processes compute each token together.
-            cache: of all but the last token.
-            rows: of the completions in the cache.
+            cache: cache of all tokens but the last.
+            rows: rows of the completions in the cache.
         """
         for row in ended.nonzero()[:, 0].tolist():
             if (number := cohort.numbers[row]) is not None:
@@ -215,9 +215,9 @@ class RunningBatch:
 
 
 def selected(inputs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
-    """Return a model's inputs for these rows, some of them several times; the cache is changed in place.
+    """Return a model's inputs for these rows, which may repeat; changes the cache in place.
 
-    What belongs to images is dropped.
+    Inputs of images are dropped.
     """
     inputs["past_key_values"].batch_select_indices(rows)
     by_token = {name: inputs[name].index_select(-2, rows) for name in BY_TOKEN if inputs.get(name) is not None}
@@ -225,7 +225,7 @@ def selected(inputs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
 
 
 def joined(under_way: dict[str, Any], new: dict[str, Any], rows: int, new_rows: int) -> dict[str, Any]:
-    """Return a model's inputs for the completions under way and new ones: the shorter are padded on the left."""
+    """Return a model's inputs for unfinished and new completions; the shorter sequences are padded on the left."""
     for inputs, count in ((under_way, rows), (new, new_rows)):
         if inputs.get("attention_mask") is None:  # which `generate` drops where nothing is padded
             length = inputs["past_key_values"].get_seq_length() + 1
@@ -242,12 +242,12 @@ def joined(under_way: dict[str, Any], new: dict[str, Any], rows: int, new_rows: 
 
 
 def widened(first: torch.Tensor, second: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Return two tensors as one, the one with fewer tokens padded with zeros on the left.
+    """Return two tensors as one; the tensor with fewer tokens is padded with zeros on the left.
 
     Args:
-        first: of some sequences.
-        second: of others.
-        tokens: the dimension of tokens: the last, before which are the sequences, or 2, where these are the first.
+        first: tensor of some sequences.
+        second: tensor of other sequences.
+        tokens: the dimension of tokens: the last, after the sequences, or 2, if the sequences are the first.
     """
     most = max(first.size(tokens), second.size(tokens))
     behind = (0, 0) if tokens == 2 else ()

@@ -1,6 +1,6 @@
 """The key of a vLLM server that other machines can reach.
 
-vLLM itself asks for `VLLM_API_KEY` under `/v1` only, and not where its weights are replaced.
+vLLM itself checks `VLLM_API_KEY` under `/v1` only, and not at the addresses that replace weights.
 """
 
 import os

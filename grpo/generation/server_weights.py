@@ -1,4 +1,4 @@
-"""What a vLLM server says of the weights that it holds, as digests of their bits."""
+"""Digests of the weights that a vLLM server holds."""
 
 import json
 import logging
@@ -16,24 +16,24 @@ from grpo.utils.errors import ConfigError, GenerationError
 
 log = logging.getLogger(__name__)
 Ask = Callable[..., list[Any]]
-"""Asks all workers of a server: the name of a method of `TellsWeights` and its arguments; an answer per worker."""
+"""Queries all workers of a server: the name of a method of `TellsWeights` and its arguments; an answer per worker."""
 
 
 class TellsWeights:
-    """What a worker of the server can be asked in addition to vLLM's own; it reads weights and writes none.
+    """Methods of a server's worker in addition to vLLM's own; they read weights and write none.
 
-    Each method takes one argument, an object as JSON, as vLLM hands nothing else on.
+    Each method takes an object as JSON, because vLLM passes no other argument.
     """
 
     model_runner: Any
     _frozen: FrozenWeights | None = None
 
     def held_weights(self, request: str) -> list[dict[str, Any]]:
-        """Return where and what the worker holds of weights, by digests.
+        """Return the places and digests of the worker's weights.
 
         Args:
-            request: `shapes` of all weights by name, names of those that are wanted `whole`, and of others `rows`, the
-                first and their number.
+            request: `shapes` of all weights by name, names of weights to digest `whole`, and for other weights `rows`,
+                the first row and the number of rows.
         """
         given, answer = json.loads(request), []
         shapes = {name: torch.Size(shape) for name, shape in given["shapes"].items()}
@@ -49,7 +49,7 @@ class TellsWeights:
         return answer
 
     def held_adapter(self, request: str) -> dict[str, Any]:
-        """Return what the worker holds of its newest adapter, and which frozen weights have changed since it was asked.
+        """Return digests of the worker's newest adapter, and the frozen weights that changed since the last request.
 
         Args:
             request: `shapes` of the adapter's weights, by their names in PEFT's files.
@@ -68,7 +68,7 @@ class TellsWeights:
 
 
 def can_be_asked(url: str) -> bool:
-    """Whether a server can be asked for its weights; if not, a warning says what is not checked."""
+    """Return whether a server can digest its weights; otherwise warn that they are not checked."""
     with suppress(ConfigError):  # it does not say how it was started
         if settings_of(url).get("parallel_config", {}).get("worker_extension_cls") == EXTENSION:
             return True
@@ -80,11 +80,11 @@ def can_be_asked(url: str) -> bool:
 
 
 def asked(client: Any, method: str, **request: Any) -> list[Any]:
-    """Ask all workers of a server, and return an answer per worker.
+    """Query all workers of a server, and return an answer per worker.
 
     Args:
         client: TRL's `VLLMClient`.
-        method: of `TellsWeights`.
+        method: name of a method of `TellsWeights`.
         request: its argument.
     """
     body = {"method": method, "args": [json.dumps(request)]}
@@ -94,12 +94,12 @@ def asked(client: Any, method: str, **request: Any) -> list[Any]:
 
 
 def differing_adapter(ask: Ask, policy: PeftModel, weights: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the names of weights of a policy's adapter that a server holds otherwise, and of frozen ones that changed.
+    """Return the names of adapter weights that differ on a server, and of frozen weights that have changed.
 
-    Where several workers divide a weight it is not compared.
+    Weights that several workers divide are not compared.
 
     Args:
-        weights: of the adapter, by their names in PEFT's files.
+        weights: weights of the adapter, by their names in PEFT's files.
     """
     wrong = []
     answers = ask("held_adapter", shapes={name: list(weight.shape) for name, weight in weights.items()})

@@ -1,4 +1,4 @@
-"""One copy of the frozen weights of a policy with LoRA: those of the engine beside it."""
+"""Frozen weights that a policy with LoRA shares with the colocated engine."""
 
 from collections.abc import Iterator
 
@@ -28,8 +28,8 @@ def side_by_side(
 ) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor | None]]:
     """Yield name and value of each frozen weight of a policy, and an engine's rows for it, or None.
 
-    vLLM puts matrices that have the same input below one another (`packed_modules_mapping`: query, key and value; gate
-    and up), and pads embeddings.
+    vLLM stacks matrices with the same input (`packed_modules_mapping`: query, key and value; gate and up), and pads
+    embeddings.
     """
     own = {name.replace("base_layer.", ""): weight for name, weight in engine.named_parameters()}
     frozen = {

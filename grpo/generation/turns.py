@@ -11,7 +11,7 @@ Layers = list[tuple[torch.Tensor, ...]]
 
 
 class Turns:
-    """Caches by the tokens that they are of. They hold while the weights are the same: for one generation."""
+    """Caches by their tokens; valid while the weights stay the same, for one generation."""
 
     def __init__(self) -> None:
         self.caches: dict[tuple[int, ...], Layers] = {}
@@ -26,14 +26,14 @@ class Turns:
         ]
 
     def take(self, ids: torch.Tensor, mask: torch.Tensor, config: Any) -> DynamicCache | None:
-        """Return a cache of what the prompts begin with, without their last tokens; None if one begins with no other.
+        """Return a cache of the beginnings of the prompts, without their last tokens; None if one is unknown.
 
-        What is in it is not kept any more.
+        The returned entries are removed.
 
         Args:
             ids: prompts, padded on the left, (prompts, tokens).
-            mask: of their tokens.
-            config: of the model.
+            mask: mask of the tokens.
+            config: the model's configuration.
         """
         prompts = [tuple(row[keep.bool()].tolist()) for row, keep in zip(ids, mask, strict=True)]
         known = [max((t for t in self.caches if prompt[: len(t)] == t), key=len, default=()) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""vLLM beside the policy: TRL's connection to it, with exact weights, greedy answers, and reasons where it fails."""
+"""TRL's connection to vLLM, with exact weights, greedy evaluation, and one-line errors."""
 
 import logging
 import os
@@ -47,21 +47,22 @@ BATCH = 1024
 
 
 class PolicyEngine(VLLMGeneration, Backend):
-    """TRL's connection to vLLM, colocated or a server.
+    """TRL's connection to vLLM, colocated or on a server.
 
-    The engine computes in the precision of the policy, where TRL leaves it to vLLM; of a policy with LoRA it gets the
-    adapter, or weights into copies of which that is merged unless FSDP or ZeRO-3 shard them; and what goes wrong ends
-    in a `GenerationError`, before a completion that the policy has not made is taken for one.
+    The engine computes in the precision of the policy; under TRL vLLM chooses the precision. From a policy with LoRA
+    the engine gets the adapter, or copies of the weights with the adapter merged in. If FSDP or ZeRO-3 shards the
+    weights, TRL merges them in place. Every failure raises a `GenerationError`, so that the trainer never learns from a
+    completion of other weights.
 
     Args:
-        lora: `adapter` or `merged`, as `engine.lora` in the configuration.
+        lora: `adapter` or `merged`, as in `engine.lora` of the configuration.
         shares: whether the policy gets its frozen weights from a colocated engine.
-        most_images: in a prompt; None if it is not known.
+        most_images: largest number of images per prompt; None if unknown.
         corrected: whether the trainer corrects for a difference between the engine and the policy.
     """
 
     sends_adapter = False
-    """Whether vLLM gets the adapter alone; the weights below it, it has read from where the policy has them from."""
+    """Whether vLLM gets the adapter alone; it has loaded the frozen weights from the same files as the policy."""
     unexpanded: Mapping[tuple[int, ...], list[int]] = MappingProxyType({})
     """Prompts with images as `give_images` keeps them, by all of their tokens."""
 
@@ -88,12 +89,12 @@ class PolicyEngine(VLLMGeneration, Backend):
 
     @property
     def expands_images(self) -> bool:  # type: ignore[override]
-        """Whether it makes the tokens of images itself: in this process; a server gets them all."""
+        """Whether the engine expands image tokens itself, which a colocated engine does; a server gets all tokens."""
         return self.mode == "colocate"
 
     @classmethod
     def check(cls, settings: "Resolved") -> None:
-        """Check that vLLM is here and, where a server generates, that it is one for this run."""
+        """Check that vLLM is installed, and that the server, if there is one, suits this run."""
         train, peft, by_adapter = settings.train, settings.peft, settings.transport.adapter
         has_gpu = torch.cuda.is_available() and not train.use_cpu
         check_vllm(train, has_gpu or by_adapter, bool(peft and peft.get("quantization")))
@@ -103,7 +104,7 @@ class PolicyEngine(VLLMGeneration, Backend):
 
     @classmethod
     def described(cls, settings: "Resolved") -> str:
-        """Return where vLLM generates, what it gets of the policy, and why."""
+        """Return a line: where vLLM generates, and whether it gets adapter or weights, with the reason."""
         train, transport = settings.train, settings.transport
         where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]
         ahead = ", during the update of the step before" if settings.engine.staleness else ""
@@ -168,16 +169,16 @@ class PolicyEngine(VLLMGeneration, Backend):
 
     @property
     def _runner(self) -> Any:
-        """What runs the model of a colocated engine, of class `GPUModelRunner`."""
+        """The `GPUModelRunner` of a colocated engine."""
         return self.llm.llm_engine.model_executor.driver_worker.model_runner
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield names and weights as TRL does."""
+        """Yield names and weights in the same form as TRL."""
         sharded = is_sharded(self.model, self._dist.is_zero3)
         return self._transfer.sending(super()._iter_named_params() if sharded else self._weights())
 
     def _weights(self, only: Container[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the policy's weights of some names, or all; none of sharded ones that TRL merges as a whole."""
+        """Yield the policy's weights with these names, or all; no sharded weights that TRL merges completely."""
         if not (is_peft_model(self.model) and is_sharded(self.model, self._dist.is_zero3)):
             yield from policy_weights(self.model, self._dist.gather_params, self.accelerator.device, only)
 
@@ -185,7 +186,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         """Compare the weights that vLLM holds with the policy's, bit for bit.
 
         Raises:
-            GenerationError: on any process one is another.
+            GenerationError: on some process a weight differs.
         """
         self.checked = True
         if self.mode == "server":
@@ -198,7 +199,7 @@ class PolicyEngine(VLLMGeneration, Backend):
             raise GenerationError(lost(everyones))
 
     def _held_by_server(self) -> list[str]:
-        """Return the names of weights that the server holds otherwise; on the first process, which asks it."""
+        """Return the names of weights that differ on the server; only rank 0 queries the server."""
         ask = partial(asked, self.vllm_client) if self.accelerator.is_main_process else None
         if not self.sends_adapter:
             return self._transfer.differing_on(ask, self._weights)
@@ -240,9 +241,9 @@ class PolicyEngine(VLLMGeneration, Backend):
             session.post(f"{url}/reset_encoder_cache").raise_for_status()
 
     def _send_adapter(self) -> None:
-        """Load the adapter into vLLM under a name that none has had, and remove the one before it.
+        """Load the adapter into vLLM under a new name, and remove the previous adapter.
 
-        With the same name vLLM would take up prefixes that it computed with the old adapter.
+        Under the same name vLLM would reuse prefixes that it computed with the old adapter.
         """
         weights = self._adapter()
         old, self._version = self._version, self._version + 1
@@ -269,7 +270,7 @@ class PolicyEngine(VLLMGeneration, Backend):
             self.vllm_client.model = name
 
     def generate(self, prompts: list[list[int]], images: list | None, *args: Any, **options: Any) -> tuple:
-        """Complete prompts as TRL does, but for images, whose tokens TRL 1.16 has vLLM expand twice (trl#6294).
+        """Complete prompts like TRL, except for images, whose tokens TRL 1.16 makes vLLM expand twice (trl#6294).
 
         Raises:
             GenerationError: vLLM failed, saw other prompts, or left a completion empty, as it does with requests that
@@ -295,18 +296,18 @@ class PolicyEngine(VLLMGeneration, Backend):
         return *result[:2], logprobs, None
 
     def begin(self, prompts: list[list[int]], num_generations: int) -> None:
-        """Have a server complete prompts from now on; a call of `generate` with them then returns what it made."""
+        """Start a request for completions; a later `generate` with the same prompts returns its result."""
         everyones = gather_object(prompts)
         if self.accelerator.is_main_process:
             self._background.begin(everyones[::num_generations])
 
     def forget_begun(self) -> None:
-        """Let no call of `generate` return what `begin` has had made."""
+        """Discard the completions of `begin`."""
         if self.accelerator.is_main_process:
             self._background.forget()
 
     def give_images(self, prompts: list[list[int]], unexpanded: list[list[int]]) -> None:
-        """Keep prompts as vLLM takes them beside images: one token per image, which it expands itself."""
+        """Keep prompts in vLLM's form with images: one token per image, which vLLM expands itself."""
         self.unexpanded = dict(zip(map(tuple, prompts), unexpanded, strict=True))
 
     @contextmanager
@@ -331,9 +332,9 @@ class PolicyEngine(VLLMGeneration, Backend):
         return CuMemAllocator.get_instance().get_current_usage()
 
     def _check_server(self) -> None:
-        """Check that the server is still the process that has had the policy's weights.
+        """Check that the server is still the process that received the policy's weights.
 
-        An adapter is asked for by its name, which another process would not know.
+        With adapters the check is unnecessary: another process would not know the adapter's name.
         """
         if self.mode == "server" and not self.sends_adapter and self.accelerator.is_main_process:
             url = self.vllm_client.base_url
@@ -344,7 +345,7 @@ class PolicyEngine(VLLMGeneration, Backend):
                 )
 
     def _check_applied(self) -> None:
-        """Check that the completions are by the adapter, where vLLM gets it alone."""
+        """Check that vLLM used the adapter for the completions, if it gets the adapter alone."""
         if self.sends_adapter and self.mode == "colocate":
             self._beside.check_applied(self._runner.lora_manager._adapter_manager, self._version)
         elif self.sends_adapter and self._says_weights and self.accelerator.is_main_process:
@@ -376,14 +377,15 @@ def answer(trainer: Any, prompts: list[Any], temperature: float = 0.0, seeds: Se
 
 
 def compute_type(accelerator: Any, model: torch.nn.Module) -> str:
-    """Return the data type in which the policy computes, and an engine beside it."""
+    """Return the data type in which policy and engine compute."""
     return COMPUTE.get(accelerator.mixed_precision, str(model.dtype).removeprefix("torch."))
 
 
 def free_port() -> str:
-    """Return a port that nothing listens on.
+    """Return a free port.
 
-    TRL tries the same four for each engine, so that of two runs that start on one machine at a time one would fail.
+    TRL tries the same four ports for each engine, so one of two runs that start at the same time on a machine would
+    fail.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""What a colocated vLLM needs on a CPU: room for its cache, weights that can be replaced, faster LoRA layers."""
+"""Settings of a colocated vLLM on a CPU: room for its cache, replaceable weights, faster LoRA layers."""
 
 import os
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from grpo.utils.patching import patched
 
 
 def cpu_options(fraction: float, weights: float) -> dict[str, Any]:
-    """Return how an engine runs on a CPU: its cache in what the fraction leaves beside weights, without a compiler.
+    """Return the options of an engine on a CPU: its cache takes its fraction of memory less the weights; no compiler.
 
-    vLLM's own rule would count all that this process holds as part of the fraction.
+    vLLM's own rule would count all memory of this process as part of the fraction.
     """
     cache = max(fraction * host_memory()[1] - weights - ENGINE, ENGINE / 3)
     kept = "VLLM_CPU_KVCACHE_SPACE" in os.environ  # the user's choice, in GiB
@@ -24,9 +24,9 @@ def cpu_options(fraction: float, weights: float) -> dict[str, Any]:
 
 @contextmanager
 def loadable() -> Iterator[None]:
-    """While inside, an engine on a CPU keeps its weights as they are.
+    """Context in which an engine on a CPU keeps the layout of its weights.
 
-    It packs them otherwise, throws the originals away, and what is synchronized later fails or does not arrive.
+    Otherwise it packs the weights and discards the originals, and later transfers fail or are lost.
     """
 
     def unpacked(layer: torch.nn.Module, remove_weight: bool) -> None:
@@ -38,7 +38,7 @@ def loadable() -> Iterator[None]:
 
 @contextmanager
 def one_adapter() -> Iterator[None]:
-    """While inside, an engine on a CPU gets LoRA layers for requests that all have the same adapter."""
+    """Context in which an engine on a CPU uses LoRA layers for requests with a single adapter."""
     layers = "grpo.generation.cpu_lora.OneAdapter"
     with patched("vllm.platforms.cpu:CpuPlatform.get_punica_wrapper", classmethod(lambda platform: layers)):
         yield

@@ -1,4 +1,4 @@
-"""What is wrong with the vLLM server of `generation=vllm_server`, in one line and before the policy loads."""
+"""Checks the vLLM server of `generation=vllm_server` before the policy loads, with one-line errors."""
 
 import errno
 import socket
@@ -18,20 +18,21 @@ if TYPE_CHECKING:
 
 LAUNCHER = "launch/vllm_server.sh"
 EXTENSION = "grpo.generation.server_weights.TellsWeights"
-"""Option of `vllm serve`: what the server's workers say of their weights."""
+"""Option of `vllm serve` for an extension of the server's workers, which digests their weights."""
 INSTEAD = "generation=vllm_colocate or generation=transformers"
 AGAIN = f"start it with {LAUNCHER} and the arguments of this run"
 
 
 def check_vllm(train: "DictConfig", can_send: bool, quantized: bool = False) -> None:
-    """Check, where vLLM generates, that it is here, and that its server answers where one is used.
+    """Check that vLLM is installed if it generates, and that its server answers if there is one.
 
     Args:
-        can_send: whether a server could get the policy from here: weights from GPU to GPU, or an adapter as a file.
+        can_send: whether this machine can send the policy to a server: weights from GPU to GPU, or an adapter as a
+            file.
         quantized: whether vLLM has to quantize as bitsandbytes does.
 
     Raises:
-        ConfigError: with the first thing that is wrong and a remedy.
+        ConfigError: the first problem, with a remedy.
     """
     if find_spec("vllm") is None:
         raise ConfigError("train.use_vllm: vLLM is not installed: `make vllm` does it; or use generation=transformers")

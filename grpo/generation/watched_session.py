@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 PAUSE = 5.0
 """Seconds between two questions whether the server is healthy."""
 FAILURES = 3
-"""Questions in a row without an answer after which it counts as gone."""
+"""Number of consecutive unanswered requests after which the server counts as gone."""
 TRANSFER_SECONDS = 900
 """That a server may take for the weights."""
 
@@ -75,7 +75,7 @@ class WatchedSession(requests.Session):
 
 @contextmanager
 def aborted_where_gone(client: Any) -> Iterator[None]:
-    """While weights travel, abort the transfer when the server is gone: NCCL would wait for it for ever.
+    """During a transfer of weights, abort it when the server is gone: NCCL would wait forever.
 
     Args:
         client: TRL's `VLLMClient`.

@@ -17,20 +17,20 @@ from grpo.utils.errors import RunError
 
 SAME_COMMAND = "start the same command on each of them, with an address that all can reach"
 STOPPED = 130
-"""Exit status of a run that was told to stop."""
+"""Exit status of a stopped run."""
 SIGTERM_TO_SIGKILL = 30
-"""Seconds that torchelastic leaves to the processes of a machine after one of them has failed; it has no option."""
+"""Seconds that torchelastic gives the processes of a machine after a process has failed; it has no option."""
 
 
 def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
     """Run this command line in several processes; return the content of `summary.json`.
 
     Args:
-        run_dir: chosen and locked by this process, or by that of the first machine.
+        run_dir: directory, chosen and locked by this process or by the first machine's.
         program: module of the command.
 
     Raises:
-        RunError: a process failed and has said why, or died and cannot; the machines do not meet, or lose each other.
+        RunError: a process failed or died; the machines do not meet, or lose each other.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what is no fault here
     from torch.distributed import DistError
@@ -70,7 +70,7 @@ def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
 
 
 def reported(error: Exception, config: DictConfig, summary: Path) -> BaseException:
-    """Return what ends this process after an error of torchelastic, and note in `summary.json` what others cannot."""
+    """Return the exception for an error of torchelastic, and complete `summary.json` for processes that could not."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
@@ -101,10 +101,10 @@ def reported(error: Exception, config: DictConfig, summary: Path) -> BaseExcepti
 
 
 def first_cause(error: Any) -> tuple[int, Any]:
-    """Return rank and failure of the process that the others of a `ChildFailedError` have followed.
+    """Return rank and failure of the process that failed first in a `ChildFailedError`.
 
-    One that was killed says nothing, and the others lose their connections to it; SIGTERM is what they get after that,
-    and SIGKILL if it has not ended them.
+    A killed process reports nothing, and the others lose their connections to it. They then get SIGTERM, and SIGKILL if
+    SIGTERM does not end them.
     """
     first = min(failure.timestamp for failure in error.failures.values())
 

@@ -27,7 +27,7 @@ def with_processes(config: DictConfig, overrides: list[str]) -> tuple[DictConfig
 
 
 def without_shard(config: DictConfig) -> DictConfig:
-    """Return a configuration without `shard` where the file of `accelerate launch` says how to shard."""
+    """Return a configuration without `shard` if a file of `accelerate launch` configures the sharding."""
     if "true" not in (os.environ.get("ACCELERATE_USE_FSDP"), os.environ.get("ACCELERATE_USE_DEEPSPEED")):
         return config
     config = config.copy()

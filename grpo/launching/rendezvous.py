@@ -1,6 +1,6 @@
-"""Where the machines of a run meet: a store that the first of them keeps, through which it tells the run directory.
+"""The meeting point of the machines of a run: a store on the first machine, which shares the run directory.
 
-Each machine runs the same command; the first is the one whose address is `launch.rendezvous`.
+Each machine runs the same command; the first machine has the address `launch.rendezvous`.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ DIRECTORY = "grpo/directory"
 
 
 def meeting_point(config: DictConfig) -> tuple[str, int]:
-    """Return host and port of the first machine, of one alone any free port; ConfigError if missing or malformed."""
+    """Return host and port of the first machine, alone any free port; ConfigError if missing or malformed."""
     nodes, rendezvous = config.launch.nodes, config.launch.rendezvous
     if nodes < 1:
         raise ConfigError(f"launch.nodes={nodes}: a positive number of machines")
@@ -48,7 +48,7 @@ def is_first(config: DictConfig) -> bool:
 
 
 def is_here(host: str) -> bool:
-    """Return whether an address is one of this machine's; ConfigError if there is no such host."""
+    """Return whether this machine has an address; ConfigError if there is no such host."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -62,13 +62,13 @@ def is_here(host: str) -> bool:
 
 @functools.cache
 def meet(host: str, port: int, timeout: int) -> tuple[Any, bool]:
-    """Return the store of several machines, and whether this one is the first, which keeps it.
+    """Return the store of several machines, and whether this machine is the first, which keeps the store.
 
-    The others wait for it, for `timeout` seconds at most.
+    The other machines wait for the store, `timeout` seconds at most.
 
     Raises:
-        ConfigError: the address is in use by another program.
-        RunError: nobody answers there.
+        ConfigError: another program uses the address.
+        RunError: no machine answers at the address.
     """
     os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # it would repeat what is said here
     first, deadline = is_here(host), time.monotonic() + timeout
@@ -99,7 +99,7 @@ def meet(host: str, port: int, timeout: int) -> tuple[Any, bool]:
 
 
 def wait_for_port(host: str, port: int, deadline: float) -> None:
-    """Wait until a program listens; RunError if none does until `deadline`, seconds of the monotonic clock."""
+    """Wait until a program listens; RunError after `deadline`, seconds of the monotonic clock."""
     begun = time.monotonic()
     while True:
         try:
@@ -115,11 +115,11 @@ def wait_for_port(host: str, port: int, deadline: float) -> None:
 
 
 def choose_directory(config: DictConfig) -> None:
-    """Set the directory of a run before Hydra writes into it; with several machines, the one of the first of them.
+    """Set the directory of a run before Hydra writes into it; with several machines, the first machine's directory.
 
     Raises:
-        ConfigError: it belongs to another run, or is not on this machine.
-        RunError: the machines do not meet, or the first of them has ended.
+        ConfigError: the directory belongs to another run, or is not on this machine.
+        RunError: the machines do not meet, or the first machine has ended.
     """
     if is_launched():  # it is on the command line
         return

@@ -1,14 +1,14 @@
 """Losses that TRL lacks, a file each: `train.loss_type=dppo` is `grpo/losses/dppo.py`.
 
-A file says in its docstring where the loss comes from and what the options of `train` mean for it, and has
+The docstring of a file has the source of the loss and the meaning of the options of `train`. The file has
 
 - `MEAN`: the set over which the losses of the tokens are averaged: all tokens of a `generation`, as in DAPO, or the
   `sequences`, each counted with `max_completion_length` tokens, as in Dr. GRPO;
 - `per_token`, from a `Tokens` and the `GRPOConfig` to the loss of each token, (completions, tokens), and to metrics: by
-  name a number or a truth value of each token, of which the trainer logs the mean. A loss that corrects for the engine
-  as TRL does multiplies by `tokens.correction`;
-- `advantage_factor`, where it scales advantages itself, and `OPTIONS` of `train` that it needs, which are refused
-  otherwise; see `maxrl.py`.
+  name a number or a truth value per token, of which the trainer logs the mean. A loss with TRL's correction for the
+  engine multiplies by `tokens.correction`;
+- `advantage_factor`, if it scales advantages itself, and required `OPTIONS` of `train`, whose other values are refused;
+  see `maxrl.py`.
 """
 
 import importlib
@@ -41,7 +41,7 @@ class Tokens(NamedTuple):
     old_logps: "Tensor"
     """By the policy as it was at the generation, likewise."""
     sampled_logps: "Tensor"
-    """By what has sampled the tokens, which is the engine where vLLM generates, likewise."""
+    """Log-probabilities by the sampler of the tokens, which is the engine if vLLM generates; same shape."""
     correction: "Tensor | float"
     """TRL's importance-sampling ratio between these two, (completions, tokens or 1); 1 without correction."""
     advantages: "Tensor"
@@ -49,7 +49,7 @@ class Tokens(NamedTuple):
 
 
 def find(loss_type: str) -> ModuleType | None:
-    """Return the file of a loss; None for those of TRL."""
+    """Return the module of a loss; None for TRL's losses."""
     return importlib.import_module(f"{__name__}.{loss_type}") if loss_type in NAMES else None
 
 

@@ -1,7 +1,7 @@
 """DPPO with the binary total variation (2602.04879, equations 11 to 13): PPO that masks where PPO clips.
 
-A token counts as long as its probability has not moved too far in the direction of its advantage, away from the
-probability with which it was sampled. A ratio says little of a rare token, whose probability may double and stay small.
+A token counts until its probability has moved too far from its sampling probability, in the direction of its advantage.
+For a rare token a ratio is not informative: its probability may double and stay small.
 
 `epsilon` is the largest fall of a probability and `epsilon_high` its largest rise, 0.2 each by default, as in prime-rl.
 """

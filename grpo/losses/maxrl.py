@@ -1,9 +1,10 @@
 """MaxRL (2602.02710): the likelihood of a correct answer instead of its probability; harder problems weigh more.
 
-The gradient of log p is that of p divided by p. Of N completions, K of them correct, the mean of the scores ∇log π of
-the correct ones is an unbiased estimate of its expansion to N terms (theorem 2). Less the mean score of all, whose
-expectation is zero, that is the sum of (r - mean r) / (N mean r) ∇log π, where GRPO divides by the standard deviation
-(algorithm 1). Rewards are 1 for correct completions and 0 for others; a sum of several rewards must not be negative.
+The gradient of log p is the gradient of p divided by p. For N completions, K of them correct, the mean of the scores
+∇log π of the correct completions is an unbiased estimate of its expansion to N terms (theorem 2). Subtracting the mean
+score of all completions, whose expectation is zero, gives the sum of (r - mean r) / (N mean r) ∇log π; GRPO divides by
+the standard deviation instead (algorithm 1). Rewards are 1 for correct completions and 0 for others; a sum of several
+rewards must not be negative.
 
 `epsilon` and `epsilon_high` clip the ratio as in PPO.
 """
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 MEAN = "sequences"
 OPTIONS = {"scale_rewards": "none", "multi_objective_aggregation": "sum_then_normalize"}
-"""What TRL's advantages have to be: the reward less the mean of the group."""
+"""Required options: TRL's advantages have to be the reward less the mean of the group."""
 
 
 def advantage_factor(means: "Tensor") -> "Tensor":
-    """Return what the advantages of groups are multiplied by, given their mean rewards, (groups).
+    """Return the factor of the advantages of groups, given their mean rewards, (groups).
 
     Raises:
         ValueError: a mean is negative.

@@ -1,6 +1,6 @@
-"""Features of images by a tower and a projector that are not trained: computed once, for all that reads them.
+"""Features of images by a frozen tower and projector: computed once for generation, scoring and update.
 
-Generation, scoring and update ask for the features of the same images, together with those of other images each time.
+These phases need the features of the same images, in different combinations with other images.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 log = logging.getLogger(__name__)
 FEATURES = ("pooler_output", "deepstack_features")
-"""Of transformers' `get_image_features`: those of the last layer, and of layers below it (Qwen3-VL)."""
+"""Outputs of transformers' `get_image_features`: features of the last layer, and of lower layers (Qwen3-VL)."""
 Unit = dict[str, torch.Tensor]
-"""The arguments of `get_image_features` for one image, or for one row of images."""
+"""The arguments of `get_image_features` for an image, or for a row of images."""
 
 
 def keep_image_features(model: torch.nn.Module, most: int) -> None:
@@ -39,10 +39,10 @@ def drops(config: Any) -> bool:
 
 
 class KeptFeatures:
-    """Takes the place of a model's `get_image_features`.
+    """Replaces a model's `get_image_features`.
 
-    Whether it can is found by trying: features that depend on a weight that is trained, and those of a model that makes
-    others of several images than of each alone, are computed as before.
+    It tests whether it can: if features depend on a trained weight, or if the features of several images differ from
+    those of the single images, the model computes them as before.
     """
 
     def __init__(self, compute: Callable[..., Any], most: int) -> None:
@@ -93,13 +93,13 @@ def divided(given: dict[str, Any]) -> tuple[list[Unit], dict[str, Any]]:
 
 
 def joined(outputs: list[Any]) -> Any:
-    """Return the features of several images as those of one call."""
+    """Return the features of several images in the form of a single call."""
     names = [name for name in FEATURES if getattr(outputs[0], name, None) is not None]
     return type(outputs[0])(**{name: together([getattr(output, name) for output in outputs]) for name in names})
 
 
 def together(parts: list[Any]) -> Any:
-    """Return tensors of several calls as one, lists of images as one list, and lists of layers layer by layer."""
+    """Join tensors of several calls into a tensor, lists of images into a list, and lists of layers layer by layer."""
     first = parts[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(parts)
@@ -114,7 +114,7 @@ def tensors_of(output: Any) -> list[torch.Tensor]:
 
 
 def are_alike(mine: Any, plain: Any) -> bool:
-    """Return whether features are those of another call, within rounding."""
+    """Return whether the features of two calls are equal within rounding."""
     some, others = tensors_of(mine), tensors_of(plain)
     alike = [one.shape for one in some] == [other.shape for other in others] and all(
         (one - other).norm() <= torch.finfo(one.dtype).eps ** 0.5 * other.norm()

@@ -1,4 +1,4 @@
-"""Model, quantization and adapter: what `conf/model` and `conf/peft` become for TRL."""
+"""Model, quantization and adapter: from `conf/model` and `conf/peft` to TRL's arguments."""
 
 import hashlib
 import json
@@ -99,9 +99,9 @@ def model_init_kwargs(model: DictConfig) -> dict[str, Any]:
 
 
 def without_weights(model: DictConfig) -> PreTrainedModel:
-    """Return the policy where it will train, with weights that take no memory: of each one number, repeated.
+    """Return the policy on its training device, with weights that take no memory: a single repeated number per weight.
 
-    An engine's take their place (`grpo.generation.shared_weights`). Buffers have their values.
+    The engine's weights replace them (`grpo.generation.shared_weights`). Buffers have their values.
     """
     name, revision = model.model_name_or_path, model.model_revision
     architecture = AutoConfig.from_pretrained(name, revision=revision)
@@ -140,7 +140,7 @@ def load_processing_class(model: DictConfig, name: str | None = None) -> Any:
 
 
 def adapter_config(name: str | Path) -> dict[str, Any] | None:
-    """Return what `adapter_config.json` in a folder says, None if the folder is not an adapter's."""
+    """Return the content of `adapter_config.json` in a folder; None if the folder has no adapter."""
     file = Path(name) / "adapter_config.json"
     return json.loads(file.read_text()) if file.is_file() else None
 
@@ -158,12 +158,12 @@ def load(
 
     Args:
         name: a folder, or a name on the hub.
-        config: the `model` group; its revision is taken where the weights are those that it names.
-        dtype: of the weights; None takes that of the configuration.
+        config: the `model` group; its revision applies if `name` is the model of the configuration.
+        dtype: data type of the weights; None takes the configuration's.
         device: None takes the GPU if there is one.
 
     Raises:
-        ConfigError: there is no such model, or not as safetensors.
+        ConfigError: the model does not exist, or not as safetensors.
     """
     adapter = adapter_config(name)
     base = str(adapter["base_model_name_or_path"] if adapter else name)

@@ -18,11 +18,11 @@ def takes_images(architecture: PretrainedConfig) -> bool:
 
 
 def parts(model: PreTrainedModel) -> dict[str, list[str]]:
-    """Return the modules of a model that are its `vision` tower, and those of its `projector`.
+    """Return the modules of a model's `vision` tower, and the modules of its `projector`.
 
-    The tower is the module with the vision configuration, and the language model that with the text configuration. The
-    projector is all else in the model that holds both; and the end of a tower that makes features as wide as the
-    language model, as Qwen's mergers do.
+    The tower is the module with the vision configuration, the language model the module with the text configuration.
+    The projector consists of all other modules in the model that holds both, and of the end of a tower whose features
+    are as wide as the language model, such as Qwen's mergers.
     """
     config = model.config
     if not takes_images(config):
@@ -64,13 +64,13 @@ def _ends(tower: torch.nn.Module, width: int) -> list[str]:
 
 
 def freeze(model: PreTrainedModel, what: Sequence[str]) -> None:
-    """Keep parts of a model as they are.
+    """Freeze parts of a model.
 
     Args:
-        what: of `PARTS`.
+        what: some of `PARTS`.
 
     Raises:
-        ConfigError: the model has no such part.
+        ConfigError: the model lacks a part.
     """
     for part, modules in parts(model).items():
         if part in what:
@@ -81,11 +81,11 @@ def freeze(model: PreTrainedModel, what: Sequence[str]) -> None:
 
 
 def detach_frozen_tower(model: PreTrainedModel) -> None:
-    """Keep the backward pass out of a tower in which nothing is trained, and its layers' inputs out of memory.
+    """Exclude a completely frozen tower from the backward pass, and its layers' inputs from memory.
 
-    With checkpointing, transformers makes the outputs of all input embeddings require a gradient, those of patches too
-    (`enable_input_require_grads`); without this, autograd would go through all layers that follow. The gradients of
-    what is trained stay the same.
+    With checkpointing, transformers makes the outputs of all input embeddings require a gradient, including patch
+    embeddings (`enable_input_require_grads`), so autograd would pass through all later layers. The gradients of trained
+    weights stay the same.
     """
     tower = [model.get_submodule(name) for name in parts(model)["vision"]]
     if any(weight.requires_grad for module in tower for weight in module.parameters()):
@@ -100,7 +100,7 @@ def _detached(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
 
 
 def parts_of(name: str, revision: str) -> dict[str, list[str]]:
-    """Return what `parts` returns, of a model that is not loaded."""
+    """Return the result of `parts` for a model that is not loaded."""
     architecture = AutoConfig.from_pretrained(name, revision=revision)
     if not takes_images(architecture):
         return {part: [] for part in PARTS}

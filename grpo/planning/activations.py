@@ -1,4 +1,4 @@
-"""Memory that activations take in a layer and in the head: bytes per token, or per micro-batch where it says so."""
+"""Memory of activations in a layer and in the head: bytes per token, or per micro-batch if stated."""
 
 from grpo.planning.shape import QK_NORM, SANDWICH, Shape
 from grpo.planning.workload import Workload
@@ -8,13 +8,13 @@ HEAD_TILE = (4096, 32768)
 
 
 def layer_activations(shape: Shape, workload: Workload) -> float:
-    """Bytes per token that autograd keeps of one layer.
+    """Bytes per token that autograd keeps of a layer.
 
-    Two RMS norms keep their input in float32, and the normalized input where their own weight is trained; linear
-    modules keep their input where their weight is trained, and LoRA a copy per module; attention keeps queries, keys
-    and values (repeated per query head, as a mask needs), its output, its log-sum-exp and the mask of a sequence of its
-    own, which is the most, as shared prompts need none; SwiGLU keeps the gate, its activation, the other half and their
-    product. Softmax over the sequence is not kept (FlashAttention,
+    Two RMS norms keep their input in float32, and the normalized input if their own weight is trained; linear modules
+    keep their input if their weight is trained, and LoRA a copy per module; attention keeps queries, keys and values
+    (repeated per query head, because a mask is given), its output, its log-sum-exp and the mask of a separate sequence,
+    which is the maximum, because shared prompts need no mask; SwiGLU keeps the gate, its activation, the other half and
+    their product. Softmax over the sequence is not kept (FlashAttention,
     2205.14135).
     """
     hidden, query, kv, width = shape.hidden_size, shape.query_width, shape.kv_width, shape.active_width
@@ -40,7 +40,7 @@ def layer_activations(shape: Shape, workload: Workload) -> float:
 
 
 def layer_backward(shape: Shape, workload: Workload) -> float:
-    """Bytes per token that the backward pass of one layer takes for a while: gradients of the feed-forward layer."""
+    """Temporary bytes per token in the backward pass of a layer: gradients of the feed-forward layer."""
     wide = workload.compute_bytes * (4 if workload.adapter else 3)
     return wide * shape.active_width + (4 + 2 * workload.compute_bytes) * shape.hidden_size
 

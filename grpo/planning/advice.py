@@ -1,4 +1,4 @@
-"""Advice for a run that does not fit, or that leaves its GPU half empty; each suggestion has been planned again."""
+"""Suggestions for a run that does not fit, or that leaves half of its GPU unused; each has been planned again."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ Change = tuple[dict[str, str], str]
 
 
 class Planner:
-    """Plans variants of one command line."""
+    """Plans variants of a command line."""
 
     def __init__(self, overrides: Sequence[str]) -> None:
         self.overrides = list(overrides)
@@ -104,7 +104,7 @@ def remedies(config: DictConfig, planner: Planner) -> list[dict[str, Any]]:
 def single_changes(
     changes: Sequence[Change], planner: Planner, most: int, besides: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Return the first change of each key, at most `most`, that makes the run fit alone and is not in `besides`."""
+    """Return the first change of each key that alone makes the run fit and is not in `besides`; `most` at most."""
     found: dict[str, dict[str, Any]] = {}
     shown: list[dict[str, Any]] = []
     for change in changes:
@@ -116,7 +116,7 @@ def single_changes(
 
 
 def verified(changes: Sequence[Change], planner: Planner) -> dict[str, Any] | None:
-    """Return changes as one suggestion if the run fits with them, else None."""
+    """Return changes as a suggestion if the run fits with them, else None."""
     overrides: dict[str, str] = {}
     for change, _ in changes:
         overrides |= change
@@ -142,9 +142,9 @@ def more_gpus(config: DictConfig) -> Iterator[Change]:
 
 
 def sharded_over_several(config: DictConfig, planner: Planner) -> list[dict[str, Any]]:
-    """Return the smallest number of GPUs that a run for one fits if it is sharded over them, with and without offload.
+    """Suggest the smallest number of GPUs on which a run for a single GPU fits when sharded, with and without offload.
 
-    The last resort: whoever plans for one GPU may have only that.
+    This is the last suggestion, because the user may have only a single GPU.
     """
     changes = list(more_gpus(config))
     shards = [({"shard": "fsdp2"}, "divided over them"), ({"shard": "fsdp2_offload"}, "offloaded to CPU, slower")]
@@ -165,7 +165,7 @@ def onto_the_gpu(config: DictConfig) -> Iterator[Change]:
 
 
 def sharding_changes(config: DictConfig) -> Iterator[Change]:
-    """Yield what several processes can divide or offload, then more of them."""
+    """Yield shardings and offloads for several processes, then more processes."""
     sharding = sharding_of(config)
     if sharding.processes == 1:
         return
@@ -212,7 +212,7 @@ def harmless_first(config: DictConfig) -> Iterator[Change]:
 
 
 def same_result(config: DictConfig) -> Iterator[Change]:
-    """Yield changes that make a run of one process smaller and keep its result."""
+    """Yield changes that make a run of a single process smaller and keep its result."""
     train, update = config.train, config["update"]
     colocated = train.use_vllm and train.vllm_mode == "colocate"
     if update.max_tokens_per_microbatch != "auto":
@@ -259,9 +259,9 @@ def better_uses(config: DictConfig, planner: Planner) -> list[dict[str, Any]]:
 
 
 def other_models(config: DictConfig, larger: bool) -> list[str]:
-    """Return the shipped models that are larger or smaller than the chosen one, its family first, then by size.
+    """Return the shipped models that are larger or smaller than the chosen model, its family first, then by size.
 
-    Those that take images where the chosen one does, and else those of text.
+    They are vision-language models if the chosen model is one, otherwise text models.
     """
     chosen = find_shape(config.model)
     models = [

@@ -31,7 +31,7 @@ OFF_BY = {"cuda": 3.0, "cpu": 2.0}
 
 @dataclass(frozen=True)
 class Speed:
-    """What a device does per second."""
+    """Operations and bytes per second of a device."""
 
     operations: float
     """Floating-point operations in products of large matrices."""
@@ -46,7 +46,7 @@ class Duration:
     phases: dict[str, float]
     """Time per step by phase."""
     steps: int | None
-    """Number of steps; None where it follows from data that planning does not load."""
+    """Number of steps; None if it follows from data that planning does not load."""
     evaluation: float
     """Both evaluations."""
     off_by: float
@@ -93,7 +93,7 @@ class Duration:
         return seconds / 3600 * (self.hourly_price or 0.0)
 
     def __str__(self) -> str:
-        """Return one line."""
+        """Return the estimate as a line."""
         longest = max(self.phases, key=lambda phase: self.phases[phase])
         low, high = (spoken(end) for end in self.range(self.step))
         overlaps = ", generation during the rest" * self.overlaps
@@ -121,7 +121,7 @@ def spoken(seconds: float) -> str:
 
 
 def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
-    """Return the expected time of a planned run; None on a GPU whose speed is not in its profile."""
+    """Return the expected time of a planned run; None for a GPU without a speed in its profile."""
     device = "cpu" if plan.unified else "cuda"
     speed = speed_of_cpu() if plan.unified else speed_of_gpu(config)
     if speed is None:
@@ -142,7 +142,7 @@ def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
 
 
 def step_phases(train: DictConfig, shape: Shape, workload: Workload, speed: Speed, at_once: int) -> dict[str, float]:
-    """Return seconds per step by phase, on one device that generates so many completions at once."""
+    """Return seconds per step by phase, on a device that generates this many completions at once."""
     count = train.per_device_train_batch_size * train.gradient_accumulation_steps
     rows = workload.sequences  # of one generation
     generations = count / (rows * train.num_iterations)
@@ -169,8 +169,8 @@ def step_phases(train: DictConfig, shape: Shape, workload: Workload, speed: Spee
 def generation(shape: Shape, workload: Workload, speed: Speed, rows: int, by_engine: bool, at_once: int) -> float:
     """Return the seconds of a generation: the distinct prompts, then token by token.
 
-    With transformers the completions that have ended leave, so that on average `MEAN_LENGTH` of them are computed; if
-    not all are generated at once, others take their place. vLLM is taken to compute as many to the end.
+    With transformers, ended completions leave, so that on average a fraction `MEAN_LENGTH` of them is computed; if not
+    all are generated at once, waiting completions join. For vLLM the estimate assumes a constant number to the end.
     """
     device = workload.device
     layers = shape.num_hidden_layers * (ENGINE_LAYER if by_engine else LAYER)[device]
@@ -197,7 +197,7 @@ def operations(shape: Shape, length: float) -> float:
 
 
 def number_of_steps(config: DictConfig) -> int | None:
-    """Return the optimizer steps of a run; None where the data would have to be loaded."""
+    """Return the optimizer steps of a run; None if they depend on data that is not loaded."""
     train, size = config.train, config.task.dataset.get("size")
     if train.max_steps > 0:
         return train.max_steps
@@ -208,14 +208,14 @@ def number_of_steps(config: DictConfig) -> int | None:
 
 
 def speed_of_gpu(config: DictConfig) -> Speed | None:
-    """Return what the GPU of a profile does per second; None where the profile does not say."""
+    """Return the speed of a profile's GPU; None if the profile has no numbers."""
     gpu = config.gpu
     return Speed(gpu.tflops * 1e12, gpu.bandwidth_gb_s * 1e9) if gpu and gpu.tflops and gpu.bandwidth_gb_s else None
 
 
 @cache
 def speed_of_cpu() -> Speed:
-    """Measure what this machine does per second, in a third of a second."""
+    """Measure the speed of this machine, in a third of a second."""
     import numpy as np  # which no plan for a GPU needs
 
     size = 768

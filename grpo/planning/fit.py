@@ -39,7 +39,7 @@ class Plan:
     model: str
     """Name or folder of the model."""
     device: str
-    """Name of the GPU, or of the machine without one."""
+    """Name of the GPU, or of a machine without a GPU."""
     phases: dict[str, dict[str, float]]
     """Memory of the device by phase and component, GiB."""
     capacity_gb: float
@@ -55,7 +55,7 @@ class Plan:
     here: bool = True
     """Whether the plan is for this machine."""
     processes: int = 1
-    """Processes on all machines, each with such a device; host memory is that of one machine."""
+    """Number of processes on all machines, each with its device; host memory is per machine."""
     family: str | None = None
     """`model_type` of the model."""
     suggestions: list[dict[str, Any]] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def problem(self) -> str | None:
-        """Why the run does not fit; None if it does."""
+        """The reason why the run does not fit; None if it fits."""
         if self.peak_gb > (1 - HEADROOM) * self.capacity_gb:
             worst = max(self.phases, key=lambda phase: sum(self.phases[phase].values()))
             usable = f"of which {(1 - HEADROOM) * self.capacity_gb:.1f} GiB may be used"
@@ -118,11 +118,11 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
     """Plan the run of a composed configuration.
 
     Args:
-        machine: to plan for; None for the one that the configuration is for.
-        least: choose what takes the least memory, whatever there is: one completion generated at a time.
+        machine: the machine of the plan; None for the machine of the configuration.
+        least: choose the smallest memory, independent of the GPU: one completion generated at a time.
 
     Raises:
-        ConfigError: a number that memory follows from is missing or impossible, or the model cannot see the images.
+        ConfigError: a number that determines memory is missing or impossible, or a text model gets images.
     """
     machine = machine or machine_for(config)
     if config.train.use_vllm is None:
@@ -152,7 +152,7 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
 
 
 def plan_generation(config: DictConfig, machine: Machine, least: bool = False) -> Plan:
-    """Plan with vLLM where it is installed, supports the policy, is faster and fits; else with transformers."""
+    """Plan with vLLM if it is installed, supports the policy, is faster and fits; otherwise with transformers."""
     parameters, tokens = VLLM_PAYS[machine.device]
     large = find_shape(config.model).parameters() >= parameters
     pays = large and (config.train.max_completion_length or 0) >= tokens
@@ -216,7 +216,7 @@ def choose(
 
 
 def generated_at_once(given: int | None, shape: Shape, workload: Workload, limit: float) -> Workload:
-    """Return the workload with the completions at once that are given, or that fit; one has to, as the others wait."""
+    """Return the workload with the given number of completions at once, or the number that fits, at least 1."""
     if given:
         return replace(workload, sequences=min(workload.sequences, given))
     while workload.sequences > 1 and peak(shape, workload, "rollout") > limit:
@@ -225,5 +225,5 @@ def generated_at_once(given: int | None, shape: Shape, workload: Workload, limit
 
 
 def completions_per_step(train: DictConfig) -> int:
-    """Return the number of completions per optimizer step on one device."""
+    """Return the number of completions per optimizer step and device."""
     return train.per_device_train_batch_size * train.gradient_accumulation_steps

@@ -23,7 +23,7 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @functools.cache
 def shipped_models() -> dict[str, tuple[str, Shape]]:
-    """Return name on the hub and shape of each choice of `conf/model` but the built-in ones."""
+    """Return name on the hub and shape of each choice of `conf/model`, except built-in policies."""
     files = sorted((ROOT / "conf" / "model").glob("*.yaml"))
     choices = {file.stem: OmegaConf.load(file) for file in files if not file.stem.startswith("tiny")}
     return {stem: (choice.model_name_or_path, shape_of(choice.shape)) for stem, choice in choices.items()}
@@ -89,10 +89,10 @@ def from_hub(name: str, revision: str) -> Shape:
 
 
 def workload_of(config: DictConfig, device: str) -> Workload:
-    """Return the workload of a configuration, for one process on a `cuda` or `cpu` device.
+    """Return the workload of a configuration, for a single process on a `cuda` or `cpu` device.
 
     Raises:
-        ConfigError: a number that memory follows from is missing or not positive.
+        ConfigError: a number that determines memory is missing or not positive.
     """
     train, peft = config.train, config.peft
     for key, value in {

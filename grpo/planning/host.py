@@ -1,4 +1,4 @@
-"""Host memory of a run: of all processes on one machine. Arithmetic, no torch; bytes unless said otherwise."""
+"""Host memory of a run: of all processes on a machine. Arithmetic, no torch; bytes unless stated otherwise."""
 
 from math import ceil, log2
 
@@ -11,7 +11,7 @@ from grpo.planning.workload import Workload
 def host(shape: Shape, workload: Workload) -> Components:
     """Return bytes of host memory by component, in the larger of two moments: loading and training.
 
-    Memory of the devices is not included, also where it is the host's.
+    It excludes the memory of the devices, also if a device shares the host's memory.
     """
     processes = {"processes": HOST[workload.device] * workload.processes}
     loading = processes | {"loading": loaded(shape, workload)}
@@ -24,9 +24,9 @@ def host(shape: Shape, workload: Workload) -> Components:
 def loaded(shape: Shape, workload: Workload) -> float:
     """Bytes of the weights that all processes of a machine have in host memory before they move them to the device.
 
-    Several processes each read the model first (TRL's `device_map=None`). safetensors maps its files, so that all see
-    one copy; but FSDP2 trains in float32, and before accelerate divides the weights, each process has cast all of them
-    (`fsdp2_prepare_model`), also with `cpu_ram_efficient_loading`.
+    Each of several processes reads the model first (TRL's `device_map=None`). safetensors maps its files, so the
+    processes share a copy. FSDP2, however, trains in float32, and before accelerate divides the weights, each process
+    has cast all of them (`fsdp2_prepare_model`), also with `cpu_ram_efficient_loading`.
     """
     if workload.device == "cpu" or workload.sharding.processes == 1:
         return 0.0
@@ -53,7 +53,7 @@ def offloaded(shape: Shape, workload: Workload) -> Components:
 
 
 def offloaded_gradients(shape: Shape, workload: Workload) -> float:
-    """Bytes of the gradients that a process has offloaded; DeepSpeed has them in both types, in one tensor each."""
+    """Bytes of the gradients that a process has offloaded; DeepSpeed keeps them in both types, in a tensor per type."""
     sharding, (count, size) = workload.sharding, trained(shape, workload)
     if sharding.library == "deepspeed":
         return sum(locked(number * count / sharding.gradient_shards) for number in (workload.compute_bytes, 4))
@@ -63,7 +63,7 @@ def offloaded_gradients(shape: Shape, workload: Workload) -> float:
 
 
 def locked_weights(shape: Shape, workload: Workload, number_bytes: float) -> float:
-    """Bytes that a process page-locks for its shards of all weights: FSDP2 a tensor of each, DeepSpeed one in all."""
+    """Bytes that a process page-locks for its shards: a tensor per weight (FSDP2), or a single tensor (DeepSpeed)."""
     shards = workload.sharding.weight_shards
     if workload.sharding.library == "deepspeed":
         return locked(number_bytes * shape.parameters() / shards)

@@ -1,7 +1,7 @@
-"""The memory of images: those of the rollouts at hand, and what tower and projector keep of them.
+"""The memory of images: of the current rollouts, and of vision tower and projector.
 
-Functions return bytes unless they say otherwise. A tower works on patches. Each completion has its own copy of its
-prompt's image, which goes through the tower with every micro-batch that the completion is in.
+Functions return bytes unless stated otherwise. A tower works on patches. Each completion has its own copy of its
+prompt's image, which goes through the tower in every micro-batch with the completion.
 """
 
 from math import ceil
@@ -14,7 +14,7 @@ ENGINE_TOKENS = 4096
 
 
 def patches(vision: Vision, workload: Workload) -> int:
-    """Return the patches of a prompt's image: what `task.max_pixels` allows, at most what the prompt's tokens hold."""
+    """Return the patches of a prompt's image, limited by `task.max_pixels` and by the prompt's tokens."""
     most = workload.prompt * vision.spatial_merge_size**2
     if vision.image_size:
         tile = (vision.image_size // vision.patch_size) ** 2
@@ -30,7 +30,7 @@ def images_at_once(vision: Vision, workload: Workload, completions: int) -> int:
 
 
 def pixel_values(vision: Vision, workload: Workload) -> float:
-    """Bytes of one completion's image as the processor gives it: float32, and with tiles a mask, 8 bytes per pixel."""
+    """Bytes of a completion's image from the processor: float32, and with tiles a mask, 8 bytes per pixel."""
     mask = 8 * vision.patch_size**2 if vision.model_type in SHUFFLES else 0
     return float(patches(vision, workload) * (4 * vision.patch_numbers + mask))
 
@@ -41,12 +41,12 @@ def is_trained(workload: Workload) -> bool:
 
 
 def layer_kept(vision: Vision, workload: Workload) -> float:
-    """Bytes per patch that autograd keeps of one layer of the tower.
+    """Bytes per patch that autograd keeps of a layer of the tower.
 
-    Norms keep their input in float32, as autocast computes them on a GPU; RMS norms also their result where their own
-    weight is trained. Attention keeps queries and keys, before and after rotation where there is one, values, its
-    output and its log-sum-exp. The feed-forward layer keeps the inputs of its activation and what is multiplied with
-    it. Linear modules keep their input where it is trained: one each, and a copy per adapter.
+    Norms keep their input in float32, as autocast computes them on a GPU; RMS norms also keep their result if their own
+    weight is trained. Attention keeps queries and keys, before and after a rotation, values, its output and its
+    log-sum-exp. The feed-forward layer keeps the inputs of its activation and the factor of its output. Trained linear
+    modules keep their input, and each adapter a copy.
     """
     hidden, width, size = vision.hidden_size, vision.intermediate_size, workload.compute_bytes
     fused = vision.model_type in MERGES
@@ -90,8 +90,8 @@ def backward(vision: Vision, workload: Workload) -> float:
 def held_images(vision: Vision | None, workload: Workload, phase: str) -> dict[str, float]:
     """Return the bytes of images that are on the device in a phase, as `pixel values` and `image features`.
 
-    While rollouts are made, those of the last generation are still there. The update joins the images of a step to one
-    tensor, and takes those of a micro-batch from it. Features are kept where no weight that makes them is trained
+    During a rollout, the images of the last generation are still on the device. The update joins the images of a step
+    into a tensor, and copies the images of a micro-batch from it. Features are kept if tower and projector are frozen
     (`grpo/model/image_features.py`).
     """
     if not (vision and workload.images):
@@ -112,7 +112,7 @@ def held_images(vision: Vision | None, workload: Workload, phase: str) -> dict[s
 
 
 def without_gradient(vision: Vision | None, workload: Workload, phase: str) -> float:
-    """Bytes that the tower takes for the prompts that a `rollout` reads at once, else for those of a micro-batch."""
+    """Bytes of the tower for the prompts that a `rollout` reads at once, otherwise for the prompts of a micro-batch."""
     if not (vision and workload.images):
         return 0.0
     scored = images_at_once(vision, workload, workload.images.per_generation)
@@ -130,11 +130,12 @@ def in_update(vision: Vision | None, workload: Workload) -> tuple[float, float]:
 
 
 def decoded(vision: Vision | None, workload: Workload) -> float:
-    """Bytes of host memory that the images of a generation take in a process: decoded, and three times pixel values.
+    """Bytes of host memory per process for the images of a generation: decoded, and three times the pixel values.
 
-    Each distinct image is decoded once, and TRL copies the prompts (`_generate`). Pixel values are the processor's, and
-    two copies on their way to the device (`_generate_single_turn` of TRL); later, where processes compute each other's
-    completions, those of all prompts of a step, and what this process sends (`grpo/trainer/update/gathering.py`).
+    Each distinct image is decoded once, and TRL copies the prompts (`_generate`). The pixel values are the processor's
+    and two copies for the device (`_generate_single_turn` of TRL). Later, if processes compute each other's
+    completions, they are the values of all prompts of a step and the values that this process sends
+    (`grpo/trainer/update/gathering.py`).
     """
     if not (vision and workload.images):
         return 0.0
@@ -146,7 +147,7 @@ def decoded(vision: Vision | None, workload: Workload) -> float:
 
 
 def profiled(vision: Vision | None, workload: Workload) -> float:
-    """Bytes that vLLM keeps free for its tower: for so many patches at once as `ENGINE_TOKENS`, or one image, has."""
+    """Bytes that vLLM reserves for its tower: the patches of `ENGINE_TOKENS` tokens at once, or of a larger image."""
     if not (vision and workload.images):
         return 0.0
     count = max(ENGINE_TOKENS * vision.spatial_merge_size**2, patches(vision, workload))

@@ -17,11 +17,11 @@ class Machine:
     device: str
     """`cuda`, or `cpu` for a run without a GPU."""
     name: str
-    """Name of the GPU, or a description of the machine without one."""
+    """Name of the GPU, or a description of a machine without a GPU."""
     capacity: float
-    """Free memory of the device, or that of its profile, bytes."""
+    """Free memory of the device, or the memory in its profile, bytes."""
     host: float | None
-    """Host memory, bytes; None for a machine that is not this one."""
+    """Host memory, bytes; None for another machine."""
     here: bool = True
     """Whether the plan is for this machine."""
     total: float = 0.0

@@ -1,7 +1,8 @@
 """Memory of a run by phase and component: arithmetic on the architecture's numbers, no torch.
 
-Functions return bytes unless they say otherwise. Which tensors live when follows from the libraries' source and from
-what autograd saves; `benchmarks/simulation.py` compares the sum with PyTorch's `MemTracker`, which knows no formula.
+Functions return bytes unless stated otherwise. The lifetimes of tensors follow from the libraries' source and from the
+tensors that autograd saves; `benchmarks/simulation.py` compares the sum with PyTorch's `MemTracker`, which uses no
+formula.
 """
 
 from dataclasses import replace
@@ -25,7 +26,7 @@ STATES = {"lion": 1, "sgd": 0, "rmsprop": 1, "adagrad": 1, "ademamix": 3, "adafa
 BLOCK = 256
 """Numbers per scale in an 8-bit optimizer state of bitsandbytes."""
 TRANSFER = 3.0 * GB
-"""Weights on their way to a vLLM server, bytes: two buffers of 1 GiB, and merged copies that wait for one."""
+"""Bytes of a transfer of weights to a vLLM server: two buffers of 1 GiB, and merged copies in the queue."""
 SLEEPING = 0.3 * GB
 """Memory that a sleeping vLLM engine keeps, bytes: CUDA graphs and communication buffers."""
 CPU_FRAGMENTS = 0.4
@@ -66,7 +67,7 @@ def adapter_parameters(shape: Shape, adapter: Adapter) -> int:
 
 
 def adapts_experts(shape: Shape, adapter: Adapter | None) -> bool:
-    """Whether an adapter changes the experts of a mixture; PEFT adapts them in every family that it knows but one."""
+    """Return whether an adapter changes the experts of a mixture; PEFT adapts them in every known family except one."""
     return bool(shape.mixtures and adapter and adapter.modules is None and shape.model_type != "qwen2_moe")
 
 
@@ -92,8 +93,8 @@ def trained(shape: Shape, workload: Workload) -> tuple[float, float]:
 def optimizer_state(shape: Shape, workload: Workload) -> float:
     """Bytes of the optimizer's state.
 
-    PyTorch's optimizers keep numbers of the parameter's type. Those of bitsandbytes keep float32, or in 8 bits 1 byte
-    per number and a scale of 4 bytes per 256; transformers has them keep float32 for embeddings.
+    PyTorch's optimizers keep numbers of the parameter's type. The optimizers of bitsandbytes keep float32, or in 8 bits
+    1 byte per number and a scale of 4 bytes per 256; transformers configures float32 for embeddings.
     """
     count, size = trained(shape, workload)
     name = workload.optimizer.removeprefix("paged_")
@@ -115,10 +116,10 @@ def kv_cache(shape: Shape, workload: Workload) -> float:
 
 
 def held(shape: Shape, workload: Workload) -> float:
-    """Bytes of the policy's weights on all processes that share them.
+    """Bytes of the policy's weights over all processes that divide them.
 
-    FSDP2 divides trained weights in float32, which accelerate casts them to (`fsdp2_prepare_model`), and frozen ones in
-    their own type.
+    FSDP2 divides trained weights in float32, because accelerate casts them (`fsdp2_prepare_model`), and frozen weights
+    in their own type.
     """
     if workload.sharding.library == "fsdp" and workload.sharding.float32 and workload.adapter is None:
         count, size = trained(shape, workload)
@@ -197,11 +198,11 @@ def persistent(shape: Shape, workload: Workload) -> Components:
 
 
 def rollout(shape: Shape, workload: Workload) -> Components:
-    """Memory while completions are generated: by vLLM in its share, else by the policy in the larger of two moments.
+    """Memory during generation: vLLM's fraction, or the policy's memory in the larger of two moments.
 
-    In the first the distinct prompts pass through a layer, or their images through the tower. The second is the last
-    token of completions that have all become as long as they may: the logits are copied in float32 for temperature,
-    softmax and sampling, and a layer's keys and values are repeated per query head, as a mask needs.
+    In the first moment the distinct prompts pass through a layer, or their images through the tower. The second moment
+    is the last token of completions at full length: temperature, softmax and sampling copy the logits in float32, and a
+    layer's keys and values are repeated per query head, because a mask is given.
     """
     parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "rollout")
     if workload.sharding.gathers_to_generate:
@@ -226,9 +227,9 @@ def rollout(shape: Shape, workload: Workload) -> Components:
 
 
 def logprobs(shape: Shape, workload: Workload) -> Components:
-    """Memory while completions are scored without a gradient: one layer of a micro-batch, then the head.
+    """Memory during scoring without a gradient: a layer of a micro-batch, then the head.
 
-    TRL divides a reference with FSDP2 as one group, which is unsharded as a whole (`prepare_fsdp`).
+    Under FSDP2 TRL wraps a reference as a single group, which is unsharded completely (`prepare_fsdp`).
     """
     whole = replace(workload.sharding, stage=2) if workload.sharding.library == "fsdp" else workload.sharding
     layer = layer_forward(shape, workload) + workload.sequence * workload.compute_bytes
@@ -243,7 +244,7 @@ def logprobs(shape: Shape, workload: Workload) -> Components:
 
 
 def scoring(shape: Shape, workload: Workload) -> Components:
-    """Memory while reward models score a micro-batch without a gradient, layer by layer; that of the hungriest."""
+    """Memory while reward models score a micro-batch without a gradient, layer by layer; the largest model counts."""
     activations = [0.0]
     for model, size in workload.reward_models:
         own = replace(workload, compute_bytes=size, weight_bytes=size, adapter=None)
@@ -256,9 +257,10 @@ def scoring(shape: Shape, workload: Workload) -> Components:
 def update(shape: Shape, workload: Workload) -> Components:
     """Memory of the update: the larger of a micro-batch's backward pass and the optimizer's step.
 
-    The backward pass holds the gradients of earlier micro-batches. It peaks in the head, when the activations of all
-    layers are kept, or in the last layer. With checkpointing (1604.06174) a layer keeps only its input, and one layer
-    at a time is recomputed; none is yet while the head is at work. The vision tower goes first and comes back last.
+    The backward pass holds the gradients of earlier micro-batches. It peaks in the head, which coexists with the
+    activations of all layers, or in the last layer. With checkpointing (1604.06174) a layer keeps only its input, and
+    layers are recomputed one at a time, after the head. The vision tower is first in the forward pass and last in the
+    backward pass.
     """
     tokens, sharding = workload.microbatch, workload.sharding
     count, size = trained(shape, workload)

@@ -24,7 +24,7 @@ OTHER_NAMES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder of transformer layers, and what it sees images with. Names are those of Hugging Face configurations."""
+    """A decoder of transformer layers with its vision part; fields have the names of Hugging Face configurations."""
 
     model_type: str
     """Family, such as `llama`."""
@@ -90,7 +90,7 @@ class Shape:
 
     @property
     def experts(self) -> int:
-        """Parameters of the experts of one mixture, which transformers holds as two tensors."""
+        """Parameters of the experts of a mixture, which transformers holds as two tensors."""
         return 3 * self.num_experts * self.moe_intermediate_size * self.hidden_size
 
     @property
@@ -122,7 +122,7 @@ class Shape:
         return [*self.linears().values(), *vision]
 
     def parameters(self) -> int:
-        """Return the number of parameters, tied ones once."""
+        """Return the number of parameters; tied parameters count once."""
         if self.given_parameters:
             return self.given_parameters
         hidden, layers = self.hidden_size, self.num_hidden_layers

@@ -1,4 +1,4 @@
-"""What FSDP2 or DeepSpeed divides over the processes, as configured for TRL or for `accelerate launch`."""
+"""The division by FSDP2 or DeepSpeed, as configured for TRL or for `accelerate launch`."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def sharding_of(config: DictConfig) -> Sharding:
 
 
 def fsdp(train: DictConfig) -> dict[str, Any]:
-    """Return what `fsdp` and `fsdp_config` choose, else accelerate's environment variables."""
+    """Return the choice of `fsdp` and `fsdp_config`, or of accelerate's environment variables."""
     env = os.environ
     strategy = f"{train.fsdp or ''} {env.get('FSDP_SHARDING_STRATEGY', '')}".lower()
     options = read("train.fsdp_config", train.fsdp_config or {})
@@ -43,7 +43,7 @@ def fsdp(train: DictConfig) -> dict[str, Any]:
 
 
 def deepspeed(train: DictConfig) -> dict[str, Any]:
-    """Return what a DeepSpeed configuration chooses: that of `train.deepspeed` or of accelerate, else its variables."""
+    """Return the choice of a DeepSpeed configuration: of `train.deepspeed`, of accelerate, or of its variables."""
     env = os.environ
     file = train.deepspeed or env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
     if file:

@@ -55,7 +55,7 @@ def models_by_methods(overrides: Sequence[str], run_dir: Path, as_json: bool) ->
 
 
 def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the least peak of each method (rows) and model (columns), GiB; None where the two exclude each other."""
+    """Return the least peak by method (rows) and model (columns), GiB; None if the two exclude each other."""
     # the table chooses these itself
     planner = Planner([word for word in overrides if not word.lstrip("+~").startswith(("model", "peft"))])
     machine = planner.machine = machine_for(planner.config({}))

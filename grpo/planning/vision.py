@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 MERGES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-"""Families whose projector is in the tower, and makes one token of several patches beside each other."""
+"""Families whose projector is in the tower, and merges neighbouring patches into a token."""
 GATED = ("qwen2_5_vl",)
 """Families whose tower has SwiGLU and RMS norms."""
 QUICK_GELU = ("qwen2_vl", "llava", "llava_next")
 """Families whose tower keeps the sigmoid of its activation as well."""
 SHUFFLES = ("smolvlm", "idefics3")
-"""Families whose projector is one matrix, over several patches beside each other. Their processors give a mask."""
+"""Families whose projector is a matrix over neighbouring patches. Their processors return a mask."""
 HEADS = ("num_heads", "num_attention_heads", "attention_heads")
 """Names of the number of attention heads."""
 TILES = {"smolvlm": 17, "idefics3": 17, "internvl": 13, "llava_next": 5}
@@ -20,7 +20,7 @@ TILES = {"smolvlm": 17, "idefics3": 17, "internvl": 13, "llava_next": 5}
 
 @dataclass(frozen=True)
 class Vision:
-    """A transformer over the patches of images. Names are those of Hugging Face configurations."""
+    """A transformer over the patches of images; fields have the names of Hugging Face configurations."""
 
     model_type: str
     """Family of the whole model, such as `qwen2_5_vl`."""
@@ -37,11 +37,11 @@ class Vision:
     temporal_patch_size: int = 1
     """Frames of a patch; a picture is repeated."""
     spatial_merge_size: int = 1
-    """Patches in a row that become one token."""
+    """Number of patches in a row per token."""
     image_size: int = 0
-    """Pixels in a row of each image or tile; 0 where images keep their size."""
+    """Pixels in a row of each image or tile; 0 if images keep their size."""
     num_position_embeddings: int = 0
-    """Learned positions; 0 with rotary ones alone."""
+    """Number of learned positions; 0 with rotary positions only."""
     num_deepstack: int = 0
     """Further projectors, of features from within the tower (Qwen3-VL)."""
 
@@ -103,9 +103,9 @@ class Vision:
 
 
 def vision_of(config: Mapping[str, Any]) -> Vision | None:
-    """Return the vision part that a Hugging Face `config.json`, or a `shape:` of ours, describes.
+    """Return the vision part in a Hugging Face `config.json` or a `shape:` of a preset.
 
-    None without one, or without the numbers of a transformer over patches: such a tower is not in the plan.
+    None without a vision part, or without the numbers of a transformer over patches: such a tower is not in the plan.
     """
     part = config.get("vision_config") or {}
     family = str(config.get("model_type", "")).removesuffix("_moe")

@@ -52,7 +52,7 @@ def with_vllm(
 
 
 def copy_of_weights(shape: Shape, workload: Workload) -> float:
-    """Return the bytes of vLLM's own weights on one device: quantized as the policy's are, and an adapter's place."""
+    """Return the bytes of vLLM's own weights per device: quantized like the policy's, with room for an adapter."""
     whole = weights(shape, replace(workload, weight_bytes=workload.compute_bytes))
     if workload.adapter and workload.sends_adapter:
         adapter = replace(workload.adapter, rank=engine_rank(workload.adapter.rank))
@@ -61,7 +61,7 @@ def copy_of_weights(shape: Shape, workload: Workload) -> float:
 
 
 def vllm_fraction(shape: Shape, workload: Workload, limit: float) -> float:
-    """Return vLLM's fraction of the GPU: its weights and the cache of all sequences, or what training leaves free."""
+    """Return vLLM's fraction of the GPU: weights and cache of all sequences, or the memory that training leaves."""
     plain = replace(workload, vllm_fraction=0.0)
     copy = copy_of_weights(shape, workload)
     cache = sum(size for name, size in phases(shape, plain)["rollout"].items() if name == "kv cache")

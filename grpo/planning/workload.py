@@ -25,21 +25,21 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Images:
-    """The images of prompts, one each."""
+    """The images of prompts, an image per prompt."""
 
     per_generation: int
-    """Completions whose images are on the device at once: those of a generation."""
+    """Number of completions whose images are on the device at once: the completions of a generation."""
     per_step: int
-    """Completions of an optimizer step on one device."""
+    """Number of completions per optimizer step and device."""
     opened: int = 1
-    """Images that are open at once in host memory: each distinct one of a generation."""
+    """Number of images that are open at once in host memory: the distinct images of a generation."""
     max_pixels: int | None = None
     """`task.max_pixels`: width times height of the largest image; None for as large as the prompt's tokens allow."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """What FSDP2 or DeepSpeed divides over the processes of all machines; the default is nothing, as DDP does."""
+    """The division by FSDP2 or DeepSpeed over the processes of all machines; by default none, as in DDP."""
 
     library: str = ""
     """`fsdp`, `deepspeed`, or empty for DDP."""
@@ -79,7 +79,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Workload:
-    """A run's lengths, counts and methods on one device, and its processes on one machine."""
+    """A run's lengths, counts and methods per device, and its processes per machine."""
 
     prompt: int
     """Length of the longest prompt, tokens."""
@@ -96,7 +96,7 @@ class Workload:
     completions_per_prompt: int = 1
     """Completions of a group, for which transformers reads the prompt once."""
     completions_per_sequence: int = 1
-    """Completions that can follow one copy of their prompt: the group's with `update.share_prompts`, else 1."""
+    """Number of completions behind a copy of their prompt: the group size with `update.share_prompts`, else 1."""
     weight_bytes: float = 2
     """Bytes per weight, as loaded and before quantization."""
     compute_bytes: int = 2
@@ -114,7 +114,7 @@ class Workload:
     reference: bool = False
     """Whether a second copy of the weights is the reference of a KL penalty."""
     gradients_on_host: bool = False
-    """`update.gradients_on_host`: gradients are offloaded to CPU, one at a time is on the device."""
+    """`update.gradients_on_host`: gradients are offloaded to CPU; the device holds one gradient at a time."""
     reward_models: "tuple[tuple[Shape, int], ...]" = ()
     """Shape of each reward model, and bytes per number in it."""
     vllm_fraction: float = 0.0
@@ -142,7 +142,7 @@ class Workload:
 
     @property
     def sequence(self) -> int:
-        """Length of the longest prompt with one completion, tokens."""
+        """Length of the longest prompt with a completion, tokens."""
         return self.prompt + self.completion
 
     @property
@@ -152,12 +152,12 @@ class Workload:
 
     @property
     def microbatch(self) -> int:
-        """Size of the largest micro-batch, tokens: the limit, or one sequence that exceeds it."""
+        """Size of the largest micro-batch, tokens: the limit, or a single sequence that exceeds it."""
         return max(self.tokens, self.sequence)
 
     @property
     def scored(self) -> int:
-        """Tokens of the largest micro-batch that the head scores: on a GPU those of completions, on a CPU all."""
+        """Tokens of the largest micro-batch in the head: on a GPU tokens of completions, on a CPU all tokens."""
         if self.device == "cpu":
             return self.microbatch
         completions = self.completions_per_sequence * self.completion

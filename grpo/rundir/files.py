@@ -1,4 +1,4 @@
-"""Files of a run directory: their names, and reading and writing them so that no reader sees half of one."""
+"""Files of a run directory: their names, and reading and writing without partial files."""
 
 import json
 from collections.abc import Sequence

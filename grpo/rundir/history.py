@@ -10,14 +10,14 @@ PLACES = ("outputs/*/*", "multirun/*/*/*")
 
 
 def name_of(task: DictConfig) -> str:
-    """Return a name of a task: that of its data."""
+    """Return a name of a task: the name of its data."""
     return " ".join(str(task.dataset[key]) for key in ("generator", "path", "name") if task.dataset.get(key))
 
 
 def has_been_run(task: str, run_dir: Path) -> bool:
     """Return whether a run or a forecast of a task is in this folder, or in a run's directory.
 
-    Files are searched as text, so that one that is no JSON cannot end the run that asks.
+    It searches files as text, so that a malformed file cannot end the run.
     """
     said = json.dumps({"task": task})[1:-1]
     folders = [run_dir, *(folder for place in PLACES for folder in Path().glob(place))]

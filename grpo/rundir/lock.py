@@ -1,4 +1,4 @@
-"""One run per directory: a lock that the system frees when its process ends, however it ends."""
+"""One run per directory: a lock that the system frees at any end of its process."""
 
 import fcntl
 import os
@@ -73,7 +73,8 @@ def check_directory(arguments: list[str]) -> None:
 def new_directory(root: str = "outputs") -> str:
     """Make a directory for a run that begins now, `<root>/<date>/<time>`, and return it.
 
-    Runs that begin in the same second get one each: the second is `<time>_2`. Processes of one run share one.
+    Runs that begin in the same second get different directories, the second run `<time>_2`. Processes of a run share
+    one.
     """
     return agreed("directory", lambda: make_directory(root))
 

@@ -1,4 +1,4 @@
-"""Which checkpoint to continue from: a torn one is never taken for a complete one."""
+"""The choice of the checkpoint to resume from; a torn checkpoint never counts as complete."""
 
 import json
 import re
@@ -49,10 +49,10 @@ DECISIVE = (
     "train.deepspeed",
     "peft",
 )
-"""Keys with other values of which a checkpoint is one of another run.
+"""Keys whose values identify a run: a checkpoint with other values belongs to another run.
 
-Those of `task` decide which problems there are, as held-out ones and those with long prompts are filtered, and so in
-which order they come; the grader decides which of them `rollout.prioritize` takes more often.
+The keys of `task` determine the problems and their order, because held-out problems and long prompts are filtered; the
+grader determines the problems that `rollout.prioritize` takes more often.
 """
 MAX_VALUE = 80
 """Characters of a value in a message."""
@@ -65,7 +65,7 @@ def checkpoints(run_dir: Path) -> list[Path]:
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
-    """Return the checkpoint with the most steps that is what was written, if there are any; ConfigError if none is."""
+    """Return the intact checkpoint with the most steps, None without checkpoints; ConfigError if all are torn."""
     torn: list[str] = []
     for checkpoint in checkpoints(run_dir):
         problem = difference(checkpoint)
@@ -82,14 +82,14 @@ def newest_checkpoint(run_dir: Path) -> Path | None:
 
 
 def how_to_continue(run_dir: Path) -> str:
-    """Return what to do with a run that has ended too early."""
+    """Return the remedy for a run that has ended too early."""
     if checkpoints(run_dir):
         return f"{KEY}=auto continues from its last checkpoint"
     return "it has no checkpoint yet: start it again"
 
 
 def check_named(resume_from: str | bool | None) -> None:
-    """Raise a ConfigError unless what is named to continue from has a complete checkpoint; none is loaded or read."""
+    """Raise a ConfigError unless the named directory has a complete checkpoint; reads no checkpoint."""
     if resume_from and resume_from not in ("auto", True):
         named = Path(str(resume_from))
         if not (is_sealed(named) or checkpoints(named)):
@@ -121,9 +121,9 @@ def named_checkpoint(resume_from: str | bool | None, run_dir: Path) -> Path | No
 
 
 def differences(config: DictConfig, checkpoint: Path) -> str | None:
-    """Return how a run differs from that of a checkpoint: in `DECISIVE` or the number of processes; None if it doesn't.
+    """Return the difference of a run from a checkpoint's run, in `DECISIVE` or the number of processes; None if equal.
 
-    Each process has its own state in a checkpoint.
+    A checkpoint has a state per process.
     """
     file = checkpoint.parent / RESOLVED_CONFIG
     if not file.is_file():
@@ -141,7 +141,7 @@ def differences(config: DictConfig, checkpoint: Path) -> str | None:
 
 
 def text(value: object) -> str:
-    """Return a value of the configuration in one short line."""
+    """Return a value of the configuration in a short line."""
     line = json.dumps(OmegaConf.to_container(value)) if OmegaConf.is_config(value) else str(value)
     return line if len(line) <= MAX_VALUE else f"{line[: MAX_VALUE - 1]}…"
 
@@ -162,7 +162,7 @@ def interrupted_run(overrides: list[str]) -> Path | None:
 
 
 def essential(overrides: Sequence[str]) -> list[str]:
-    """Return what makes two command lines the same run: all but what is `NOT_ESSENTIAL`."""
+    """Return the overrides that identify a run: all overrides except `NOT_ESSENTIAL`."""
     return sorted(text for text in overrides if not NOT_ESSENTIAL.match(text))
 
 

@@ -15,7 +15,7 @@ from grpo.rundir.resume import NOT_ESSENTIAL, newest_checkpoint
 from grpo.utils.errors import ConfigError
 
 PEAKS = ("memory/peak_reserved_gb", "memory/host_gb")
-"""Keys of the peak memory in `summary.json`: the GPU's, and the host's for a run without one."""
+"""Keys of the peak memory in `summary.json`: of the GPU, or of the host for a run without a GPU."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,12 @@ class Run:
 
     @property
     def peak_gb(self) -> float | None:
-        """Peak memory of the GPU, or of the host for a run without one, GiB."""
+        """Peak memory of the GPU, or of the host for a run without a GPU, GiB."""
         return next((self.summary[name] for name in PEAKS if name in self.summary), None)
 
     @property
     def model(self) -> Path:
-        """Folder of the weights or the adapter: the result, or the newest checkpoint of a run without one.
+        """Folder of the weights or the adapter: the result, or the newest checkpoint of a run without a result.
 
         Raises:
             ConfigError: the run has left no weights.

@@ -1,4 +1,4 @@
-"""A disk that is full, read-only or gone, recognised whatever library has met it."""
+"""Recognition of a full, read-only or removed disk in the exceptions of all libraries."""
 
 import errno
 import os
@@ -22,13 +22,13 @@ FAULTS = {
 NUMBER = re.compile(r"(?:os error|\[Errno) (\d+)")
 """Of an error of the system in the message of another library, as safetensors' and Arrow's."""
 UNFINISHED = re.compile(r"PytorchStreamWriter failed|unexpected pos \d+ vs|file write failed")
-"""What PyTorch says when a file could not be written, without the reason."""
+"""PyTorch's message after a failed write, without the reason."""
 UNOPENED = "open file failed with strerror: "
-"""What it says, with the reason, when a file could not be opened."""
+"""PyTorch's message, with the reason, after a file could not be opened."""
 
 
 def storage_fault(error: BaseException, run_dir: Path) -> str | None:
-    """Return in one line that the disk of a run failed and how to continue; None if an exception has another reason."""
+    """Return a line about the failed disk of a run and the way to continue; None if an exception has another reason."""
     name = os.path.relpath(run_dir)
     try:
         if not run_dir.is_dir():
@@ -51,7 +51,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def fault_of(error: BaseException, run_dir: Path) -> str | None:
-    """Return what an exception says of the disk of a run, in words; None if nothing, or of another disk."""
+    """Return the state of a run's disk according to an exception; None if it names no disk, or another disk."""
     if isinstance(error, OSError):
         file = error.filename
         if isinstance(file, str | Path) and not Path(file).absolute().is_relative_to(run_dir.absolute()):
@@ -63,7 +63,7 @@ def fault_of(error: BaseException, run_dir: Path) -> str | None:
 
 
 def fault_of_text(text: str) -> str | None:
-    """Return what the message of a library says of the disk, in words; None if nothing."""
+    """Return the state of the disk according to a library's message; None if it names none."""
     for number in NUMBER.findall(text):
         if int(number) in FAULTS:
             return FAULTS[int(number)]

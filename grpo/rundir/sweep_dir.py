@@ -31,7 +31,7 @@ class Sweep:
     runs: list[Run]
     """Jobs of the sweep, in the order of their numbers."""
     comparison: str | None
-    """What the jobs have in common, if the sweep changed a setting for it; else None."""
+    """The property that all jobs share because the sweep changed a setting; None otherwise."""
     swept: list[str]
     """Keys that were typed with several values."""
 

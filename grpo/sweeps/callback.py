@@ -1,6 +1,6 @@
 """Sweeps: `python -m grpo.train -m train.num_generations=2,4,8`. Hydra makes the jobs; each trains in its own process.
 
-So GPU memory and vLLM engines are really gone between jobs, and nothing that happens to one reaches the others.
+GPU memory and vLLM engines are therefore released between jobs, and a failure of a job does not affect the others.
 """
 
 import contextlib
@@ -33,18 +33,18 @@ GENERATIONS = "train.num_generations"
 SETS_STEPS = {"task", "experiment", "train", "gpu", "task.dataset.size", "train.num_iterations"}
 SETS_STEPS |= {"train.per_device_train_batch_size", "train.gradient_accumulation_steps"}
 SETS_STEPS |= {"train.steps_per_generation", "train.generation_batch_size"}
-"""What else says how many steps an epoch is."""
+"""Other keys that determine the number of steps per epoch."""
 
 
 class SweepFolder(Callback):
     """Hydra's callback: prepares the directory of a sweep before its first job."""
 
     wanted = False
-    """Whether what Hydra sweeps over are training runs."""
+    """Whether the sweep's jobs are training runs."""
     begun: Path | None = None
     """The directory of the sweep that this process has begun."""
     before_run: Callable[[DictConfig], None] | None = None
-    """What chooses the directory of a run that is no sweep."""
+    """Chooses the directory of a single run."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         if SweepFolder.before_run:
@@ -65,9 +65,9 @@ class SweepFolder(Callback):
 
 @contextlib.contextmanager
 def recorded(before_run: Callable[[DictConfig], None]) -> Iterator[None]:
-    """Record the sweep that is run inside, if one is: leave with its table, its page and its exit status.
+    """Context that records a sweep, and exits with its table, its page and its exit status.
 
-    `before_run` gets the configuration of a run that is no sweep, before Hydra makes its directory.
+    `before_run` gets the configuration of a single run, before Hydra makes its directory.
     """
     SweepFolder.wanted, SweepFolder.before_run = True, before_run
     status: Any = 1
@@ -83,10 +83,10 @@ def recorded(before_run: Callable[[DictConfig], None]) -> Iterator[None]:
 
 
 def begin(config: DictConfig) -> Path:
-    """Make the directory of a sweep and write down what is swept; `config` is the configuration without the sweep.
+    """Make the directory of a sweep and write the swept keys; `config` is the configuration without the sweep.
 
     Raises:
-        ConfigError: there is a sweep in the directory, or none to continue.
+        ConfigError: the directory has a sweep, or there is no sweep to resume.
     """
     if world_size() > 1:
         raise ConfigError("-m: not under torchrun; launch.processes=2 gives each job two processes")
@@ -138,7 +138,7 @@ def newest_sweep(typed: list[str], sweeps: Path) -> Path:
 
 
 def check_machines(config: DictConfig, swept: Sequence[str]) -> None:
-    """Raise a ConfigError unless each job gets as many machines as it wants; `swept` keys have several values."""
+    """Raise a ConfigError unless each job gets its number of machines; `swept` keys have several values."""
     nodes, launcher = config.launch.nodes, config.hydra.launcher
     if "launch.nodes" in swept:
         raise ConfigError("launch.nodes: one number for all jobs of a sweep")
@@ -159,10 +159,10 @@ def keys_of_sweep(config: DictConfig, typed: list[str]) -> list[str]:
 
 
 def follows_groups(config: DictConfig, typed: list[str], swept: list[str]) -> bool:
-    """Whether the epochs have to follow the swept `num_generations` for every job to do as many steps.
+    """Return whether the number of epochs follows the swept `num_generations`, so that all jobs do as many steps.
 
-    A batch holds as many completions whatever the size of its groups, so with larger ones an epoch is more steps. What
-    says how many steps there are, or sweeps over the batch, is left as it is.
+    A batch holds the same number of completions for every group size, so with larger groups an epoch has more steps.
+    The number of epochs stays if another key sets the number of steps, or if the sweep varies the batch.
     """
     keys = {text.lstrip("+").partition("=")[0] for text in (*typed, *(f"{key}=" for key in swept))}
     decided = EPOCHS in keys or "train.max_steps" in keys or config.train.max_steps > 0
@@ -170,7 +170,7 @@ def follows_groups(config: DictConfig, typed: list[str], swept: list[str]) -> bo
 
 
 def finish(folder: Path, status: Any) -> None:
-    """Print the table of a sweep, write its page, and leave with a status that says whether all went well."""
+    """Print the table of a sweep, write its page, and exit with status 0, or 1 if a job failed."""
     from grpo.reporting.page import write_report
 
     for file in folder.glob("**/.hydra/config.yaml"):
@@ -217,7 +217,7 @@ def print_sweep(sweep: Sweep) -> None:
 
 
 def note_if_killed(job_dir: Path) -> None:
-    """Write down that a job was killed, if it has not said how it ended and the process that watched it is gone."""
+    """Record that a job was killed, if it has recorded no outcome and its watching process is gone."""
     file = job_dir / "summary.json"
     if read_json(file).get("status", "running") == "running":
         with contextlib.suppress(OSError), locked(job_dir / ".lock", fcntl.LOCK_NB):

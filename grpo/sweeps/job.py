@@ -1,4 +1,4 @@
-"""One job of a sweep, in a process of its own: the command line that trains it alone, watched until it ends."""
+"""A job of a sweep, in a process of its own: the command line of a single run, watched until it ends."""
 
 import contextlib
 import ctypes
@@ -34,9 +34,9 @@ HOW_JOBS_ARE_MADE = re.compile(r"hydra(/|\.)(launcher|sweeper)\b|hydra\.(mode|ru
 
 
 def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
-    """Train one job of a sweep, unless that has been done and the sweep is resumed; return its accuracy afterwards.
+    """Train a job of a sweep, unless a resumed sweep has completed it; return its accuracy afterwards.
 
-    It returns None, and the reason stands in the job's `summary.json`, if the job failed.
+    It returns None if the job failed; the job's `summary.json` has the reason.
     """
     register()  # launchers bring the job into processes that have not seen the command line
     sweep_dir = Path(hydra.sweep.dir)
@@ -70,9 +70,9 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
 
 
 def rendezvous(nodes: int) -> tuple[list[str], bool]:
-    """Return the overrides with which the machines of this job of Slurm meet, and whether this is the first of them.
+    """Return the overrides for the rendezvous of this Slurm job's machines, and whether this is the first machine.
 
-    submitit calls the job on each of them. One machine meets nobody.
+    submitit calls the job on each machine. A single machine needs no rendezvous.
     """
     if nodes == 1:
         return [], True
@@ -84,7 +84,7 @@ def rendezvous(nodes: int) -> tuple[list[str], bool]:
 
 
 def assist(config: DictConfig, hydra: HydraConf, overrides: Sequence[str], meeting: Sequence[str]) -> None:
-    """Train a job on another machine than its first one, which chooses the directory and says how the job ended."""
+    """Train a job on a further machine; the first machine chooses the directory and records the outcome."""
     deadline = time.monotonic() + config.launch.timeout
     while not (folder := begun_before(overrides, Path(hydra.sweep.dir), hydra)):
         if time.monotonic() > deadline:
@@ -97,13 +97,13 @@ def assist(config: DictConfig, hydra: HydraConf, overrides: Sequence[str], meeti
 
 
 def resuming(overrides: Sequence[str], folder: Path) -> list[str]:
-    """Return the override with which a job goes on from its checkpoints, if it has any."""
+    """Return the override with which a job resumes from its checkpoints, if it has any."""
     typed = any(text.startswith(f"{RESUME}=") for text in overrides)
     return [f"{RESUME}=true"] if not typed and list(folder.glob("checkpoint-*")) else []
 
 
 def save(config: DictConfig, overrides: Sequence[str], folder: Path) -> None:
-    """Write down what a job is, as Hydra does; other jobs read its overrides at any time."""
+    """Write the overrides of a job, as Hydra does; other jobs read them at any time."""
     folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, folder / "config.yaml")
     with atomic(folder / "overrides.yaml") as partial:
@@ -135,7 +135,7 @@ def begun_before(overrides: Sequence[str], sweep_dir: Path, hydra: HydraConf) ->
 
 
 def free_folder(numbered: Path) -> Path:
-    """Return the directory of a new job: what Hydra calls it, or a like name if another job has that."""
+    """Return the directory of a new job: Hydra's name, or a similar name if another job has it."""
     free, number = numbered, 0
     while (free / ".hydra").exists():
         free, number = numbered.with_name(f"{numbered.name}_{number + 2}"), number + 1
@@ -143,7 +143,7 @@ def free_folder(numbered: Path) -> Path:
 
 
 def command(overrides: Sequence[str], folder: Path, hydra: HydraConf) -> list[str]:
-    """Return the command line of a job: what Hydra was told, without what says how jobs are made and started."""
+    """Return the command line of a job: Hydra's overrides without those of launcher and sweeper."""
     options = [text for text in hydra.overrides.hydra if not HOW_JOBS_ARE_MADE.match(text.lstrip("+~"))]
     options += ["hydra.mode=RUN", f"hydra.run.dir={quoted(str(folder))}", f"hydra.sweep.dir={quoted(hydra.sweep.dir)}"]
     options += [f"hydra.job.num={hydra.job.num}", f"hydra.job.id={quoted(str(hydra.job.id))}"]
@@ -156,13 +156,13 @@ def quoted(text: str) -> str:
 
 
 def train_in_process(line: Sequence[str], folder: Path, cwd: str, environment: dict[str, str]) -> tuple[int, str]:
-    """Run a command line; return its exit status, negative for a signal, and why it ended.
+    """Run a command line; return its exit status, negative for a signal, and the reason of its end.
 
-    What it says goes to stderr behind the job's number, its table to `train.log`. Ctrl-C and SIGTERM are passed on: the
-    job saves a checkpoint, and the sweep ends with it.
+    The job's lines go to stderr behind its number, its table to `train.log`. Ctrl-C and SIGTERM are forwarded: the job
+    saves a checkpoint, and the sweep ends with it.
 
     Raises:
-        KeyboardInterrupt: this process was told to stop, and the job has ended.
+        KeyboardInterrupt: this process got a signal to stop, and the job has ended.
     """
     libc = ctypes.CDLL(None)
     last, told_to_stop = "", False

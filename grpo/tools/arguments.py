@@ -1,4 +1,4 @@
-"""Arguments to try a tool with: such as its types ask for, such as a policy may come up with, and hostile ones."""
+"""Arguments for the check of a tool: valid arguments, likely mistakes of a policy, and hostile arguments."""
 
 import random
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def parameters_of(schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def valid(schema: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Return random arguments of the types that a tool's schema asks for."""
+    """Return random arguments of the types in a tool's schema."""
     required = schema["function"]["parameters"].get("required", [])
     given = parameters_of(schema).items()
     return {name: value(of, rng) for name, of in given if name in required or rng.random() < 0.5}
@@ -45,7 +45,7 @@ def value(of: dict[str, Any], rng: random.Random) -> Any:
 
 
 def invalid(schema: dict[str, Any], rng: random.Random) -> Iterator[dict[str, Any]]:
-    """Yield arguments that a policy may come up with: one missing, one too many, and each of another type."""
+    """Yield likely mistakes of a policy: a missing argument, an additional argument, and arguments of other types."""
     given = valid(schema, rng)
     yield {}
     yield given | {"unknown": 1}
@@ -53,9 +53,9 @@ def invalid(schema: dict[str, Any], rng: random.Random) -> Iterator[dict[str, An
 
 
 def hostile(schema: dict[str, Any], rng: random.Random, canary: Path) -> Iterator[dict[str, Any]]:
-    """Yield arguments that do damage in a tool that runs, opens or repeats what it is given.
+    """Yield arguments that do damage in a tool that executes, opens or repeats its arguments.
 
-    The file `canary` exists once such an argument was run as code or by a shell.
+    The file `canary` exists after such an argument was executed as code or by a shell.
     """
     texts = [f"__import__('pathlib').Path({str(canary)!r}).touch()"]
     texts += [f"; touch {canary} #", f"$(touch {canary})", f"`touch {canary}`"]

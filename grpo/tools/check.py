@@ -31,7 +31,7 @@ from rewards.checking import options, print_table, read_rows, run
 from rewards.text import printable
 
 VALID = 10
-"""Calls of each tool with arguments of the types that it asks for."""
+"""Number of calls per tool with valid arguments."""
 EPISODES, TURNS = 10, 10
 """Random episodes, and calls in each."""
 LONG = 4000
@@ -42,7 +42,7 @@ SECRET = "root:x:0"
 
 @dataclass
 class Tried:
-    """Calls of tools, and what a run should not have among them."""
+    """Calls of tools, and the problems among them."""
 
     results: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -114,7 +114,7 @@ def check_tool(
 def play(
     kind: type[Environment], schemas: dict[str, dict[str, Any]], rows: list[dict[str, Any]], console: Console
 ) -> list[str]:
-    """Play random episodes of an environment as TRL would, print what they took, and return the problems."""
+    """Play random episodes of an environment like TRL, print their times, and return the problems."""
     rng, environment = random.Random(0), kind()
     begun, turns = Tried(), Tried()
     rewards: list[Any] = []
@@ -137,7 +137,7 @@ def play(
 
 
 def check(args: Namespace, console: Console) -> list[str]:
-    """Print how a tool or an environment does, and return the problems, one line each.
+    """Print the behaviour of a tool or an environment, and return the problems, a line per problem.
 
     Raises:
         ValueError: it cannot be loaded, or described to a model, or there is no data.

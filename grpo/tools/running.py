@@ -39,16 +39,16 @@ class ToolError(RuntimeError):
 
 
 class Source:
-    """The process that has loaded tools or an environment, and that forks for each instance of them.
+    """The process that has loaded tools or an environment, and forks for each instance.
 
     Args:
         names: `path/to/file.py:name`, `package.module.name` or entry points of `grpo.tools`: functions, or one class.
-        is_environment: whether it is a class; None finds out.
+        is_environment: whether the name is a class; None detects it.
         timeout: limit of a call, seconds.
-        output: file for what the functions print; None is the output of this process.
+        output: file for the output of the functions; None is the output of this process.
 
     Raises:
-        ValueError: one cannot be loaded, or described to a model; one line with the reason.
+        ValueError: a name cannot be loaded, or described to a model; a line with the reason.
     """
 
     def __init__(self, names: Sequence[str], is_environment: bool | None, timeout: float, output: Any = None) -> None:
@@ -62,7 +62,7 @@ class Source:
             raise ValueError(problem)
 
     def _undescribed(self) -> str | None:
-        """Return why a model cannot be told about a tool; None if it can."""
+        """Return why a tool cannot be described to a model; None if it can."""
         for tool in self.descriptions():
             try:
                 get_json_schema(tool)
@@ -138,13 +138,13 @@ class Instance:
         self._line: Connection | None = None
 
     def call(self, name: str | None, arguments: dict[str, Any], starts: bool = False) -> Any:
-        """Call a method and return its result; None asks for the public attributes. The source counts the call.
+        """Call a method and return its result; None returns the public attributes. The source counts the call.
 
         Args:
             starts: whether the instance gets a process if it has none; otherwise the call fails.
 
         Raises:
-            ToolError: the method raised, took too long or died, or there is no process, or none to be had.
+            ToolError: the method raised, took too long or died, or there is no process.
         """
         self._source.calls[str(name)] += 1
         try:
@@ -176,7 +176,7 @@ class Instance:
 
 
 def tools_of(source: Source) -> list[Callable[..., Any]]:
-    """Return the tools of a source as TRL takes them: functions of one process, which is started again if it ends."""
+    """Return the tools of a source in TRL's form: functions of a single process, which restarts if it ends."""
     instance = Instance(source)
 
     def function(name: str) -> Callable[..., Any]:
@@ -194,7 +194,7 @@ class Environment:
         self._instance = Instance(self._source)  # without a process until `reset`, which can say that it was refused
 
     def reset(self, **columns: Any) -> Any:
-        """Begin an episode with the columns of a row, and return what is added to the prompt."""
+        """Begin an episode with the columns of a row, and return the text that is appended to the prompt."""
         given = {name: value for name, value in columns.items() if is_plain(value)}
         try:
             return self._instance.call("reset", given, starts=True)
@@ -240,7 +240,7 @@ def is_plain(value: Any) -> bool:
 
 @dataclass
 class Tools:
-    """What the policy of a task may call."""
+    """The tools and the environment of a task."""
 
     functions: list[Callable[..., Any]] = field(default_factory=list)
     """TRL's `tools`."""
@@ -260,10 +260,10 @@ class Tools:
 
 @contextlib.contextmanager
 def running_tools(task: DictConfig, run_dir: Path) -> Iterator[Tools]:
-    """Start the tools and the environment of a task, whose output is in the run's log, and end them on the way out.
+    """Context with the running tools and environment of a task; their output is in the run's log.
 
     Raises:
-        ConfigError: one cannot be loaded, or described to a policy.
+        ConfigError: a tool or the environment cannot be loaded, or described to a policy.
     """
     tools = Tools()
     named = {"tools": list(task.tools), "environment": [task.environment] if task.environment else []}

@@ -1,7 +1,7 @@
 """The process of tools or of an environment: `python -m grpo.tools.worker TRAINER LINE`.
 
-It loads the functions or the class once, and forks for each set of tools or environment that is asked for: an instance
-that hangs, dies or eats memory takes no other one with it.
+It loads the functions or the class once, and forks for each requested set of tools or environment: an instance that
+hangs, dies or exhausts memory does not affect the others.
 """
 
 import inspect
@@ -30,7 +30,7 @@ NOT_TOOLS = ("reset", "get_reward")
 
 
 def main() -> None:
-    """Load what is named, describe it, and fork for each line that the trainer sends."""
+    """Load and describe the named functions or class, and fork for each line from the trainer."""
     trainer, line = map(int, sys.argv[1:])
     supervise(trainer, line)
     connection = Connection(line)
@@ -80,7 +80,7 @@ def by_name(loaded: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., An
     """Return functions by their own names.
 
     Raises:
-        ValueError: two have the same, or one is a class.
+        ValueError: two functions have the same name, or a function is a class.
     """
     found: dict[str, Callable[..., Any]] = {}
     for place, function in loaded.items():
@@ -93,7 +93,7 @@ def by_name(loaded: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., An
 
 
 def described(instance: Any, is_environment: bool) -> dict[str, Any]:
-    """Return what a model and TRL need to know: class name, whether it scores, and each tool's docstring and signature.
+    """Return a description for model and TRL: class name, whether it scores, and each tool's docstring and signature.
 
     Raises:
         ValueError: an environment has no `reset`.
@@ -141,7 +141,7 @@ def serve_instance(connection: Connection, make: Callable[[], Any]) -> None:
 
 
 def as_text(result: Any) -> str | None:
-    """Return what a model is shown of a tool's result; None is for `reset`, which has nothing to show then."""
+    """Return a tool's result as text for the model; None for a `reset` without text."""
     text = result if isinstance(result, str) or result is None else str(result)
     return text if text is None or len(text) <= LONGEST else f"{text[:LONGEST]}…"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yield a path to write a file or a folder to; it takes the place of `path` unless something is raised."""
+    """Yield a path for a file or a folder, which replaces `path` at the end unless an exception is raised."""
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     try:
         yield partial

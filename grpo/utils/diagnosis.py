@@ -28,8 +28,8 @@ def sampling_filters(train: Any) -> list[str]:
 def why_biased(train: Any) -> str | None:
     """Return why sampling filters bias the ratio of the policy to vLLM (huggingface/trl#6789); None if they do not.
 
-    vLLM's log-probabilities are normalized over the tokens that a filter leaves, the policy's over all, unless they are
-    known: vLLM tells the likeliest ones, as many as it is asked for.
+    vLLM normalizes log-probabilities over the tokens that a filter keeps, the policy over all tokens, unless the kept
+    tokens are known: vLLM returns a requested number of the most likely tokens.
 
     `train` is as in `sampling_filters`.
     """

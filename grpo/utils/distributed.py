@@ -1,6 +1,6 @@
-"""Processes of a run, as torchelastic, `accelerate launch` or Slurm started them: only this module reads their number.
+"""Processes of a run under torchelastic, `accelerate launch` or Slurm; only this module reads rank and world size.
 
-They agree on what only one of them can decide through the store that PyTorch's rendezvous gives them.
+Rank 0 shares its decisions with the others through the store of PyTorch's rendezvous.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ BY_US = "GRPO_LAUNCHED"
 LOST = "lost the connection to another process"
 """Reason of a failure that is none of this process's."""
 LOSSES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
-"""Of gloo and NCCL: what an operation says when another process has died."""
+"""Messages of gloo and NCCL in an operation after another process has died."""
 FAILED = "failed"
 """Key of the store: how many processes have failed; with `/reason`, why the first of them did."""
 
@@ -40,7 +40,7 @@ def world_size() -> int:
 
 
 def local_world_size() -> int | None:
-    """Return the number of those on this machine; None if no launcher says."""
+    """Return the number of processes on this machine; None without a launcher."""
     return int(os.environ["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in os.environ else None
 
 
@@ -78,9 +78,9 @@ def address_towards(host: str) -> str:
 
 
 def choose_interface() -> None:
-    """Let gloo and NCCL use the network interface towards the first process, unless the user has named one.
+    """Let gloo and NCCL use the network interface towards rank 0, unless the user has named an interface.
 
-    gloo would take that of this machine's name, which need not be one that other machines can reach.
+    gloo would take the interface of this machine's name, which other machines may not reach.
     """
     if not has_other_machines():
         return
@@ -119,10 +119,10 @@ def end_silent_connections(limit: float) -> None:
 
 @functools.cache
 def store() -> Any:
-    """Return the store that all processes share; the first one or its launcher keeps it.
+    """Return the store that all processes share; rank 0 or its launcher keeps it.
 
-    A launcher's outlives a restart of all processes, after which they must not read what was agreed before. The first
-    process's does not, and the launchers of several machines may count restarts differently.
+    A launcher's store survives a restart of all processes, after which they must not read earlier decisions. Rank 0's
+    store does not survive it, and the launchers of several machines may count restarts differently.
     """
     from torch.distributed import PrefixStore
     from torch.distributed.rendezvous import rendezvous
@@ -133,10 +133,10 @@ def store() -> Any:
 
 
 def agreed(name: str, choose: Callable[[], T]) -> T:
-    """Return on every process what the first one chooses, once per name; JSON values only.
+    """Return rank 0's choice on every process, once per name; JSON values only.
 
     Raises:
-        ConfigError: the first one has raised it.
+        ConfigError: rank 0 has raised it.
     """
     if world_size() == 1:
         return choose()
@@ -155,15 +155,15 @@ def agreed(name: str, choose: Callable[[], T]) -> T:
 
 
 def is_loss(error: BaseException) -> bool:
-    """Return whether an error says that another process has died."""
+    """Return whether an error means that another process has died."""
     return world_size() > 1 and isinstance(error, RuntimeError) and any(text in str(error) for text in LOSSES)
 
 
 def is_first_to_fail(reason: str) -> bool:
-    """Note that this process fails; return whether it is the first, whose reason is the one to print.
+    """Record the failure of this process; return whether it is the first failure, whose reason is printed.
 
-    The store may have gone with the process that kept it, the first one or its launcher, which has said why. Of a
-    process that has died our launcher says how.
+    The store may be gone with the process that kept it, rank 0 or its launcher, which has printed its reason. For a
+    process that died, the launcher prints the signal.
     """
     if world_size() == 1:
         return True
@@ -196,7 +196,7 @@ def any_of(flag: bool) -> bool:
 
 
 def gathered(rows: list[Any]) -> list[Any]:
-    """Return the rows of all processes, those of the first one first."""
+    """Return the rows of all processes, in the order of their ranks."""
     if world_size() == 1:
         return rows
     from torch.distributed import all_gather_object

@@ -2,11 +2,11 @@
 
 
 class ConfigError(ValueError):
-    """The user asked for something impossible; the message is one line with the change that helps."""
+    """Impossible input of the user; the message is a line with the remedy."""
 
 
 class RunError(RuntimeError):
-    """A run ended early; the message is one line with the reason, and `status` is the exit status."""
+    """A run ended early; the message is a line with the reason, and `status` is the exit status."""
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message)
@@ -14,11 +14,11 @@ class RunError(RuntimeError):
 
 
 class DoesNotFit(RuntimeError):
-    """One completion alone does not fit into memory; the message says what to change."""
+    """A single completion does not fit into memory; the message has the remedy."""
 
 
 class GenerationError(RuntimeError):
-    """vLLM failed; the message is one line with the reason and a remedy."""
+    """vLLM failed; the message is a line with the reason and a remedy."""
 
 
 class DirectoryLost(RunError):

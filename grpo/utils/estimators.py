@@ -9,8 +9,8 @@ from statistics import NormalDist, mean
 def wilson_interval(correct: float, samples: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return the Wilson interval of a proportion, `correct` of `samples` > 0.
 
-    With the sum of values between 0 and 1 as `correct` it is a conservative interval of their mean: no such values vary
-    more than zeros and ones.
+    With the sum of values between 0 and 1 as `correct` it is a conservative interval of their mean, because zeros and
+    ones have the largest variance.
 
     Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
     """
@@ -26,7 +26,7 @@ def wilson_interval(correct: float, samples: int, confidence: float = 0.95) -> t
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """Return the unbiased estimate of the probability that at least one of `k` new samples is correct.
 
-    It is the probability that a draw of `k` of these samples without replacement holds a correct one, for
+    It is the probability that a draw of `k` of these samples without replacement holds a correct sample, for
     1 <= k <= samples and 0 <= correct <= samples.
     Source: M. Chen et al., "Evaluating large language models trained on code", 2021 (2107.03374), equation 1.
     """

@@ -1,4 +1,4 @@
-"""This machine: its GPUs and its memory. PyTorch is imported only where it is asked, as planning does without it."""
+"""This machine: its GPUs and its memory. Functions import PyTorch only if they need it, because planning does not."""
 
 import contextlib
 import gc
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def check_gpu(gpu: "DictConfig | None") -> None:
     """Check that this machine has the GPU that a `+gpu=` profile was made for, before anything is loaded.
 
-    A GPU may report a little less than its nominal memory, so 10 % are forgiven.
+    A GPU may report a little less than its nominal memory, so the check tolerates 10 %.
 
     Raises:
-        ConfigError: naming what was found and how to continue without that GPU.
+        ConfigError: another GPU was found; the message has the way to continue.
     """
     if gpu is None:
         return
@@ -97,10 +97,10 @@ def described_gpus() -> dict[str, Gpu]:
 
 
 def free_gpu_memory(processes: int = 1) -> tuple[str, float, float] | None:
-    """Return name, total and free bytes of the GPU that a run would use; None without one.
+    """Return name, total and free bytes of the GPU that a run would use; None without a GPU.
 
-    One process takes the freest of several GPUs; several take one each, and the one with least free memory counts.
-    What the driver reports as free and does not give, as on WSL2, is not counted as free.
+    A single process takes the GPU with the most free memory; several processes take a GPU each, and the GPU with the
+    least free memory counts. Memory that the driver reports as free and does not give, as on WSL2, does not count.
     """
     gpus = [gpu for gpu in described_gpus().values() if gpu.total]
     if not gpus:
@@ -110,10 +110,11 @@ def free_gpu_memory(processes: int = 1) -> tuple[str, float, float] | None:
 
 
 def take_one_gpu() -> str | None:
-    """Make the freest of several visible GPUs the only one for a process without a launcher; return a line about it.
+    """Restrict a process without a launcher to the visible GPU with the most free memory; return a line about it.
 
-    With several, TRL would spread the layers of one policy over them (`device_map="auto"`). Only the driver is asked:
-    CUDA reads CUDA_VISIBLE_DEVICES once, when it is initialised, and counts as the driver does with PCI_BUS_ID.
+    With several GPUs, TRL would spread the layers of a policy over them (`device_map="auto"`). This function queries
+    only the driver: CUDA reads CUDA_VISIBLE_DEVICES once, at its initialization, and with PCI_BUS_ID its numbers are
+    the driver's.
 
     Raises:
         ConfigError: PyTorch would train on a GPU of Intel, which has another interface than `torch.cuda`.
@@ -158,16 +159,16 @@ def gpu_utilization() -> float | None:
 
 
 def build_of_pytorch() -> dict[str, Any]:
-    """Return what PyTorch is built for: its `cuda`, `hip` (AMD) and `xpu` (Intel), without importing it."""
+    """Return the build of PyTorch: its `cuda`, `hip` (AMD) and `xpu` (Intel) versions, without importing it."""
     spec = find_spec("torch")
     return runpy.run_path(str(Path(str(spec.origin)).with_name("version.py"))) if spec else {}
 
 
 def check_pytorch_sees_gpu() -> None:
-    """Check that PyTorch can use the GPU that the driver describes: a CPU would run what was planned for a GPU.
+    """Check that PyTorch can use the driver's GPU; otherwise a CPU would run a plan for a GPU.
 
     Raises:
-        ConfigError: with the versions of both and a remedy.
+        ConfigError: PyTorch cannot use it; the message has both versions and a remedy.
     """
     gpus, of_amd = described_gpus(), bool(build_of_pytorch().get("hip"))
     if not visible_gpus() and not of_amd:
@@ -229,7 +230,7 @@ def runs_on(architecture: str, major: int, minor: int) -> bool:
 
 
 def gpu_of_pytorch() -> tuple[str, float, float] | None:
-    """Ask PyTorch where NVML says nothing: of a slice of a GPU (MIG), of memory shared with the CPU, of AMD's GPUs."""
+    """Read memory from PyTorch if NVML has none: a slice of a GPU (MIG), memory shared with the CPU, AMD's GPUs."""
     if not (Path("/dev/nvidiactl").exists() or build_of_pytorch().get("hip")):
         return None
     import torch
@@ -241,7 +242,7 @@ def gpu_of_pytorch() -> tuple[str, float, float] | None:
 
 
 def own_gpu_memory() -> float:
-    """Return the bytes of the GPU that an earlier run of this process has left to it, after freeing what can be."""
+    """Return the GPU bytes that an earlier run of this process still holds, after freeing its caches."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return 0.0
@@ -251,7 +252,7 @@ def own_gpu_memory() -> float:
 
 
 def host_memory(root: Path = Path("/")) -> tuple[float, float]:
-    """Return bytes of host memory, used and in all: the machine's, or those of a control group with less left.
+    """Return bytes of host memory, used and total: of the machine, or of a control group with less free memory.
 
     Cached files that the kernel would drop do not count as used. Control groups (Docker, Kubernetes, Slurm) limit each
     of their ancestors too; see the kernel's cgroup-v2.rst and cgroup-v1/memory.rst. `root` has `proc` and `sys`.

@@ -1,4 +1,4 @@
-"""The exceptions that mean OOM, and work that is done in smaller parts after one."""
+"""The exceptions that mean OOM, and the retry of work in smaller parts."""
 
 from collections.abc import Callable, Sequence, Sized
 from typing import TypeVar
@@ -41,21 +41,19 @@ def smaller_until_it_fits(
 ) -> None:
     """Do some work part by part, and after an OOM in smaller parts, until all of it fits.
 
-    A part that cannot be divided may fail once, for the memory that others have left in fragments, but not twice in a
-    row.
+    An indivisible part may fail once, because of fragmented memory, but not twice in a row.
 
     Args:
-        parts: returns what is left to do, in parts as large as are known to fit; the length of a part is 1 if it
-            cannot be divided.
+        parts: returns the remaining work, in the largest parts that are known to fit; an indivisible part has length 1.
         work: does a part.
-        shrink: has `parts` return smaller ones, given the part that ran out of memory, or None where another process
-            has.
-        too_large: returns the advice if a part that cannot be divided does not fit, given likewise.
-        survives: whether to try again after an exception.
-        anywhere: returns which of the flags is true on any process.
+        shrink: makes `parts` return smaller parts, given the part that ran out of memory, or None if another process
+            did.
+        too_large: returns the advice for an indivisible part that does not fit, given the same argument.
+        survives: returns whether to retry after an exception.
+        anywhere: returns for each flag whether it is true on any process.
 
     Raises:
-        DoesNotFit: nothing is left to divide.
+        DoesNotFit: an indivisible part does not fit.
     """
     alone = False
     while True:

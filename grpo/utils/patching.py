@@ -1,4 +1,4 @@
-"""Replacing a name for a while; what is replaced in a library stands in one table."""
+"""Temporary replacement of names; a single table lists all replacements in libraries."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -24,7 +24,7 @@ PATCHES = {
     "vllm.platforms.cpu:CpuPlatform.get_punica_wrapper": "vLLM's LoRA layers copy the adapter for each token on a CPU; "
     "until they do not",
 }
-"""Names of libraries that are replaced, `module:name`, with the reason and what would make it unnecessary."""
+"""Replaced names of libraries, `module:name`, with the reason and the change that would make it unnecessary."""
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def patched(name: str, value: Any) -> AbstractContextManager[None]:
-    """Return a context in which a name of a library, one of `PATCHES`, is something else."""
+    """Return a context in which a name of a library, listed in `PATCHES`, is replaced."""
     assert name in PATCHES, name
     module, _, path = name.partition(":")
     owner, _, last = path.rpartition(".")

@@ -1,4 +1,4 @@
-"""One call of a reward function and its outcome: a reward or a fault for each completion."""
+"""A call of a reward function and its outcome: a reward or a fault per completion."""
 
 import datetime
 import inspect
@@ -22,14 +22,14 @@ PLAIN = (bool, int, float, str, bytes, Decimal, datetime.datetime, datetime.date
 
 @dataclass
 class Fault:
-    """A failure of a call or of one of its completions."""
+    """A failure of a call or of a completion."""
 
     kind: str
     """Name of the exception, or `WrongLength`, `NotANumber`, `NotFinite`, `Timeout`, `Died`."""
     message: str
-    """Reason, file and line, on one line."""
+    """Reason, file and line, in a single line."""
     traceback: str = ""
-    """Traceback of the exception; empty without one."""
+    """Traceback of the exception; empty without an exception."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Outcome:
     failed: Fault | None = None
     """Fault of the call itself, which then has no rewards."""
     extra: dict[str, list[Any]] = field(default_factory=dict)
-    """What TRL's `log_extra` was called with: columns with a value per completion."""
+    """Arguments of TRL's `log_extra`: columns with a value per completion."""
     metrics: list[tuple[str, float]] = field(default_factory=list)
     """Calls of TRL's `log_metric`, to be repeated in the process of the trainer."""
 
@@ -89,7 +89,7 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def plain(value: Any) -> Any:
-    """Return a value that another process can have too; None for an object of a class that only this one knows."""
+    """Return a value that another process can load; None for an object of a class that only this process knows."""
     if hasattr(value, "tolist"):  # NumPy's and PyTorch's numbers and arrays
         with suppress(Exception):
             value = value.tolist()
@@ -101,7 +101,7 @@ def plain(value: Any) -> Any:
 
 
 def awaited(value: Any, run: Callable[..., Any]) -> Any:
-    """Return a value, or what awaiting it with `run` returns."""
+    """Return a value; await it with `run` if necessary."""
 
     async def result() -> Any:
         return await value

@@ -21,10 +21,10 @@ def load(fn: str, setting: str, group: str = "grpo.rewards") -> Callable[..., An
     """Return the function or class of `package.module.function`, `path/to/file.py:function`, or an entry point's name.
 
     Args:
-        setting: where the configuration says so, for messages.
+        setting: the key in the configuration, for messages.
 
     Raises:
-        ValueError: the function cannot be loaded; one line with the file or module, the line and the reason.
+        ValueError: the function cannot be loaded; a line with the file or module, the line number and the reason.
     """
     for entry in entry_points(group=group, name=fn):
         fn = entry.value
@@ -48,11 +48,11 @@ def load(fn: str, setting: str, group: str = "grpo.rewards") -> Callable[..., An
 def bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
     """Return the function with `kwargs` bound; it accepts all columns and passes on those that the function names.
 
-    A function's attribute `check`, if there is one, is called with `kwargs`, so that it can say before the run what it
-    lacks.
+    A function's attribute `check`, if there is one, is called with `kwargs`, so that the function can check its
+    requirements before the run.
 
     Raises:
-        ValueError: the function does not take one of `kwargs`, or its `check` has raised it.
+        ValueError: the function does not take an argument of `kwargs`, or its `check` has raised it.
     """
     parameters = inspect.signature(function).parameters
     try:
@@ -88,7 +88,7 @@ def needs(function: Callable[..., Any], kwargs: dict[str, Any]) -> list[str]:
 
 
 def what_and_where(error: BaseException) -> str:
-    """Return kind, reason, file and line of an exception, on one line."""
+    """Return kind, reason, file and line number of an exception, in a single line."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
     try:

@@ -35,18 +35,19 @@ def check_system() -> None:
 
 
 class Process:
-    """A process that loads functions of the user and calls them; they may raise, hang, die and start others.
+    """A process that loads functions of the user and calls them; they may raise, hang, die and start processes.
 
     Args:
-        module: run by `python -m`, with the number of this process, that of a line to it, and the inherited ones; it
-            calls `supervise`, loads what it is sent, replies with a problem, or None, and with a description.
-        named: what it is sent.
-        place: where that is named, for messages.
-        output: file for what it prints; None is the output of this process.
-        inherited: file descriptors that it gets too, closed at its end.
+        module: run by `python -m`, with the number of this process, a file descriptor of the connection, and the
+            inherited descriptors; it calls `supervise`, loads `named`, replies with a problem or None, and with a
+            description.
+        named: the names to load.
+        place: the key of these names in the configuration, for messages.
+        output: file for the output of the process; None is the output of this process.
+        inherited: further file descriptors for the process, closed at its end.
 
     Raises:
-        ValueError: something cannot be loaded; one line with the reason.
+        ValueError: a name cannot be loaded; a line with the reason.
     """
 
     def __init__(self, module: str, named: Any, place: str, output: Any, *inherited: int) -> None:

@@ -35,24 +35,24 @@ SIMPLE = bool | int | float | str | None
 
 
 class RewardError(RuntimeError):
-    """A failure of a reward function that stops the run; the message is one line."""
+    """A failure of a reward function that stops the run; the message is a single line."""
 
 
 class Reward:
-    """A reward function whose failures cost single completions; TRL gets `as_function`.
+    """A reward function whose failures affect single completions only; TRL gets `as_function`.
 
     Args:
         fn: `package.module.function`, `path/to/file.py:function` or an entry point; see `loader.load`.
         name: name in metrics and messages.
         kwargs: keyword arguments of every call.
-        timeout: limit of a call, with all completions or with one, seconds.
+        timeout: limit of a call, with all completions or with a single completion, seconds.
         on_error: `skip` makes the reward of a bad completion None, `raise` ends the run with the completion saved.
-        workers: processes that share the completions of a call; those of the same prompt stay together.
+        workers: processes that share the completions of a call; completions of a prompt stay together.
         errors_file: JSON lines with the first completion of each kind of error; None keeps none.
         output: file for the output of the function; None is the output of this process.
 
     Raises:
-        ValueError: the function cannot be loaded; one line with the file, the line and the reason.
+        ValueError: the function cannot be loaded; a line with the file, the line number and the reason.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Reward:
         return reward
 
     def score(self, **columns: Any) -> list[float | None]:
-        """Return one reward per completion, None where there is none.
+        """Return a reward per completion; None for a completion without a reward.
 
         Raises:
             RewardError: a completion failed and `on_error` is `raise`, or all completions of `HOPELESS` batches failed.
@@ -132,7 +132,7 @@ class Reward:
         return outcome.rewards
 
     def _score_part(self, worker: int, columns: dict[str, Any], part: range, state: SimpleNamespace) -> Outcome:
-        """Score some completions in one worker: in one call, and if that fails, one by one."""
+        """Score some completions in a worker: in a single call, and after a failure one by one."""
 
         def call(rows: Sequence[int]) -> Outcome:
             if has_ended(self._workers[worker].process) and not self._closed:

@@ -1,4 +1,4 @@
-"""What the process of a reward function has started ends with it, and with the trainer, however that ends."""
+"""Ends every process that a reward function has started, at the end of the function's process or of the trainer."""
 
 import contextlib
 import ctypes
@@ -14,9 +14,9 @@ INTERVAL = 1.0
 
 
 def supervise(trainer: int, *inherited: int) -> None:
-    """Return in a new process. This one waits for the end of it or of the trainer, ends what is left, and itself.
+    """Return in a new process. This process waits for its end or the trainer's, ends all that remain, and exits.
 
-    Its exit status is that of the new process, which alone keeps the inherited file descriptors.
+    It exits with the status of the new process, which alone keeps the inherited file descriptors.
     """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -16,7 +16,7 @@ from rewards.isolation.supervisor import supervise
 
 
 def main() -> None:
-    """Load the function, reply with what it needs, and answer calls until the connection is closed."""
+    """Load the function, reply with its arguments, and answer calls until the connection is closed."""
     trainer, line, traceback = map(int, sys.argv[1:])
     supervise(trainer, line, traceback)
     connection = Connection(line)
@@ -32,9 +32,9 @@ def main() -> None:
 
 
 def serve(connection: Connection, answer: Callable[..., Any], traceback: Any = sys.stderr) -> None:
-    """Answer calls until the connection is closed, by a function that awaits and the arguments of the call.
+    """Answer calls until the connection is closed.
 
-    A call that takes longer than its limit in seconds ends the process; its place is in the file `traceback`.
+    A call that takes longer than its limit in seconds ends the process; the file `traceback` has its stack.
     """
     with asyncio.Runner() as runner:
         while True:

@@ -9,7 +9,7 @@ from rewards.boxes import overlaps, read_reference
 
 FORMS = ("xml", "bbox_2d", "box_start")
 LIKE = 0.5
-"""Overlap from which on a box is too much like the correct one for a cheat."""
+"""Overlap above which a box is too similar to the correct box for a cheat."""
 
 
 def boxes_of(row: dict[str, Any]) -> numpy.ndarray | None:
@@ -26,7 +26,7 @@ def styles(row: dict[str, Any]) -> list[str]:
 
 
 def written(row: dict[str, Any], boxes: numpy.ndarray, style: str) -> str:
-    """Return boxes as a policy writes them; as a list in original pixels in any style that is not one of `styles`."""
+    """Return boxes in a style of policies; for a style that is not in `styles`, as a list in original pixels."""
     form = style.partition(" ")[0]
     system = style.removeprefix(form)
     scaled = (boxes * _systems(row)[system]).round() if system else boxes
@@ -45,7 +45,7 @@ def changed(boxes: numpy.ndarray) -> dict[str, numpy.ndarray]:
 
 
 def cheats(row: dict[str, Any], boxes: numpy.ndarray) -> dict[str, numpy.ndarray]:
-    """Return boxes by name that earn less than the correct ones; large ones only if they are not like a correct one."""
+    """Return boxes by name that earn less than the correct boxes; large boxes only if unlike a correct box."""
     sides, image = numpy.tile(boxes[:, 2:] - boxes[:, :2], 2), _image(row, boxes)
     large = {
         "the whole image": image[None],
@@ -63,7 +63,7 @@ def hundred(row: dict[str, Any], boxes: numpy.ndarray) -> numpy.ndarray:
 
 
 def _image(row: dict[str, Any], boxes: numpy.ndarray) -> numpy.ndarray:
-    """Return the whole image as a box; without its size, one that is twice as large as the boxes need."""
+    """Return the whole image as a box; without its size, a box twice as large as necessary."""
     return numpy.array([0, 0, *(_size(row, "image_sizes") or 2 * boxes[:, 2:].max(axis=0))])
 
 

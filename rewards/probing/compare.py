@@ -52,7 +52,7 @@ def differ(old: float | None, new: float | None) -> bool:
 
 
 def tokenizer_of(folder: Path) -> Callable[[str], list[int]]:
-    """Return the run's function from a text to its tokens; a stand-in if the run left no tokenizer."""
+    """Return the run's tokenizer as a function from text to tokens; a substitute if the run has no tokenizer."""
     if not (folder / "model" / "tokenizer_config.json").is_file():
         return token_ids
     from transformers import AutoTokenizer

@@ -1,8 +1,8 @@
-"""Completions to try a reward on: correct ones, incorrect ones, and cheats of policies.
+"""Completions for the check of a reward: correct completions, incorrect completions, and cheats of policies.
 
 Pure functions from a row of data to completions. A row has the columns that the reward needs and optionally `question`,
-`answer`, `solution` (the way to the answer) and `completion` (a complete correct completion). The answer decides what
-is tried: it is a number, boxes, one of some options, or any other text.
+`answer`, `solution` (the way to the answer) and `completion` (a complete correct completion). The kind of the answer
+determines the completions: a number, boxes, an option, or any other text.
 """
 
 import re
@@ -49,7 +49,7 @@ def correct(row: dict[str, Any]) -> dict[str, str]:
 
 
 def incorrect(row: dict[str, Any], style: str) -> dict[str, str]:
-    """Return incorrect completions by name, in the format of the correct one."""
+    """Return incorrect completions by name, in the format of the correct completion."""
     reference = correct(row)[style]
     answer = str(row.get("answer") or "")
     if "return " in reference:
@@ -72,7 +72,7 @@ def incorrect(row: dict[str, Any], style: str) -> dict[str, str]:
 
 
 def cheats(row: dict[str, Any], style: str = "bare") -> dict[str, str]:
-    """Return completions by name that no sensible reward prefers to a correct one; boxes and options in a style."""
+    """Return completions that no sensible reward prefers to a correct one, by name; boxes and options in a style."""
     question = str(row.get("question") or row.get("prompt") or "What?")
     near, other = _near(row, style)
     answer = near[0] if boxes.boxes_of(row) is not None else str(row.get("answer") or "")
@@ -115,7 +115,7 @@ def _cheats_of_kind(row: dict[str, Any], style: str) -> dict[str, str]:
 
 
 def _near(row: dict[str, Any], style: str) -> tuple[list[str], str]:
-    """Return answers of the kind of the correct one, with that among them, and one that is incorrect."""
+    """Return answers of the same kind as the correct answer, including it, and an incorrect answer."""
     if (right := boxes.boxes_of(row)) is not None:
         near = [right, *(box[None] for box in boxes.hundred(row, right)[len(right) :])]
         other = boxes.changed(right)["moved by its size"]

@@ -1,4 +1,4 @@
-"""A reward tried on correct completions, on incorrect ones, and on cheats of policies."""
+"""The rewards of correct completions, incorrect completions, and cheats of policies."""
 
 import re
 import time
@@ -14,12 +14,12 @@ from rewards.probing.probes import cheats, correct, incorrect
 from rewards.text import text_of
 
 AT_THE_END = SimpleNamespace(global_step=1, max_steps=1, epoch=1.0)
-"""What a reward reads of the trainer in a check: a run that is over."""
+"""The trainer state that a reward reads in a check: the end of a run."""
 
 
 @dataclass
 class Probe:
-    """Rewards of one kind of completion, tried on rows of the data."""
+    """Rewards of a kind of completion on rows of the data."""
 
     kind: str
     """`correct`, `incorrect` or `cheat`."""
@@ -34,14 +34,14 @@ class Probe:
 
 
 def token_ids(text: str) -> list[int]:
-    """Return stand-ins for tokens, for rewards that count them: a number per word or sign, equal for equal ones."""
+    """Return substitutes for tokens, for rewards that count them: a number per word or sign, equal for equal words."""
     return [zlib.crc32(word.encode()) for word in re.findall(r"[\u3040-\u9fff]|\w{1,6}|[^\w\s]", text)]
 
 
 def score(
     reward: Reward, rows: list[dict[str, Any]], completions: list[Any], tokenize: Callable[[str], list[int]] = token_ids
 ) -> list[float | None]:
-    """Return the rewards of one completion per row."""
+    """Return the rewards of a completion per row."""
     columns = {key: [row.get(key) for row in rows] for key in rows[0]} if rows else {}
     ids = [tokenize(text_of(completion)) for completion in completions]
     prompts = [row.get("prompt", row.get("question", "")) for row in rows]
@@ -77,7 +77,7 @@ def try_out(reward: Reward, rows: list[dict[str, Any]]) -> tuple[list[Probe], fl
 
 
 def above(earned: list[float | None], allowed: list[float | None], discriminates: bool) -> list[int]:
-    """Return the indices of rewards above those of correct completions, or equal if the reward `discriminates`."""
+    """Return indices of rewards above those of correct completions, or equal if the reward `discriminates`."""
     margin = -1e-9 if discriminates else 1e-9
     pairs = enumerate(zip(earned, allowed, strict=True))
     return [row for row, (got, due) in pairs if got is not None and due is not None and got >= due + margin]

@@ -40,7 +40,7 @@ def limit(memory_mb: int, seconds: int) -> None:
 
 
 class Code(Peer):
-    """The end of the code, which answers what the tests ask for; `names` are those of the code's module."""
+    """The code's end of the connection, which answers the tests; `names` are the names of the code's module."""
 
     def __init__(self, incoming: Any, outgoing: Any, names: dict[str, Any]) -> None:
         own = {name: getattr(self, name) for name in ("run", "name", "call", "copy")}
@@ -83,7 +83,7 @@ class Code(Peer):
 
 
 def main() -> None:
-    """Answer until the process of the tests has gone."""
+    """Answer until the process of the tests has ended."""
     limit(int(sys.argv[1]), int(sys.argv[2]))
     module = sys.modules["completion"] = ModuleType("completion")
     peer = Code(sys.stdin.buffer, sys.stdout.buffer, vars(module))

@@ -1,4 +1,4 @@
-"""The command line that runs Python in a sandbox of bubblewrap, of which nothing gets out but what it writes.
+"""The command line that runs Python in a sandbox of bubblewrap; only its output leaves the sandbox.
 
 User, process, network, IPC, host name and mount namespaces of its own; an empty read-only root with the interpreter,
 its standard library and the shared libraries that they need; 16 MiB in /tmp; no /proc, no environment; it dies with
@@ -92,7 +92,7 @@ def check() -> None:
     """Try the sandbox with a program that does nothing.
 
     Raises:
-        ValueError: it cannot run here; one line with the reason and the ways out.
+        ValueError: it cannot run here; a line with the reason and the remedies.
     """
     system, machine = platform.system(), platform.machine()
     if system != "Linux" or machine not in ARCHITECTURES:

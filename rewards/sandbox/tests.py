@@ -23,7 +23,7 @@ from answer import BINARY, BUILT_IN, ITEMS, UNARY, limit  # type: ignore[import-
 from wire import IMMUTABLE, MUTABLE, Gone, NotPlain, Peer  # type: ignore[import-not-found]
 
 ABSENT = ("np", "numpy", "pd", "pandas", "scipy", "sympy", "torch", "pytest")
-"""Names of packages that there are none of here; what the code calls so is not asked in their place."""
+"""Names of missing packages; the code's objects with these names do not replace them."""
 
 
 class Unusable(Exception):
@@ -72,13 +72,13 @@ def ask(remote: Any, operation: str, *arguments: Any) -> Any:
 
 
 def number_of(value: Any) -> int | None:
-    """Return the number of an object of the code, or of what is a copy of one; None for any other value."""
+    """Return the number of an object of the code, or of its copy; None for any other value."""
     own = getattr(type(value), "__dict__", {})
     return vars(value)["__number"] if type(value) is Remote or "__copy" in own else None
 
 
 def copy_of(peer: Peer, number: int, value: Any) -> Any:
-    """Return a value that was an instance of a subclass, such as a named tuple: its other attributes are asked for."""
+    """Return a value that was an instance of a subclass, such as a named tuple; its other attributes are requested."""
     own = {"__getattr__": special("getattr"), "__copy": True}
     copy = type(type(value).__name__, (type(value),), own)(value)
     vars(copy).update(__peer=peer, __number=number)
@@ -103,7 +103,8 @@ for one in (*BUILT_IN, *ITEMS, *UNARY, *BINARY):
 class Names(dict[str, Any]):
     """The names of the tests: their own, then Python's and its modules', then those of the completion's code.
 
-    A module's name that they call is that of a function of the code, and `entry_point` even if Python has it too.
+    If the tests call the name of a module, it means a function of the code; so does `entry_point`, even if Python has
+    it.
     """
 
     def __init__(self, peer: Peer, tests: ast.Module, entry_point: str | None) -> None:
@@ -138,7 +139,7 @@ class Names(dict[str, Any]):
 
 
 class Tests(Peer):
-    """The end of the tests, which asks for what the code does."""
+    """The tests' end of the connection, which requests operations of the code."""
 
     def __init__(self, incoming: Any, outgoing: Any) -> None:
         super().__init__(incoming, outgoing, {"call": self.call})

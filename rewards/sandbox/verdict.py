@@ -18,7 +18,7 @@ from rewards.isolation.process import end_group, has_ended
 from rewards.sandbox import bubblewrap
 
 LONGEST_VERDICT = 10_000
-"""Limit on what is read of a verdict, bytes."""
+"""Largest verdict that is read, bytes."""
 START_LIMIT = 30
 """Limit on the start of both processes, before the time of the program begins, seconds."""
 
@@ -51,7 +51,7 @@ def verdict(
 
 
 def pipe() -> tuple[BinaryIO, BinaryIO]:
-    """Return the end of a pipe to read from and the one to write to."""
+    """Return the reading end and the writing end of a pipe."""
     reading, writing = os.pipe()
     return open(reading, "rb"), open(writing, "wb")
 

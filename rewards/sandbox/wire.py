@@ -1,7 +1,7 @@
 """Requests and replies between the process of a completion's code and the process of its tests, as lines of JSON.
 
-Plain values are copied. Any other object stays in its process and is known to the other one by a number. Reading a
-message never runs code.
+Plain values are copied. Any other object stays in its process, and the other process refers to it by a number. Reading
+a message never runs code.
 """
 
 import builtins
@@ -58,19 +58,19 @@ class Gone(Exception):
 
 
 class Peer:
-    """One end of the line: it asks the other end, and answers what the other end asks of `operations` meanwhile."""
+    """An end of the connection: it requests operations of the other end, and answers that end's requests meanwhile."""
 
     def __init__(self, incoming: BinaryIO, outgoing: BinaryIO, operations: dict[str, Callable[..., Any]]) -> None:
         self.incoming, self.outgoing, self.operations = incoming, outgoing, operations
         self.asked: set[str] = set()
-        """Operations that this end has asked for."""
+        """Number of operations that this end has requested."""
 
     def keep(self, value: Any) -> dict[str, Any]:
-        """Return the name of an object that stays here, by which the other end asks for it; or refuse it."""
+        """Return the name by which the other end refers to an object that stays here; or refuse the object."""
         raise NotImplementedError
 
     def find(self, kind: str, content: Any) -> Any:
-        """Return the object for what `keep` of the other end, or of this one, has returned."""
+        """Return the object for a name that `keep` of this end or the other end has returned."""
         raise NotImplementedError
 
     def printed(self) -> str:
@@ -81,8 +81,8 @@ class Peer:
         """Return the result of an operation at the other end.
 
         Raises:
-            Exception: what was raised there, as the nearest built-in exception.
-            Gone: the other end has.
+            Exception: the exception of the other end, as the nearest built-in exception.
+            Gone: the other end has ended.
         """
         self.asked.add(operation)
         self.send({"ask": operation, "arguments": self.encode(arguments), "keywords": self.encode(keywords)})
@@ -97,7 +97,7 @@ class Peer:
         return self.decode(message["result"])
 
     def answer(self, message: dict[str, Any]) -> None:
-        """Do what a message asks for and send the result, or what it raised."""
+        """Execute the request of a message and send the result or the exception."""
         arguments: Any = ()
         reply: dict[str, Any] = {}
         try:
@@ -130,7 +130,7 @@ class Peer:
         return json.loads(line)
 
     def encode(self, value: Any) -> Any:
-        """Return a value as what JSON can hold: a plain one as a copy, another as its number, some as both."""
+        """Return a value for JSON: a plain value as a copy, another object as its number, some objects as both."""
         kind = type(value)
         if value is None or kind in (bool, int, float, str):
             return value
@@ -153,7 +153,7 @@ class Peer:
         return self.keep(value)
 
     def decode(self, tree: Any) -> Any:
-        """Return the value of what `encode` of the other end has made."""
+        """Return the value that `encode` of the other end has encoded."""
         if isinstance(tree, list):
             return [self.decode(item) for item in tree]
         if not isinstance(tree, dict):
@@ -179,7 +179,7 @@ def replace(value: Any, by: Any) -> None:
 def nearest(names: list[str], text: str, iterating: bool) -> Exception:
     """Return the nearest built-in exception of the classes with these names.
 
-    One that ends a loop ends only loops over an iterator of the other end, as in generators (PEP 479).
+    An exception that ends a loop ends only loops over an iterator of the other end, as in generators (PEP 479).
     """
     for name in names if iterating or not {"StopIteration", "StopAsyncIteration"} & {*names} else ():
         kind = getattr(builtins, str(name), None)

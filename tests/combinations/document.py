@@ -9,17 +9,16 @@ from tests.combinations.features import FEATURES, MEANINGLESS, REFUSED
 FILE = ROOT / "docs" / "combinations.md"
 INTRODUCTION = """# Which features work together
 
-Every two of these values have met in a training of three steps (`tests/combinations/`), on one process and on two,
-whose gradients are stock TRL's on the same rollouts within 1e-5 in float64 (frozen towers in float32; QLoRA within
-1e-4), and which, where it is resumed from a checkpoint, ends with the same weights bit for bit. With dynamic sampling,
-stock TRL replays the completions that were kept; MaxRL and DPPO are compared with TRL's losses of which they are
-variants, and under top-k stock TRL is given the importance ratio that the logits of all tokens make. `make test` runs a
-part of it, `make test-all` all.
+Tests train every pair of these values together for three steps (`tests/combinations/`), on one process and on two. On
+the same rollouts the gradient is stock TRL's within 1e-5 in float64 (frozen towers in float32; QLoRA within 1e-4), and
+a run that resumes from a checkpoint ends with the same weights bit for bit. With dynamic sampling, stock TRL replays
+the kept completions. MaxRL and DPPO are variants of TRL's losses and are compared with them. Under top-k, stock TRL
+gets the importance ratio of the logits of all tokens. `make test` runs a part of the pairs, `make test-all` all.
 
-Each value has also met FSDP2 and ZeRO-3 on two processes, where the weights change as stock TRL's sharded alike within
-1e-4 in three steps (with AdamW, which divides rounding by small numbers, within 1e-3), and resume bit for bit; and the
-real vLLM with text, awake, asleep, with merged adapters and with shared weights (`make test-vllm`), whose completions
-stock TRL replays, within 5e-5.
+Other tests train each value with FSDP2 and with ZeRO-3 on two processes. The change of the weights in three steps is
+that of stock TRL with the same sharding within 1e-4 (with AdamW, which divides rounding by small numbers, within 1e-3),
+and runs resume bit for bit. With the real vLLM (`make test-vllm`), awake, asleep, with merged adapters and with shared
+weights, stock TRL replays the completions of each value with text, and the gradients agree within 5e-5.
 """
 
 
@@ -27,12 +26,12 @@ def page() -> str:
     """Return the page in Markdown."""
     lines = [INTRODUCTION, "| feature | values |", "|---|---|"]
     lines += [f"| {feature} | {'; '.join(values)} |" for feature, values in FEATURES.items()]
-    lines += ["", "## What is refused", "", "In one line, before anything is trained:", "", "| | with | reason |"]
-    lines += ["|---|---|---|", *refused()]
-    lines += ["", "## What was not tried", "", *(f"- {line}" for line in meaningless())]
+    lines += ["", "## Refused pairs", "", "The run ends with a one-line error before it trains:", ""]
+    lines += ["| | with | reason |", "|---|---|---|", *refused()]
+    lines += ["", "## Pairs that were not tried", "", *(f"- {line}" for line in meaningless())]
     lines += [
-        "- Images with the real vLLM, and its server, are tested with single features (`tests/e2e/`); a sleeping",
-        "  engine is a simulated one, whose weights are lost, as vLLM's needs a GPU.",
+        "- Images with the real vLLM and with its server are tested with single features (`tests/e2e/`). The sleeping",
+        "  engine is a simulation that loses its weights, because vLLM's sleep mode needs a GPU.",
     ]
     return "\n".join(lines) + "\n"
 

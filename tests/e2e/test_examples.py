@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.commands import command
+from tests.commands import command, outcomes, sweep
 
 pytestmark = pytest.mark.slow
 
@@ -38,10 +38,11 @@ def python(*arguments: object, cwd: Path = EXAMPLES.parent) -> str:
     return done.stdout
 
 
-def shown(beginning: str) -> list[str]:
-    """Return the arguments of the first command in the plug-in's README that begins like this."""
-    lines = (PLUGIN / "README.md").read_text().splitlines()
-    return shlex.split(next(line for line in lines if line.startswith(f"python {beginning}")))[1:]
+def shown(beginning: str, example: Path = PLUGIN) -> list[str]:
+    """Return the arguments of the first command in the README of an example that begins like this."""
+    lines = (example / "README.md").read_text().splitlines()
+    line = next(line for line in lines if line.startswith(f"python {beginning}"))
+    return shlex.split(line, comments=True)[1:]
 
 
 def test_the_drop_in_script_trains_and_reports_a_reward(tmp_path: Path) -> None:
@@ -82,6 +83,32 @@ def test_the_plug_ins_entry_point_names_an_existing_function() -> None:
     said = ["12 + 7 = 19\n#### 19", "12 + 7 = 18\n#### 18", "1 + 1 = 2\n#### 19", "12 + 7 = 19\n" * 99, "#### 19"]
     assert getattr(loaded, function)(completions=said, prompts=["12 apples and 7 more"] * 5) == [1, 0, 0, 0, 0]
     assert (PLUGIN / "conf" / "reward" / f"{name}.yaml").is_file()
+
+
+def test_the_sweep_compares_its_jobs_on_one_page(tmp_path: Path) -> None:
+    swept = shown("-m grpo.train -m", EXAMPLES / "sweep")[3:]
+    assert {word.partition("=")[0] for word in swept} == {
+        "train.num_generations",
+        "train.learning_rate",
+        "train.max_steps",
+    }
+    (groups,) = (word for word in swept if word.startswith("train.num_generations="))
+    done = sweep(tmp_path, groups, *(word for word in SMALL if not word.startswith("train.num_generations=")))
+    assert done.returncode == 0, done.stderr
+    jobs = outcomes(tmp_path)
+    assert [job["status"] for job in jobs.values()] == ["completed", "completed"]
+    assert "train.num_generations" in (tmp_path / "report.html").read_text()
+
+
+def test_the_plan_of_gsm8k_is_the_one_in_its_readme(tmp_path: Path) -> None:
+    text = (EXAMPLES / "gsm8k" / "README.md").read_text()
+    command = shown("-m grpo.plan", EXAMPLES / "gsm8k")
+    plan = json.loads(python(*command, "plan.format=json", cwd=tmp_path))
+    assert plan["fits"]
+    assert f"| planned peak | {plan['peak_gb']:.1f} GiB of 16, in the update |" in text
+    assert f"| planned host memory | {plan['host_gb']:.1f} GiB |" in text
+    assert f"| steps | {plan['duration']['steps']}:" in text
+    assert f"| planned time per step | {plan['duration']['step_s']:.0f} s, " in text
 
 
 def test_the_notebook_runs_and_shows_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

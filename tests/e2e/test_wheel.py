@@ -4,9 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from grpo.config.schema import ROOT
 
@@ -14,6 +17,9 @@ pytestmark = pytest.mark.slow
 
 PACKAGES = ("grpo", "rewards", "conf")
 DEMOS = {"words": [], "shapes": ["+experiment=shapes"], "calculator": ["+experiment=calculator"]}
+SAYS = {"grpo.train": "rtx3080", "grpo.plan": "fits", "rewards.check": "no issues found"}
+"""By command, a part of what it prints: choices of `conf/`, a plan, examples of `rewards/`."""
+COMMANDS = [["grpo.train", "--help"], ["grpo.plan", "+gpu=h100"], ["rewards.check", "correctness"]]
 STEP = ["train.max_steps=1", "train.per_device_train_batch_size=8", "train.num_generations=4"]
 STEP += ["task.dataset.size=8", "task.eval.size=2"]
 
@@ -53,6 +59,28 @@ def test_the_wheel_has_every_file_of_the_packages(site: Path) -> None:
     assert files_of(site) == files_of(ROOT)
 
 
+def test_the_metadata_are_those_of_the_project(site: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (wheel,) = distributions(path=[str(site)])
+    assert (wheel.name, wheel.version) == (project["name"], project["version"])
+    assert wheel.metadata["Requires-Python"] == project["requires-python"]
+    assert wheel.metadata["License-Expression"] == project["license"]
+    assert {Requirement(each) for each in wheel.requires or () if "extra ==" not in each} == {
+        Requirement(each) for each in project["dependencies"]
+    }
+    assert set(wheel.metadata.get_all("Provides-Extra")) == set(project["optional-dependencies"])
+    assert (wheel.read_text("top_level.txt") or "").split() == sorted(PACKAGES)
+    assert wheel.metadata["Description-Content-Type"] == "text/markdown"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_commands_run_from_the_wheel(command: list[str], site: Path, tmp_path: Path) -> None:
+    done = python("-m", *command, cwd=tmp_path, PYTHONPATH=str(site), OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert str(ROOT) not in done.stdout + done.stderr
+    assert SAYS[command[0]] in done.stdout
+
+
 @pytest.mark.parametrize("demo", DEMOS)
 def test_each_demo_trains_from_the_wheel(demo: str, site: Path, tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
@@ -64,5 +92,6 @@ def test_each_demo_trains_from_the_wheel(demo: str, site: Path, tmp_path: Path) 
     run = python("-m", "grpo.train", *DEMOS[demo], *STEP, "hydra.run.dir=run", cwd=tmp_path, **environment)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "run" / "model").is_dir()
+    assert "</html>" in (tmp_path / "run" / "report.html").read_text()
     assert f"model_name_or_path: {site}/grpo/builtin/tiny" in (tmp_path / "run" / "resolved_config.yaml").read_text()
     assert '"steps": 1' in (tmp_path / "run" / "summary.json").read_text()

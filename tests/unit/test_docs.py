@@ -2,11 +2,20 @@
 
 import ast
 import re
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import DictConfig
 
 from grpo import losses
 from grpo.config.options import LOSS_MEANS
 from grpo.config.schema import ROOT
+from grpo.planning import machine
+from grpo.planning.advice import advise
+from grpo.planning.fit import make_plan
 from tests import import_table
 
 TESTS = Path(__file__).parents[1]
@@ -47,6 +56,48 @@ def test_the_table_of_losses_says_how_the_trainer_weighs_each() -> None:
             if line.startswith("| `") and mean.startswith(words):
                 found |= dict.fromkeys(re.findall(r"`(\w+)`", names), value)
     assert found == LOSS_MEANS | {name: losses.find(name).MEAN for name in losses.NAMES}
+
+
+def test_the_table_of_gpu_profiles_is_planned(
+    composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda processes: None)
+    found = set()
+    for line in (ROOT / "docs" / "fit.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 6 or not (profiles := re.findall(r"`(\w+)`", cells[2])):
+            continue
+        for profile in profiles:
+            plan = make_plan(composed(f"+gpu={profile}"))
+            headroom = f"{1 - plan.peak_gb / plan.capacity_gb:.0%}".replace("%", " %")
+            assert cells[4:] == [f"{plan.peak_gb:.1f}", headroom], profile
+        found |= set(profiles)
+    assert found == {path.stem for path in (ROOT / "conf" / "gpu").glob("*.yaml")}
+
+
+def test_the_shown_plan_that_does_not_fit_is_planned(
+    composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda processes: None)
+    line = ("+gpu=h100", "model=qwen2_5_14b", "peft=none")
+    config = composed(*line)
+    plan = make_plan(config)
+    suggestions = {" ".join(one["overrides"]): one["peak_gb"] for one in advise(line, config, plan)}
+    for page in ("README.md", "docs/fit.md"):
+        shown = (ROOT / page).read_text().split(f"$ python -m grpo.plan {' '.join(line)}\n")[1].split("```")[0]
+        assert f"does not fit: {plan.problem}\n" in shown, page
+        found = dict(re.findall(r"^  (\S.*)\n      ([\d.]+) GiB; ", shown, re.MULTILINE))
+        assert found == {change: f"{suggestions[change]:.1f}" for change in found}, page
+        assert found
+
+
+def test_version_and_date_agree_in_all_files_of_a_release() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    newest = re.search(r"^## \[(\d[\w.]*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest.groups() == (version, str(citation["date-released"]))
+    assert citation["version"] == version
 
 
 def test_names_of_tests_have_at_most_60_characters() -> None:

@@ -1,11 +1,11 @@
-"""Word problems of one or two steps, generated without end and without a download: the built-in task.
+"""The built-in task: endless word problems of one or two steps, without a download.
 
 A problem starts with a count, and one or two things happen to it::
 
     Mia has 12 apples. She buys 7 more. She gives away 5. How many apples does she have now?
 
 Every intermediate result is an integer from 1 to 99, so that a policy of one million parameters can learn to compute
-it; only the words tell the operation.
+it; only the words determine the operation.
 """
 
 import random

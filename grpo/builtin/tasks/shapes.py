@@ -1,7 +1,7 @@
 """Questions about pictures of coloured shapes, drawn from a seed without a download: the built-in task with images.
 
-A picture of 96 by 96 pixels has 3 to 9 shapes in the cells of a grid. A question asks how many there are, or which one
-is the largest::
+A picture of 96 by 96 pixels has 3 to 9 shapes in the cells of a grid. A question asks for their number, or for the
+largest shape::
 
     How many shapes are there?          7
     Which shape is the largest?         blue circle
@@ -22,7 +22,7 @@ CELLS, CELL = 4, 24
 COLOURS = {"red": (214, 39, 40), "green": (44, 160, 44), "blue": (31, 119, 180), "yellow": (240, 200, 40)}
 KINDS = ("circle", "square", "triangle")
 SIZES = (10, 14, 22)
-"""Pixels across: of small shapes, of medium ones, and of the largest, of which there is one."""
+"""Widths in pixels: small shapes, medium shapes, and the single largest shape."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Problem:
 
     shapes: tuple[Shape, ...]
     counts: bool
-    """Whether it asks for the number of shapes; else for the largest one."""
+    """Whether the question asks for the number of shapes; otherwise it asks for the largest shape."""
 
     @property
     def question(self) -> str:

@@ -1,4 +1,4 @@
-"""Endless problems of a split, drawn from a seed; what the built-in tasks have in common."""
+"""Endless problems of a split, drawn from a seed; the common code of the built-in tasks."""
 
 import random
 import zlib
