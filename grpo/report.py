@@ -1,4 +1,7 @@
-"""`python -m grpo.report DIR…` writes `report.html`: one self-contained page about a run, or about a sweep."""
+"""`python -m grpo.report DIR…` writes `report.html`: one self-contained page about a run, or about a sweep.
+
+`--watch` serves it on the loopback interface instead, while the run or the sweep goes on.
+"""
 
 import argparse
 import logging
@@ -11,6 +14,7 @@ from grpo.cli import leave
 from grpo.reporting.content import completions_of, content_of
 from grpo.reporting.page import write_report
 from grpo.reporting.text import show_content
+from grpo.reporting.watch import watch
 from grpo.rundir.run_dir import read_run
 from grpo.utils.errors import ConfigError
 
@@ -22,9 +26,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}", description=__doc__.split(":")[0])
     parser.add_argument("folders", nargs="+", metavar="DIR", type=Path, help="the directory of a run or of a sweep")
     parser.add_argument("--text", action="store_true", help="print the page of a run instead of writing it")
+    parser.add_argument("--watch", action="store_true", help="serve the page on 127.0.0.1 instead of writing it")
+    parser.add_argument("--port", type=int, default=8000, help="of --watch; 8000 by default, 0 for any free one")
     logging.basicConfig(level=logging.ERROR)
     try:
         given = parser.parse_args()
+        if given.watch:
+            (folder, *others) = given.folders
+            if others or given.text:
+                raise ConfigError("--watch: name one directory, without --text")
+            watch(folder, given.port)
+            return
         for folder in given.folders:
             if given.text:
                 run = read_run(folder)

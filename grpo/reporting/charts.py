@@ -42,7 +42,8 @@ def curve(drawn: Curve) -> Chart:
     """Draw lines over steps: as they are and smoothed, with the value under the pointer, and a range to zoom to."""
     names = list(drawn.lines)
     labels = [*names, f"held out, greedy, {INTERVAL}"] if drawn.held_out else names
-    legend, spec = labels if len(labels) > 1 else [], lines_over_steps(tuple(names), drawn.percent, bool(drawn.held_out))
+    spec = lines_over_steps(tuple(names), drawn.percent, bool(drawn.held_out))
+    legend = labels if len(labels) > 1 else []
     return Chart(drawn.title, spec, drawn.about, drawn.lines, drawn.held_out, legend)
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -54,6 +55,7 @@ def run_page(content: dict[str, Any], browse: dict[str, Any]) -> str:
         content=content,
         charts=[curve(Curve(**one)) for one in content["curves"]],
         browse=browse,
+        live=content["status"] == "running",
         limits={"images": MAX_IMAGES, "bytes": MAX_BYTES},
     )
 
@@ -63,13 +65,14 @@ def name_of(folder: Path) -> str:
     return "/".join(folder.resolve().parts[-2:])
 
 
-def sweep_page(sweep: Sweep) -> str:
-    """Return the page of a sweep."""
+def sweep_page(sweep: Sweep, live: bool = False) -> str:
+    """Return the page of a sweep, which reloads if it is live."""
     evaluated = [run for run in sweep.runs if run.accuracy is not None]
     best = max(evaluated, key=lambda run: (run.accuracy or 0, run.reward or 0), default=None)
     rivals = [run for run in evaluated if best and run is not best and interval(run)[2] >= interval(best)[1]]
     return page(
         "sweep.html.jinja",
+        live=live,
         title=f"GRPO sweep {name_of(sweep.folder)}",
         sweep=sweep,
         columns=COLUMNS | {"completions per step": lambda run: show(run.summary.get("completions_a_step"), "{:,}")},
@@ -108,11 +111,12 @@ def order(text: str) -> tuple[bool, float, str]:
         return True, 0.0, text
 
 
-def page(template: str, charts: Sequence[Chart], **content: Any) -> str:
+def page(template: str, charts: Sequence[Chart], live: bool = False, **content: Any) -> str:
     """Render a template. Content is escaped, and the page's policy allows no scripts but its own.
 
     Args:
         charts: of the page, in their order.
+        live: whether the page reloads, as it is still made anew.
         content: of the template.
     """
     environment = Environment(
@@ -122,6 +126,8 @@ def page(template: str, charts: Sequence[Chart], **content: Any) -> str:
     environment.filters["show"] = show
     scripts = [environment.get_template(name).render() for name in ("show.js", "browse.js", "charts.js")]
     scripts = [javascript(), *scripts] if charts else scripts[:-1]
+    scripts.append(environment.get_template("live.js").render())
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     made = {"scripts": list(map(Markup, scripts)), "digests": digests, "charts": charts}
+    made["written"] = round(1000 * time.time()) if live else None
     return environment.get_template(template).render(drawings=[asdict(chart) for chart in charts], **made, **content)
