@@ -228,10 +228,10 @@ def test_a_page_that_nobody_writes_reloads_seldom_and_stops(composed, tmp_path, 
         file.write_text(re.sub('data-written="[0-9]+"', f'data-written="{now - 1000 * age}"', text))
         page = opened(file.as_uri())
         page.evaluate("window.marked = true")
-        page.clock.run_for(1000 * ((waits or 2_000) - 10))
+        page.clock.run_for(1000 * ((waits or 2_000) - 5))
         assert page.evaluate("window.marked"), age
         if waits:
-            page.clock.run_for(12_000)
+            page.clock.run_for(60_000)
             page.locator("body[data-drawn]").wait_for()
             assert not page.evaluate("window.marked"), age
 
