@@ -154,7 +154,7 @@ def test_a_reload_keeps_what_the_reader_has_chosen(composed, tmp_path, opened):
     assert page.locator("#whole").is_visible()
     labels = page.locator(".chart").nth(2).locator(".role-axis-label").first.locator("text").all_text_contents()
     assert 10 <= min(map(int, labels)) < max(map(int, labels)) <= 20
-    selection = "[document.activeElement.id, document.activeElement.selectionStart, document.activeElement.selectionEnd]"
+    selection = "((box) => [box.id, box.selectionStart, box.selectionEnd])(document.activeElement)"
     assert page.evaluate(selection) == ["search", 1, 4]
     assert [message for message in page.noted if "rror" in message] == []
 

@@ -44,7 +44,7 @@
     if (found) window.scrollBy({ top: top(found) - before, behavior: "instant" });
   };
   const restore = (kept) => {
-    if (kept.step !== null && at("step")) choose(kept.step);
+    if (at("step")) kept.step === null ? set(at("step"), at("step").max) : choose(kept.step);
     for (const [id, value] of kept.values) if (at(id)) set(at(id), value);
     if (kept.zoom) window.dispatchEvent(new CustomEvent("zoom", { detail: kept.zoom.split(",").map(Number) }));
     while (at("more") && !at("more").hidden && cards().length < kept.cards) at("more").click();

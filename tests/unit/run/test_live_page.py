@@ -47,6 +47,14 @@ def steps(folder: Path) -> int:
     return int(re.search(r"in (\d+) logged steps", file.read_text())[1]) if file.exists() else 0
 
 
+def looks_again(page: LivePage) -> None:
+    """Wait until the process has slept several times between two looks at the metrics."""
+    assert page.process
+    process = psutil.Process(page.process.pid)
+    slept = process.num_ctx_switches().voluntary
+    until(lambda: process.num_ctx_switches().voluntary > slept + 5, "looks at the metrics")
+
+
 @pytest.fixture
 def run_dir(composed: Callable, tmp_path: Path) -> Path:
     folder = write_run(tmp_path / "run", steps=3, groups=1, generations=2)
@@ -81,9 +89,8 @@ def test_a_page_is_written_only_when_the_metrics_have_grown(page: LivePage, run_
     page.on_log(None, state(), None)
     until((run_dir / "report.html").exists, "the first page")
     assert page.process
-    before, times = (run_dir / "report.html").stat(), psutil.Process(page.process.pid)
-    switches = times.num_ctx_switches().voluntary
-    until(lambda: times.num_ctx_switches().voluntary > switches + 5, "looks at the metrics")
+    before = (run_dir / "report.html").stat()
+    looks_again(page)
     assert (run_dir / "report.html").stat().st_mtime_ns == before.st_mtime_ns
 
 
@@ -104,7 +111,7 @@ def test_a_page_is_written_completely_or_not_at_all(page: LivePage, run_dir: Pat
 @pytest.mark.slow
 def test_a_run_that_is_killed_takes_its_page_process_along(run_dir: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from grpo.run import live_page; live_page.EVERY = 0.2\n"
+        "import sys, time; from pathlib import Path; from grpo.run import live_page; live_page.EVERY = 600\n"
         "print(live_page.start(Path(sys.argv[1])).pid, flush=True); time.sleep(600)"
     )
     run = subprocess.Popen([sys.executable, "-c", code, str(run_dir)], stdout=subprocess.PIPE, text=True)
@@ -152,6 +159,12 @@ def test_a_process_that_does_not_end_is_killed(page: LivePage, run_dir: Path, mo
     assert not partial.exists()
 
 
+def test_a_run_that_is_over_starts_no_process(page: LivePage) -> None:
+    page.end()
+    page.on_log(None, state(), None)
+    assert page.process is None
+
+
 @pytest.mark.parametrize(("first", "seconds"), [(True, 29), (False, 31)], ids=["short run", "other rank"])
 def test_a_short_run_and_other_ranks_start_no_process(run_dir: Path, first: bool, seconds: float) -> None:
     page = LivePage(run_dir)
@@ -172,15 +185,14 @@ def test_a_process_that_cannot_start_costs_one_warning(
     assert "the page is not written while the run runs: " in caplog.text
 
 
-@pytest.mark.parametrize(
-    "broken", ["metrics.jsonl", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
-)
+@pytest.mark.parametrize("broken", ["metrics.jsonl", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_a_broken_file_costs_one_line_and_is_tried_again(page: LivePage, run_dir: Path, broken: str) -> None:
     whole = (run_dir / broken).read_text()
     (run_dir / broken).write_text("{[\n")
     page.on_log(None, state(), None)
     log = run_dir / "train.log"
     until(lambda: log.exists() and log.read_text(), "the line in the log")
+    looks_again(page)
     (run_dir / broken).write_text(whole)
     until((run_dir / "report.html").exists, "the page of the mended run")
     page.end()
