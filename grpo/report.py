@@ -1,6 +1,7 @@
 """`python -m grpo.report DIR…` writes `report.html`: one self-contained page about a run, or about a sweep.
 
 Several runs are compared: on a page of their own, `comparison.html` in the current directory.
+`--watch` serves it on the loopback interface instead, while the run or the sweep goes on.
 """
 
 import argparse
@@ -12,9 +13,10 @@ from rich.console import Console
 
 from grpo.cli import leave
 from grpo.reporting.comparison import comparison_of
-from grpo.reporting.content import completions_of, content_of
+from grpo.reporting.content import completions_of, content_of, followed
 from grpo.reporting.page import named, write_comparison, write_report
 from grpo.reporting.text import show_comparison, show_content
+from grpo.reporting.watch import watch
 from grpo.rundir.run_dir import read_run
 from grpo.rundir.sweep_dir import is_sweep
 from grpo.utils.errors import ConfigError
@@ -27,13 +29,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}", description=__doc__)
     parser.add_argument("folders", nargs="+", metavar="DIR", type=Path, help="the directory of a run or of a sweep")
     parser.add_argument("--text", action="store_true", help="print the pages of runs instead of writing them")
+    parser.add_argument("--watch", action="store_true", help="serve the page on 127.0.0.1 instead of writing it")
+    parser.add_argument("--port", type=int, default=8000, help="of --watch; 8000 by default, 0 for any free one")
     logging.basicConfig(level=logging.ERROR)
     try:
         given = parser.parse_args()
+        if given.watch:
+            (folder, *others) = given.folders
+            if others or given.text:
+                raise ConfigError("--watch: name one directory, without --text")
+            watch(folder, given.port)
+            return
         for folder in given.folders:
             if given.text:
                 run = read_run(folder)
-                show_content(content_of(run, completions_of(run)), Console())
+                show_content(content_of(run, completions_of(run), followed(run)), Console())
             else:
                 print(write_report(folder))
         runs = [folder for folder in dict.fromkeys(given.folders) if not is_sweep(folder)]

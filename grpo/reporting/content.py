@@ -20,11 +20,13 @@ VERSION = 1
 """Of the layout of `report.json`."""
 
 
-def content_of(run: Run, browse: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of `report.json`, see docs/sweeps.md.
+def content_of(run: Run, browse: dict[str, Any], problems: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of `report.json`, see docs/report.md.
 
     Args:
-        browse: the completions of the page, as of `completions_of`.
+        run: as its directory shows it.
+        browse: its completions, as of `completions_of`.
+        problems: its problems, as of `followed`.
     """
     return {
         "version": VERSION,
@@ -39,7 +41,15 @@ def content_of(run: Run, browse: dict[str, Any]) -> dict[str, Any]:
         "memory_gib": [dict(zip(("phase", "planned", "used"), row, strict=True)) for row in memory(run)],
         "curves": [asdict(curve) for curve in curves_of(run)],
         "steps": len(run.metrics),
+        "grader": run.grader,
+        "problems": problems | {"problems": [in_table(one) for one in problems["problems"]]},
     }
+
+
+def in_table(problem: dict[str, Any]) -> dict[str, Any]:
+    """Return a problem as the table shows it, without completions."""
+    times = [(time["step"], time["value"], time["size"]) for time in problem["times"]]
+    return {key: problem[key] for key in ("number", "name", "asked", "solved", "forgotten")} | {"times": times}
 
 
 def completions_of(run: Run) -> dict[str, Any]:

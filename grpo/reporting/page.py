@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -35,10 +36,9 @@ def write_report(folder: Path) -> Path:
     """
     if is_sweep(folder):
         return save(folder, sweep_page(read_sweep(folder)))
-    browse = completions_of(run := read_run(folder))
-    content = content_of(run, browse)
+    content, text = run_page(read_run(folder))
     write_json(folder / DATA, content)
-    return save(folder, run_page(content, browse, followed(run)))
+    return save(folder, text)
 
 
 def write_comparison(folders: Sequence[Path], to: Path) -> Path:
@@ -68,17 +68,21 @@ def save(folder: Path, text: str, name: str = PAGE) -> Path:
     return file
 
 
-def run_page(content: dict[str, Any], browse: dict[str, Any], problems: dict[str, Any]) -> str:
-    """Return the page of a run with the content of `report.json`, its completions and its problems."""
-    return page(
+def run_page(run: Run) -> tuple[dict[str, Any], str]:
+    """Return the content of `report.json` of a run, and its page."""
+    browse, problems = completions_of(run), followed(run)
+    content = content_of(run, browse, problems)
+    text = page(
         "run.html.jinja",
         title=content["title"],
         content=content,
         charts=[curve(Curve(**one)) for one in content["curves"]],
         browse=browse,
         problems=problems,
+        live=content["status"] == "running",
         limits={"images": MAX_IMAGES, "bytes": MAX_BYTES},
     )
+    return content, text
 
 
 def name_of(folder: Path) -> str:
@@ -99,8 +103,8 @@ def comparison_page(runs: dict[str, Run]) -> str:
     )
 
 
-def sweep_page(sweep: Sweep) -> str:
-    """Return the page of a sweep."""
+def sweep_page(sweep: Sweep, live: bool = False) -> str:
+    """Return the page of a sweep, which reloads if it is live."""
     evaluated = [run for run in sweep.runs if run.accuracy is not None]
     best = max(evaluated, key=quality, default=None)
     compared = {sweep.name(run): run for run in sorted(sweep.runs, key=quality, reverse=True)[:MOST]}
@@ -109,6 +113,7 @@ def sweep_page(sweep: Sweep) -> str:
     curves = [curve(Curve(**one)) for one in comparison["curves"]] if comparison else []
     return page(
         "sweep.html.jinja",
+        live=live,
         title=f"GRPO sweep {name_of(sweep.folder)}",
         sweep=sweep,
         columns=COLUMNS | {"completions per step": lambda run: show(run.summary.get("completions_a_step"), "{:,}")},
@@ -154,11 +159,12 @@ def order(text: str) -> tuple[bool, float, str]:
         return True, 0.0, text
 
 
-def page(template: str, charts: Sequence[Chart], **content: Any) -> str:
+def page(template: str, charts: Sequence[Chart], live: bool = False, **content: Any) -> str:
     """Render a template. Content is escaped, and the page's policy allows no scripts but its own.
 
     Args:
         charts: of the page, in their order.
+        live: whether the page reloads, as it is still made anew.
         content: of the template.
     """
     environment = Environment(
@@ -169,6 +175,8 @@ def page(template: str, charts: Sequence[Chart], **content: Any) -> str:
     scripts = [environment.get_template(name).render() for name in SCRIPTS]
     if charts:  # last, so that the text can be read meanwhile
         scripts += [javascript(), environment.get_template("charts.js").render()]
+    scripts.append(environment.get_template("live.js").render())
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     made = {"scripts": list(map(Markup, scripts)), "digests": digests, "charts": charts}
+    made["written"] = round(1000 * time.time()) if live else None
     return environment.get_template(template).render(drawings=[asdict(chart) for chart in charts], **made, **content)

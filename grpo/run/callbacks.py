@@ -1,4 +1,4 @@
-"""Callbacks of a run: metrics file, progress bar, mismatch warning, signals, guards of disk and host memory."""
+"""Callbacks of a run: metrics file, mismatch warning, signals, guards of disk and host memory."""
 
 import json
 import logging
@@ -6,14 +6,13 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from omegaconf import DictConfig
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo.utils.atomic import atomic
@@ -22,7 +21,6 @@ from grpo.utils.distributed import any_of
 from grpo.utils.errors import DirectoryLost
 from grpo.utils.hardware import host_memory
 from grpo.utils.limits import GB, HOST_LIMIT
-from rewards.isolation.reward import Reward
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -57,69 +55,6 @@ class MetricsFile(TrainerCallback):
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         with self.path.open("a") as file:
             file.write(json.dumps(finite) + "\n")
-
-
-class ProgressBar(TrainerCallback):
-    """Show step, reward, accuracy, step time and what is left; without a terminal, as one line now and then.
-
-    Args:
-        accuracy: the metric that is the share of right answers, where it is logged.
-        rewards: whose errors are shown.
-    """
-
-    def __init__(
-        self, console: Console, accuracy: str = "rewards/correctness/mean", rewards: Sequence[Reward] = ()
-    ) -> None:
-        self.console, self.accuracy, self.rewards = console, accuracy, rewards
-        self.bar = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[readings]}"),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.task = self.bar.add_task("", total=state.max_steps, completed=state.global_step, readings="")
-        self.bar.start()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.bar.update(self.task, completed=state.global_step)
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if not state.is_world_process_zero or not logs or "reward" not in logs:
-            return
-        generated = "rollout/" if "rollout/reward" in logs else ""  # all completions, not those trained on alone
-        reward = logs[f"{generated}reward"]  # None where no completion had one
-        readings = "reward none" if reward is None else f"reward {reward:.2f}"
-        if f"{generated}{self.accuracy}" in logs:
-            readings += f"  accuracy {100 * (logs[f'{generated}{self.accuracy}'] or 0):.0f} %"
-        readings += f"  {logs.get('step_time', 0):.2f} s/step"
-        if "rollout/problems" in logs:
-            readings += f"  {logs['rollout/problems']:.0f} problems"
-        errors = sum(reward.errors.total() for reward in self.rewards)
-        if errors:
-            readings += f"  reward errors {errors}"
-        self.bar.update(self.task, readings=readings)
-        if not self.console.is_terminal and state.global_step % max(1, state.max_steps // 10) == 0:
-            self.console.print(f"step {state.global_step}/{state.max_steps}  {readings}", highlight=False)
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.bar.stop()
 
 
 class MismatchWarning(TrainerCallback):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo.run.live_page import LivePage
 from grpo.rundir.files import read_json, write_json
 from grpo.rundir.storage import storage_fault
 from grpo.rundir.versions import git_commit, versions
@@ -30,7 +31,7 @@ STUCK = 15.0
 
 
 @contextmanager
-def ends_when_stuck(run_dir: Path) -> Iterator[None]:
+def ends_when_stuck(run_dir: Path, page: LivePage) -> Iterator[None]:
     """End this process if another one has failed, its launcher has sent SIGTERM, and no handler in Python can run.
 
     They do not while the main thread waits in C++, as in a collective operation of NCCL for the process that has
@@ -49,7 +50,7 @@ def ends_when_stuck(run_dir: Path) -> Iterator[None]:
                 if elsewhere := first_failure():
                     log.error("stuck %.0f s after another process had failed: %s", STUCK, elsewhere)
                     reason = {"status": "failed", "reason": elsewhere.removeprefix("failed: ")}
-                    write_outcome(read_json(run_dir / "summary.json") | reason, run_dir)
+                    write_outcome(read_json(run_dir / "summary.json") | reason, run_dir, page)
                     os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -81,14 +82,16 @@ class Outcome:
         run_dir: of the run.
         plan: of it; None if it could not be planned.
         memory: the readings of this process.
+        page: written while the run runs; its process ends before the page is written for the last time.
 
     Raises:
         ConfigError: the input was wrong.
         RunError: the run broke, here or on the process that has failed first; the log has the traceback.
     """
 
-    def __init__(self, run_dir: Path, plan: "Plan | None", memory: MemoryReadings) -> None:
-        self.run_dir, self.plan, self.memory, self.started = run_dir, plan, memory, time.monotonic()
+    def __init__(self, run_dir: Path, plan: "Plan | None", memory: MemoryReadings, page: LivePage) -> None:
+        self.run_dir, self.plan, self.memory, self.page = run_dir, plan, memory, page
+        self.started = time.monotonic()
         self.summary: dict[str, Any] = {"status": "failed", "reason": None}
 
     def add(self, **facts: Any) -> None:
@@ -102,12 +105,13 @@ class Outcome:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> bool:
         if isinstance(error, DirectoryLost):  # there, another run may be
+            self.page.end()
             return False
         told = self._ending(error)
         self.memory.note()
         self.add(wall_time_s=round(time.monotonic() - self.started, 1), **self.memory.highest)
         self.add(planned_gb=self.plan.expected() if self.plan else None, versions=versions(), git_commit=git_commit())
-        write_outcome(self.summary, self.run_dir)
+        write_outcome(self.summary, self.run_dir, self.page)
         if told:
             raise told from error
         return isinstance(error, KeyboardInterrupt)
@@ -131,14 +135,15 @@ class Outcome:
         return None
 
 
-def write_outcome(summary: dict[str, Any], run_dir: Path) -> None:
-    """Write `summary.json` and the page.
+def write_outcome(summary: dict[str, Any], run_dir: Path, page: LivePage) -> None:
+    """Write `summary.json` and the page, which nothing else writes any more.
 
     Raises:
         RunError: `summary.json` cannot be written, and it is not known yet that the run has failed.
     """
     if not is_main_process():
         return
+    page.end()
     try:
         write_json(run_dir / "summary.json", summary)
         (run_dir / "README.md").unlink(missing_ok=True)  # TRL's empty model card; `grpo.export` writes one

@@ -37,12 +37,13 @@ from grpo.run.callbacks import (
     HostMemoryGuard,
     MetricsFile,
     MismatchWarning,
-    ProgressBar,
     StopOnSignal,
     WhenSharded,
 )
+from grpo.run.live_page import LivePage
 from grpo.run.monitor import Monitor
 from grpo.run.outcome import Outcome, ends_when_stuck
+from grpo.run.progress import ProgressBar
 from grpo.run.trainer import make_trainer
 from grpo.rundir.files import ERRORS_FILE, RESOLVED_CONFIG, read_json, write_json
 from grpo.rundir.history import has_been_run, name_of
@@ -76,8 +77,8 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
     """
     console = Console(file=sys.stderr, quiet=not is_main_process())
     memory = MemoryReadings(on_gpu=torch.cuda.is_available() and not settings.train.use_cpu)
-    is_new = not has_been_run(name_of(settings.task), run_dir)
-    with ends_when_stuck(run_dir), StopOnSignal() as stop, Outcome(run_dir, plan, memory) as outcome:
+    is_new, page = not has_been_run(name_of(settings.task), run_dir), LivePage(run_dir)
+    with ends_when_stuck(run_dir, page), StopOnSignal() as stop, Outcome(run_dir, plan, memory, page) as outcome:
         checkpoint = checkpoint_for(settings, run_dir, console)
         settings = with_model(settings)
         with output_in(run_dir / log_name()), running_tools(settings.task, run_dir) as tools:
@@ -92,15 +93,20 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
             with running_rewards(options, columns, run_dir, run_dir / ERRORS_FILE) as rewards:
                 trainer = make_trainer(settings, run_dir, problems, processing_class, rewards, tools, memory)
                 evaluation = evaluation_of(settings, problems, rewards, run_dir, console)
+                accuracy = f"rewards/{settings.task.eval.reward}/mean"
+                progress = ProgressBar(console, accuracy, list(rewards.values()), settings.plan.host_gb)
 
                 def evaluate(when: str) -> None:
                     outcome.add(**evaluated(when, trainer, evaluation, run_dir))
 
                 try:
-                    with Monitor(memory, gpu_utilization if memory.on_gpu else None, run_dir, console) as monitor:
+                    utilization = gpu_utilization if memory.on_gpu else None
+                    with Monitor(memory, utilization, run_dir, console) as monitor, progress:
                         evaluate_first(trainer, lambda: evaluate("before"), stop)
                         trainer.add_callback(monitor)  # before the file of metrics, as it adds to them
-                        guard = add_callbacks(trainer, settings, run_dir, rewards, console, stop)
+                        guard = add_callbacks(trainer, settings, run_dir, console, stop)
+                        for callback in (progress, page):
+                            trainer.add_callback(callback)
                         outcome.add(**train(trainer, run_dir, checkpoint, rewards, stop, guard))
                         if outcome.summary["status"] == "completed":
                             stop.begin("saving the model")
@@ -232,18 +238,12 @@ def evaluate_first(trainer: ExactGRPOTrainer, evaluate: Callable[[], None], stop
 
 
 def add_callbacks(
-    trainer: ExactGRPOTrainer,
-    settings: Resolved,
-    run_dir: Path,
-    rewards: dict[str, Reward],
-    console: Console,
-    stop: StopOnSignal,
+    trainer: ExactGRPOTrainer, settings: Resolved, run_dir: Path, console: Console, stop: StopOnSignal
 ) -> HostMemoryGuard:
-    """Have the steps logged, shown and watched; return the callback that may end the training for want of memory."""
+    """Have the steps logged and watched; return the callback that may end the training for want of memory."""
     guard = HostMemoryGuard(settings.plan.host_gb)
-    progress = ProgressBar(console, f"rewards/{settings.task.eval.reward}/mean", list(rewards.values()))
     mismatch, disk = MismatchWarning(console, settings.train), DiskGuard(run_dir, console)
-    for callback in (MetricsFile(run_dir / "metrics.jsonl"), progress, stop, guard, mismatch, disk):
+    for callback in (MetricsFile(run_dir / "metrics.jsonl"), stop, guard, mismatch, disk):
         trainer.add_callback(callback)
     return guard
 

@@ -40,6 +40,7 @@
   };
   const zoom = (to) => {
     range = to;
+    document.body.dataset.zoom = to;
     whole.hidden = to[0] === -Infinity;
     views.forEach((view, place) => {
       if (!Object.keys(charts[place].lines).length) return;
@@ -79,5 +80,6 @@
   });
   log?.addEventListener("change", drawn);
   whole?.addEventListener("click", () => zoom([-Infinity, Infinity]));
+  window.addEventListener("zoom", ({ detail }) => zoom(detail));
   window.addEventListener("load", () => setTimeout(drawn));
 })();

@@ -245,7 +245,7 @@ def test_text_beside_an_image_is_no_markup(composed: Any, tmp_path: Path) -> Non
     columns = {"answer": ["[20, 10, 120, 60]"], **SIZES}
     page = write_report(run_with_images(tmp_path / "run", 2, text=text, **columns)).read_text()
     own = page.replace(javascript(), "").lower()
-    assert own.count("<script") == own.count("</script") == len(SCRIPTS) + 5
+    assert own.count("<script") == own.count("</script") == len(SCRIPTS) + 6
     assert len(data_of(page)["images"]) == 2
 
 

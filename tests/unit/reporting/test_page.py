@@ -117,7 +117,7 @@ def test_an_incomplete_line_does_not_lose_the_others(composed, tmp_path):
 def test_what_a_model_wrote_is_no_markup(text, composed, tmp_path):
     page = page_of(write_run(tmp_path / "run", text=text, **RUN))
     own = page.replace(javascript(), "")
-    assert own.lower().count("<script") == own.lower().count("</script") == len(SCRIPTS) + 5
+    assert own.lower().count("<script") == own.lower().count("</script") == len(SCRIPTS) + 6
     assert own.lower().count("<style") == own.lower().count("</style") == 1
     first = data_of(page)["steps"][0]["groups"][0]
     readable = text[:100].encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\ufffd", "")

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from transformers import TrainerControl, TrainerState
 
-from grpo.run.callbacks import DiskGuard, HostMemoryGuard, MetricsFile, MismatchWarning, ProgressBar, StopOnSignal
+from grpo.run.callbacks import DiskGuard, HostMemoryGuard, MetricsFile, MismatchWarning, StopOnSignal
 from grpo.utils.errors import DirectoryLost
 
 ARGUMENTS: Any = None  # which no callback of ours reads
@@ -52,26 +52,6 @@ def test_a_line_that_was_cut_off_is_forgotten_as_well(tmp_path: Path) -> None:
     file.write_text('{"step": 1}\n{"step": 2, "rew')
     MetricsFile(file).on_train_begin(None, state(2), None)
     assert file.read_text() == '{"step": 1}\n'
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_progress_shows_step_reward_accuracy_and_step_time(terminal: bool) -> None:
-    output = io.StringIO()
-    bar = ProgressBar(Console(file=output, force_terminal=terminal, width=120))
-    bar.on_train_begin(None, state(0), None)
-    bar.on_step_end(None, state(10), None)
-    bar.on_log(None, state(10), None, logs=LOGS)
-    bar.on_train_end(None, state(10), None)
-    for text in ("10/100", "reward 0.25", "accuracy 50 %", "1.25 s/step"):
-        assert text in output.getvalue()
-
-
-def test_a_step_without_a_single_reward_is_shown_as_one() -> None:
-    output = io.StringIO()
-    bar = ProgressBar(Console(file=output))
-    bar.on_train_begin(None, state(0), None)
-    bar.on_log(None, state(10), None, logs={**LOGS, "reward": None, "rewards/correctness/mean": None})
-    assert "reward none  accuracy 0 %" in output.getvalue()
 
 
 def test_a_signal_stops_after_the_step_and_a_second_one_at_once() -> None:

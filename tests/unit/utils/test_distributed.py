@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from grpo.launching.elastic import first_cause
 from grpo.run import outcome
+from grpo.run.live_page import LivePage
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.utils import distributed
 from grpo.utils.errors import RunError
@@ -62,10 +63,11 @@ import ctypes, os, sys
 from pathlib import Path
 from grpo.run import outcome
 from grpo.run.callbacks import StopOnSignal
+from grpo.run.live_page import LivePage
 from grpo.utils.distributed import agreed, is_first_to_fail, store
 outcome.STUCK = 1.0
 store()
-with outcome.ends_when_stuck(Path(sys.argv[1])), StopOnSignal() as stop:
+with outcome.ends_when_stuck(Path(sys.argv[1]), LivePage(Path(sys.argv[1]))), StopOnSignal() as stop:
     stop.begin(None)
     agreed("a start", lambda: 1)
     if os.environ["RANK"] == "1":
@@ -113,7 +115,7 @@ def test_a_process_that_waits_in_c_ends_after_another_failed(tmp_path: Path, rea
 
 def test_a_process_that_is_stopped_for_another_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped() -> dict[str, str]:
-        with outcome.Outcome(tmp_path, None, MemoryReadings(on_gpu=False)):
+        with outcome.Outcome(tmp_path, None, MemoryReadings(on_gpu=False), LivePage(tmp_path)):
             raise KeyboardInterrupt("SIGTERM while evaluating")
         return json.loads((tmp_path / "summary.json").read_text())
 
