@@ -43,16 +43,12 @@ class Difference:
     @property
     def text(self) -> str:
         """The difference in a sentence."""
-        low, high = (f"{100 * end:+.1f}" for end in self.interval)
-        if self.interval[0] > 0 or self.interval[1] < 0:
-            verdict = "more than chance explains"
-        else:
-            verdict = "chance may explain it"
-        same = f"the same {self.samples} problems" if self.paired else "other problems than the other run"
-        return (
-            f"{self.run} answers {100 * self.points:+.1f} points of {same} correctly, compared with {self.to}; "
-            f"95 % interval {low} to {high}: {verdict}"
-        )
+        low, high = (f"{100 * end:+.1f}".replace("-", "−") for end in self.interval)
+        chance = self.interval[0] <= 0 <= self.interval[1]
+        verdict = "chance may explain it" if chance else "more than chance explains"
+        than = f"{100 * abs(self.points):.1f} points {'lower' if self.points < 0 else 'higher'} than that of {self.to}"
+        problems = f"on the same {self.samples} problems" if self.paired else "on other problems"
+        return f"The accuracy of {self.run} is {than}, {problems}; 95 % interval {low} to {high} points: {verdict}"
 
 
 def comparison_of(runs: dict[str, Run], to: str | None = None) -> Row:

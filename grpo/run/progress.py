@@ -54,7 +54,7 @@ class TwoLines(Progress):
 
 
 class ProgressBar(TrainerCallback):
-    """Show step, reward, accuracy, step time, time left and memory; without a terminal, as one line now and then.
+    """Show step, reward, accuracy, step time, time left and memory; without a terminal, as a line per logged step.
 
     A context, after which the terminal is as before, however the training ended.
 
@@ -107,7 +107,7 @@ class ProgressBar(TrainerCallback):
         failed = [f"reward errors {errors}"] if errors else []
         if self.bar:  # what is most important first, for a narrow terminal
             self.bar.readings.texts = [*readings[:-1], *failed, readings[-1], memory(logs, self.host_gb), *others]
-        elif state.global_step % max(1, state.max_steps // 10) == 0:
+        else:
             line = GAP.join([f"step {state.global_step}/{state.max_steps}", *readings, *others, *failed])
             self.console.print(line, highlight=False, soft_wrap=True)
 

@@ -58,9 +58,8 @@ def test_a_sweep_compares_its_jobs(runs, tmp_path, opened):
     (tmp_path / "sweep" / SWEEP).write_text(json.dumps({"overrides": [], "comparison": None, "swept": ["train.seed"]}))
     page = opened(write_report(tmp_path / "sweep"))
     assert {"Accuracy", "Reward"} <= set(page.locator("figcaption").all_inner_texts())
-    assert (
-        "3 answers -40.0 points of the same 50 problems correctly, compared with 4" in page.locator("main").inner_text()
-    )
+    text = page.locator("main").inner_text()
+    assert "The accuracy of 3 is 40.0 points lower than that of 4, on the same 50 problems" in text
     assert page.locator("#answers .group").count() == 20
     page.locator("#log").check()
     page.locator("#smoothing").fill("0.5")

@@ -71,16 +71,16 @@ def test_a_difference_in_accuracy_has_an_interval_of_pairs(runs: dict[str, Path]
     assert (one["run"], one["to"], one["paired"], one["points"]) == ("b", "a", True, pytest.approx(0.4))
     assert 0.28 < one["interval"][0] < 0.4 < one["interval"][1] < 0.52
     (text,) = compared(runs)["accuracies"]
-    assert text.startswith("b answers +40.0 points of the same 100 problems correctly, compared with a")
+    assert text.startswith("The accuracy of b is 40.0 points higher than that of a, on the same 100 problems; 95 % ")
     assert text.endswith("more than chance explains")
-    assert compared(runs, to="b")["accuracies"][0].startswith("a answers -40.0 points")
+    assert compared(runs, to="b")["accuracies"][0].startswith("The accuracy of a is 40.0 points lower")
 
 
 def test_other_problems_are_no_pairs(runs: dict[str, Path]) -> None:
     evaluated(runs["b"], [True] * 22 + [False] * 78, prompt="another {}")
     found = compared(runs)
     assert not found["differences"][0]["paired"]
-    assert "of other problems than the other run" in found["accuracies"][0]
+    assert "on other problems" in found["accuracies"][0]
     assert found["accuracies"][0].endswith("chance may explain it")
     assert found["answers"]["problems"] == []
 
@@ -125,7 +125,7 @@ def test_runs_are_named_by_their_folders(runs: dict[str, Path], tmp_path: Path) 
 
 def test_the_page_of_a_comparison_shows_all_of_it(runs: dict[str, Path], tmp_path: Path) -> None:
     text = write_comparison(list(runs.values()), tmp_path).read_text()
-    for shown in ("train.learning_rate", "b answers +40.0 points", "question 20", "train.seed=4"):
+    for shown in ("train.learning_rate", "40.0 points higher", "question 20", "train.seed=4"):
         assert shown in text
 
 

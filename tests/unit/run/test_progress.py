@@ -28,7 +28,7 @@ def state(step: int, steps: int = 100) -> TrainerState:
 
 
 def shown(console: Console, logs: dict[str, Any] = LOGS, steps: int = 100, **options: Any) -> str:
-    """What a terminal has shown of two steps, a tenth of a run each."""
+    """What a terminal has shown of three logged steps."""
     with ProgressBar(console, **options) as bar:
         bar.on_train_begin(None, state(0, steps), None)
         for step in (steps // 10, steps // 10 + 1, steps // 5):
@@ -79,10 +79,10 @@ def test_reward_errors_are_shown_before_the_memory() -> None:
     assert second == "reward 0.25  accuracy 50 %  reward errors 3  1.25 s/step  memory 3.1/16.0 GiB"
 
 
-def test_a_pipe_gets_a_line_for_each_tenth_of_the_steps() -> None:
+def test_a_pipe_gets_a_line_per_logged_step() -> None:
     output = Console(file=io.StringIO(), width=40)
     lines = shown(output, ALL | {"step_time": 1.25}).splitlines()
-    assert lines == [f"step {step}/100  reward 0.25  accuracy 50 %  1.25 s/step  32 problems" for step in (10, 20)]
+    assert lines == [f"step {step}/100  reward 0.25  accuracy 50 %  1.25 s/step  32 problems" for step in (10, 11, 20)]
 
 
 def test_a_terminal_that_moves_no_cursor_gets_lines() -> None:
