@@ -6,7 +6,6 @@ The clock of the page is the test's (`page.clock`); the tests wait for a page wh
 import contextlib
 import json
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -25,20 +24,10 @@ from tests.commands import Forked
 from tests.page_fixtures import write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="make extras installs it")
-CHROMIUM = shutil.which("chromium")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="apt install chromium")]
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 DUE = 60_000
 """Milliseconds after which a page that has just been written is due to reload."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, "--disable-component-update"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
