@@ -1,8 +1,14 @@
-"""Pictures of the pages for the docs, in Debian's Chromium: `python -m benchmarks.screenshots --run RUN_DIR`."""
+"""Pictures of the pages for the docs, in Debian's Chromium.
+
+`python -m benchmarks.screenshots` makes the runs itself, in ten minutes on two cores, and takes all pictures;
+`--run RUN_DIR` and the like take those of runs that there are.
+"""
 
 import argparse
 import io
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,6 +33,13 @@ KINDS = {
     "tokens": "directory of a run with values per token",
     "problems": "directory of a run that asks problems again",
 }
+RUNS = {
+    "run": ["completions.tokens=true", "train.max_steps=200"],
+    "images": ["+experiment=shapes", "train.max_steps=40"],
+    "tools": ["+experiment=calculator", "train.max_steps=40"],
+    "sweep": ["-m", "train.num_generations=4,8,16", "train.max_steps=60"],
+}
+"""Command lines of the runs, by their kinds."""
 GROUPS = 2
 """Groups of completions on a picture of images."""
 
@@ -38,6 +51,22 @@ def main() -> None:
         parser.add_argument(f"--{kind}", type=Path, help=words)
     parser.add_argument("--compare", type=Path, nargs="+", help="directories of runs")
     asked = {kind: folder for kind, folder in vars(parser.parse_args()).items() if folder}
+    with tempfile.TemporaryDirectory() as folder:
+        take_all(asked or made(Path(folder)))
+
+
+def made(folder: Path) -> dict[str, Any]:
+    """Return the directories of runs of all kinds, which are made in a folder."""
+    for kind, line in RUNS.items():
+        where = f"hydra.{'sweep' if kind == 'sweep' else 'run'}.dir={folder / kind}"
+        subprocess.run([sys.executable, "-m", "grpo.train", *line, where], check=True)
+    found: dict[str, Any] = {kind: folder / kind for kind in RUNS}
+    found |= {"boxes": found["images"], "tokens": found["run"], "problems": found["run"]}
+    return found | {"compare": [found["sweep"] / "0", found["sweep"] / "2"]}
+
+
+def take_all(asked: dict[str, Any]) -> None:
+    """Take the pictures of directories by their kinds."""
     compared = asked.pop("compare", None)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
