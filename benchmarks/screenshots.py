@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from grpo.reporting.page import write_comparison, write_report
+from grpo.reporting.page import named, write_comparison, write_report
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -76,7 +76,7 @@ def take_all(asked: dict[str, Any]) -> None:
             take(browser, address, kind)
         if compared:
             with tempfile.TemporaryDirectory() as folder:
-                take_tops(browser, write_comparison(compared, Path(folder)).as_uri(), "comparison")
+                take_tops(browser, write_comparison(named(compared), Path(folder)).as_uri(), "comparison")
         browser.close()
 
 

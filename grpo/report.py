@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", metavar="DIR", type=Path, help="the directory of a run or of a sweep")
     parser.add_argument("--text", action="store_true", help="print the pages of runs instead of writing them")
     parser.add_argument("--watch", action="store_true", help="serve the page on 127.0.0.1 instead of writing it")
-    parser.add_argument("--port", type=int, default=8000, help="of --watch; 8000 by default, 0 for any free one")
+    parser.add_argument("--port", type=int, help="of --watch; 8000 by default, 0 for any free one")
     logging.basicConfig(level=logging.ERROR)
     try:
         given = parser.parse_args()
@@ -38,19 +38,22 @@ def main() -> None:
             (folder, *others) = given.folders
             if others or given.text:
                 raise ConfigError("--watch: name one directory, without --text")
-            watch(folder, given.port)
+            watch(folder, 8000 if given.port is None else given.port)
             return
+        if given.port is not None:
+            raise ConfigError(f"--port={given.port}: only --watch serves the page")
+        runs = [folder for folder in given.folders if not is_sweep(folder)]
+        compared = named(runs) if len(given.folders) > 1 else {}
         for folder in given.folders:
             if given.text:
                 run = read_run(folder)
                 show_content(content_of(run, completions_of(run), followed(run)), Console())
             else:
                 print(write_report(folder))
-        runs = [folder for folder in dict.fromkeys(given.folders) if not is_sweep(folder)]
-        if len(runs) > 1 and given.text:
-            show_comparison(comparison_of(named(runs)), Console())
-        elif len(runs) > 1:
-            print(write_comparison(runs, Path()))
+        if len(compared) > 1 and given.text:
+            show_comparison(comparison_of(compared), Console())
+        elif len(compared) > 1:
+            print(write_comparison(compared, Path()))
     except (ConfigError, OmegaConfBaseException, OSError, ValueError) as error:
         leave(error, PROGRAM)
 

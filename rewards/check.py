@@ -94,6 +94,12 @@ def check(args: Namespace, console: Console) -> list[str]:
                 rows = [final(row) for row in read_rows(file, args.rows)]
                 if missing := reward.missing(rows[0]):
                     raise ValueError(f"{fn} needs a column {missing[0]}; the rows have: {', '.join(rows[0])}")
+                if not ({"answer", "completion"} & rows[0].keys() or {"question", "solution"} <= rows[0].keys()):
+                    raise ValueError(
+                        f"{file}: the rows have: {', '.join(rows[0])}; the check makes its completions of a column "
+                        "`answer` (with `question`, and `solution`, the way to the answer), or takes a correct "
+                        "`completion`: rename the columns of this file"
+                    )
                 problems = show(f"{fn} {kwargs}", *try_out(reward, rows), console)
         except RewardError as error:
             problems = [str(error)]

@@ -74,7 +74,8 @@ def check_top_level(config: DictConfig) -> None:
     """Check that each group is in the schema, or is a value that others refer to; `+name=value` bypasses the schema."""
     for name in (str(key) for key in config if key not in GROUPS):
         if not re.search(rf"\$\{{[^}}]*\b{re.escape(name)}\b", str(OmegaConf.to_container(config))):
-            raise ConfigError(f"{name}: no such group{meant(name, GROUPS)}; and no value refers to it as ${{{name}}}")
+            known = f"; did you mean train.{name}?" if name in config.train else meant(name, GROUPS)
+            raise ConfigError(f"{name}: no such group{known}; and no value refers to it as ${{{name}}}")
 
 
 def check_numbers(config: DictConfig) -> None:
@@ -136,6 +137,10 @@ def keeps_engine_awake(config: DictConfig) -> bool:
 
 def check_rewards(config: DictConfig) -> None:
     """Check that there is a reward function, and the keys of every reward."""
+    if config.train.remove_unused_columns:
+        raise ConfigError(
+            "train.remove_unused_columns=true: rewards and tools need the columns of the data; leave it out"
+        )
     if not config.reward and not config.task.environment:
         raise ConfigError("reward: a run needs at least one reward function, for example reward=[correctness]")
     if config.train.reward_weights is not None:

@@ -11,6 +11,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from grpo.config.library import GRPO_CONFIG, library_fields
 from grpo.config.schema import NOT_SETTABLE, ROOT
 
 
@@ -51,7 +52,9 @@ def explain(error: Exception) -> str:
                 "reward": f"; a new reward is added with a plus: +{cause.full_key}.fn=…",
                 "peft": f"; any other field of peft.LoraConfig is added with a plus: +{cause.full_key}=…",
             }
-            return f"{cause.full_key}: no such key{meant(cause.key, _possible_keys(cause))}{plus.get(group, '')}"
+            known = f"; did you mean train.{key}?" if not group and key in library_fields(GRPO_CONFIG) else None
+            guess = known or meant(cause.key, _possible_keys(cause))
+            return f"{cause.full_key}: no such key{guess}{plus.get(group, '')}"
         return f"{cause.full_key}: {_wrong_value(cause)}"
     if "use +" in str(error):  # a group that is not in the defaults list
         return f"{str(error).rpartition('use ')[2].strip()}: a group outside of the defaults is appended with a plus"

@@ -148,6 +148,8 @@ def load_split(task: DictConfig, split: str, most: int | None = None) -> Dataset
         reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
         if "Unknown split" in reason:
             reason += " Parts of one split are \"task.split='train[200:]'\" \"task.eval.split='train[:200]'\""
+        if "corresponds to no data" in reason and "[" in split:
+            reason = "no data in this part, as there are too few rows; task.eval.size=0 task.split=train trains on all"
         raise ConfigError(f"task.dataset={in_one_line(arguments)}, split {split}: {reason}") from error
     if len(dataset) == 0:
         raise ConfigError(f"task.dataset={in_one_line(arguments)}, split {split}: there are no rows in it")

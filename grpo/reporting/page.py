@@ -41,19 +41,21 @@ def write_report(folder: Path) -> Path:
     return save(folder, text)
 
 
-def write_comparison(folders: Sequence[Path], to: Path) -> Path:
-    """Write the page that compares runs into the folder `to`, and return its file.
-
-    Raises:
-        ConfigError: a folder holds no run, or these are too many.
-    """
-    return save(to, comparison_page(named(folders)), COMPARISON)
+def write_comparison(runs: dict[str, Run], to: Path) -> Path:
+    """Write the page that compares runs by name into the folder `to`, and return its file."""
+    return save(to, comparison_page(runs), COMPARISON)
 
 
 def named(folders: Sequence[Path]) -> dict[str, Run]:
-    """Return runs by the last two parts of their paths, or by all of them where that names several."""
+    """Return runs by the last two parts of their paths, or by all of them where that names several.
+
+    Raises:
+        ConfigError: a folder holds no run, two are the same, or these are too many.
+    """
     if len(folders) > MOST:
         raise ConfigError(f"{len(folders)} runs: at most {MOST} can be compared")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ConfigError("a run is named twice: name runs that differ to compare them")
     names = [name_of(folder) for folder in folders]
     if len({*names}) < len(names):
         names = [str(folder.resolve()) for folder in folders]

@@ -52,7 +52,7 @@ def accuracy(run: Run) -> Tile | None:
     ends = [run.evaluation[when]["accuracy"] for when in ("before", "after") if when in run.evaluation]
     if len(ends) < 2:
         return over
-    worst = (over.worst, over.worst_step, over.worst_shown) if over else (None, None, "")
+    worst = (over.worst, over.worst_step, f"{over.worst_shown} as sampled") if over else (None, None, "")
     change = ends[1] - ends[0]
     return Tile("accuracy", ends[1], f"{ends[1]:.1%}", change, signed(100 * change, "{:.1f} points".format), *worst)
 

@@ -116,8 +116,9 @@ class ProgressBar(TrainerCallback):
         generated = "rollout/" if "rollout/reward" in logs else ""  # all completions, not those trained on alone
         reward = logs[f"{generated}reward"]  # None where no completion had one
         found = ["reward none" if reward is None else f"reward {reward:.2f}"]
-        if f"{generated}{self.accuracy}" in logs:
-            found.append(f"accuracy {100 * (logs[f'{generated}{self.accuracy}'] or 0):.0f} %")
+        accuracy = logs.get(f"{generated}{self.accuracy}")
+        if accuracy is not None and reward is not None:  # without any reward it says nothing
+            found.append(f"accuracy {100 * accuracy:.0f} %")
         return [*found, f"{logs.get('step_time', 0):.2f} s/step"]
 
     def on_train_end(

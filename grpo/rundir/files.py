@@ -14,8 +14,15 @@ ERRORS_FILE = "reward_errors.jsonl"
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; an empty dictionary if it is not there."""
-    return json.loads(file.read_text()) if file.exists() else {}
+    """Return the content of a JSON file; an empty dictionary if it is not there.
+
+    Raises:
+        ValueError: it is broken.
+    """
+    try:
+        return json.loads(file.read_text()) if file.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{file}: broken JSON, {error}") from error
 
 
 def write_json(file: Path, content: dict[str, Any]) -> None:

@@ -116,6 +116,8 @@ def read_run(folder: Path) -> Run:
     if not file.is_file():
         problem = "neither a run nor a sweep is in it" if folder.is_dir() else "there is no such directory"
         raise ConfigError(f"{folder}: {problem}; name a directory such as outputs/2026-01-01/12-00-00")
+    if (folder / "preflight.json").is_file():
+        raise ConfigError(f"{folder}: a preflight, no run; its page is report.html, and preflight.json has its content")
     register()
     resolved, hydra = folder / RESOLVED_CONFIG, folder / ".hydra" / "hydra.yaml"
     typed = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text())

@@ -24,9 +24,11 @@ def compare_with_run(folder: Path, reward: Reward, console: Console) -> None:
     Raises:
         ValueError: the run has kept no completions, or has no such reward.
     """
-    files = sorted((folder / "completions").glob("*.parquet"))
+    files = sorted((folder / "completions").glob("completions_*.parquet"))
     if not files:
-        raise ValueError(f"{folder}: no completions in it (completions/*.parquet, kept by train.log_completions=true)")
+        raise ValueError(
+            f"{folder}: no completions in it (completions/completions_*.parquet, kept by train.log_completions=true)"
+        )
     kept = pyarrow.concat_tables(map(read_table, files), promote_options="permissive")
     rows, names = kept.to_pylist(), kept.column_names
     if reward.name not in names:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from grpo.reporting.page import write_comparison, write_report
+from grpo.reporting.page import named, write_comparison, write_report
 from grpo.rundir.sweep_dir import SWEEP
 from tests.e2e.conftest import DESKTOP, PHONE, fits, problems_of_access
 from tests.page_fixtures import HOSTILE, write_run
@@ -27,7 +27,7 @@ def runs(composed, tmp_path):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_a_comparison_is_readable_by_everyone(size, scheme, runs, tmp_path, opened):
-    file = write_comparison(runs, tmp_path)
+    file = write_comparison(named(runs), tmp_path)
     page = opened(file, size, color_scheme=scheme)
     assert fits(page)
     assert page.noted == [file.resolve().as_uri()]
@@ -37,7 +37,7 @@ def test_a_comparison_is_readable_by_everyone(size, scheme, runs, tmp_path, open
 
 
 def test_answers_to_a_problem_are_side_by_side(runs, tmp_path, opened):
-    page = opened(write_comparison(runs, tmp_path))
+    page = opened(write_comparison(named(runs), tmp_path))
     cards = page.locator("#answers .group")
     assert cards.count() == 20
     assert cards.first.locator("h4").all_inner_texts() == ["sweep/3: incorrect", "sweep/4: correct"]

@@ -32,17 +32,26 @@ def reward_flat(run: Run) -> Finding | None:
             "reward_fell",
             f"The reward has fallen since step {rewards[start][0]}",
             evidence,
-            f"lower train.learning_rate={run.config.train.learning_rate:g}, set train.max_grad_norm, or add a penalty "
-            "for leaving the reference, train.beta=0.01; train.resume_from_checkpoint=… continues from before the fall",
+            f"lower train.learning_rate ({run.config.train.learning_rate:g}), set train.max_grad_norm, or add a "
+            "penalty for leaving the reference, train.beta=0.01; train.resume_from_checkpoint=… continues from before "
+            "the fall",
         )
     return Finding(
         "reward_flat",
         f"The reward has not risen since step {rewards[start][0]}",
         evidence,
-        f"raise train.learning_rate={run.config.train.learning_rate:g}, or train.num_generations="
-        f"{run.config.train.num_generations} for fewer zero-variance groups; read the best and worst completions "
-        "below: does the reward tell them apart?",
+        f"raise train.learning_rate, for example to {3 * run.config.train.learning_rate:g}{larger_groups(run)}; read "
+        "the best and worst completions below: does the reward tell them apart?",
     )
+
+
+def larger_groups(run: Run) -> str:
+    """Return the advice to enlarge groups, where many of them have zero variance."""
+    equal = ends(run, "frac_reward_zero_std")
+    size = run.config.train.num_generations
+    if not equal or mean(equal[1]) <= 0.3:
+        return ""
+    return f", or train.num_generations={2 * size} for fewer zero-variance groups"
 
 
 def groups_equal(run: Run) -> Finding | None:

@@ -99,9 +99,12 @@ def never_fired(run: Run) -> Finding | None:
 def reward_errors(run: Run) -> Finding | None:
     """Completions were skipped because a reward function raised an exception or gave no number."""
     errors: dict[str, dict[str, int]] = run.summary.get("reward_errors") or {}
-    if not errors:
-        return None
     counts = [f"reward.{name}: {count} {kind}" for name, kinds in errors.items() for kind, count in kinds.items()]
+    if not counts:  # the run is not over, or was killed
+        logged = {name: sum(value for _, value in values(run, f"rewards/{name}/errors")) for name in run.config.reward}
+        counts = [f"reward.{name}: {count:.0f} in the logged steps" for name, count in logged.items() if count]
+    if not counts:
+        return None
     return Finding(
         "reward_errors",
         "Completions were skipped because a reward function failed on them",

@@ -80,13 +80,15 @@
     shown = Infinity;
     draw();
     const id = `step=${step}&row=${named.get("row")}`;
-    for (const details of document.getElementById(id) || !named.has("row") ? [] : list.querySelectorAll("details")) {
+    const group = chosen()[0].groups.findIndex(({ completions }) => completions.some(({ row }) => String(row) === named.get("row")));
+    const details = document.getElementById(id) ? null : list.children[group]?.querySelector("details");
+    if (details) {
       details.open = true;
       details.dispatchEvent(new Event("toggle"));
     }
     const target = document.getElementById(id);
     target?.classList.add("named");
-    (target || at("browse")).scrollIntoView({ block: target ? "center" : "start" });
+    (target ? target.closest(".group") : at("browse")).scrollIntoView();
   };
   const move = (by) => {  // to the next card, or the one before
     const cards = [...list.children], here = cards.findIndex((card) => card.contains(document.activeElement));
@@ -110,7 +112,12 @@
   slider.addEventListener("input", () => { all.checked = false; begin(); });
   search.addEventListener("input", begin);
   for (const control of [order, all, only]) control.addEventListener("change", begin);
-  Tokens.select?.addEventListener("change", () => { Tokens.legend(); draw(); });
+  Tokens.select?.addEventListener("change", () => {
+    const here = [...list.children].findIndex((card) => card.contains(document.activeElement));
+    Tokens.legend();
+    draw();
+    list.children[here]?.focus({ preventScroll: true });
+  });
   more.addEventListener("click", () => { shown += PAGE; draw(); });
   at("separate")?.addEventListener("click", () => { compared = []; at("compare").hidden = true; });
   window.addEventListener("hashchange", follow);

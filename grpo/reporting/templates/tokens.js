@@ -74,18 +74,20 @@ const Tokens = (() => {
     const overlay = OVERLAYS[select.value];
     scale.replaceChildren();
     if (!overlay) return;
+    scale.append(note());
     if (overlay.names) {
       scale.append(...Object.entries(overlay.names).map(([value, text]) => swatch(overlay.paint(value), text)));
       return;
     }
     const { middle, paint } = overlay, last = end(select.value), most = Number(last.toPrecision(2));
-    const sides = paint === growing ? [select.value === "logp" ? -1 : 1] : [-1, 1];
-    if (sides.length === 1) scale.append(swatch(paint(0, last), "0"));
+    const sides = !last ? [] : paint === growing ? [select.value === "logp" ? -1 : 1] : [-1, 1];
+    scale.append(swatch("", sides.length ? String(middle) : `${middle} for all tokens`));
     for (const side of sides) {
       const value = Number((middle + side * most).toPrecision(3));
       scale.append(swatch(paint(middle + side * last, last), side < 0 ? `${value} or less` : `${value} or more`));
     }
   };
+  const note = () => Show.node("span", `${rows.length} completions of this page have values: choose “with values per token”`);
   const next = () => {
     select.selectedIndex = (select.selectedIndex + 1) % select.options.length;
     select.dispatchEvent(new Event("change"));

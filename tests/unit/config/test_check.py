@@ -138,6 +138,8 @@ def test_close_names_are_offered_once() -> None:
         (["engine.staleness=2", "generation=vllm_server"], "engine.staleness=2: 0 or 1"),
         (["engine.backend=my.Backend"], "engine.backend=my.Backend: it generates with train.use_vllm=true"),
         (["+callbacks=x"], "callbacks: no such group"),
+        (["+learning_rate=1e-4"], "learning_rate: no such group; did you mean train.learning_rate?"),
+        (["train.remove_unused_columns=true"], "rewards and tools need the columns of the data"),
         (["engine.staleness=1", "generation=vllm_colocate"], "engine.staleness=1: only a server generates while"),
         (["engine.staleness=1", "generation=vllm_server", "train.num_iterations=2"], "a generation has to be for one"),
         (

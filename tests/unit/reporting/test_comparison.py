@@ -121,10 +121,15 @@ def test_runs_are_named_by_their_folders(runs: dict[str, Path], tmp_path: Path) 
     assert list(named([runs["a"], other])) == [str(runs["a"]), str(other)]
     with pytest.raises(ConfigError, match="7 runs: at most 6 can be compared"):
         named([runs["a"]] * 7)
+    with pytest.raises(ConfigError, match="a run is named twice"):
+        named([runs["a"], runs["a"]])
+    (runs["b"] / "preflight.json").write_text("{}")
+    with pytest.raises(ConfigError, match="b: a preflight, no run"):
+        named(list(runs.values()))
 
 
 def test_the_page_of_a_comparison_shows_all_of_it(runs: dict[str, Path], tmp_path: Path) -> None:
-    text = write_comparison(list(runs.values()), tmp_path).read_text()
+    text = write_comparison(named(list(runs.values())), tmp_path).read_text()
     for shown in ("train.learning_rate", "40.0 points higher", "question 20", "train.seed=4"):
         assert shown in text
 

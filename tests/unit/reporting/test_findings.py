@@ -90,6 +90,18 @@ def test_sequences_that_the_mask_removes_are_reported(share, found, recorded):
     assert not found or findings(run)[0].title == "The importance-sampling mask removes sequences"
 
 
+def test_rewards_that_fail_are_reported_while_the_run_runs(recorded):
+    run = recorded("reward_errors")
+    summary = {key: value for key, value in run.summary.items() if key != "reward_errors"}
+    name = next(iter(run.config.reward))
+    none = [{key: value for key, value in row.items() if not key.endswith("/errors")} for row in run.metrics]
+    rows = [row | {f"rewards/{name}/errors": 3.0} for row in none]
+    (one,) = [one for one in findings(replace(run, summary=summary, metrics=rows)) if one.name == "reward_errors"]
+    assert f"reward.{name}: {3 * len(rows)} in the logged steps" in one.evidence
+    healthy = replace(run, summary=summary, metrics=none)
+    assert "reward_errors" not in {one.name for one in findings(healthy)}
+
+
 @pytest.mark.parametrize(
     ("memory", "found"),
     [

@@ -203,6 +203,15 @@ def test_what_is_asked_wrongly_is_one_line_and_status_2(arguments: list[str], sa
     assert done.stderr.count("\n") == 1
 
 
+def test_rows_whose_columns_have_other_names_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"problem": "2 + 3?", "solution": "5"}\n')
+    (tmp_path / "mine.py").write_text("def mine(completions):\n    return [1.0 for _ in completions]\n")
+    done = check(f"{tmp_path}/mine.py:mine", "--data", tmp_path / "rows.jsonl")
+    assert done.returncode == 2
+    assert "rows.jsonl: the rows have: problem, solution;" in done.stderr
+    assert "rename the columns" in done.stderr
+
+
 def test_a_changed_reward_is_compared_on_a_runs_completions(tmp_path: Path) -> None:
     rows = {
         "step": [1, 1],
@@ -218,6 +227,9 @@ def test_a_changed_reward_is_compared_on_a_runs_completions(tmp_path: Path) -> N
     assert done.returncode == 0
     assert "1 of 2 completions get another reward" in done.stdout
     assert "[red]it is 5" in done.stdout  # what a model wrote is no markup
+    per_token = pandas.DataFrame({"completion_id": [0], "advantage": [[0.0, 0.0]]})
+    per_token.to_parquet(tmp_path / "completions" / "tokens_00001.parquet")
+    assert "1 of 2 completions get" in check("correctness", "find=[hash]", "--run", tmp_path).stdout
     assert "choose one with --name" in check("format", "--run", tmp_path).stderr
 
 

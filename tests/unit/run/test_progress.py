@@ -124,7 +124,7 @@ def test_what_libraries_print_does_not_go_to_the_terminal(capsys: pytest.Capture
 
 def test_a_step_without_a_single_reward_is_shown_as_one() -> None:
     logs = {**LOGS, "reward": None, "rewards/correctness/mean": None}
-    assert "reward none  accuracy 0 %" in shown(Console(file=io.StringIO()), logs)
+    assert "reward none  1.25 s/step" in shown(Console(file=io.StringIO()), logs)
 
 
 def test_memory_is_that_of_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
