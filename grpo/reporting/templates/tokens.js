@@ -87,7 +87,7 @@ const Tokens = (() => {
       scale.append(swatch(paint(middle + side * last, last), side < 0 ? `${value} or less` : `${value} or more`));
     }
   };
-  const note = () => Show.node("span", `${rows.length} completions of this page have values: choose “with values per token”`);
+  const note = () => Show.node("span", `${rows.length} completions of this page have values: choose “with values per token”`, "note");
   const next = () => {
     select.selectedIndex = (select.selectedIndex + 1) % select.options.length;
     select.dispatchEvent(new Event("change"));
