@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -11,6 +10,7 @@ from omegaconf import OmegaConf
 from grpo.reporting.completions import as_data, shortened
 from grpo.reporting.curves import Curve, curves_of, thinned
 from grpo.reporting.findings.base import values
+from grpo.rundir.files import read_lines
 from grpo.rundir.run_dir import Run
 from grpo.utils.estimators import difference_interval, unpaired_difference_interval
 
@@ -114,16 +114,7 @@ def curves(runs: dict[str, Run]) -> list[Curve]:
 def answers(run: Run) -> dict[int, Row]:
     """Return the greedy answers of a trained policy to the held-out problems, by the number of the problem."""
     file = run.folder / "evaluation_after.jsonl"
-    return {row["problem"]: row for row in lines_of(file) if row.get("sample") == 0 and "correct" in row}
-
-
-def lines_of(file: Path) -> Iterator[Row]:
-    """Yield the rows of a file of JSON lines; one that was not written completely is skipped."""
-    if file.is_file():
-        with file.open(errors="replace") as lines:
-            for line in lines:
-                if line.endswith("}\n"):
-                    yield json.loads(line)
+    return {row["problem"]: row for row in read_lines(file) if row.get("sample") == 0 and "correct" in row}
 
 
 def differences(runs: dict[str, Run], answered: dict[str, dict[int, Row]], to: str) -> list[Difference]:

@@ -166,7 +166,7 @@ def page(template: str, charts: Sequence[Chart], live: bool = False, **content: 
 
     Args:
         charts: of the page, in their order.
-        live: whether the page reloads, as it is still made anew.
+        live: whether the page reloads, as its run or sweep has not ended.
         content: of the template.
     """
     environment = Environment(

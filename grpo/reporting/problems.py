@@ -38,15 +38,19 @@ def problems_of(run_dir: Path, weights: dict[str, float], grader: str, reused: b
         grader: the reward that decides which completions are correct.
         reused: whether several steps learn from the same completions, so that these are logged more than once.
     """
-    found: dict[Any, list[Row]] = defaultdict(list)
+    found: dict[str, list[Row]] = defaultdict(list)
+    prompts: dict[str, Any] = {}
     for file in files_of(run_dir / "completions"):
         rows = read_rows(file, ["step", "prompt", "thumbnails", "tokens", *weights])
         for key, of_problem in groupby(rows, key=lambda row: repr(problem(row))):
-            time = time_of(file, list(of_problem), weights, grader)
-            if time and not (reused and found[key] and same(found[key][-1], time)):
+            made = list(of_problem)
+            prompts.setdefault(key, made[0]["prompt"])
+            time = time_of(file, made, weights, grader)
+            if time and not (reused and found[key] and found[key][-1]["made"] == time["made"]):  # logged again
                 found[key].append(time)
-    several = sorted((times for times in found.values() if len(times) > 1), key=len, reverse=True)
-    chosen = [problem_of(place, times, grader in weights) for place, times in enumerate(several[:MOST], 1)]
+    several = sorted((key for key, times in found.items() if len(times) > 1), key=lambda key: -len(found[key]))
+    graded = grader in weights
+    chosen = [problem_of(place, prompts[key], found[key], graded) for place, key in enumerate(several[:MOST], 1)]
     add_completions(chosen, weights, grader)
     measure = "accuracy" if grader in weights else "reward"
     return {"problems": chosen, "measure": measure, "others": len(found) - len(chosen)}
@@ -74,14 +78,9 @@ def time_of(file: Path, rows: Sequence[Row], weights: dict[str, float], grader: 
     return {"step": rows[0]["step"], "value": mean, "size": len(rows), "ends": ends, "made": made, "file": file}
 
 
-def same(before: Row, time: Row) -> bool:
-    """Return whether a step has logged the completions of the step before again."""
-    return before["made"] == time["made"]
-
-
-def problem_of(place: int, times: list[Row], graded: bool) -> Row:
-    """Return a problem for the page, given its place in the table and its times."""
-    prompt = shortened(read_rows(times[0]["file"], ["prompt"])[times[0]["ends"]["best"]]["prompt"])
+def problem_of(place: int, asked: Any, times: list[Row], graded: bool) -> Row:
+    """Return a problem for the page, given its place in the table, its prompt and its times."""
+    prompt = shortened(asked)
     solved = next((time["step"] for time in times if time["value"] >= SOLVED), None) if graded else None
     forgotten = None
     if solved is not None and times[-1]["value"] < SOLVED:

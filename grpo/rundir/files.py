@@ -31,6 +31,12 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
         partial.write_text(json.dumps(content, indent=2) + "\n")
 
 
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of JSON lines, none if there is no such file; an incomplete last line is skipped."""
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    return [json.loads(line) for line in lines]
+
+
 def write_lines(file: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write JSON lines atomically."""
     with atomic(file) as partial:

@@ -1,6 +1,5 @@
 """Reading the directory of a run, for its page and for the table of its sweep."""
 
-import json
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.schema import register
-from grpo.rundir.files import RESOLVED_CONFIG, read_json
+from grpo.rundir.files import RESOLVED_CONFIG, read_json, read_lines
 from grpo.rundir.resume import NOT_ESSENTIAL, newest_checkpoint
 from grpo.utils.errors import ConfigError
 
@@ -131,14 +130,8 @@ def read_run(folder: Path) -> Run:
         summary=read_json(folder / "summary.json"),
         evaluation=read_json(folder / "evaluation.json"),
         plan=read_json(folder / "plan.json"),
-        metrics=read_metrics(folder / "metrics.jsonl"),
+        metrics=read_lines(folder / "metrics.jsonl"),
     )
-
-
-def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file of metrics, none if there is no such file; an incomplete last line is skipped."""
-    lines = file.read_text().split("\n")[:-1] if file.exists() else []
-    return [json.loads(line) for line in lines]
 
 
 def config_flags(hydra: Any) -> list[str]:

@@ -38,17 +38,17 @@ def test_a_comparison_is_readable_by_everyone(size, scheme, runs, tmp_path, open
 
 def test_answers_to_a_problem_are_side_by_side(runs, tmp_path, opened):
     page = opened(write_comparison(named(runs), tmp_path))
-    cards = page.locator("#answers .group")
-    assert cards.count() == 20
-    assert cards.first.locator("h4").all_inner_texts() == ["sweep/3: incorrect", "sweep/4: correct"]
+    groups = page.locator("#answers .group")
+    assert groups.count() == 20
+    assert groups.first.locator("h4").all_inner_texts() == ["sweep/3: incorrect", "sweep/4: correct"]
     page.locator("#more-answers").click()
-    assert cards.count() == 40
+    assert groups.count() == 40
     page.locator("#which").select_option("differ")
     assert page.locator("#number-of-answers").inner_text() == "20 of 50 problems"
     page.locator("#which").select_option("0")
     assert page.locator("#number-of-answers").inner_text() == "0 of 50 problems"
     page.locator("#which").select_option("1")
-    assert cards.count() == 20
+    assert groups.count() == 20
     page.locator("#find-answer").fill(" 33")
     assert page.locator("#number-of-answers").inner_text() == "1 of 50 problems"
     assert page.title().startswith("GRPO runs")

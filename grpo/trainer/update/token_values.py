@@ -23,6 +23,8 @@ from grpo.utils.atomic import atomic
 
 SAMPLE = 8
 """Completions per step."""
+KINDS = ("loss", "tool", "image")
+"""The loss counts the first alone."""
 CLIPS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 """TRL's losses that clip the importance ratio on both sides; CISPO clips above, and others do not clip."""
 Row = dict[str, Any]
@@ -53,6 +55,8 @@ class TokenValues:
             logps: of the completions, (rows, length).
             entropies: likewise.
         """
+        if "completion_id" not in inputs:  # of a generation before the resumed run asked for values
+            return
         if trainer.state.global_step != self._step:
             self._step, self._rows = trainer.state.global_step, {}
         values = {
@@ -100,10 +104,6 @@ class TokenValues:
             numbers = values[name].float().tolist()
             row[name] = [value if there else None for value, there in zip(numbers, finite, strict=True)]
         return row
-
-
-KINDS = ("loss", "tool", "image")
-"""The loss counts the first alone."""
 
 
 def ratio_and_clipped(trainer: Any, inputs: Batch, logps: torch.Tensor) -> dict[str, torch.Tensor]:

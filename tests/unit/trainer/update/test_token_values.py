@@ -119,6 +119,14 @@ def test_eight_completions_of_a_step_are_kept(tmp_path: Path) -> None:
     )
 
 
+def test_values_begin_in_a_resumed_run_with_its_next_generation(tmp_path: Path) -> None:
+    train(ours(tmp_path, save_strategy="steps", save_steps=1, **MOVED))
+    resumed = ours(tmp_path, log_tokens=True, **MOVED)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    files = sorted(file.name for file in (tmp_path / "completions").glob("tokens*"))
+    assert files == ["tokens_00003.parquet", "tokens_00004.parquet"]
+
+
 def test_nothing_is_kept_where_nobody_asked(tmp_path: Path) -> None:
     train(ours(tmp_path, keep_columns=True, log_completions=True, num_completions_to_print=0))
     assert not list((tmp_path / "completions").glob("tokens*"))
