@@ -224,6 +224,11 @@ def check_precision(config: DictConfig) -> None:
             "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
             "optimizers; leave it out, or use shard=fsdp2 with several processes"
         )
+    if update.activations_on_host and not train.gradient_checkpointing:
+        raise ConfigError(
+            "update.activations_on_host offloads the inputs of checkpointed layers; add "
+            "train.gradient_checkpointing=true, or leave it out"
+        )
 
 
 def check_shard(config: DictConfig) -> None:

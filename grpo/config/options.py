@@ -38,6 +38,12 @@ class Update:
     """Compute a prompt once for all its completions if that is cheaper and the architecture allows it."""
     gradients_on_host: bool = False
     """Offload gradients to CPU, so that the GPU holds one gradient at a time: the same result, slower."""
+    activations_on_host: bool = False
+    """Offload the inputs of checkpointed layers to CPU between forward and backward pass: bitwise the same result,
+    longer sequences. Needs `train.gradient_checkpointing`."""
+    mlp_tile: int | None = None
+    """Tokens that a dense feed-forward layer computes at once, for example 4096; each tile is computed again in the
+    backward pass: the same result, longer sequences, slower. `null`: all tokens of a micro-batch."""
     on_oom: str = "retry"
     """On OOM in the update: `retry` the step from the same rollouts with half the tokens, or `raise`."""
     max_skipped_steps: int = 5
@@ -52,6 +58,8 @@ class Update:
         tokens = self.max_tokens_per_microbatch
         if tokens != "auto" and (type(tokens) is not int or tokens < 1):
             raise ValueError(f"update.max_tokens_per_microbatch={tokens}: `auto`, or a positive number of tokens")
+        if self.mlp_tile is not None and self.mlp_tile < 1:
+            raise ValueError(f"update.mlp_tile={self.mlp_tile}: a positive number of tokens, or null")
         if self.on_oom not in ("retry", "raise"):
             raise ValueError(f"update.on_oom={self.on_oom}: `retry` or `raise`")
         if self.max_skipped_steps < 1:

@@ -8,7 +8,7 @@ TRL's.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,10 @@ from grpo.trainer.rollout.rollouts import rollouts_of
 from grpo.trainer.rollout.tool_calls import Counts
 from grpo.trainer.sharing.trial import Sharing
 from grpo.trainer.step import step
+from grpo.trainer.tiled_mlp import tile_mlps
 from grpo.trainer.token_budget import TokenBudget
 from grpo.trainer.update import own_loss
+from grpo.trainer.update.activation_offload import ActivationOffload
 from grpo.trainer.update.gradient_offload import OffloadedGradients
 from grpo.trainer.update.guard import NonFiniteGuard
 from grpo.trainer.update.step import StepMicrobatch
@@ -60,7 +62,8 @@ class ExactGRPOTrainer(GRPOTrainer):
 
     - `train`: an exception leaves nothing of its step to the next call; until transformers' loop resets itself.
     - `training_step`: a step's gradient is computed from all of its completions; until TRL does so.
-    - `compute_loss`: a loss of `grpo.losses`, the guard of the gradient; until TRL takes a loss as an argument.
+    - `compute_loss`: a loss of `grpo.losses`, activations offloaded to CPU, the guard of the gradient; until TRL takes
+      a loss as an argument.
     - `_get_per_token_logps_and_entropies`: micro-batches under the token budget, shared prompts; until TRL packs.
     - `create_optimizer`, `_clip_grad_norm`, `_get_grad_norm`: gradients offloaded to CPU, and gradients that are not
       finite; until transformers has a hook between clipping and stepping.
@@ -129,12 +132,15 @@ class ExactGRPOTrainer(GRPOTrainer):
         self._check_options()
         check_one_device(self.model)
         keep_differentiable(self.model)
+        if self.update.mlp_tile:
+            tile_mlps(self.update.mlp_tile, self.model, self.ref_model)
         if self.args.fp16 or getattr(self.model, "is_quantized", False):
             train_in_float32(self.model)
         if self.accelerator.is_fsdp2:
             prepare_for_fsdp(self.model)
         device, folder = self.accelerator.device, Path(self.args.output_dir)
         self.clock, self.memory = StepClock(device), memory or MemoryReadings(on_gpu=device.type == "cuda")
+        self.activations = ActivationOffload(device) if self.update.activations_on_host else None
         self.budget = TokenBudget(self.update.max_tokens_per_microbatch, device, folder / "out_of_memory.json")
         if self.use_vllm:
             self.memory.asleep = self.budget.asleep = self.vllm_generation.asleep
@@ -178,6 +184,11 @@ class ExactGRPOTrainer(GRPOTrainer):
             raise ValueError(
                 "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
                 "optimizers: shard the gradients of several processes with FSDP or ZeRO"
+            )
+
+        if self.update.activations_on_host and not self.args.gradient_checkpointing:
+            raise ValueError(
+                "update.activations_on_host offloads the inputs of checkpointed layers: add gradient_checkpointing=True"
             )
 
     @property
@@ -254,10 +265,11 @@ class ExactGRPOTrainer(GRPOTrainer):
 
     def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return TRL's loss, or one of `grpo.losses`; its batch is kept until the gradient is known to be finite."""
-        if self.own_loss:
-            loss = own_loss.compute_loss(self, self.own_loss, model, inputs)
-        else:
-            loss = super().compute_loss(model, inputs, *args, **kwargs)
+        with self.activations.of(model) if self.activations else nullcontext():
+            if self.own_loss:
+                loss = own_loss.compute_loss(self, self.own_loss, model, inputs)
+            else:
+                loss = super().compute_loss(model, inputs, *args, **kwargs)
         if torch.is_grad_enabled() and self._scores:
             self.guard.note(inputs, loss, self._scores[0])
             if self.token_values and (self._part is None or self._part.weight):

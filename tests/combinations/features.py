@@ -59,7 +59,12 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
         "images, Qwen2.5-VL": {},
     },
     "weights": {"all": {}, "LoRA": {}, "QLoRA": {}, "frozen tower": {}},
-    "checkpointing": {"off": {}, "on": {"gradient_checkpointing": True}},
+    "checkpointing": {
+        "off": {},
+        "on": {"gradient_checkpointing": True},
+        "on, inputs offloaded": {"gradient_checkpointing": True},
+    },
+    "feed-forward": {"whole": {}, "in tiles": {}},
     "prompts": {"shared": {}, "apart": {}},
     "tools": {"none": {}, "tools": {}, "environment": {}},
     "problems": {"in order": {}, "dynamic sampling": {}, "prioritized": {}},

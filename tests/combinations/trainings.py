@@ -286,7 +286,12 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
     if row["engine"] != "transformers":
         staleness = int(row["engine"] == "a server, a step ahead")
         options["engine"] = Engine(lora="merged", staleness=staleness, backend=f"{__name__}.Scripted")
-    update = Update(max_tokens_per_microbatch=200, share_prompts=row["prompts"] == "shared")
+    update = Update(
+        max_tokens_per_microbatch=200,
+        share_prompts=row["prompts"] == "shared",
+        activations_on_host=row["checkpointing"] == "on, inputs offloaded",
+        mlp_tile=16 if row["feed-forward"] == "in tiles" else None,
+    )
     trainer = make(ExactGRPOTrainer, folder, update=update, log_tokens=True, **options | more)
     trainer._generate_single_turn = drawn(trainer, row)
     if row["engine"] != "transformers":

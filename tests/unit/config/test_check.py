@@ -223,6 +223,8 @@ def test_the_loss_types_are_those_that_trl_computes() -> None:
         (["+gpu=t4", "update.gradients_on_host=true"], "update.gradients_on_host works with one process"),
         (["plan.processes=2", "update.gradients_on_host=true"], "update.gradients_on_host works with one process"),
         (["train.optim=schedule_free_adamw", "update.gradients_on_host=true"], "update.gradients_on_host works with"),
+        (["update.activations_on_host=true", "train.gradient_checkpointing=false"], "add train.gradient_ch"),
+        (["update.mlp_tile=0"], "update.mlp_tile=0: a positive number"),
     ],
 )
 def test_what_cannot_be_trained_together_is_said_before(
