@@ -14,6 +14,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from grpo.utils.limits import PINNED_PIECE
 from grpo.utils.patching import replaced
 
 
@@ -21,11 +22,12 @@ from grpo.utils.patching import replaced
 class Activation:
     """The input of a layer."""
 
-    host: torch.Tensor
-    """The copy in host memory."""
+    host: list[torch.Tensor]
+    """The copy in host memory, flat and in pieces: PyTorch rounds a page-locked tensor up to a power of two."""
+    shape: torch.Size
     device: torch.device
     on_device: torch.Tensor | None = None
-    """The tensor that is being copied, or the copy that has come back."""
+    """The flat tensor that is being copied, or the copy that has come back."""
     copied: torch.cuda.Event | None = None
     """Happens when the last copy is complete."""
 
@@ -64,47 +66,49 @@ class ActivationOffload:
             return checkpoint(layer, *inputs)
 
     def _offload(self, tensor: torch.Tensor) -> Activation:
-        host = torch.empty_like(tensor, device="cpu", pin_memory=self.copies is not None)
-        activation = Activation(host, tensor.device)
-        if self.copies is None:
-            host.copy_(tensor)
-        else:
-            if self.kept:  # its layer has been computed meanwhile
-                wait_and_free(self.kept[-1])
-            activation.on_device, activation.copied = tensor, self._copy(host, tensor)
+        flat = tensor.contiguous().view(-1)
+        pieces = flat.split(PINNED_PIECE // flat.element_size())
+        host = [torch.empty_like(piece, device="cpu", pin_memory=self.copies is not None) for piece in pieces]
+        activation = Activation(host, tensor.shape, tensor.device)
+        if self.copies and self.kept:  # whose layer has been computed meanwhile
+            wait_and_free(self.kept[-1])
+        self._copy(activation, flat, to_host=True)
         self.kept.append(activation)
         return activation
 
     def _bring_back(self, activation: Activation) -> torch.Tensor:
         if activation in self.kept:
             del self.kept[self.kept.index(activation) :]
-        if self.copies is None:
-            return activation.host
         if activation.on_device is None:
             self._start_back(activation)
-        tensor = wait_and_free(activation)
-        if self.kept and self.kept[-1].on_device is None:
+        flat = wait_and_free(activation)
+        if self.copies and self.kept and self.kept[-1].on_device is None:
             self._start_back(self.kept[-1])
-        return tensor
+        return flat.view(activation.shape)
 
     def _start_back(self, activation: Activation) -> None:
-        activation.on_device = torch.empty_like(activation.host, device=activation.device)
-        activation.copied = self._copy(activation.on_device, activation.host)
+        flat = torch.empty(activation.shape.numel(), dtype=activation.host[0].dtype, device=activation.device)
+        self._copy(activation, flat, to_host=False)
 
-    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.cuda.Event:
-        """Start a copy that begins after all work so far; return the event of its end."""
-        assert self.copies is not None
-        self.copies.wait_stream(torch.cuda.current_stream())
+    def _copy(self, activation: Activation, flat: torch.Tensor, to_host: bool) -> None:
+        """Copy a tensor of the device to host memory, or back; on a GPU beside the work of the current stream."""
+        if self.copies:
+            self.copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.copies):
-            target.copy_(source, non_blocking=True)
-        return self.copies.record_event()
+            for here, there in zip(flat.split(PINNED_PIECE // flat.element_size()), activation.host, strict=True):
+                target, source = (there, here) if to_host else (here, there)
+                target.copy_(source, non_blocking=True)
+        if self.copies or not to_host:
+            activation.on_device = flat
+        if self.copies:
+            activation.copied = self.copies.record_event()
 
 
 def wait_and_free(activation: Activation) -> torch.Tensor:
     """Return the tensor on the device, which is complete for all further work of this stream, and no longer hold it."""
     tensor = activation.on_device
     assert tensor is not None
-    assert activation.copied is not None
-    torch.cuda.current_stream().wait_event(activation.copied)
+    if activation.copied:
+        torch.cuda.current_stream().wait_event(activation.copied)
     activation.on_device = activation.copied = None
     return tensor

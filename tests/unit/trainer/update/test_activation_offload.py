@@ -1,6 +1,6 @@
 """Inputs of checkpointed layers in host memory: the same bits, and the order of streams that gives them on a GPU."""
 
-import weakref
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from grpo.trainer import ExactGRPOTrainer, Update
+from grpo.trainer.update import activation_offload
 from grpo.trainer.update.activation_offload import ActivationOffload
 from tests.stock_trl import make, train
 
@@ -66,6 +68,7 @@ class Stream:
         stream.copies[:number] = [lambda: None] * number
 
     def record_event(self) -> tuple["Stream", int]:
+        self.waited = False
         return self, len(self.copies)
 
 
@@ -75,12 +78,13 @@ class Driver(TorchDispatchMode):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.current, self.entered = Stream(), list[Stream]()
-        empty = torch.empty_like
+        empty, empty_like = torch.empty, torch.empty_like
 
         def unpinned(*args: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-            return empty(*args, **options).fill_(torch.nan)
+            return empty_like(*args, **options).fill_(torch.nan)
 
         monkeypatch.setattr(torch, "empty_like", unpinned)
+        monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(torch.nan))
         monkeypatch.setattr(torch.cuda, "Stream", Stream)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
         monkeypatch.setattr(torch.cuda, "stream", self.enter)
@@ -95,14 +99,12 @@ class Driver(TorchDispatchMode):
         if not (self.entered and function is torch.ops.aten.copy_.default):
             return function(*args, **(kwargs or {}))
         assert self.entered[-1].waited, "for the work that makes the tensor, or that last used its memory"
-        self.entered[-1].waited = False
-        target, source = map(weakref.ref, args[:2])
+        memory = [StorageWeakRef(tensor.untyped_storage()) for tensor in args[:2]]
+        target, source, size = args[0].data_ptr(), args[1].data_ptr(), args[1].nbytes
 
         def copy() -> None:
-            there, here = target(), source()
-            assert there is not None
-            assert here is not None, "freed before it was copied"
-            there.data.copy_(here.data)
+            assert not any(part.expired() for part in memory), "freed before it was copied"
+            ctypes.memmove(target, source, size)
 
         self.entered[-1].copies.append(copy)
         return args[0]
@@ -123,6 +125,7 @@ def test_the_streams_of_a_gpu_wait_for_each_other(monkeypatch: pytest.MonkeyPatc
 
     expected, on_device = gradients(), list[tuple[int, int]]()
     driver = Driver(monkeypatch)
+    monkeypatch.setattr(activation_offload, "PINNED_PIECE", 400)
     offload = ActivationOffload(torch.device("cuda"))
 
     def watch(*args: Any) -> None:
