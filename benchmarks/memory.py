@@ -35,12 +35,19 @@ from grpo.config.schema import ROOT, register, train_arguments
 from grpo.model import policy
 from grpo.planning.advice import Planner
 from grpo.planning.fit import HEADROOM, make_plan
-from grpo.planning.table import LEAST, METHODS, MODELS
+from grpo.planning.table import LEAST, METHODS
 from grpo.trainer import ExactGRPOTrainer
 from grpo.utils.limits import GB
 
 TIMEOUT = 400
 """Limit of a cell, seconds."""
+MODELS = {
+    "0.5B": "qwen2_5_0_5b",
+    "1B": "llama3_2_1b",
+    "3B": "llama3_2_3b",
+    "8B": "llama3_1_8b",
+    "14B": "qwen2_5_14b",
+}
 REFERENCE: dict[str, list[float | None]] = {
     "full": [25, 38, 58, None, None],
     "+ 8-bit AdamW": [16, 26, 52, None, None],

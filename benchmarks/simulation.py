@@ -10,8 +10,9 @@ import json
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import date
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from trl.kernels import chunked_logprob
 from trl.trainer.utils import add_fused_lm_head
 
@@ -38,11 +39,16 @@ from grpo.config.schema import ROOT
 from grpo.planning.memory import update
 from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Workload
+from grpo.trainer.tiled_mlp import tile_mlps
 from grpo.utils.limits import GB
 
 HERE = Path(__file__).parent
 MODELS = ("qwen2_5_0_5b", "llama3_2_1b")
 MICROBATCHES = ((1, 1042), (4, 1042), (8, 2048))  # sequences, tokens per sequence
+LONG = 16384
+"""Tokens of a sequence that is a micro-batch of its own."""
+TILE = 4096
+"""Tokens that its feed-forward layers compute at once, in half of the cases."""
 
 
 def main() -> None:
@@ -54,12 +60,14 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     console = Console()
     cases = [
-        (model, method, checkpointing, rows, length)
+        (model, method, checkpointing, rows, length, 0)
         for model in options.models
         for method in ("full", "lora")
         for checkpointing in (False, True)
         for rows, length in MICROBATCHES
     ]
+    long = product(options.models, ("full", "lora"), (0, TILE))
+    cases += [(model, method, True, 1, LONG, tile) for model, method, tile in long]
     results = [compare(*case) for case in track(cases, "simulating", console=console)]
     table = Table("model", "method", "checkpointing", "micro-batch", "simulated GiB", "planned GiB", "difference")
     for row in results:
@@ -67,7 +75,7 @@ def main() -> None:
             row["model"],
             row["method"],
             "yes" if row["checkpointing"] else "no",
-            f"{row['rows']} x {row['length']}",
+            f"{row['rows']} x {row['length']}" + f", tiles of {row['mlp_tile']}" * bool(row["mlp_tile"]),
             f"{row['simulated_gb']:.2f}",
             f"{row['planned_gb']:.2f}",
             f"{row['difference']:+.1%}",
@@ -79,19 +87,21 @@ def main() -> None:
     options.output.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def compare(model: str, method: str, checkpointing: bool, rows: int, length: int) -> dict[str, Any]:
+def compare(model: str, method: str, checkpointing: bool, rows: int, length: int, mlp_tile: int) -> dict[str, Any]:
     """Return the memory of an update, simulated and planned, GiB."""
     numbers = dict(OmegaConf.load(ROOT / "conf" / "model" / f"{model}.yaml").shape)
     started = time.monotonic()
-    simulated = simulate(numbers, method, checkpointing, rows, length) / GB
+    masked = length != LONG
+    simulated = simulate(numbers, method, checkpointing, rows, length, masked=masked, mlp_tile=mlp_tile) / GB
     workload = Workload(
         prompt=0,
         completion=length,
         sequences=rows,
-        tokens=rows * length,
+        tokens=rows * length if masked else length // 2,
         adapter=Adapter(16) if method == "lora" else None,
         optimizer="adamw_torch_fused",
         checkpointing=checkpointing,
+        mlp_tile=mlp_tile,
     )
     parts = update(shape_of(numbers), workload)
     planned = (sum(parts.values()) - parts["context"]) / GB  # which is not a tensor
@@ -101,6 +111,7 @@ def compare(model: str, method: str, checkpointing: bool, rows: int, length: int
         "checkpointing": checkpointing,
         "rows": rows,
         "length": length,
+        "mlp_tile": mlp_tile,
         "simulated_gb": round(simulated, 3),
         "planned_gb": round(planned, 3),
         "difference": planned / simulated - 1,
@@ -127,25 +138,36 @@ class PeakTracker(MemTracker):
 
 
 def simulate(
-    numbers: dict[str, Any], method: str, checkpointing: bool, rows: int, length: int, processes: int = 1
+    numbers: dict[str, Any],
+    method: str,
+    checkpointing: bool,
+    rows: int,
+    length: int,
+    processes: int = 1,
+    masked: bool = True,
+    mlp_tile: int = 0,
 ) -> float:
     """Return the peak in bytes over two optimizer steps of two micro-batches each, in bfloat16.
 
     Args:
+        masked: whether attention has a mask, as for several sequences; a sequence alone has none.
+        mlp_tile: tokens that a feed-forward layer computes at once; 0 for all.
         processes: over which FSDP2 divides the policy, of which one is simulated. The peak is then that of the forward
             and backward passes: in the optimizer's step DTensor computes shapes with whole tensors, fakes as well.
     """
     with one_process_of(processes) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
         model = policy(numbers, method, checkpointing)
+        if mlp_tile:
+            tile_mlps(mlp_tile, model)
         if mesh:
             shard(model, mesh)
         trained = [weight for weight in model.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(trained, foreach=False)
         tracker = PeakTracker()
         tracker.track_external(model, optimizer)
-        with tracker, in_place_kernels(), torch.autocast("cpu", torch.bfloat16):
+        with tracker, in_place_kernels(), without_mask(model, not masked), torch.autocast("cpu", torch.bfloat16):
             ids = torch.zeros(rows, length, dtype=torch.long)
-            mask = torch.ones(rows, 1, length, length, dtype=torch.bool)
+            mask = torch.ones(rows, 1, length, length, dtype=torch.bool) if masked else None
             for _ in range(2):
                 for _ in range(2):
                     output = model(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True)
@@ -219,6 +241,12 @@ def with_fakes(model: Any, checkpointing: bool, adapted: bool) -> Any:
         if adapted:
             model.enable_input_require_grads()
     return model.train()
+
+
+def without_mask(model: Any, wanted: bool) -> Any:
+    """Replace the mask by none, as transformers does where no token is padding; a fake tensor hides that from it."""
+    module = type(next(part for part in model.modules() if isinstance(part, PreTrainedModel))).__module__
+    return patch(f"{module}.create_causal_mask", lambda **options: None) if wanted else nullcontext()
 
 
 def in_place_kernels() -> Any:

@@ -63,10 +63,9 @@ layer_norm = torch.nn.functional.layer_norm
 class Scored(Workload):
     """A workload all tokens of which go through the head, as in the simulation."""
 
-    @property
-    def scored(self) -> int:
-        """Tokens of the largest micro-batch that the head scores."""
-        return self.microbatch
+    def scored(self, tokens: int) -> int:
+        """Tokens of a micro-batch that the head scores."""
+        return tokens
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from grpo.utils.errors import ConfigError
 
 PROGRAM = "grpo.plan"
 FORMATS = ("text", "json")
-KEEPS = ("hydra.run.dir=", "hydra.sweep.dir=", "plan.table=")
+KEEPS = ("hydra.run.dir=", "hydra.sweep.dir=", "plan.table=true", "plan.longest=true")
 """Overrides that keep the directory: its name, or a picture to write."""
 PHASES = {"load": "load", "rollout": "rollout", "reward": "reward", "logprobs": "log-probabilities", "update": "update"}
 
@@ -43,10 +43,8 @@ def job(config: DictConfig) -> None:
         check(config)
         check_shard(config)
         run_dir = Path(HydraConfig.get().runtime.output_dir)
-        if config.plan.table:
-            from grpo.planning.table import models_by_methods
-
-            models_by_methods(overrides, run_dir, as_json=config.plan.format == "json")
+        if config.plan.table or config.plan.longest:
+            show_many(config, overrides, run_dir)
             return
         plan = make_plan(config)
         plan.suggestions = advise(overrides, config, plan)
@@ -64,6 +62,21 @@ def job(config: DictConfig) -> None:
         show(plan, duration, Console())
     if plan.problem and not sweep:
         sys.exit(1)
+
+
+def show_many(config: DictConfig, overrides: list[str], run_dir: Path) -> None:
+    """Plan a table of command lines; drawing it takes a second that a single plan does not need.
+
+    Raises:
+        ConfigError: two tables are wanted, or nothing in a table can be planned.
+    """
+    if config.plan.table and config.plan.longest:
+        raise ConfigError("plan.table=true plan.longest=true: one table at a time")
+    if config.plan.table:
+        from grpo.planning.table import models_by_methods as table
+    else:
+        from grpo.planning.longest import methods_by_generation as table
+    table(overrides, run_dir, as_json=config.plan.format == "json")
 
 
 def show(plan: Plan, duration: Duration | None, console: Console) -> None:

@@ -15,7 +15,7 @@ from grpo import losses
 from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
-from grpo.config.options import LOSS_MEANS, VLLM, Engine, Rollout, Update
+from grpo.config.options import LOSS_MEANS, TILES_NEED_WHOLE_WEIGHTS, VLLM, Engine, Rollout, Update
 from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
 from grpo.config.transport import why_merged
 from grpo.utils.diagnosis import why_biased, why_not_stale
@@ -253,6 +253,8 @@ def check_shard(config: DictConfig) -> None:
         )
     if not (train.fsdp or train.deepspeed):
         return
+    if config["update"].mlp_tile and shards_weights(train) == "ZeRO-3":
+        raise ConfigError(TILES_NEED_WHOLE_WEIGHTS)
     name = HydraConfig.get().runtime.choices.get("shard") if HydraConfig.initialized() else None
     where = f"shard={name}" if name not in (None, "none") else "train.fsdp" if train.fsdp else "train.deepspeed"
     if processes(config) == 1 and not is_launched():

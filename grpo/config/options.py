@@ -23,6 +23,11 @@ generation, a number that is the same for every micro-batch. Other losses are no
 VLLM = "grpo.generation.vllm_engine.PolicyEngine"
 """`engine.backend`: vLLM, in this process or a server."""
 
+TILES_NEED_WHOLE_WEIGHTS = (
+    "update.mlp_tile: under ZeRO-3 all processes gather a weight at each use, and have different numbers of tiles; use "
+    "FSDP2, which gathers whole layers, or leave it out"
+)
+
 
 @dataclass
 class Update:

@@ -183,7 +183,9 @@ class Plan:
     format: str = "text"
     """Output of `python -m grpo.plan`: `text` or `json`."""
     table: bool = False
-    """Print a table of models x methods for this GPU instead of a single plan."""
+    """Print the least memory of models x methods for this GPU instead of a single plan."""
+    longest: bool = False
+    """Print the longest completion that fits, by method and generation, instead of a single plan."""
     processes: int | None = None
     """Number of processes to plan for; None takes those that were started, else `launch.processes`."""
     host_gb: float | None = None

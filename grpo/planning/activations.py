@@ -1,4 +1,4 @@
-"""Memory of activations in a layer and in the head: bytes per token, or per micro-batch if stated."""
+"""Memory of activations in a layer and in the head, bytes: of a micro-batch, or per token if stated."""
 
 from grpo.planning.shape import QK_NORM, SANDWICH, Shape
 from grpo.planning.workload import Workload
@@ -7,49 +7,86 @@ HEAD_TILE = (4096, 32768)
 """Tokens and vocabulary entries that TRL's head computes at once (trl/kernels/chunked_logprob.py)."""
 
 
-def layer_activations(shape: Shape, workload: Workload) -> float:
-    """Bytes per token that autograd keeps of a layer.
+def layer_kept(shape: Shape, workload: Workload, tokens: int, masked: int) -> float:
+    """Bytes that autograd keeps of a layer for a micro-batch.
+
+    Args:
+        tokens: of the micro-batch.
+        masked: length of its sequences if they have masks, otherwise 0.
+    """
+    tile = tiled(shape, workload, tokens)
+    inputs = tokens * workload.compute_bytes * shape.hidden_size if tile < tokens else 0
+    return tokens * attention_kept(shape, workload, masked) + inputs + tile * mlp_kept(shape, workload)
+
+
+def tiled(shape: Shape, workload: Workload, tokens: int) -> int:
+    """Tokens that a feed-forward layer computes at once; mixtures of experts have no tiles."""
+    return tokens if shape.num_experts else min(tokens, workload.mlp_tile or tokens)
+
+
+def attention_kept(shape: Shape, workload: Workload, masked: int) -> float:
+    """Bytes per token that autograd keeps of attention and norms.
 
     Two RMS norms keep their input in float32, and the normalized input if their own weight is trained; linear modules
-    keep their input if their weight is trained, and LoRA a copy per module; attention keeps queries, keys and values
-    (repeated per query head, because a mask is given), its output, its log-sum-exp and the mask of a separate sequence,
-    which is the maximum, because shared prompts need no mask; SwiGLU keeps the gate, its activation, the other half and
-    their product. Softmax over the sequence is not kept (FlashAttention,
-    2205.14135).
+    keep their input if their weight is trained, and LoRA a copy per module; attention keeps queries, keys, values, its
+    output and its log-sum-exp. With a mask, keys and values are repeated per query head, and a row of the mask is kept.
+    Softmax over the sequence is not kept (FlashAttention, 2205.14135).
     """
-    hidden, query, kv, width = shape.hidden_size, shape.query_width, shape.kv_width, shape.active_width
-    size = workload.compute_bytes
+    hidden, query, kv, size = shape.hidden_size, shape.query_width, shape.kv_width, workload.compute_bytes
     norms = 2 * 4 * hidden
     if shape.model_type in SANDWICH:  # a norm before and one after each half, normalized in float32
         norms = 4 * (4 if workload.adapter else 8 - size) * hidden
     if shape.model_type in QK_NORM:
         norms += (4 if workload.adapter else 4 + size) * (query + kv)
-    attention = size * 4 * query + 4 * shape.num_attention_heads + size * workload.sequence
-    feed_forward = size * 3 * width
-    if workload.adapter is None:
-        norms += (4 if shape.model_type in SANDWICH else 2) * size * hidden
-        inputs = 2 * hidden + width
-        if workload.weight_bytes != size:  # autocast makes a copy per module
-            inputs = 3 * hidden + query + 2 * hidden + width
-            norms += 2 * (4 - size) * hidden
-    else:
-        named = [inputs for name, (inputs, _, _) in shape.linears().items() if workload.adapter.adapts(name)]
-        inputs = sum(named) + len(named) * workload.adapter.rank
-    mixture = 4 * shape.num_experts + size * 4 * hidden * shape.num_experts_per_tok if shape.num_experts else 0
-    return norms + attention + feed_forward + size * inputs + mixture
+    attention = size * 2 * (query + (query if masked else kv)) + 4 * shape.num_attention_heads + size * masked
+    if workload.adapter is not None:
+        return norms + attention + adapter_inputs(shape, workload, mlp=False)
+    norms += (4 if shape.model_type in SANDWICH else 2) * size * hidden
+    if workload.weight_bytes == size:
+        return norms + attention + size * hidden
+    return norms + attention + size * (3 * hidden + query) + 2 * (4 - size) * hidden  # autocast copies for each module
 
 
-def layer_backward(shape: Shape, workload: Workload) -> float:
-    """Temporary bytes per token in the backward pass of a layer: gradients of the feed-forward layer."""
-    wide = workload.compute_bytes * (4 if workload.adapter else 3)
-    return wide * shape.active_width + (4 + 2 * workload.compute_bytes) * shape.hidden_size
+def mlp_kept(shape: Shape, workload: Workload) -> float:
+    """Bytes per token that autograd keeps of a feed-forward layer.
+
+    SwiGLU keeps the gate, its activation, the other half and their product; linear modules as those of attention.
+    """
+    hidden, width, size = shape.hidden_size, shape.active_width, workload.compute_bytes
+    kept = size * 3 * width
+    if shape.num_experts:
+        kept += 4 * shape.num_experts + size * 4 * hidden * shape.num_experts_per_tok
+    if workload.adapter is not None:
+        return kept + adapter_inputs(shape, workload, mlp=True)
+    return kept + size * ((hidden if workload.weight_bytes == size else 2 * hidden) + width)
 
 
-def layer_forward(shape: Shape, workload: Workload) -> float:
-    """Bytes per token that a layer takes for a while without gradient: input, float32 in the norm, SwiGLU's halves."""
-    size = workload.compute_bytes
-    attention = size * (2 * shape.hidden_size + 4 * shape.query_width) + 4 * shape.hidden_size
-    return max(attention, size * (2 * shape.hidden_size + 3 * shape.active_width))
+def adapter_inputs(shape: Shape, workload: Workload, mlp: bool) -> float:
+    """Bytes per token of the inputs that LoRA keeps: of the feed-forward layer's modules, or of attention's."""
+    assert workload.adapter
+    named = [
+        inputs
+        for name, (inputs, _, _) in shape.linears().items()
+        if workload.adapter.adapts(name) and (name in ("gate_proj", "up_proj", "down_proj")) == mlp
+    ]
+    return float(workload.compute_bytes * (sum(named) + len(named) * workload.adapter.rank))
+
+
+def layer_backward(shape: Shape, workload: Workload, tokens: int) -> float:
+    """Temporary bytes in the backward pass of a layer: gradients of the feed-forward layer."""
+    wide = workload.compute_bytes * (4 if workload.adapter else 3) * shape.active_width
+    return tiled(shape, workload, tokens) * wide + tokens * (4 + 2 * workload.compute_bytes) * shape.hidden_size
+
+
+def layer_forward(shape: Shape, workload: Workload, tokens: int, masked: int) -> float:
+    """Bytes that a layer takes for a while without gradient: input, float32 in the norm, SwiGLU's halves, the mask."""
+    size, hidden = workload.compute_bytes, shape.hidden_size
+    heads = shape.query_width + (shape.query_width if masked else shape.kv_width)
+    attention = tokens * (size * (2 * hidden + 2 * heads) + 4 * hidden)
+    tile = tiled(shape, workload, tokens)
+    parts = 2 if tile == tokens else 3  # the outputs of all tiles, too
+    mlp = tokens * size * parts * hidden + tile * size * 3 * shape.active_width
+    return max(attention, mlp) + tokens * masked * size
 
 
 def head_backward(shape: Shape, workload: Workload, scored: int) -> float:

@@ -223,6 +223,10 @@ def same_result(config: DictConfig) -> Iterator[Change]:
         yield {"train.vllm_enable_sleep_mode": "true"}, "the same result, vLLM wakes up for each generation"
     if not train.gradient_checkpointing:
         yield {"train.gradient_checkpointing": "true"}, "the same result, one more forward pass"
+    if train.gradient_checkpointing and not update.activations_on_host:
+        yield {"update.activations_on_host": "true"}, "the same result, layers' inputs offloaded to CPU"
+    if not update.mlp_tile and sharding_of(config).stage < 3:
+        yield {"update.mlp_tile": "4096"}, "the same result, feed-forward layers once more in tiles"
     if colocated:
         yield {"generation": "transformers"}, "the same algorithm, slower generation"
     if config.peft is None and not update.gradients_on_host:

@@ -18,7 +18,7 @@ from grpo.planning.vllm_fraction import with_vllm
 from grpo.planning.workload import Workload
 from grpo.utils.diagnosis import why_biased
 from grpo.utils.errors import ConfigError
-from grpo.utils.limits import GB, HOST_LIMIT, USABLE
+from grpo.utils.limits import GB, HOST_LIMIT, UNMEASURED, USABLE
 
 HEADROOM = 0.08
 """Fraction of the GPU's memory that a plan leaves free, for fragments of the allocator and for errors of the model."""
@@ -180,8 +180,9 @@ def choose(
     """
     settings: dict[str, Any] = {}
     automatic = config["update"].max_tokens_per_microbatch == "auto" and workload.device == "cuda"
+    least = min(workload.sequence, UNMEASURED)  # a longer sequence is a micro-batch of its own
     if automatic:
-        workload = replace(workload, tokens=workload.sequence)
+        workload = replace(workload, tokens=least)
     colocated = config.train.use_vllm and config.train.vllm_mode == "colocate"
     if config.train.use_vllm and config.peft and config.engine.lora == "adapter" and not transport.adapter:
         settings["engine.lora"] = "merged"
@@ -202,8 +203,7 @@ def choose(
         workload = generated_at_once(config.rollout.completions_at_once, shape, workload, limit)
         settings[AT_ONCE] = workload.sequences
     if automatic:
-        low = workload.sequence
-        high = max(low, min(MAX_TOKENS, low * completions_per_step(config.train)))
+        low, high = least, min(MAX_TOKENS, workload.sequence * completions_per_step(config.train))
         while low < high:
             middle = (low + high + 1) // 2
             if peak(shape, replace(workload, tokens=middle), "reward", "logprobs", "update") <= limit:

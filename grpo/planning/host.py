@@ -6,6 +6,7 @@ from grpo.planning.images import decoded
 from grpo.planning.memory import HOST, Components, held, optimizer_state, trained, weights
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Workload
+from grpo.utils.limits import PINNED_PIECE
 
 
 def host(shape: Shape, workload: Workload) -> Components:
@@ -49,6 +50,9 @@ def offloaded(shape: Shape, workload: Workload) -> Components:
         parts["offloaded master weights"] = count * 4 / sharding.optimizer_shards
     if sharding.offload_optimizer or workload.gradients_on_host:
         parts["offloaded gradients"] = offloaded_gradients(shape, workload)
+    if workload.activations_on_host and workload.device == "cuda":
+        pieces = ceil(workload.microbatch * workload.compute_bytes * shape.hidden_size / PINNED_PIECE)
+        parts["offloaded activations"] = shape.num_hidden_layers * pieces * PINNED_PIECE
     return {name: workload.processes * size for name, size in parts.items()}
 
 

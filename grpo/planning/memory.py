@@ -11,9 +11,9 @@ from grpo.planning import images
 from grpo.planning.activations import (
     head_backward,
     head_forward,
-    layer_activations,
     layer_backward,
     layer_forward,
+    layer_kept,
 )
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Adapter, Workload
@@ -213,15 +213,17 @@ def rollout(shape: Shape, workload: Workload) -> Components:
         return parts if workload.sends_adapter else parts | {"transfer": TRANSFER}
     logits = workload.sequences * shape.vocab_size * (workload.compute_bytes + 12 + 16 * workload.sampling_filter)
     repeated = workload.sequences * workload.sequence * 2 * shape.query_width * workload.compute_bytes
-    mask = workload.prompt * (1 + workload.compute_bytes)
-    prefill = workload.prompts_at_once * workload.prompt * (layer_forward(shape, workload) + mask)
+    tokens = workload.prompts_at_once * workload.prompt
+    masked = workload.prompt if workload.prompts_at_once > 1 else 0
+    prefill = layer_forward(shape, workload, tokens, masked) + tokens * masked
     read = replace(workload, sequences=workload.prompts_at_once, completion=0)
     reading = {
         "kv cache": kv_cache(shape, read),
         "activations": max(prefill, images.without_gradient(shape.vision, workload, "rollout")),
         "logits": workload.prompts_at_once * shape.vocab_size * workload.compute_bytes,
     }
-    last = {"kv cache": kv_cache(shape, workload), "activations": repeated, "logits": logits}
+    alone = workload.sequences == 1  # without padding, and so without a mask
+    last = {"kv cache": kv_cache(shape, workload), "activations": 0.0 if alone else repeated, "logits": logits}
     larger = reading if sum(reading.values()) > sum(last.values()) else last
     return parts | larger | {"dequantized": dequantized(shape, workload)}
 
@@ -232,12 +234,12 @@ def logprobs(shape: Shape, workload: Workload) -> Components:
     Under FSDP2 TRL wraps a reference as a single group, which is unsharded completely (`prepare_fsdp`).
     """
     whole = replace(workload.sharding, stage=2) if workload.sharding.library == "fsdp" else workload.sharding
-    layer = layer_forward(shape, workload) + workload.sequence * workload.compute_bytes
-    text = workload.microbatch * max(layer, workload.compute_bytes * 2 * shape.hidden_size)
+    size, hidden = workload.compute_bytes, shape.hidden_size
+    text = max(max(layer_forward(shape, workload, *one), one[0] * size * 2 * hidden) for one in passes(shape, workload))
     parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "logprobs")
     return parts | {
         "activations": max(text, images.without_gradient(shape.vision, workload, "logprobs")),
-        "head": head_forward(shape, workload, workload.scored),
+        "head": head_forward(shape, workload, workload.scored(workload.microbatch)),
         "unsharded reference": unsharded(shape, replace(workload, sharding=whole)) if workload.reference else 0.0,
         "dequantized": dequantized(shape, workload),
     }
@@ -248,51 +250,71 @@ def scoring(shape: Shape, workload: Workload) -> Components:
     activations = [0.0]
     for model, size in workload.reward_models:
         own = replace(workload, compute_bytes=size, weight_bytes=size, adapter=None)
-        layer = layer_forward(model, own) + workload.sequence * size  # with the mask
-        activations.append(workload.microbatch * (layer + 2 * size * model.hidden_size))
+        for tokens, masked in passes(model, own):
+            activations.append(layer_forward(model, own, tokens, masked) + tokens * 2 * size * model.hidden_size)
     parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "rollout")
     return parts | {"activations": max(activations)}
 
 
-def update(shape: Shape, workload: Workload) -> Components:
-    """Memory of the update: the larger of a micro-batch's backward pass and the optimizer's step.
+def passes(shape: Shape, workload: Workload) -> list[tuple[int, int]]:
+    """Return tokens and length of masked sequences of the largest micro-batches: of several sequences, and of one.
 
-    The backward pass holds the gradients of earlier micro-batches. It peaks in the head, which coexists with the
-    activations of all layers, or in the last layer. With checkpointing (1604.06174) a layer keeps only its input, and
-    layers are recomputed one at a time, after the head. The vision tower is first in the forward pass and last in the
-    backward pass.
+    A sequence alone has no padding, and transformers leaves its mask to the kernel, except in layers with a window.
     """
-    tokens, sharding = workload.microbatch, workload.sharding
-    count, size = trained(shape, workload)
-    kept = tokens * layer_activations(shape, workload)
-    inputs = tokens * workload.compute_bytes * shape.hidden_size * shape.num_hidden_layers
-    final = tokens * (4 + (2 if workload.adapter else 3) * workload.compute_bytes) * shape.hidden_size  # norm and head
-    head = head_backward(shape, workload, workload.scored)
-    layer = tokens * layer_backward(shape, workload)
-    experts = adapted_experts(shape, workload)
-    activations = final + (float(inputs) if workload.checkpointing else kept * shape.num_hidden_layers)
-    activations += experts * (1 if workload.checkpointing else shape.mixtures)
-    layer += unsharded_gradients(shape, workload)
-    work = max(head, kept + layer if workload.checkpointing else layer)
+    window = shape.sliding_window if shape.num_sliding_layers and workload.masks else 0
+    alone = workload.sequence if window and workload.sequence >= window else 0
+    return [(workload.tokens, workload.masked), (workload.sequence, alone)]
+
+
+def update(shape: Shape, workload: Workload) -> Components:
+    """Memory of the update: the larger of a micro-batch's backward pass and the optimizer's step."""
+    sharding, (count, size) = workload.sharding, trained(shape, workload)
     images_held = images.held_images(shape.vision, workload, "update")
     stays = persistent(shape, workload) | images_held | {"gradients": gradients(shape, workload)}
+    backward = [stays | backward_pass(shape, workload, *one) for one in passes(shape, workload)]
+    # `foreach` of PyTorch holds the square roots of all second moments at once
+    at_once = workload.optimizer == "adamw_torch" and workload.device == "cuda" and not workload.gradients_on_host
+    step = count * size / sharding.optimizer_shards if at_once else 0.0
+    if sharding.library == "deepspeed" and sharding.float32 and not sharding.offload_optimizer:
+        step += count * 4 / sharding.optimizer_shards  # the gradients in float32
+    return max(*backward, stays | {"optimizer step": step}, key=lambda parts: sum(parts.values()))
+
+
+def backward_pass(shape: Shape, workload: Workload, tokens: int, masked: int) -> Components:
+    """Memory that the backward pass of a micro-batch takes beside weights, optimizer state and gradients.
+
+    It peaks in the head, which coexists with the activations of all layers, or in the last layer. With checkpointing
+    (1604.06174) a layer keeps only its input, and layers are recomputed one at a time, after the head; offloaded, the
+    inputs of two layers are on the device. The vision tower is first in the forward pass and last in the backward pass.
+
+    Args:
+        tokens: of the micro-batch.
+        masked: length of its sequences if they have masks, otherwise 0.
+    """
+    kept = layer_kept(shape, workload, tokens, masked)
+    inputs = float(tokens * workload.compute_bytes * shape.hidden_size * inputs_on_device(shape, workload))
+    final = tokens * (4 + (2 if workload.adapter else 3) * workload.compute_bytes) * shape.hidden_size  # norm and head
+    head = head_backward(shape, workload, workload.scored(tokens))
+    layer = layer_backward(shape, workload, tokens) + unsharded_gradients(shape, workload)
+    experts = adapted_experts(shape, workload)
+    activations = final + (inputs if workload.checkpointing else kept * shape.num_hidden_layers)
+    activations += experts * (1 if workload.checkpointing else shape.mixtures)
+    work = max(head, kept + layer if workload.checkpointing else layer)
     # autocast keeps its copies to the end of the pass
     if workload.weight_bytes > workload.compute_bytes and not workload.quantized:
         activations += workload.compute_bytes * sum(i * o * n for i, o, n in shape.all_linears())
     tower, tower_work = images.in_update(shape.vision, workload)
     if tower_work > activations + work:
         activations, work = 0.0, tower_work
-    stays["vision activations"] = tower
-    backward = stays | {"activations": activations, "backward": work, "dequantized": dequantized(shape, workload)}
+    parts = {"vision activations": tower, "activations": activations, "backward": work}
     if workload.device == "cpu":
-        backward["fragments"] = CPU_FRAGMENTS * (activations + tower + work)
-    # `foreach` of PyTorch holds the square roots of all second moments at once
-    at_once = workload.optimizer == "adamw_torch" and workload.device == "cuda" and not workload.gradients_on_host
-    step = count * size / sharding.optimizer_shards if at_once else 0.0
-    if sharding.library == "deepspeed" and sharding.float32 and not sharding.offload_optimizer:
-        step += count * 4 / sharding.optimizer_shards  # the gradients in float32
-    stays["vision activations"] = 0.0
-    return max(backward, stays | {"optimizer step": step}, key=lambda parts: sum(parts.values()))
+        parts["fragments"] = CPU_FRAGMENTS * (activations + tower + work)
+    return parts | {"dequantized": dequantized(shape, workload)}
+
+
+def inputs_on_device(shape: Shape, workload: Workload) -> int:
+    """Layers whose inputs are on the device at once: a CPU's own memory is where offloaded inputs go."""
+    return 2 if workload.activations_on_host and workload.device == "cuda" else shape.num_hidden_layers
 
 
 def gradients(shape: Shape, workload: Workload) -> float:

@@ -53,6 +53,8 @@ class Shape:
     """Tokens that a layer with a sliding window attends to; 0 without."""
     num_sliding_layers: int = 0
     """Layers with a sliding window."""
+    max_position_embeddings: int = 0
+    """Tokens of the longest sequence that the model was made for; 0 if it is not known."""
     given_parameters: int = 0
     """Number of parameters if it is known; 0 to compute it from the shape."""
     vision: Vision | None = None
@@ -177,6 +179,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         num_dense_layers=number("first_k_dense_replace", 0) or len(text.get("mlp_only_layers") or []),
         sliding_window=window,
         num_sliding_layers=sum(kind == "sliding_attention" for kind in kinds) if kinds else sliding * bool(window),
+        max_position_embeddings=number("max_position_embeddings", 0),
         given_parameters=number("parameters", 0),
         vision=vision_of(config),
         takes_images=any("vision" in key or "image" in key for key in config),

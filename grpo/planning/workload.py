@@ -111,6 +111,12 @@ class Workload:
     """A name of transformers' `OptimizerNames`."""
     checkpointing: bool = False
     """Whether layers keep only their input and are recomputed in the backward pass."""
+    activations_on_host: bool = False
+    """`update.activations_on_host`: the inputs of checkpointed layers are offloaded to CPU."""
+    mlp_tile: int = 0
+    """`update.mlp_tile`: tokens that a dense feed-forward layer computes at once; 0 for all."""
+    masks: bool = True
+    """Whether several sequences of a micro-batch have a mask; FlashAttention needs none."""
     reference: bool = False
     """Whether a second copy of the weights is the reference of a KL penalty."""
     gradients_on_host: bool = False
@@ -156,9 +162,13 @@ class Workload:
         return max(self.tokens, self.sequence)
 
     @property
-    def scored(self) -> int:
-        """Tokens of the largest micro-batch in the head: on a GPU tokens of completions, on a CPU all tokens."""
+    def masked(self) -> int:
+        """Length of the longest of several sequences in a micro-batch, tokens; padded, they have a mask."""
+        return min(self.sequence, self.tokens // 2) if self.masks else 0
+
+    def scored(self, tokens: int) -> int:
+        """Tokens of a micro-batch in the head: on a GPU tokens of completions, on a CPU all tokens."""
         if self.device == "cpu":
-            return self.microbatch
+            return tokens
         completions = self.completions_per_sequence * self.completion
-        return -(-self.microbatch * completions // (self.prompt + completions))
+        return -(-tokens * completions // (self.prompt + completions))

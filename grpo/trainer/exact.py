@@ -18,7 +18,7 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 
 from grpo import losses
-from grpo.config.options import Engine, Rollout, Update
+from grpo.config.options import TILES_NEED_WHOLE_WEIGHTS, Engine, Rollout, Update
 from grpo.data.images import View
 from grpo.generation.backend import Backend, backend_class
 from grpo.trainer.batch import Batch
@@ -186,6 +186,9 @@ class ExactGRPOTrainer(GRPOTrainer):
                 "optimizers: shard the gradients of several processes with FSDP or ZeRO"
             )
 
+        plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
+        if self.update.mlp_tile and plugin and plugin.zero_stage == 3:
+            raise ValueError(TILES_NEED_WHOLE_WEIGHTS)
         if self.update.activations_on_host and not self.args.gradient_checkpointing:
             raise ValueError(
                 "update.activations_on_host offloads the inputs of checkpointed layers: add gradient_checkpointing=True"

@@ -12,7 +12,7 @@ HOST_LIMIT = 0.95
 UNMEASURED = 1024
 """Tokens of a micro-batch where memory is not measured: on a CPU more at once are not faster."""
 PINNED_PIECE = 2**26
-"""Bytes of page-locked memory in a piece: PyTorch rounds each tensor up to a power of two (`CachingHostAllocator.h`)."""
+"""Bytes of a piece of page-locked memory: PyTorch rounds a tensor up to a power of two (`CachingHostAllocator.h`)."""
 ENGINE = 1.5 * GB
 """Memory of vLLM beside weights and cache, in bytes: activations of a batch, CUDA graphs."""
 HELD_BY_WSL = 2 * GB

@@ -25,10 +25,10 @@ def rows() -> list[Row]:
 
 
 def rows_of(shard: str) -> list[Row]:
-    """All rows; for a choice of `conf/shard` as few as have all values."""
+    """All rows; for a choice of `conf/shard` as few as have all values. ZeRO-3 refuses tiles."""
     if shard == "none":
         return rows()
-    return few(rows())
+    return [row | {"feed-forward": "whole"} if shard == "zero3" else row for row in few(rows())]
 
 
 def few(candidates: list[Row]) -> list[Row]:

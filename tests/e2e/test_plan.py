@@ -77,20 +77,50 @@ def test_planning_loads_neither_pytorch_nor_transformers(tmp_path: Path) -> None
     assert done.stderr.strip() == ""
 
 
-@pytest.mark.parametrize("gpu", ["a100_80gb", "rtx3080"])
-def test_the_table_of_models_and_methods_is_printed_and_drawn(tmp_path: Path, gpu: str) -> None:
-    done = command("grpo.plan", tmp_path, f"+gpu={gpu}", "plan.table=true")
+@pytest.mark.parametrize(
+    ("line", "models"),
+    [
+        (["+gpu=a100_80gb"], ["qwen2_5_0_5b", "qwen2_5_32b"]),
+        (["+gpu=rtx3080", "model=llama3_2_3b"], ["llama3_2_1b", "llama3_1_8b"]),
+    ],
+)
+def test_the_table_has_the_models_of_the_chosen_family(tmp_path: Path, line: list[str], models: list[str]) -> None:
+    done = command("grpo.plan", tmp_path, *line, "plan.table=true", "plan.format=json")
     assert done.returncode == 0, done.stderr
-    for text in ("0.5B", "14B", "full", "+ 8-bit AdamW", "+ gradients offloaded to CPU", "LoRA", "QLoRA"):
-        assert text in done.stdout
+    table = json.loads(done.stdout)
+    assert table == json.loads((tmp_path / "run" / "plan.json").read_text())
     assert (tmp_path / "run" / "plan.png").read_bytes().startswith(b"\x89PNG")
-    rows = json.loads((tmp_path / "run" / "plan.json").read_text())["peak_gb"]
-    assert all(list(row.values()) == sorted(row.values()) for row in rows.values()), "larger models take more"
+    cells = {(cell["method"], cell["model"]): cell for cell in table["cells"]}
+    sizes = list(dict.fromkeys(cell["model"] for cell in table["cells"]))
+    assert [sizes[0], sizes[-1]] == models
+    for method in ("full", "+ gradients offloaded to CPU", "LoRA", "QLoRA"):
+        peaks = [cells[method, model]["peak_gb"] for model in sizes]
+        assert peaks == sorted(peaks), "larger models take more"
+    for cell in cells.values():
+        assert cell["fits"] == (cell["peak_gb"] <= 0.92 * table["capacity_gb"])
+        assert bool(cell["completions_at_once"]) == cell["fits"]
+
+
+def test_the_longest_completion_fits_and_a_longer_one_does_not(tmp_path: Path) -> None:
+    done = command("grpo.plan", tmp_path, "+gpu=rtx3080", "plan.longest=true", "plan.format=json")
+    assert done.returncode == 0, done.stderr
+    content = json.loads(done.stdout)
+    assert (tmp_path / "run" / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert content["max_position_embeddings"] == 32768
+    lengths = content["longest"]
+    assert lengths["full"]["transformers"] == 0, "3B does not fit"
+    assert lengths["QLoRA"]["vLLM asleep in updates"] is None, "of 4-bit weights vLLM cannot be sent new ones"
+    length = lengths["LoRA, offloaded"]["transformers"]
+    line = ["+gpu=rtx3080", "generation=transformers", "update.activations_on_host=true", "update.mlp_tile=4096"]
+    for tokens, status in ((length, 0), (length + 256, 1)):
+        assert command("grpo.plan", tmp_path, *line, f"train.max_completion_length={tokens}").returncode == status
+    assert length > 4 * lengths["LoRA"]["transformers"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["plan.table=true", "plan.longest=true"], "plan.table=true plan.longest=true: one table at a time"),
         (["plan.format=yaml"], "plan.format=yaml: unknown; possible: json, text"),
         (["+gpu=rtx3080", "gpu.memory_gb=-1"], "gpu.memory_gb=-1.0: the GPU's memory in GiB"),
         (["+gpu=any", "model.model_name_or_path=no/thing"], "model.model_name_or_path=no/thing: neither a folder nor"),

@@ -40,22 +40,23 @@ class Sharing:
     ) -> None:
         self.model, self.plain, self.accelerator = model, plain, accelerator
         self.wanted, self.sharded = wanted, sharded
-        self._found: dict[str, bool] = {}
+        self.found: dict[str, bool] = {}
+        """Whether it applies to prompts of `text`, and with `images`, once a trial has shown it."""
 
     def applies(self, batch: Batch) -> bool:
         """Return whether completions of a batch can share their prompts."""
         if not self.wanted:
             return False
-        if "text" not in self._found:  # on all processes at once, which then divide completions alike
+        if "text" not in self.found:  # on all processes at once, which then divide completions alike
             reason = self._try(text_rows(self.model(), self.accelerator.device))
             (elsewhere,) = any_of(self.accelerator, reason is not None)
             self._note("text", reason or ("not on another process" if elsewhere else None))
         images = with_images(batch)
         if images and self.sharded:
             return False
-        if images and "images" not in self._found and bool(batch["completion_mask"].any()):
+        if images and "images" not in self.found and bool(batch["completion_mask"].any()):
             self._note("images", self._try(image_rows(batch)))
-        return self._found.get("images" if images else "text", False)
+        return self.found.get("images" if images else "text", False)
 
     def agree(self, batch: Batch) -> None:
         """Let no process share the prompts of a batch where another cannot; all call it, with equal batches."""
@@ -68,7 +69,7 @@ class Sharing:
             return why_not(self.model(), rows, self.plain)
 
     def _note(self, kind: str, reason: str | None) -> None:
-        self._found[kind] = reason is None
+        self.found[kind] = reason is None
         if reason:
             log.warning("completions do not share their prompts (%s): %s", kind, reason)
 

@@ -283,12 +283,14 @@ class StepUpdate:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next steps depend on."""
-        return {"budget": self.budget.state_dict(), "guard": self.guard.state_dict()}
+        sharing = dict(self.packing.sharing.found)  # which a trial with other data may show otherwise
+        return {"budget": self.budget.state_dict(), "guard": self.guard.state_dict(), "sharing": sharing}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` has returned."""
         self.budget.load_state_dict(state["budget"])
         self.guard.load_state_dict(state["guard"])
+        self.packing.sharing.found |= state.get("sharing", {})  # which version 0.2.0 did not save
 
     def drop_gradients(self, model: Any) -> None:
         """Drop the gradients, so that a step of the optimizer changes nothing."""

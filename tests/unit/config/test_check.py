@@ -285,6 +285,7 @@ def test_filters_are_those_that_vllm_is_given(
     [
         (["shard=fsdp2"], "train.fsdp: one process has nothing to shard"),
         (["shard=zero3", "launch.processes=2", "train.fsdp=true"], "one of them"),
+        (["shard=zero3", "launch.processes=2", "update.mlp_tile=4096"], "update.mlp_tile: under ZeRO-3"),
         (["shard=fsdp2", "launch.processes=2", "train.optim=paged_adamw_8bit"], "bitsandbytes cannot step"),
         (["shard=fsdp2", "launch.processes=2", "train.optim=sgd"], "with an optimizer that keeps no state"),
     ],

@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
-from benchmarks.simulation import simulate
+from benchmarks.simulation import LONG, simulate
 from grpo.config.schema import ROOT
 from grpo.generation.at_once import AtOnce, first_equal
-from grpo.planning.activations import layer_activations
+from grpo.planning.activations import layer_kept
 from grpo.planning.from_config import shipped_models
 from grpo.planning.memory import (
     adapted_experts,
@@ -248,7 +248,7 @@ def test_a_layer_keeps_what_autograd_keeps_of_it(family: str, method: str) -> No
         sizes.append(kept_by_autograd(policy.train(), tokens))
     workload = Workload(0, tokens, 1, tokens, adapter=Adapter(16) if method == "lora" else None)
     shape = shape_of(numbers)
-    planned = tokens * layer_activations(shape, workload) + adapted_experts(shape, workload)
+    planned = layer_kept(shape, workload, tokens, masked=tokens) + adapted_experts(shape, workload)
     assert planned == pytest.approx(sizes[1] - sizes[0], rel=near)
     assert trained(shape_of(numbers | {"num_hidden_layers": 3}), workload)[0] == sum(
         weight.numel() for weight in policy.parameters() if weight.requires_grad
@@ -269,7 +269,7 @@ def test_the_update_takes_what_the_simulation_says(method: str, checkpointing: b
 def committed() -> Iterator[Any]:
     file = ROOT / "benchmarks" / "simulation.json"
     for case in json.loads(file.read_text())["cases"]:
-        name = "-".join(str(case[key]) for key in ("model", "method", "checkpointing", "rows", "length"))
+        name = "-".join(str(case[key]) for key in ("model", "method", "checkpointing", "rows", "length", "mlp_tile"))
         yield pytest.param(case, id=name)
 
 
@@ -279,7 +279,8 @@ def test_the_plan_is_still_what_the_committed_simulations_say(case: dict[str, An
         prompt=0,
         completion=case["length"],
         sequences=case["rows"],
-        tokens=case["rows"] * case["length"],
+        tokens=case["rows"] * case["length"] // (2 if case["length"] == LONG else 1),  # a long sequence is alone
+        mlp_tile=case["mlp_tile"],
         adapter=Adapter(16) if case["method"] == "lora" else None,
         optimizer="adamw_torch_fused",
         checkpointing=case["checkpointing"],
@@ -303,6 +304,9 @@ workloads = st.builds(
     checkpointing=st.booleans(),
     reference=st.booleans(),
     gradients_on_host=st.booleans(),
+    activations_on_host=st.booleans(),
+    mlp_tile=st.sampled_from([0, 1024]),
+    masks=st.booleans(),
     device=st.sampled_from(["cuda", "cpu"]),
     images=st.none() | st.builds(Images, st.integers(1, 256), st.integers(1, 64), st.none() | st.integers(1, 10**7)),
     freeze=st.sampled_from([(), ("vision",), ("vision", "projector")]),
@@ -331,16 +335,21 @@ def test_more_of_anything_never_takes_less(shape: Shape, workload: Workload, key
 @given(shapes, workloads)
 def test_what_saves_memory_saves_memory(shape: Shape, workload: Workload) -> None:
     plain = replace(workload, checkpointing=False, gradients_on_host=False, adapter=None, optimizer="adamw_torch")
+    plain = replace(plain, activations_on_host=False, mlp_tile=0)
     for change in (
         {"checkpointing": True},
         {"gradients_on_host": True},
         {"adapter": Adapter(16)},
         {"optimizer": "adamw_8bit"},
         {"reference": False},
+        {"mlp_tile": min(plain.microbatch, 4096) // 2},
+        {"masks": False},
     ):
         if "adapter" in change:  # it keeps activations of its own, which for many tokens of a small model are more
             plain = replace(plain, tokens=min(plain.tokens, 4096))
         assert peak(shape, replace(plain, **change)) <= peak(shape, plain), change
+    checkpointed = replace(plain, checkpointing=True)
+    assert peak(shape, replace(checkpointed, activations_on_host=True)) <= peak(shape, checkpointed)
 
 
 def test_a_sleeping_engine_leaves_its_share_to_the_update() -> None:

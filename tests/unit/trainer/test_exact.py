@@ -125,6 +125,20 @@ def test_a_setting_that_cannot_be_is_refused(settings: dict[str, Any], named: st
         Update(**settings)
 
 
+@pytest.mark.parametrize("tokens", [1, 200])
+def test_a_sequence_alone_needs_no_mask(tmp_path: Path, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    masked, attend = [], torch.nn.functional.scaled_dot_product_attention
+
+    def noted(*args: Any, attn_mask: Any = None, **options: Any) -> torch.Tensor:
+        masked.append(attn_mask is not None)
+        return attend(*args, attn_mask=attn_mask, **options)
+
+    trainer = ours(tmp_path, update=Update(max_tokens_per_microbatch=tokens, share_prompts=False), max_steps=1)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    trainer.train()
+    assert any(masked) == (tokens > 1), "several of different lengths are padded"
+
+
 def test_evaluation_during_training_works_as_in_trl(tmp_path: Path) -> None:
     logs = []
     for kind in (GRPOTrainer, ExactGRPOTrainer):

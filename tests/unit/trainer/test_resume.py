@@ -162,3 +162,12 @@ def test_a_checkpoint_of_the_model_alone_is_not_resumed(tmp_path: Path) -> None:
     ours(tmp_path, Update(100), **OPTIONS | {"max_steps": 1, "save_only_model": True}).train()
     assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()
     assert not is_sealed(tmp_path / "checkpoint-1")
+
+
+def test_a_resumed_run_shares_prompts_if_the_first_run_did(tmp_path: Path) -> None:
+    first = ours(tmp_path, **OPTIONS)
+    first.packing.sharing.found = {"text": False}  # of a trial that other data, or another machine, would pass
+    train(first)
+    resumed = ours(tmp_path / "resumed", **OPTIONS)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert resumed.packing.sharing.found == {"text": False}
