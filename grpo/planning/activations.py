@@ -6,6 +6,9 @@ from grpo.planning.workload import Workload
 HEAD_TILE = (4096, 32768)
 """Tokens and vocabulary entries that TRL's head computes at once (trl/kernels/chunked_logprob.py)."""
 
+SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+"""Linear modules whose input is also the input of another."""
+
 
 def layer_activations(shape: Shape, workload: Workload) -> float:
     """Bytes per token that autograd keeps of a layer.
@@ -32,11 +35,28 @@ def layer_activations(shape: Shape, workload: Workload) -> float:
         if workload.weight_bytes != size:  # autocast makes a copy per module
             inputs = 3 * hidden + query + 2 * hidden + width
             norms += 2 * (4 - size) * hidden
+        inputs *= size
     else:
-        named = [inputs for name, (inputs, _, _) in shape.linears().items() if workload.adapter.adapts(name)]
-        inputs = sum(named) + len(named) * workload.adapter.rank
+        inputs = adapter_inputs(shape, workload)
     mixture = 4 * shape.num_experts + size * 4 * hidden * shape.num_experts_per_tok if shape.num_experts else 0
-    return norms + attention + feed_forward + size * inputs + mixture
+    return norms + attention + feed_forward + inputs + mixture
+
+
+def adapter_inputs(shape: Shape, workload: Workload) -> int:
+    """Bytes per token that autograd keeps of a layer's adapters: the inputs of both matrices.
+
+    Each module has a copy of its input, because PEFT casts it to the adapter's type and autocast back, or because of
+    dropout, which also keeps a mask of a byte per number. An adapter in the type of the computation without dropout
+    needs no copy: modules with the same input share it (peft/tuners/lora/layer.py).
+    """
+    adapter = workload.adapter
+    if adapter is None:
+        return 0
+    named = {name: inputs for name, (inputs, _, _) in shape.linears().items() if adapter.adapts(name)}
+    shared = adapter.size == workload.compute_bytes and not adapter.dropout
+    places = {SAME_INPUT.get(name, name) if shared else name: inputs for name, inputs in named.items()}
+    mask = sum(named.values()) if adapter.dropout else 0
+    return workload.compute_bytes * (sum(places.values()) + len(named) * adapter.rank) + mask
 
 
 def layer_backward(shape: Shape, workload: Workload) -> float:

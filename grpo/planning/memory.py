@@ -85,7 +85,7 @@ def dequantized(shape: Shape, workload: Workload) -> float:
 def trained(shape: Shape, workload: Workload) -> tuple[float, float]:
     """Number of trained parameters, and bytes per number in them and in their gradients."""
     if workload.adapter:
-        return adapter_parameters(shape, workload.adapter), 4  # also on a base in half precision, or quantized
+        return adapter_parameters(shape, workload.adapter), workload.adapter.size
     frozen = shape.vision.parameters_of(*workload.freeze) if shape.vision else 0
     return shape.parameters() - frozen, 4 if workload.sharding.float32 else workload.weight_bytes
 
@@ -255,44 +255,67 @@ def scoring(shape: Shape, workload: Workload) -> Components:
 
 
 def update(shape: Shape, workload: Workload) -> Components:
-    """Memory of the update: the larger of a micro-batch's backward pass and the optimizer's step.
+    """Memory of the update: the larger of a micro-batch's backward pass and the optimizer's step."""
+    head = head_backward(shape, workload, workload.scored)
+    moments = backward(shape, workload, head, layer_activations(shape, workload)), optimizer_step(shape, workload)
+    return max(moments, key=lambda parts: sum(parts.values()))
 
-    The backward pass holds the gradients of earlier micro-batches. It peaks in the head, which coexists with the
-    activations of all layers, or in the last layer. With checkpointing (1604.06174) a layer keeps only its input, and
-    layers are recomputed one at a time, after the head. The vision tower is first in the forward pass and last in the
-    backward pass.
+
+def backward(shape: Shape, workload: Workload, head: float, kept_per_token: float) -> Components:
+    """Memory of a micro-batch's backward pass.
+
+    It holds the gradients of earlier micro-batches and peaks in the head, which coexists with the activations of all
+    layers, or in the last layer. With checkpointing (1604.06174) a layer keeps only its input, and layers are
+    recomputed one at a time, after the head. The vision tower is first in the forward pass and last in the backward
+    pass.
+
+    Args:
+        shape: of the policy.
+        workload: of the run.
+        head: bytes that the head's backward pass takes.
+        kept_per_token: bytes per token that autograd keeps of a layer.
     """
-    tokens, sharding = workload.microbatch, workload.sharding
-    count, size = trained(shape, workload)
-    kept = tokens * layer_activations(shape, workload)
+    tokens = workload.microbatch
+    kept = tokens * kept_per_token
     inputs = tokens * workload.compute_bytes * shape.hidden_size * shape.num_hidden_layers
     final = tokens * (4 + (2 if workload.adapter else 3) * workload.compute_bytes) * shape.hidden_size  # norm and head
-    head = head_backward(shape, workload, workload.scored)
     layer = tokens * layer_backward(shape, workload)
     experts = adapted_experts(shape, workload)
     activations = final + (float(inputs) if workload.checkpointing else kept * shape.num_hidden_layers)
     activations += experts * (1 if workload.checkpointing else shape.mixtures)
     layer += unsharded_gradients(shape, workload)
     work = max(head, kept + layer if workload.checkpointing else layer)
-    images_held = images.held_images(shape.vision, workload, "update")
-    stays = persistent(shape, workload) | images_held | {"gradients": gradients(shape, workload)}
     # autocast keeps its copies to the end of the pass
     if workload.weight_bytes > workload.compute_bytes and not workload.quantized:
         activations += workload.compute_bytes * sum(i * o * n for i, o, n in shape.all_linears())
     tower, tower_work = images.in_update(shape.vision, workload)
     if tower_work > activations + work:
         activations, work = 0.0, tower_work
-    stays["vision activations"] = tower
-    backward = stays | {"activations": activations, "backward": work, "dequantized": dequantized(shape, workload)}
+    parts = in_update(shape, workload) | {
+        "vision activations": tower,
+        "activations": activations,
+        "backward": work,
+        "dequantized": dequantized(shape, workload),
+    }
     if workload.device == "cpu":
-        backward["fragments"] = CPU_FRAGMENTS * (activations + tower + work)
-    # `foreach` of PyTorch holds the square roots of all second moments at once
+        parts["fragments"] = CPU_FRAGMENTS * (activations + tower + work)
+    return parts
+
+
+def optimizer_step(shape: Shape, workload: Workload) -> Components:
+    """Memory of the optimizer's step: `foreach` of PyTorch holds the square roots of all second moments at once."""
+    sharding, (count, size) = workload.sharding, trained(shape, workload)
     at_once = workload.optimizer == "adamw_torch" and workload.device == "cuda" and not workload.gradients_on_host
     step = count * size / sharding.optimizer_shards if at_once else 0.0
     if sharding.library == "deepspeed" and sharding.float32 and not sharding.offload_optimizer:
         step += count * 4 / sharding.optimizer_shards  # the gradients in float32
-    stays["vision activations"] = 0.0
-    return max(backward, stays | {"optimizer step": step}, key=lambda parts: sum(parts.values()))
+    return in_update(shape, workload) | {"optimizer step": step}
+
+
+def in_update(shape: Shape, workload: Workload) -> Components:
+    """Memory that the whole update takes."""
+    held_images = images.held_images(shape.vision, workload, "update")
+    return persistent(shape, workload) | held_images | {"gradients": gradients(shape, workload)}
 
 
 def gradients(shape: Shape, workload: Workload) -> float:
