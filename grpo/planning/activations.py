@@ -6,6 +6,7 @@ from grpo.planning.workload import Workload
 HEAD_TILE = (4096, 32768)
 """Tokens and vocabulary entries that TRL's head computes at once (trl/kernels/chunked_logprob.py)."""
 
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 """Linear modules whose input is also the input of another."""
 
@@ -46,8 +47,9 @@ def adapter_inputs(shape: Shape, workload: Workload) -> int:
     """Bytes per token that autograd keeps of a layer's adapters: the inputs of both matrices.
 
     Each module has a copy of its input, because PEFT casts it to the adapter's type and autocast back, or because of
-    dropout, which also keeps a mask of a byte per number. An adapter in the type of the computation without dropout
-    needs no copy: modules with the same input share it (peft/tuners/lora/layer.py).
+    dropout, which also keeps a mask: a byte per number on a GPU, a number of the adapter's type on a CPU (ATen's
+    Dropout.cpp). An adapter in the type of the computation without dropout needs no copy: modules with the same input
+    share it, and the output projection's is attention's output (peft/tuners/lora/layer.py).
     """
     adapter = workload.adapter
     if adapter is None:
@@ -55,13 +57,20 @@ def adapter_inputs(shape: Shape, workload: Workload) -> int:
     named = {name: inputs for name, (inputs, _, _) in shape.linears().items() if adapter.adapts(name)}
     shared = adapter.size == workload.compute_bytes and not adapter.dropout
     places = {SAME_INPUT.get(name, name) if shared else name: inputs for name, inputs in named.items()}
-    mask = sum(named.values()) if adapter.dropout else 0
+    if shared:
+        places.pop("o_proj", None)
+    mask = sum(named.values()) * (1 if workload.device == "cuda" else adapter.size) if adapter.dropout else 0
     return workload.compute_bytes * (sum(places.values()) + len(named) * adapter.rank) + mask
 
 
 def layer_backward(shape: Shape, workload: Workload) -> float:
-    """Temporary bytes per token in the backward pass of a layer: gradients of the feed-forward layer."""
-    wide = workload.compute_bytes * (4 if workload.adapter else 3)
+    """Temporary bytes per token in the backward pass of a layer: gradients of the feed-forward layer.
+
+    Adapters in it add the gradient of a copy of an input.
+    """
+    adapter = workload.adapter
+    adapted = adapter is not None and any(map(adapter.adapts, FEED_FORWARD))
+    wide = workload.compute_bytes * (4 if adapted else 3)
     return wide * shape.active_width + (4 + 2 * workload.compute_bytes) * shape.hidden_size
 
 
