@@ -8,7 +8,7 @@ otherwise.
 from dataclasses import dataclass, replace
 
 from grpo.planning import memory
-from grpo.planning.activations import layer_activations, layer_backward
+from grpo.planning.activations import head_backward, layer_activations, layer_backward
 from grpo.planning.fit import HEADROOM
 from grpo.planning.memory import Components
 from grpo.planning.shape import Shape
@@ -26,6 +26,8 @@ LOGITS = {
     "LitGPT, chunked": (4, 4, 0),
     "LitGPT": (4, 6, 0),
     "torchtitan": (10, 12, 2),
+    "TRL 1.10": (4, 8, 0),
+    "TRL 1.10, autocast": (6, 12, 0),
 }
 """Bytes per token and vocabulary entry in the forward pass, in the backward pass, and of the model's output, which some
 loops hold during the backward pass.
@@ -45,6 +47,8 @@ the two gradients in its backward pass) 4 each:
 - LitGPT, chunked (litgpt/utils.py): logits and log-softmax in half precision, in chunks of 128 tokens that all stay.
 - LitGPT: the same with logits in a single piece, whose gradient is as large.
 - torchtitan (components/loss.py): as transformers 5.
+- TRL 1.10 (trainer/grpo_trainer.py): the log-softmax of each sequence in the type of the logits; under autocast accelerate
+  converts the logits.
 """
 CHUNKED = ("Liger", "Cut Cross Entropy", "Unsloth")
 """Losses that never hold all logits."""
@@ -59,7 +63,7 @@ class Step:
     shape: Shape
     workload: Workload
     loss: str
-    """The code that computes the loss: a key of `LOGITS`, or one of `CHUNKED`."""
+    """The code that computes the loss: a key of `LOGITS`, one of `CHUNKED`, or `TRL`, whose head is in the plan."""
     holds_output: bool = False
     """Whether the loop holds the model's output during the backward pass."""
     accumulates: bool = True
@@ -70,6 +74,8 @@ class Step:
     """Whether adapters in float32 are multiplied in half precision."""
     stream_bytes: int = 2
     """Bytes per number between layers: 4 after PEFT's `prepare_model_for_kbit_training`."""
+    selective: bool = False
+    """Whether checkpointed layers also keep the results of some operators (torchtitan)."""
     fused_norms: bool = False
     """Whether RMS norms keep their input in its own type (Liger, Unsloth)."""
     quantized_keeps_inputs: bool = False
@@ -96,7 +102,7 @@ def moments(step: Step) -> list[Components]:
     passing = memory.backward(shape, workload, 0.0, kept)
     stream = tokens * shape.hidden_size * (step.stream_bytes - workload.compute_bytes) * shape.num_hidden_layers
     if step.workload.checkpointing:
-        passing["activations"] += stream
+        passing["activations"] += stream + (tokens * selected(shape, workload) if step.selective else 0.0)
         if step.offloads_activations:  # torchtune keeps two on the device
             inputs = tokens * shape.hidden_size * step.stream_bytes
             passing["activations"] -= inputs * (shape.num_hidden_layers - 2)
@@ -156,6 +162,16 @@ def kept_of_layer(step: Step) -> float:
     return kept
 
 
+def selected(shape: Shape, workload: Workload) -> float:
+    """Bytes per token of the results that torchtitan's selective checkpointing keeps of all layers.
+
+    These are attention's output and log-sum-exp, and the results of every second product: queries, values, the gate and
+    the output of the feed-forward layer (distributed/activation_checkpoint.py).
+    """
+    numbers = 2 * shape.query_width + shape.kv_width + shape.intermediate_size + shape.hidden_size
+    return shape.num_hidden_layers * (workload.compute_bytes * numbers + 4 * shape.num_attention_heads)
+
+
 def eager_backward(step: Step) -> float:
     """Bytes of the gradients of attention's softmax: in half precision, and in and out of the softmax in float32."""
     workload = step.workload
@@ -168,6 +184,8 @@ def loss(step: Step) -> float:
     shape, workload = step.shape, step.workload
     tokens, size = workload.microbatch, workload.compute_bytes
     head = 0.0 if workload.adapter else float(workload.weight_bytes * shape.embeddings)
+    if step.loss == "TRL":
+        return head_backward(shape, workload, tokens)
     if step.loss in CHUNKED:
         return head + tokens * size * shape.hidden_size + chunk(step)
     forward, backward, output = LOGITS[step.loss]
