@@ -21,7 +21,8 @@ from rich.table import Table
 
 from benchmarks.sft import Step, planned, with_unquantized_float32
 from grpo.config.schema import ROOT
-from grpo.planning.duration import OFF_BY, Speed, step_phases
+from grpo.planning.duration import OFF_BY, speed_of_gpu, step_phases
+from grpo.planning.fit import HEADROOM
 from grpo.planning.memory import peak
 from grpo.planning.shape import Shape, shape_of
 from grpo.planning.workload import Adapter, Sharding, Workload
@@ -93,7 +94,7 @@ def planned_gib(shape: Shape, settings: Row) -> float:
 def estimated_seconds(shape: Shape, row: Row) -> float:
     """Return the estimated time of a step without generation on a row's GPU."""
     settings = row["settings"]
-    gpu = OmegaConf.load(ROOT / "conf" / "gpu" / f"{row['gpu']}.yaml").gpu
+    profile = OmegaConf.load(ROOT / "conf" / "gpu" / f"{row['gpu']}.yaml")
     workload = replace(workload_of(settings), prompt=settings["length"], completion=0)
     train = SimpleNamespace(
         per_device_train_batch_size=settings["batch"],
@@ -101,7 +102,8 @@ def estimated_seconds(shape: Shape, row: Row) -> float:
         num_iterations=1,
         use_vllm=False,
     )
-    speed = Speed(gpu.tflops * 1e12, gpu.bandwidth_gb_s * 1e9)
+    speed = speed_of_gpu(cast(DictConfig, profile))
+    assert speed, row["gpu"]
     return step_phases(cast(DictConfig, train), shape, workload, speed, settings["batch"])["update"]
 
 
@@ -122,8 +124,14 @@ def compared(content: Row) -> Row:
 
 
 def inside(kind: str, claimed: float, low: float, high: float) -> bool:
-    """Return whether a claim is possible: a peak or the longest run of a GPU in the range, or one that exceeds it."""
-    return claimed < high if kind == "exceeds" else low <= claimed <= high
+    """Return whether a claim is possible.
+
+    A peak is in the range, a run that runs out of memory may exceed the GPU, and the longest run that fits a GPU may
+    need its memory less the plan's headroom.
+    """
+    if kind == "exceeds":
+        return claimed < high
+    return low <= claimed and high >= claimed * (1 - HEADROOM if kind == "longest" else 1)
 
 
 def summary(content: Row) -> Row:

@@ -8,7 +8,7 @@ otherwise.
 from dataclasses import dataclass, replace
 
 from grpo.planning import memory
-from grpo.planning.activations import head_backward, layer_activations, layer_backward
+from grpo.planning.activations import head_backward, layer_activations, layer_backward, masks
 from grpo.planning.fit import HEADROOM
 from grpo.planning.memory import Components
 from grpo.planning.shape import Shape
@@ -70,6 +70,8 @@ class Step:
     """Whether gradients of earlier micro-batches exist."""
     attention: str = "flash"
     """`flash` (FlashAttention-2, without mask or repeated keys), `sdpa` or `eager`."""
+    masked: bool = False
+    """Whether attention gets a mask, as with padding or a sliding window."""
     autocast: bool = True
     """Whether adapters in float32 are multiplied in half precision."""
     stream_bytes: int = 2
@@ -101,7 +103,9 @@ def moments(step: Step) -> list[Components]:
     tokens, kept = workload.microbatch, kept_of_layer(step)
     passing = memory.backward(shape, workload, 0.0, kept)
     stream = tokens * shape.hidden_size * (step.stream_bytes - workload.compute_bytes) * shape.num_hidden_layers
-    if step.workload.checkpointing:
+    if not step.masked:
+        passing["activations"] -= tokens * masks(shape, workload)
+    if workload.checkpointing:
         passing["activations"] += stream + (tokens * selected(shape, workload) if step.selective else 0.0)
         if step.offloads_activations:  # torchtune keeps two on the device
             inputs = tokens * shape.hidden_size * step.stream_bytes
@@ -141,13 +145,13 @@ def as_metered(step: Step, parts: Components) -> Components:
 def kept_of_layer(step: Step) -> float:
     """Return the bytes per token that autograd keeps of a layer.
 
-    A supervised batch gets no mask here. FlashAttention-2 takes keys and values that are not repeated; eager attention
+    A batch of equal sequences gets no mask. FlashAttention-2 takes keys and values that are not repeated; eager attention
     keeps the softmax in float32 and in half precision (`eager_attention_forward` of transformers). PEFT multiplies an
     adapter in float32 without autocast in float32, and keeps such inputs.
     """
     shape, workload = step.shape, step.workload
     size = workload.compute_bytes
-    kept = layer_activations(shape, workload) - size * workload.sequence
+    kept = layer_activations(shape, workload) - (0 if step.masked else size * workload.sequence)
     if step.attention == "flash":
         kept -= 2 * size * (shape.query_width - shape.kv_width)
     if step.attention == "eager":

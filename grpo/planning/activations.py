@@ -43,6 +43,13 @@ def layer_activations(shape: Shape, workload: Workload) -> float:
     return norms + attention + feed_forward + inputs + mixture
 
 
+def masks(shape: Shape, workload: Workload) -> int:
+    """Bytes per token of the masks that all layers share, a byte per token of the sequence: of full attention and, in a
+    model with sliding windows, of the window (transformers/masking_utils.py).
+    """
+    return workload.sequence * (2 if shape.num_sliding_layers else 1)
+
+
 def adapter_inputs(shape: Shape, workload: Workload) -> int:
     """Bytes per token that autograd keeps of a layer's adapters: the inputs of both matrices.
 

@@ -14,6 +14,7 @@ from grpo.planning.activations import (
     layer_activations,
     layer_backward,
     layer_forward,
+    masks,
 )
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Adapter, Workload
@@ -232,7 +233,7 @@ def logprobs(shape: Shape, workload: Workload) -> Components:
     Under FSDP2 TRL wraps a reference as a single group, which is unsharded completely (`prepare_fsdp`).
     """
     whole = replace(workload.sharding, stage=2) if workload.sharding.library == "fsdp" else workload.sharding
-    layer = layer_forward(shape, workload) + workload.sequence * workload.compute_bytes
+    layer = layer_forward(shape, workload) + workload.sequence * workload.compute_bytes + masks(shape, workload)
     text = workload.microbatch * max(layer, workload.compute_bytes * 2 * shape.hidden_size)
     parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "logprobs")
     return parts | {
@@ -282,6 +283,7 @@ def backward(shape: Shape, workload: Workload, head: float, kept_per_token: floa
     layer = tokens * layer_backward(shape, workload)
     experts = adapted_experts(shape, workload)
     activations = final + (float(inputs) if workload.checkpointing else kept * shape.num_hidden_layers)
+    activations += tokens * masks(shape, workload)
     activations += experts * (1 if workload.checkpointing else shape.mixtures)
     layer += unsharded_gradients(shape, workload)
     work = max(head, kept + layer if workload.checkpointing else layer)
