@@ -21,6 +21,7 @@ LOGITS = {
     "transformers 5": (10, 12, 2),
     "fast_loss": (8, 8, 0),
     "Qwen": (12, 12, 0),
+    "fast_loss, transformers 4.48": (10, 8, 2),
     "torchtune": (8, 12, 0),
     "torchtune, chunked": (2.25, 2.25, 0),
     "LitGPT, chunked": (4, 4, 0),
@@ -39,7 +40,7 @@ the two gradients in its backward pass) 4 each:
 - transformers 4.48 (loss/loss_utils.py): the loss gets logits in half precision, converts and copies them.
 - transformers 5: shifts the labels, not the logits.
 - fast_loss (fms-acceleration, fused_ops/unsloth_lora): logits in float32 and their shifted copy, whose gradient replaces
-  it.
+  it; with transformers 4.48 the caller still holds those in half precision.
 - Qwen's own code (modeling_qwen.py): logits and a shifted copy in half precision, which autocast converts.
 - torchtune (modules/transformer.py): the model converts its logits; the recipe deletes them before the backward pass.
 - torchtune, chunked (modules/loss/ce_chunked_output_loss.py), compiled: all logits in half precision, and the gradient of
@@ -81,9 +82,13 @@ class Step:
     fused_norms: bool = False
     """Whether RMS norms keep their input in its own type (Liger, Unsloth)."""
     quantized_keeps_inputs: bool = False
-    """Whether a quantized module keeps its input (bitsandbytes before 0.44)."""
+    """Whether a quantized module keeps its input (bitsandbytes before 0.43.2, pull request 1270)."""
     quantized_shards: int = 1
     """Devices over which FSDP divides quantized weights (`bnb_4bit_quant_storage`)."""
+    keeps_layer_gradients: bool = False
+    """Whether the gradient of each checkpointed layer's input stays to the end of the backward pass. FSDP1 registers a
+    hook on the inputs of a frozen unit, which a reentrant checkpoint around it detached, and removes it at the end
+    (`_register_post_backward_reshard_only_hook` in torch/distributed/fsdp/_runtime_utils.py)."""
     offloads_activations: bool = False
     """Whether the inputs of checkpointed layers are offloaded to CPU."""
     optimizer_in_backward: bool = False
@@ -111,13 +116,15 @@ def moments(step: Step) -> list[Components]:
             inputs = tokens * shape.hidden_size * step.stream_bytes
             passing["activations"] -= inputs * (shape.num_hidden_layers - 2)
     at_head = passing | {"backward": loss(step)}
-    if not step.accumulates:
-        at_head["gradients"] = 0.0
-        if not workload.checkpointing:  # the activations of other layers are gone
-            passing |= {"activations": tokens * kept, "backward": tokens * layer_backward(shape, workload)}
+    if step.keeps_layer_gradients:
+        passing["activations"] += tokens * shape.hidden_size * step.stream_bytes * shape.num_hidden_layers
     if step.attention == "eager":
         passing["backward"] += eager_backward(step)
     found = [at_head, passing, memory.optimizer_step(shape, workload)]
+    if not step.accumulates:  # no gradients at first, and at the end no activations of other layers
+        at_head["gradients"] = 0.0
+        found.append(passing | {"activations": 0.0 if workload.checkpointing else tokens * kept})
+        passing["gradients"] = min(passing["gradients"], head_gradient(shape, workload))
     if step.optimizer_in_backward:
         largest = memory.trained(shape, workload)[1] * shape.embeddings
         found = [parts | {"gradients": largest, "optimizer step": largest} for parts in (at_head, passing)]
@@ -187,7 +194,7 @@ def loss(step: Step) -> float:
     """Return the bytes of logits and loss, and of the gradients of head and hidden states."""
     shape, workload = step.shape, step.workload
     tokens, size = workload.microbatch, workload.compute_bytes
-    head = 0.0 if workload.adapter else float(workload.weight_bytes * shape.embeddings)
+    head = head_gradient(shape, workload)
     if step.loss == "TRL":
         return head_backward(shape, workload, tokens)
     if step.loss in CHUNKED:
@@ -196,6 +203,11 @@ def loss(step: Step) -> float:
     in_backward = backward + output * step.holds_output
     entries = tokens * shape.vocab_size
     return max(entries * forward, entries * in_backward + head)
+
+
+def head_gradient(shape: Shape, workload: Workload) -> float:
+    """Bytes of the gradient of the output embedding."""
+    return 0.0 if workload.adapter else float(workload.weight_bytes * shape.embeddings)
 
 
 def chunk(step: Step) -> float:
