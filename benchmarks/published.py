@@ -115,7 +115,10 @@ def compared(content: Row) -> Row:
         row |= {"planned_gib": round(gib, 3), "difference": round(gib / row["claimed_gib"] - 1, 4)}
     for row in content["ranges"]:
         ends = [planned_gib(shapes[row["model"]], row["settings"] | row[end]) for end in ("low", "high")]
-        row |= {"planned_gib": [round(end, 3) for end in ends], "inside": inside(row["kind"], row["claimed_gib"], *ends)}
+        row |= {
+            "planned_gib": [round(end, 3) for end in ends],
+            "inside": inside(row["kind"], row["claimed_gib"], *ends),
+        }
     for row in content["time"]:
         seconds = estimated_seconds(shapes[row["model"]], row)
         row |= {"estimated_s": round(seconds, 3), "factor": round(seconds / row["published_s"], 3)}

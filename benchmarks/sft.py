@@ -8,7 +8,7 @@ otherwise.
 from dataclasses import dataclass, replace
 
 from grpo.planning import memory
-from grpo.planning.activations import head_backward, layer_activations, layer_backward, masks
+from grpo.planning.activations import head_backward, layer_activations, masks
 from grpo.planning.fit import HEADROOM
 from grpo.planning.memory import Components
 from grpo.planning.shape import Shape
@@ -16,7 +16,6 @@ from grpo.planning.workload import Workload
 
 LOGITS = {
     "transformers 4.38": (12, 12, 4),
-    "transformers 4.46": (14, 12, 2),
     "transformers 4.48": (14, 12, 2),
     "transformers 5": (10, 12, 2),
     "fast_loss": (8, 8, 0),
@@ -39,17 +38,17 @@ the two gradients in its backward pass) 4 each:
 - transformers 4.38 (modeling_llama.py): converts logits to float32 itself, copies them without the last token.
 - transformers 4.48 (loss/loss_utils.py): the loss gets logits in half precision, converts and copies them.
 - transformers 5: shifts the labels, not the logits.
-- fast_loss (fms-acceleration, fused_ops/unsloth_lora): logits in float32 and their shifted copy, whose gradient replaces
-  it; with transformers 4.48 the caller still holds those in half precision.
+- fast_loss (fms-acceleration, fused_ops/unsloth_lora): logits in float32 and their shifted copy, which its gradient
+  replaces; with transformers 4.48 the caller still holds those in half precision.
 - Qwen's own code (modeling_qwen.py): logits and a shifted copy in half precision, which autocast converts.
 - torchtune (modules/transformer.py): the model converts its logits; the recipe deletes them before the backward pass.
-- torchtune, chunked (modules/loss/ce_chunked_output_loss.py), compiled: all logits in half precision, and the gradient of
-  an eighth of them; Inductor fuses the conversion with the softmax.
+- torchtune, chunked (modules/loss/ce_chunked_output_loss.py), compiled: all logits in half precision, and the gradient
+  of an eighth of them; Inductor fuses the conversion with the softmax.
 - LitGPT, chunked (litgpt/utils.py): logits and log-softmax in half precision, in chunks of 128 tokens that all stay.
 - LitGPT: the same with logits in a single piece, whose gradient is as large.
 - torchtitan (components/loss.py): as transformers 5.
-- TRL 1.10 (trainer/grpo_trainer.py): the log-softmax of each sequence in the type of the logits; under autocast accelerate
-  converts the logits.
+- TRL 1.10 (trainer/grpo_trainer.py): the log-softmax of each sequence in the type of the logits; under autocast
+  accelerate converts the logits.
 """
 CHUNKED = ("Liger", "Cut Cross Entropy", "Unsloth")
 """Losses that never hold all logits."""
@@ -152,9 +151,9 @@ def as_metered(step: Step, parts: Components) -> Components:
 def kept_of_layer(step: Step) -> float:
     """Return the bytes per token that autograd keeps of a layer.
 
-    A batch of equal sequences gets no mask. FlashAttention-2 takes keys and values that are not repeated; eager attention
-    keeps the softmax in float32 and in half precision (`eager_attention_forward` of transformers). PEFT multiplies an
-    adapter in float32 without autocast in float32, and keeps such inputs.
+    A batch of equal sequences gets no mask. FlashAttention-2 takes keys and values that are not repeated; eager
+    attention keeps the softmax in float32 and in half precision (`eager_attention_forward` of transformers). PEFT
+    multiplies an adapter in float32 without autocast in float32, and keeps such inputs.
     """
     shape, workload = step.shape, step.workload
     size = workload.compute_bytes
@@ -213,8 +212,8 @@ def head_gradient(shape: Shape, workload: Workload) -> float:
 def chunk(step: Step) -> float:
     """Bytes of a chunk of logits: Liger's in half precision and float32 (ops/fused_linear_cross_entropy.py).
 
-    Liger divides the tokens into about vocabulary / hidden size chunks of a power of two; Cut Cross Entropy holds a tile
-    per multiprocessor, which is nothing here (2411.09009); Unsloth has four chunks.
+    Liger divides the tokens into about vocabulary / hidden size chunks of a power of two; Cut Cross Entropy holds a
+    tile per multiprocessor, which is nothing here (2411.09009); Unsloth has four chunks.
     """
     tokens, shape = step.workload.microbatch, step.shape
     if step.loss == "Liger":
@@ -225,5 +224,5 @@ def chunk(step: Step) -> float:
 
 
 def with_unquantized_float32(step: Step) -> Step:
-    """Return the step after PEFT's `prepare_model_for_kbit_training`: all but 4-bit weights, and the stream, float32."""
+    """Return the step after PEFT's `prepare_model_for_kbit_training`: float32 in all but 4-bit weights."""
     return replace(step, stream_bytes=4, workload=replace(step.workload, weight_bytes=4))

@@ -111,7 +111,9 @@ class Duration:
                 text += f", cost {self.cost(self.run):.2f} ({cheap} to {dear})"
         else:
             text += "; train.max_steps gives the time and the cost of the run"
-        return text + ("; at the speed of this machine right now" if self.compared else "; generation never compared with a GPU")
+        if self.compared:
+            return text + "; at the speed of this machine right now"
+        return text + "; generation never compared with a GPU"
 
 
 def spoken(seconds: float) -> str:

@@ -271,7 +271,8 @@ def test_adapters_keep_what_autograd_keeps_of_them(
                 weight.data = weight.data.bfloat16()
         sizes.append(kept_by_autograd(policy.train(), tokens))
     adapter = Adapter(16, modules, size=2 if bfloat16 else 4, dropout=bool(dropout))
-    planned = tokens * layer_activations(shape_of(NUMBERS), Workload(0, tokens, 1, tokens, adapter=adapter, device="cpu"))
+    workload = Workload(0, tokens, 1, tokens, adapter=adapter, device="cpu")
+    planned = tokens * layer_activations(shape_of(NUMBERS), workload)
     assert planned == pytest.approx(sizes[1] - sizes[0], rel=0.03)
 
 

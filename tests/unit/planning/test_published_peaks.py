@@ -9,6 +9,7 @@ import pytest
 from omegaconf import DictConfig
 
 from benchmarks.published import FILE, NEAR, compared
+from grpo.config.schema import ROOT
 from grpo.planning.duration import OFF_BY, expected_duration
 from grpo.planning.fit import make_plan
 
@@ -67,7 +68,8 @@ def test_published_updates_are_in_the_range_of_the_estimate(recomputed: Any) -> 
 
 
 def test_a_step_of_trls_default_batch_is_as_fast_as_published(composed: Callable[..., DictConfig]) -> None:
-    """TRL 1.11: 0.62 to 0.63 s on an H100 with Qwen2.5-1.5B and a vLLM server. It does not state batch and lengths; these are TRL's defaults."""
+    """TRL 1.11: 0.62 to 0.63 s on an H100 with Qwen2.5-1.5B and a vLLM server; batch and lengths, which it does not
+    state, are TRL's defaults here."""
     batch = ("train.per_device_train_batch_size=8", "train.gradient_accumulation_steps=1", "train.num_generations=8")
     lengths = ("task.max_prompt_length=256", "train.max_completion_length=256")
     line = ("+gpu=h100", "model=qwen2_5_1_5b", "peft=none", "train.optim=adamw_torch_fused", "generation=vllm_server")
@@ -76,3 +78,13 @@ def test_a_step_of_trls_default_batch_is_as_fast_as_published(composed: Callable
     assert found
     low, high = found.range(found.step)
     assert low < 0.62 < 0.63 < high
+
+
+def test_the_docs_say_what_the_comparison_says(recomputed: Any) -> None:
+    page = (ROOT / "docs" / "memory.md").read_text()
+    near, total = (sum(counts) for counts in zip(*recomputed["summary"]["complete"].values(), strict=True))
+    assert f"{near} of {total} published peaks" in page
+    inside = sum(row["inside"] for row in recomputed["ranges"])
+    assert f"{inside} of\n{len(recomputed['ranges'])} claims are inside" in page
+    for near, total in recomputed["summary"]["complete"].values():
+        assert f" | {total} | {near} | " in page
