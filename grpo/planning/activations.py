@@ -5,6 +5,9 @@ from grpo.planning.workload import Workload
 
 HEAD_TILE = (4096, 32768)
 """Tokens and vocabulary entries that TRL's head computes at once (trl/kernels/chunked_logprob.py)."""
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+"""Linear modules whose input is also the input of another."""
 
 
 def layer_kept(shape: Shape, workload: Workload, tokens: int, masked: int) -> float:
@@ -40,7 +43,7 @@ def attention_kept(shape: Shape, workload: Workload, masked: int) -> float:
         norms += (4 if workload.adapter else 4 + size) * (query + kv)
     attention = size * 2 * (query + (query if masked else kv)) + 4 * shape.num_attention_heads + size * masked
     if workload.adapter is not None:
-        return norms + attention + adapter_inputs(shape, workload, mlp=False)
+        return norms + attention + adapter_inputs(shape, workload, feed_forward=False)
     norms += (4 if shape.model_type in SANDWICH else 2) * size * hidden
     if workload.weight_bytes == size:
         return norms + attention + size * hidden
@@ -57,24 +60,52 @@ def mlp_kept(shape: Shape, workload: Workload) -> float:
     if shape.num_experts:
         kept += 4 * shape.num_experts + size * 4 * hidden * shape.num_experts_per_tok
     if workload.adapter is not None:
-        return kept + adapter_inputs(shape, workload, mlp=True)
+        return kept + adapter_inputs(shape, workload, feed_forward=True)
     return kept + size * ((hidden if workload.weight_bytes == size else 2 * hidden) + width)
 
 
-def adapter_inputs(shape: Shape, workload: Workload, mlp: bool) -> float:
-    """Bytes per token of the inputs that LoRA keeps: of the feed-forward layer's modules, or of attention's."""
-    assert workload.adapter
-    named = [
-        inputs
-        for name, (inputs, _, _) in shape.linears().items()
-        if workload.adapter.adapts(name) and (name in ("gate_proj", "up_proj", "down_proj")) == mlp
-    ]
-    return float(workload.compute_bytes * (sum(named) + len(named) * workload.adapter.rank))
+def adapter_inputs(shape: Shape, workload: Workload, feed_forward: bool) -> int:
+    """Bytes per token that autograd keeps of a layer's adapters: the inputs of both matrices.
+
+    Each module has a copy of its input, because PEFT casts it to the adapter's type and autocast back, or because of
+    dropout, which also keeps a mask: a byte per number on a GPU, a number of the adapter's type on a CPU (ATen's
+    Dropout.cpp). An adapter in the type of the computation without dropout needs no copy: modules with the same input
+    share it, and the output projection's is attention's output (peft/tuners/lora/layer.py).
+
+    Args:
+        shape: of the policy.
+        workload: of the run.
+        feed_forward: whether the adapters are those of the feed-forward layer, or of attention.
+    """
+    adapter = workload.adapter
+    if adapter is None:
+        return 0
+    modules = [(name, inputs) for name, (inputs, _, _) in shape.linears().items() if adapter.adapts(name)]
+    named = {name: inputs for name, inputs in modules if (name in FEED_FORWARD) == feed_forward}
+    shared = adapter.size == workload.compute_bytes and not adapter.dropout
+    places = {SAME_INPUT.get(name, name) if shared else name: inputs for name, inputs in named.items()}
+    if shared:
+        places.pop("o_proj", None)
+    mask = sum(named.values()) * (1 if workload.device == "cuda" else adapter.size) if adapter.dropout else 0
+    return workload.compute_bytes * (sum(places.values()) + len(named) * adapter.rank) + mask
+
+
+def masks(shape: Shape, masked: int) -> int:
+    """Bytes per token of the masks that all layers share, a byte per token of a masked sequence.
+
+    They are of full attention and, in a model with sliding windows, of the window (transformers/masking_utils.py).
+    """
+    return masked * (2 if shape.num_sliding_layers else 1)
 
 
 def layer_backward(shape: Shape, workload: Workload, tokens: int) -> float:
-    """Temporary bytes in the backward pass of a layer: gradients of the feed-forward layer."""
-    wide = workload.compute_bytes * (4 if workload.adapter else 3) * shape.active_width
+    """Temporary bytes in the backward pass of a layer: gradients of the feed-forward layer.
+
+    Adapters in it add the gradient of a copy of an input.
+    """
+    adapter = workload.adapter
+    adapted = adapter is not None and any(map(adapter.adapts, FEED_FORWARD))
+    wide = workload.compute_bytes * (4 if adapted else 3) * shape.active_width
     return tiled(shape, workload, tokens) * wide + tokens * (4 + 2 * workload.compute_bytes) * shape.hidden_size
 
 
@@ -86,7 +117,7 @@ def layer_forward(shape: Shape, workload: Workload, tokens: int, masked: int) ->
     tile = tiled(shape, workload, tokens)
     parts = 2 if tile == tokens else 3  # the outputs of all tiles, too
     mlp = tokens * size * parts * hidden + tile * size * 3 * shape.active_width
-    return max(attention, mlp) + tokens * masked * size
+    return max(attention, mlp) + tokens * (masked * size + masks(shape, masked))
 
 
 def head_backward(shape: Shape, workload: Workload, scored: int) -> float:

@@ -17,8 +17,9 @@ from grpo.planning.memory import kv_cache, trained, weights
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Workload
 
-REACHED = {"cuda": 0.4, "cpu": 0.5}
-"""The fraction of a device's operations per second that training and prompts reach."""
+REACHED = {"cuda": 0.4, "Ampere": 0.55, "cpu": 0.5}
+"""The fraction of a device's operations per second that training and prompts reach: by published steps on A100 (Ampere)
+and H100 (benchmarks/published.json); other GPUs as H100."""
 LAYER = {"cuda": 5e-4, "cpu": 4e-4}
 """Seconds per layer and forward pass of transformers for Python and the start of kernels."""
 ENGINE_LAYER = {"cuda": 5e-5, "cpu": 2e-4}
@@ -26,7 +27,8 @@ ENGINE_LAYER = {"cuda": 5e-5, "cpu": 2e-4}
 MEAN_LENGTH = 0.5
 """Mean length of a completion, as a fraction of the limit."""
 OFF_BY = {"cuda": 3.0, "cpu": 2.0}
-"""The factor by which an estimate may be off; on a CPU the demo and SmolLM2 stay within it, for a GPU a guess."""
+"""The factor by which an estimate may be off; on a CPU the demo and SmolLM2 stay within it, on A100 and H100 published
+updates do. Generation on a GPU has not been compared."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Speed:
     """Operations and bytes per second of a device."""
 
     operations: float
-    """Floating-point operations in products of large matrices."""
+    """Floating-point operations that training and prompts reach."""
     bandwidth: float
     """Bytes read from its memory."""
 
@@ -109,7 +111,9 @@ class Duration:
                 text += f", cost {self.cost(self.run):.2f} ({cheap} to {dear})"
         else:
             text += "; train.max_steps gives the time and the cost of the run"
-        return text + ("; at the speed of this machine right now" if self.compared else "; never compared with a GPU")
+        if self.compared:
+            return text + "; at the speed of this machine right now"
+        return text + "; generation never compared with a GPU"
 
 
 def spoken(seconds: float) -> str:
@@ -151,16 +155,17 @@ def step_phases(train: DictConfig, shape: Shape, workload: Workload, speed: Spee
     tokens = prompts * workload.prompt + count * length
     layers = shape.num_hidden_layers * LAYER[workload.device]
     passes = -(-tokens // workload.microbatch)
-    forward = tokens * operations(shape, workload.prompt + length) / (REACHED[workload.device] * speed.operations)
+    forward = tokens * operations(shape, workload.prompt + length) / speed.operations
+    forward += passes * (layers + unpacked(shape, workload) / speed.bandwidth)
     backward = (1 if workload.adapter else 2) + workload.checkpointing
     parameters, size = trained(shape, workload)
     optimizer = 8 * parameters * size / speed.bandwidth  # weight, gradient and two moments, read and written
     by_engine = bool(train.use_vllm)
     generate = generation(shape, workload, speed, rows, by_engine, at_once)
-    phases = {"generation": generations * generate, "update": (1 + backward) * (forward + passes * layers) + optimizer}
+    phases = {"generation": generations * generate, "update": (1 + backward) * forward + optimizer}
     scored = by_engine and train.vllm_importance_sampling_correction
     if scored or train.num_iterations > 1:
-        phases["log-probabilities"] = (forward + passes * layers) / train.num_iterations
+        phases["log-probabilities"] = forward / train.num_iterations
     if by_engine and train.vllm_mode == "colocate":
         phases["weights to vLLM"] = generations * 2 * weights(shape, workload) / speed.bandwidth
     return phases
@@ -177,11 +182,18 @@ def generation(shape: Shape, workload: Workload, speed: Speed, rows: int, by_eng
     length = workload.completion if by_engine else MEAN_LENGTH * workload.completion
     tokens = rows * length
     steps = max(workload.completion, tokens / at_once)
-    token = operations(shape, workload.sequence) / (REACHED[device] * speed.operations)
+    token = operations(shape, workload.sequence) / speed.operations
     cache = kv_cache(shape, replace(workload, sequences=1)) / 2  # which fills
-    moved = (steps * weights(shape, workload) + tokens * cache) / speed.bandwidth
+    read = weights(shape, workload) + (0.0 if by_engine else unpacked(shape, workload))
+    moved = (steps * read + tokens * cache) / speed.bandwidth
     prompts = -(-rows // (1 if by_engine else workload.completions_per_prompt))
     return prompts * workload.prompt * token + steps * layers + max(tokens * token, moved)
+
+
+def unpacked(shape: Shape, workload: Workload) -> float:
+    """Return the bytes of quantized weights that a pass writes, dequantized, and reads again."""
+    count = sum(inputs * outputs * number for inputs, outputs, number in shape.all_linears())
+    return 2.0 * workload.compute_bytes * count if workload.quantized else 0.0
 
 
 def operations(shape: Shape, length: float) -> float:
@@ -210,7 +222,10 @@ def number_of_steps(config: DictConfig) -> int | None:
 def speed_of_gpu(config: DictConfig) -> Speed | None:
     """Return the speed of a profile's GPU; None if the profile has no numbers."""
     gpu = config.gpu
-    return Speed(gpu.tflops * 1e12, gpu.bandwidth_gb_s * 1e9) if gpu and gpu.tflops and gpu.bandwidth_gb_s else None
+    if not (gpu and gpu.get("tflops") and gpu.get("bandwidth_gb_s")):
+        return None
+    reached = REACHED.get(gpu.architecture, REACHED["cuda"])
+    return Speed(reached * gpu.tflops * 1e12, gpu.bandwidth_gb_s * 1e9)
 
 
 @cache
@@ -224,4 +239,4 @@ def speed_of_cpu() -> Speed:
     matrix @ matrix
     computing = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=20))
     moving = min(timeit.repeat(lambda: data.sum(), number=1, repeat=20))
-    return Speed(2 * size**3 / computing, data.nbytes / moving)
+    return Speed(REACHED["cpu"] * 2 * size**3 / computing, data.nbytes / moving)

@@ -13,7 +13,7 @@ from grpo.config.schema import REWARD_MODEL, ROOT
 from grpo.config.transport import transport_of
 from grpo.planning.shape import Shape, shape_of
 from grpo.planning.sharding import sharding_of
-from grpo.planning.workload import Adapter, Images, Workload
+from grpo.planning.workload import Adapter, Images, Sharding, Workload
 from grpo.utils.distributed import local_world_size
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import UNMEASURED
@@ -132,7 +132,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         compute_bytes=2 if half else size,
         quantized=quantized,
         double_quantized=bool(quantization.get("bnb_4bit_use_double_quant")),
-        adapter=adapter_of(peft) if peft else None,
+        adapter=replace(adapter_of(peft), size=adapter_bytes(sharding, quantized)) if peft else None,
         optimizer=optimizer,
         checkpointing=train.gradient_checkpointing,
         activations_on_host=config["update"].activations_on_host,
@@ -192,4 +192,9 @@ def adapter_of(peft: DictConfig) -> Adapter:
     rank = peft.get("r", 8)
     if not isinstance(rank, int) or rank < 1:
         raise ConfigError(f"peft.r={rank}: a positive number is needed")
-    return Adapter(rank, names, bool(peft.get("vision")))
+    return Adapter(rank, names, bool(peft.get("vision")), dropout=bool(peft.get("lora_dropout")))
+
+
+def adapter_bytes(sharding: Sharding, quantized: int) -> int:
+    """Return bytes per parameter of an adapter: TRL casts it to bfloat16 on a quantized base and under ZeRO-3."""
+    return 2 if quantized or (sharding.library == "deepspeed" and sharding.stage == 3) else 4

@@ -14,6 +14,7 @@ from grpo.planning.activations import (
     layer_backward,
     layer_forward,
     layer_kept,
+    masks,
 )
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Adapter, Workload
@@ -85,7 +86,7 @@ def dequantized(shape: Shape, workload: Workload) -> float:
 def trained(shape: Shape, workload: Workload) -> tuple[float, float]:
     """Number of trained parameters, and bytes per number in them and in their gradients."""
     if workload.adapter:
-        return adapter_parameters(shape, workload.adapter), 4  # also on a base in half precision, or quantized
+        return adapter_parameters(shape, workload.adapter), workload.adapter.size
     frozen = shape.vision.parameters_of(*workload.freeze) if shape.vision else 0
     return shape.parameters() - frozen, 4 if workload.sharding.float32 else workload.weight_bytes
 
@@ -267,37 +268,36 @@ def passes(shape: Shape, workload: Workload) -> list[tuple[int, int]]:
 
 
 def update(shape: Shape, workload: Workload) -> Components:
-    """Memory of the update: the larger of a micro-batch's backward pass and the optimizer's step."""
-    sharding, (count, size) = workload.sharding, trained(shape, workload)
-    images_held = images.held_images(shape.vision, workload, "update")
-    stays = persistent(shape, workload) | images_held | {"gradients": gradients(shape, workload)}
-    backward = [stays | backward_pass(shape, workload, *one) for one in passes(shape, workload)]
-    # `foreach` of PyTorch holds the square roots of all second moments at once
-    at_once = workload.optimizer == "adamw_torch" and workload.device == "cuda" and not workload.gradients_on_host
-    step = count * size / sharding.optimizer_shards if at_once else 0.0
-    if sharding.library == "deepspeed" and sharding.float32 and not sharding.offload_optimizer:
-        step += count * 4 / sharding.optimizer_shards  # the gradients in float32
-    return max(*backward, stays | {"optimizer step": step}, key=lambda parts: sum(parts.values()))
+    """Memory of the update: the largest of backward passes and the optimizer's step."""
+    moments = [optimizer_step(shape, workload)]
+    for tokens, masked in passes(shape, workload):
+        head = head_backward(shape, workload, workload.scored(tokens))
+        moments.append(backward(shape, workload, tokens, masked, head, layer_kept(shape, workload, tokens, masked)))
+    return max(moments, key=lambda parts: sum(parts.values()))
 
 
-def backward_pass(shape: Shape, workload: Workload, tokens: int, masked: int) -> Components:
-    """Memory that the backward pass of a micro-batch takes beside weights, optimizer state and gradients.
+def backward(shape: Shape, workload: Workload, tokens: int, masked: int, head: float, kept: float) -> Components:
+    """Memory of a micro-batch's backward pass.
 
-    It peaks in the head, which coexists with the activations of all layers, or in the last layer. With checkpointing
-    (1604.06174) a layer keeps only its input, and layers are recomputed one at a time, after the head; offloaded, the
-    inputs of two layers are on the device. The vision tower is first in the forward pass and last in the backward pass.
+    It holds the gradients of earlier micro-batches and peaks in the head, which coexists with the activations of all
+    layers, or in the last layer. With checkpointing (1604.06174) a layer keeps only its input, and layers are
+    recomputed one at a time, after the head; of offloaded inputs two are on the device. The vision tower is first in
+    the forward pass and last in the backward pass.
 
     Args:
+        shape: of the policy.
+        workload: of the run.
         tokens: of the micro-batch.
         masked: length of its sequences if they have masks, otherwise 0.
+        head: bytes that the head's backward pass takes.
+        kept: bytes that autograd keeps of a layer.
     """
-    kept = layer_kept(shape, workload, tokens, masked)
     inputs = float(tokens * workload.compute_bytes * shape.hidden_size * inputs_on_device(shape, workload))
     final = tokens * (4 + (2 if workload.adapter else 3) * workload.compute_bytes) * shape.hidden_size  # norm and head
-    head = head_backward(shape, workload, workload.scored(tokens))
     layer = layer_backward(shape, workload, tokens) + unsharded_gradients(shape, workload)
     experts = adapted_experts(shape, workload)
     activations = final + (inputs if workload.checkpointing else kept * shape.num_hidden_layers)
+    activations += tokens * masks(shape, masked)
     activations += experts * (1 if workload.checkpointing else shape.mixtures)
     work = max(head, kept + layer if workload.checkpointing else layer)
     # autocast keeps its copies to the end of the pass
@@ -306,15 +306,36 @@ def backward_pass(shape: Shape, workload: Workload, tokens: int, masked: int) ->
     tower, tower_work = images.in_update(shape.vision, workload)
     if tower_work > activations + work:
         activations, work = 0.0, tower_work
-    parts = {"vision activations": tower, "activations": activations, "backward": work}
+    parts = in_update(shape, workload) | {
+        "vision activations": tower,
+        "activations": activations,
+        "backward": work,
+        "dequantized": dequantized(shape, workload),
+    }
     if workload.device == "cpu":
         parts["fragments"] = CPU_FRAGMENTS * (activations + tower + work)
-    return parts | {"dequantized": dequantized(shape, workload)}
+    return parts
 
 
 def inputs_on_device(shape: Shape, workload: Workload) -> int:
     """Layers whose inputs are on the device at once: a CPU's own memory is where offloaded inputs go."""
     return 2 if workload.activations_on_host and workload.device == "cuda" else shape.num_hidden_layers
+
+
+def optimizer_step(shape: Shape, workload: Workload) -> Components:
+    """Memory of the optimizer's step: `foreach` of PyTorch holds the square roots of all second moments at once."""
+    sharding, (count, size) = workload.sharding, trained(shape, workload)
+    at_once = workload.optimizer == "adamw_torch" and workload.device == "cuda" and not workload.gradients_on_host
+    step = count * size / sharding.optimizer_shards if at_once else 0.0
+    if sharding.library == "deepspeed" and sharding.float32 and not sharding.offload_optimizer:
+        step += count * 4 / sharding.optimizer_shards  # the gradients in float32
+    return in_update(shape, workload) | {"optimizer step": step}
+
+
+def in_update(shape: Shape, workload: Workload) -> Components:
+    """Memory that the whole update takes."""
+    held_images = images.held_images(shape.vision, workload, "update")
+    return persistent(shape, workload) | held_images | {"gradients": gradients(shape, workload)}
 
 
 def gradients(shape: Shape, workload: Workload) -> float:

@@ -17,6 +17,10 @@ class Adapter:
     """Names of the adapted modules, such as `q_proj`; None for all linear modules but the output embedding."""
     vision: bool = False
     """Whether the vision tower and the projector have adapters too (`peft.vision`)."""
+    size: int = 4
+    """Bytes per parameter, gradient and number of the optimizer's state."""
+    dropout: bool = False
+    """Whether dropout precedes the adapter (`peft.lora_dropout`), which keeps a mask of its input."""
 
     def adapts(self, module: str) -> bool:
         """Whether linear modules of a name get an adapter."""

@@ -255,6 +255,27 @@ def test_a_layer_keeps_what_autograd_keeps_of_it(family: str, method: str) -> No
     )
 
 
+@pytest.mark.parametrize("modules", [("q_proj", "v_proj", "down_proj"), None])
+@pytest.mark.parametrize(("bfloat16", "dropout"), [(True, 0.0), (True, 0.1), (False, 0.1)])
+def test_adapters_keep_what_autograd_keeps_of_them(
+    modules: tuple[str, ...] | None, bfloat16: bool, dropout: float
+) -> None:
+    tokens, sizes = 400, []
+    targets = list(modules) if modules else "all-linear"
+    for layers in (2, 3):
+        policy = model(NUMBERS | {"num_hidden_layers": layers})
+        lora = LoraConfig(r=16, target_modules=targets, lora_dropout=dropout, task_type="CAUSAL_LM")
+        policy = get_peft_model(policy, lora)
+        for weight in policy.parameters():
+            if weight.requires_grad and bfloat16:  # as TRL does for a quantized base
+                weight.data = weight.data.bfloat16()
+        sizes.append(kept_by_autograd(policy.train(), tokens))
+    adapter = Adapter(16, modules, size=2 if bfloat16 else 4, dropout=bool(dropout))
+    workload = Workload(0, tokens, 1, tokens, adapter=adapter, device="cpu")
+    planned = layer_kept(shape_of(NUMBERS), workload, tokens, masked=tokens)
+    assert planned == pytest.approx(sizes[1] - sizes[0], rel=0.03)
+
+
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_update_takes_what_the_simulation_says(method: str, checkpointing: bool) -> None:
