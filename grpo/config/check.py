@@ -316,6 +316,29 @@ def check_completions(config: DictConfig) -> None:
         )
 
 
+def check_engine_quantization(config: DictConfig) -> None:
+    """Check that vLLM can quantize its weights: those beside an adapter, which it loads once.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    train, asked = config.train, f"engine.quantization={config.engine.quantization}"
+    if not config.engine.quantization:
+        return
+    if not train.use_vllm or train.vllm_mode == "server":
+        raise ConfigError(f"{asked}: works with generation=vllm_colocate; a server quantizes with options of its own")
+    if config.peft is None:
+        raise ConfigError(f"{asked}: vLLM quantizes frozen weights, and all weights are trained; use peft=lora")
+    if config.peft.get("quantization"):
+        raise ConfigError(f"{asked}: vLLM quantizes like peft.quantization already; use peft=lora, or leave it out")
+    if why := why_merged(config):
+        raise ConfigError(f"{asked}: vLLM would get merged weights, {why}")
+    if config.engine.backend != VLLM:
+        raise ConfigError(f"{asked}: an option of vLLM, and engine.backend={config.engine.backend} generates")
+    if not train.vllm_importance_sampling_correction:
+        raise ConfigError(f"{asked}: samples differ from the policy's; add train.vllm_importance_sampling_correction=true")
+
+
 def check_vllm_options(config: DictConfig) -> None:
     """Check the options of vLLM if it generates, or may generate.
 
@@ -325,6 +348,7 @@ def check_vllm_options(config: DictConfig) -> None:
     train = config.train
     if config.engine.share_weights is True and (train.use_vllm is False or train.vllm_mode == "server"):
         raise ConfigError("engine.share_weights=true: works with generation=vllm_colocate; use auto")
+    check_engine_quantization(config)
     if train.use_vllm is False:
         return
     if train.vllm_mode not in ("colocate", "server"):

@@ -20,6 +20,8 @@ LOSS_MEANS = {
 generation, a number that is the same for every micro-batch. Other losses are not divided into micro-batches."""
 
 
+FP8 = ("fp8", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
+"""vLLM's names of its online quantization to 8-bit floating point; `fp8` is `fp8_per_tensor`."""
 VLLM = "grpo.generation.vllm_engine.PolicyEngine"
 """`engine.backend`: vLLM, in this process or a server."""
 
@@ -84,6 +86,10 @@ class Engine:
     backend: str = VLLM
     """Dotted path of the class that generates if `train.use_vllm` is true: a `grpo.generation.backend.Backend`.
     """
+    quantization: str | None = None
+    """Quantization of a colocated vLLM's frozen weights while it loads them, beside an adapter: `fp8_per_channel` (on
+    any device), `fp8`, `fp8_per_tensor` or `fp8_per_block` (on GPUs); `null` for the policy's data type. TRL's
+    importance-sampling correction makes up for the difference."""
     staleness: int = 0
     """Updates between the policy that makes a rollout and the policy that learns from it. With 1 a vLLM server makes
     the next rollouts while the policy trains; TRL's importance-sampling correction makes up for it."""
@@ -98,6 +104,8 @@ class Engine:
             raise ValueError(f"engine.lora={self.lora}: `adapter` or `merged`")
         if self.share_weights not in ("auto", True, False):
             raise ValueError(f"engine.share_weights={self.share_weights}: `auto`, `true` or `false`")
+        if self.quantization not in (None, *FP8):
+            raise ValueError(f"engine.quantization={self.quantization}: null, or one of {', '.join(FP8)}")
         if self.staleness not in (0, 1):
             raise ValueError(f"engine.staleness={self.staleness}: 0 or 1")
 

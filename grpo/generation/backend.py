@@ -31,7 +31,7 @@ class Backend:
         accelerator: accelerate's `Accelerator`.
         processing_class: tokenizer or processor.
         options: TRL's other arguments of `VLLMGeneration`, such as `temperature` and `max_completion_length`, and
-            `lora`, `shares`, `most_images` and `corrected` of `PolicyEngine`.
+            `lora`, `shares`, `most_images`, `quantization` and `corrected` of `PolicyEngine`.
     """
 
     expands_images = False

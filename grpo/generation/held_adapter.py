@@ -142,6 +142,7 @@ class BesideAdapter:
             if rows is not None
             and rows.shape == weight.shape
             and not isinstance(weight, DTensor)
+            and not is_float8(rows)
             and not (same_quantized if weight.dtype == torch.uint8 else same)(rows, weight)
         ]
 
@@ -153,6 +154,11 @@ class BesideAdapter:
         """
         if applied(manager) != [version]:
             raise GenerationError(NOT_APPLIED)
+
+
+def is_float8(weight: torch.Tensor) -> bool:
+    """Return whether vLLM has quantized a weight (`engine.quantization`), and so no longer has the policy's bits."""
+    return weight.is_floating_point() and weight.element_size() == 1
 
 
 def same_quantized(held: torch.Tensor, weight: torch.Tensor) -> bool:

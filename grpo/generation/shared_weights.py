@@ -52,4 +52,5 @@ def side_by_side(
 
 def fingerprint(weights: dict[str, torch.Tensor]) -> list[int]:
     """Return a number per weight that changes with any bit of it."""
-    return [int(torch.hash_tensor(weight.data).view(torch.int64)) for weight in weights.values()]
+    bits = (weight.data.view(torch.uint8) if weight.element_size() == 1 else weight.data for weight in weights.values())
+    return [int(torch.hash_tensor(weight).view(torch.int64)) for weight in bits]

@@ -33,7 +33,7 @@ from grpo.generation.server_weights import asked, can_be_asked, check_adapter_is
 from grpo.generation.vllm_on_cpu import cpu_options, loadable, one_adapter
 from grpo.generation.vllm_server import LAUNCHER, check_server, check_vllm, server_url, started_at
 from grpo.generation.watched_session import WatchedSession, aborted_where_gone
-from grpo.utils.errors import GenerationError
+from grpo.utils.errors import ConfigError, GenerationError
 from grpo.utils.patching import patched
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         lora: `adapter` or `merged`, as in `engine.lora` of the configuration.
         shares: whether the policy gets its frozen weights from a colocated engine.
         most_images: largest number of images per prompt; None if unknown.
+        quantization: of its frozen weights, by vLLM's name; None for none.
         corrected: whether the trainer corrects for a difference between the engine and the policy.
     """
 
@@ -73,6 +74,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         lora: str = "adapter",
         shares: bool = False,
         most_images: int | None = None,
+        quantization: str | None = None,
         corrected: bool = False,
         **options: Any,
     ) -> None:
@@ -81,7 +83,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         self.sends_adapter = is_peft_model(model) and lora == "adapter"
         if self.sends_adapter and (reason := why_not(model.peft_config["default"].to_dict())):
             raise ValueError(f"engine.lora=adapter: {reason}; use engine.lora=merged")
-        self._most_images = most_images
+        self._most_images, self._quantization = most_images, quantization
         self._shares, self._transfer, self.checked = shares, CheckedTransfer(), True
         self._says_weights = False  # a server of those that it holds
         self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run
@@ -98,6 +100,11 @@ class PolicyEngine(VLLMGeneration, Backend):
         train, peft, by_adapter = settings.train, settings.peft, settings.transport.adapter
         has_gpu = torch.cuda.is_available() and not train.use_cpu
         check_vllm(train, has_gpu or by_adapter, bool(peft and peft.get("quantization")))
+        if settings.engine.quantization not in (None, "fp8_per_channel") and not has_gpu:
+            raise ConfigError(
+                f"engine.quantization={settings.engine.quantization}: on a CPU vLLM quantizes per channel; use "
+                "fp8_per_channel"
+            )
         if train.vllm_mode == "server":
             longest = longest_request(settings.task, train)
             check_server(train, settings.model.model_name_or_path, longest, peft if by_adapter else None)
@@ -142,9 +149,11 @@ class PolicyEngine(VLLMGeneration, Backend):
             options |= {"max_logprobs": self._most_kept} if self._most_kept else {}
             if self.sends_adapter:
                 options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
+            quantized = {"quantization": self._quantization} if self._quantization else {}
+            make = vllm_generation.LLM
             os.environ.setdefault("MASTER_PORT", free_port())
             with (
-                patched("trl.generation.vllm_generation:LLM", partial(vllm_generation.LLM, **options)),
+                patched("trl.generation.vllm_generation:LLM", lambda **given: make(**options | given | quantized)),
                 loadable() if on_cpu and (self._shares or not self.sends_adapter) else nullcontext(),
                 one_adapter() if on_cpu and self.sends_adapter else nullcontext(),
             ):

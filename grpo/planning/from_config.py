@@ -145,6 +145,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         on_server=bool(train.use_vllm) and not colocated,
         sends_adapter=bool(train.use_vllm) and transport_of(config).adapter,
         vllm_sleeps=train.vllm_enable_sleep_mode,
+        vllm_fp8=bool(config.engine.quantization),
         vllm_shards=train.vllm_tensor_parallel_size,
         sampling_filter=bool(train.top_k) or train.top_p < 1 or train.min_p is not None,
         device=device,

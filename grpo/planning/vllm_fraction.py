@@ -52,8 +52,9 @@ def with_vllm(
 
 
 def copy_of_weights(shape: Shape, workload: Workload) -> float:
-    """Return the bytes of vLLM's own weights per device: quantized like the policy's, with room for an adapter."""
-    whole = weights(shape, replace(workload, weight_bytes=workload.compute_bytes))
+    """Return the bytes of vLLM's own weights per device: quantized like the policy's, or FP8, with an adapter's room."""
+    bits = 8 if workload.vllm_fp8 else workload.quantized
+    whole = weights(shape, replace(workload, weight_bytes=workload.compute_bytes, quantized=bits))
     if workload.adapter and workload.sends_adapter:
         adapter = replace(workload.adapter, rank=engine_rank(workload.adapter.rank))
         whole += workload.compute_bytes * adapter_parameters(shape, adapter)

@@ -133,6 +133,8 @@ class Workload:
     """Whether vLLM frees its memory while the policy is trained."""
     shares_weights: bool = False
     """Whether the policy's frozen weights are vLLM's, in its share."""
+    vllm_fp8: bool = False
+    """Whether vLLM quantizes its linear modules to 8 bits (`engine.quantization`)."""
     vllm_shards: int = 1
     """Devices over which vLLM spreads its copy of the weights (tensor parallelism)."""
     on_server: bool = False

@@ -121,7 +121,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         backend = backend_class(engine.backend)
 
         def connection(*given: Any, **options: Any) -> Backend:
-            options |= {"corrected": self.vllm_importance_sampling_correction}
+            options |= {"corrected": self.vllm_importance_sampling_correction, "quantization": engine.quantization}
             return backend(*given, lora=engine.lora, shares=shares, most_images=most_images, **options)
 
         with patched("trl.trainer.grpo_trainer:VLLMGeneration", connection):

@@ -100,6 +100,26 @@ def test_an_engine_beside_a_quantized_policy_is_the_policy(tmp_path: Path) -> No
     assert max(row["sampling/sampling_logp_difference/mean"] for row in rows) < 0.02
 
 
+def test_vllm_generates_with_frozen_weights_in_eight_bits(tmp_path: Path) -> None:
+    half = ["peft=lora", "model.dtype=bfloat16", "engine.quantization=fp8_per_channel"]
+    done, left = module("grpo.train", *SMALL, *half, f"hydra.run.dir={tmp_path}/run")
+    assert done.returncode == 0, done.stderr
+    assert not left
+    assert "frozen weights of its own: vLLM quantizes its weights (engine.quantization=fp8_per_channel)" in done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert 1e-3 < rows[0]["engine/logp_difference"] < rows[0]["engine/tolerance"] == 0.5
+    assert all(row["sampling/importance_sampling_ratio/mean"] != 1 for row in rows), "the correction is on"
+
+
+def test_a_cpu_quantizes_per_channel_alone(tmp_path: Path) -> None:
+    half = ["peft=lora", "model.dtype=bfloat16", "engine.quantization=fp8"]
+    done, _ = module("grpo.train", *SMALL, *half, f"hydra.run.dir={tmp_path}/run")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        2,
+        "grpo.train: engine.quantization=fp8: on a CPU vLLM quantizes per channel; use fp8_per_channel",
+    )
+
+
 @pytest.mark.parametrize("generation", ["vllm_colocate", "vllm_server"])
 def test_vllm_writes_the_turns_of_a_conversation_with_tools(generation: str, tmp_path: Path) -> None:
     port = free_port()

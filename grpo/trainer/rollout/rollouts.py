@@ -315,7 +315,8 @@ def rollouts_of(
         sampling = DynamicSampling(rollout, order, processes, weights, correct or trainer.reward_func_names[0])
     own = episodes.BY_TRL if trainer.environment_factories else ()
     names = [*(tool.__name__ for tool in trainer.tools or ()), *own]
-    dtype, device = compute_type(trainer.accelerator, trainer.model), trainer.accelerator.device.type
+    computed, device = compute_type(trainer.accelerator, trainer.model), trainer.accelerator.device.type
+    dtype = "FP8" if engine.quantization else computed
     files = Path(trainer.args.output_dir) / "completions" / "images"
     return Rollouts(
         trainer.clock,

@@ -224,6 +224,19 @@ def test_the_loss_types_are_those_that_trl_computes() -> None:
         (["plan.processes=2", "update.gradients_on_host=true"], "update.gradients_on_host works with one process"),
         (["train.optim=schedule_free_adamw", "update.gradients_on_host=true"], "update.gradients_on_host works with"),
         (["update.activations_on_host=true", "train.gradient_checkpointing=false"], "add train.gradient_ch"),
+        *(
+            (["generation=vllm_colocate", f"engine.quantization={quantization}", *line], message)
+            for quantization, line, message in (
+                ("fp4", ["peft=lora"], "engine.quantization=fp4: null, or one of fp8"),
+                ("fp8", ["peft=lora", "generation=vllm_server"], "works with generation=vllm_colocate"),
+                ("fp8", ["peft=lora", "generation=transformers"], "works with generation=vllm_colocate"),
+                ("fp8", ["peft=none"], "all weights are trained; use peft=lora"),
+                ("fp8", ["peft=qlora", "model.dtype=bfloat16", "train.bf16=true"], "vLLM quantizes like peft.quant"),
+                ("fp8", ["peft=lora", "engine.lora=merged"], "vLLM would get merged weights, engine.lora=merged"),
+                ("fp8", ["peft=lora", "train.vllm_enable_sleep_mode=true"], "would get merged weights, a sleeping"),
+                ("fp8", ["peft=lora", "train.vllm_importance_sampling_correction=false"], "add train.vllm_importance"),
+            )
+        ),
         (["update.mlp_tile=0"], "update.mlp_tile=0: a positive number"),
     ],
 )

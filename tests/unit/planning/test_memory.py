@@ -35,6 +35,7 @@ from grpo.planning.memory import (
     weights,
 )
 from grpo.planning.shape import Shape, shape_of
+from grpo.planning.vllm_fraction import copy_of_weights
 from grpo.planning.workload import Adapter, Images, Workload
 from grpo.utils.limits import GB
 
@@ -379,6 +380,13 @@ def test_a_sleeping_engine_leaves_its_share_to_the_update() -> None:
     assert update(SHAPE, awake)["vllm"] == rollout(SHAPE, asleep)["vllm"] == 0.4 * 16 * GB
     assert update(SHAPE, asleep)["vllm"] < 0.5 * GB
     assert "kv cache" not in rollout(SHAPE, awake)
+
+
+def test_vllms_linear_weights_in_eight_bits_take_a_byte_each() -> None:
+    workload = replace(LORA, sends_adapter=True, adapter=Adapter(8))
+    linear = sum(inputs * outputs * count for inputs, outputs, count in SHAPE.all_linears())
+    plain, quantized = (copy_of_weights(SHAPE, replace(workload, vllm_fp8=fp8)) for fp8 in (False, True))
+    assert plain - quantized == linear
 
 
 def test_an_image_policy_or_a_mixture_is_read_from_its_text_part() -> None:
