@@ -105,6 +105,8 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
         return launch(config, run_dir, PROGRAM)
     if not config.train.use_cpu and (taken := take_one_gpu()):
         print(taken, file=sys.stderr)
+    if config.gpu is not None and config.gpu.found and is_main_process():
+        print(config.gpu.found, file=sys.stderr)
     plan = plan_first(config, overrides)
     settings = resolve(config, plan)
     check_named(config.train.resume_from_checkpoint)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, ValidationError
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from grpo import losses
 from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
-from grpo.config.messages import meant
+from grpo.config.messages import meant, of_resolver
 from grpo.config.options import LOSS_MEANS, VLLM, Engine, Rollout, Update
 from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
 from grpo.config.transport import why_merged
@@ -32,6 +32,7 @@ def check(config: DictConfig) -> None:
         ConfigError: the first problem.
     """
     check_top_level(config)
+    check_facts(config)
     known = library_fields(GRPO_CONFIG)
     for key in config.train:  # `+train.key` gets past the schema
         if key not in known or key in NOT_SETTABLE:
@@ -78,10 +79,24 @@ def check_top_level(config: DictConfig) -> None:
             raise ConfigError(f"{name}: no such group{known}; and no value refers to it as ${{{name}}}")
 
 
+def check_facts(config: DictConfig) -> None:
+    """Check that the facts of the GPU are known: of `+gpu=auto`, of the GPU that is here."""
+    if config.gpu is None:
+        return
+    try:
+        OmegaConf.to_container(config.gpu, resolve=True)
+    except OmegaConfBaseException as error:
+        if ours := of_resolver(error):
+            raise ours from error
+        raise
+
+
 def check_numbers(config: DictConfig) -> None:
     """Check numbers that only the expected time and cost follow from."""
     numbers = {"plan.hourly_price": config.plan.hourly_price}
     if config.gpu is not None:
+        if not 0 < config.gpu.memory_gb < math.inf:
+            raise ConfigError(f"gpu.memory_gb={config.gpu.memory_gb:g}: the GPU's memory in GiB")
         numbers |= {f"gpu.{name}": config.gpu[name] for name in ("tflops", "bandwidth_gb_s")}
     for key, value in numbers.items():
         if value is not None and not 0 < value < math.inf:

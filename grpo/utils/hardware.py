@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import platform
 import runpy
 import sys
 from importlib.util import find_spec
@@ -56,29 +57,56 @@ class Gpu(NamedTuple):
     """Bytes; 0 where the driver cannot say, as of memory shared with the CPU."""
     free: float
     """Bytes."""
+    compute: str = ""
+    """Compute capability, `8.6`; empty where the driver cannot say."""
 
 
 def gpus_of_driver() -> list[Gpu]:
-    """Return the GPUs of this machine by NVML, the library of NVIDIA's driver."""
+    """Return the GPUs of this machine by NVML, the library of NVIDIA's driver.
+
+    A GPU in slices (MIG) has no memory here: a process gets one slice, whose memory PyTorch knows.
+    """
     found: list[Gpu] = []
     try:
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             total = free = 0
+            compute, in_slices = "", False
             with contextlib.suppress(pynvml.NVMLError):
                 memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
                 total, free = memory.total, memory.free
+            with contextlib.suppress(pynvml.NVMLError):
+                compute = "{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+            with contextlib.suppress(pynvml.NVMLError):
+                in_slices = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
             name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
-            found.append(Gpu(str(index), uuid, name, float(total), float(free)))
+            sizes = (0.0, 0.0) if in_slices else (float(total), float(free))
+            found.append(Gpu(str(index), uuid, name, *sizes, compute))
     except pynvml.NVMLError:  # no driver, or a broken one
         pass
     return found
 
 
+def on_mac() -> bool:
+    """Whether this is a Mac with Apple silicon."""
+    return sys.platform == "darwin" and platform.machine() == "arm64"
+
+
 def visible_gpus() -> list[str]:
-    """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them, which AMD's runtime reads too.
+
+    Of AMD's GPUs PyTorch tells the number; a Mac has one that nothing can hide.
+    """
+    if on_mac():
+        return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if build_of_pytorch().get("hip"):
+        import torch
+
+        numbers = [str(index) for index in range(torch.cuda.device_count())]
+        chosen = os.environ.get("HIP_VISIBLE_DEVICES") or visible
+        return chosen.split(",") if chosen else numbers
     if visible is None:
         return [gpu.number for gpu in gpus_of_driver()]
     words = [word.strip() for word in visible.split(",")]
@@ -230,7 +258,9 @@ def runs_on(architecture: str, major: int, minor: int) -> bool:
 
 
 def gpu_of_pytorch() -> tuple[str, float, float] | None:
-    """Read memory from PyTorch if NVML has none: a slice of a GPU (MIG), memory shared with the CPU, AMD's GPUs."""
+    """Read memory from PyTorch if NVML has none: a slice of a GPU (MIG), memory shared with the CPU, AMD, Apple."""
+    if on_mac():
+        return gpu_of_mac()
     if not (Path("/dev/nvidiactl").exists() or build_of_pytorch().get("hip")):
         return None
     import torch
@@ -239,6 +269,19 @@ def gpu_of_pytorch() -> tuple[str, float, float] | None:
         return None
     free, total = torch.cuda.mem_get_info()
     return torch.cuda.get_device_name(), float(total), float(free) + own_gpu_memory()
+
+
+def gpu_of_mac() -> tuple[str, float, float] | None:
+    """Return name, total and free bytes of a Mac's GPU: as much of the memory as macOS lets it use."""
+    import torch
+
+    if not torch.backends.mps.is_available():
+        return None
+    gc.collect()
+    torch.mps.empty_cache()
+    own, total = torch.mps.driver_allocated_memory(), torch.mps.recommended_max_memory()
+    free = min(total, psutil.virtual_memory().available + own)
+    return torch.backends.mps.get_name(), float(total), float(free)
 
 
 def own_gpu_memory() -> float:
