@@ -13,6 +13,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 
 from grpo import losses
 from grpo.config.batch import check_batch, check_groups, processes
+from grpo.config.devices import check_device, may_sleep
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant, of_resolver
 from grpo.config.options import LOSS_MEANS, VLLM, Engine, Rollout, Update
@@ -53,6 +54,7 @@ def check(config: DictConfig) -> None:
     if reason := losses.why_not(config.train):
         raise ConfigError(f"train.{reason}")
     check_numbers(config)
+    check_device(config)
     check_groups(config.train, processes(config))
     check_precision(config)
     optimizers = optimizer_names()
@@ -145,7 +147,9 @@ def shards_weights(train: DictConfig) -> str | None:
 
 
 def keeps_engine_awake(config: DictConfig) -> bool:
-    """Whether the plan must not let a colocated engine sleep; see `generates_together`."""
+    """Whether the plan must not let a colocated engine sleep; see `generates_together` and `may_sleep`."""
+    if not may_sleep(config):
+        return True
     turns = bool(config.task.tools or config.task.environment)
     return turns and processes(config) > 1 and shards_weights(config.train) is not None
 

@@ -27,8 +27,6 @@ def meant(word: object, possible: Iterable[object]) -> str:
 
 def explain(error: Exception) -> str:
     """Turn an exception of Hydra or OmegaConf into one line."""
-    if ours := of_resolver(error):
-        return str(ours)
     if isinstance(error, MissingConfigException):
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if group in ("hydra/launcher", "hydra/sweeper") and choice.startswith("_"):  # that ours begins with

@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from grpo.config.check import keeps_engine_awake
+from grpo.config.devices import check_device, why_no_vllm
 from grpo.config.transport import QUANTIZES, Transport, transport_of
 from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.host import host
@@ -87,7 +88,11 @@ class Plan:
             return (
                 f"{self.peak_gb:.1f} GiB in the {worst} phase; {self.device} has {self.capacity_gb:.1f} GiB, {usable}"
             )
-        if not (self.unified or self.shared_gb) and self.host_capacity_gb and self.host_gb > HOST_LIMIT * self.host_capacity_gb:
+        if (
+            not (self.unified or self.shared_gb)
+            and self.host_capacity_gb
+            and self.host_gb > HOST_LIMIT * self.host_capacity_gb
+        ):
             return f"{self.host_gb:.1f} GiB of host memory; there are {self.host_capacity_gb:.1f} GiB"
         return None
 
@@ -137,6 +142,7 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
     machine = machine or machine_for(config)
     if config.train.use_vllm is None:
         return plan_generation(config, machine, least)
+    check_device(config)
     shape = find_shape(config.model)
     if config.task.images and not shape.takes_images:
         raise ConfigError(f"task.images={config.task.images}: the model takes text alone; choose one that takes images")
@@ -175,7 +181,7 @@ def plan_generation(config: DictConfig, machine: Machine, least: bool = False) -
     able = find_spec("vllm") is not None
     if config.peft and config.peft.get("quantization"):
         able = able and find_spec(QUANTIZES) is not None and transport_of(config).adapter
-    able = able and not why_biased(config.train)
+    able = able and not (why_biased(config.train) or why_no_vllm(config))
     for use_vllm in (True, False) if pays and able and not least else (False,):
         chosen = copy.deepcopy(config)
         chosen.train.use_vllm = use_vllm

@@ -27,6 +27,7 @@ from grpo.rundir.resume import essential
 from grpo.rundir.run_dir import config_flags
 from grpo.rundir.sweep_dir import EPOCHS, SWEEP
 from grpo.utils.atomic import atomic
+from grpo.utils.hardware import seen_alone
 
 PROGRAM = "grpo.train"
 FIRST_PORT, PORTS = 20000, 20000
@@ -241,7 +242,7 @@ def own_devices(sweep_dir: Path, launcher: str, processes: Any = 1) -> Iterator[
                             held.enter_context(locked(lock_of(device, sweep_dir), fcntl.LOCK_NB))
                             taken.append(device)
             if len(taken) == wanted:
-                yield {"CUDA_VISIBLE_DEVICES": ",".join(taken)} if gpus else {}
+                yield seen_alone(",".join(taken)) if gpus else {}
                 return
         time.sleep(1)
 

@@ -6,6 +6,7 @@ import os
 import platform
 import runpy
 import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ import pynvml
 
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError
-from grpo.utils.limits import CONTEXT, GB, held_back, on_wsl
+from grpo.utils.limits import CONTEXT, GB, held_back, on_wsl, working_set
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -33,13 +34,21 @@ def check_gpu(gpu: "DictConfig | None") -> None:
         return
     import torch
 
-    here = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    largest = max((one.total_memory for one in here), default=0)
-    lacking = "" if largest >= 0.9 * gpu.memory_gb * GB else f"{gpu.memory_gb:g} GiB"
-    if not lacking and gpu.bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
-        lacking = "bfloat16"
+    found, needed = "no GPU", gpu.memory_gb
+    if gpu.vendor == "apple":
+        needed, here = working_set(needed), gpu_of_mac() if on_mac() else None
+        lacking = "" if here and here[1] >= 0.9 * needed * GB else f"{needed:.1f} GiB of a Mac's GPU"
+        found = f"{here[0]} with {here[1] / GB:.0f} GiB" if here else found
+    else:
+        several = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        largest = max((one.total_memory for one in several), default=0)
+        lacking = "" if largest >= 0.9 * needed * GB else f"{needed:g} GiB"
+        if not lacking and (gpu.vendor == "amd") != bool(torch.version.hip):
+            lacking = "a GPU of AMD" if gpu.vendor == "amd" else "a GPU of NVIDIA"
+        if not lacking and gpu.bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+            lacking = "bfloat16"
+        found = ", ".join(f"{one.name} with {one.total_memory / GB:.0f} GiB" for one in several) or found
     if lacking:
-        found = ", ".join(f"{one.name} with {one.total_memory / GB:.0f} GiB" for one in here) or "no GPU"
         raise ConfigError(
             f"+gpu: the profile is for {gpu.name} ({lacking} needed), found here: {found}. `python -m grpo.plan` "
             "says whether it would fit there, --cfg job shows its choices, plan.enforce=false tries them here anyway; "
@@ -113,6 +122,15 @@ def visible_gpus() -> list[str]:
     return [word for word in words if word and not word.startswith("-")]
 
 
+def seen_alone(devices: str) -> dict[str, str]:
+    """Return the environment in which a process sees only these GPUs, numbers or names separated by commas.
+
+    AMD's runtime reads both variables, and vLLM refuses two that differ.
+    """
+    names = ("CUDA_VISIBLE_DEVICES", *(("HIP_VISIBLE_DEVICES",) if build_of_pytorch().get("hip") else ()))
+    return dict.fromkeys(names, devices)
+
+
 def described_gpus() -> dict[str, Gpu]:
     """Return the visible GPUs that the driver describes, by their names in CUDA_VISIBLE_DEVICES."""
     gpus = gpus_of_driver()
@@ -157,7 +175,7 @@ def take_one_gpu() -> str | None:
             )
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     visible, described = visible_gpus(), described_gpus()
-    if is_launched() or len(visible) < 2:
+    if is_launched() or len(visible) < 2 or build_of_pytorch().get("hip"):  # AMD's: `check_pytorch_sees_gpu`
         return None
     chosen = max(visible, key=lambda name: described[name].free if name in described else 0.0)
     os.environ["CUDA_VISIBLE_DEVICES"] = chosen
@@ -170,9 +188,11 @@ def use_expandable_segments() -> None:
     """Let PyTorch's allocator grow its segments, which leaves fewer fragments, unless the user has configured it.
 
     Has to be called before CUDA is initialised. See PyTorch's notes on CUDA semantics, "Optimizing memory usage". Many
-    drivers of WSL2 refuse such a segment: https://github.com/pytorch/pytorch/issues/192330.
+    drivers of WSL2 refuse such a segment: https://github.com/pytorch/pytorch/issues/192330; on GPUs of AMD the first
+    one may never return: https://github.com/pytorch/pytorch/issues/192259.
     """
-    if not on_wsl() and not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    if not (on_wsl() or build_of_pytorch().get("hip") or any(name in os.environ for name in names)):
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
@@ -186,6 +206,7 @@ def gpu_utilization() -> float | None:
         return None
 
 
+@cache
 def build_of_pytorch() -> dict[str, Any]:
     """Return the build of PyTorch: its `cuda`, `hip` (AMD) and `xpu` (Intel) versions, without importing it."""
     spec = find_spec("torch")
