@@ -55,7 +55,7 @@ def leave(error: Exception, program: str) -> NoReturn:
     sys.exit(status)
 
 
-def check_linux() -> None:
+def check_can_train() -> None:
     """Raise a ConfigError unless this system can train and evaluate."""
     try:
         check_system()

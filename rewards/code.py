@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from rewards.isolation.system import processors
 from rewards.sandbox import bubblewrap
 from rewards.sandbox.verdict import verdict
 from rewards.text import text_of
@@ -43,7 +44,7 @@ def code(
     def score(row: int) -> float | Exception:
         return verdict(programs[row], statements[row], names[row], seconds, memory_mb, sandbox != "none")
 
-    at_once = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    at_once = max(1, processors() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     with ThreadPoolExecutor(at_once) as pool:  # a program per processor of this process
         return list(pool.map(score, range(len(programs))))
 

@@ -45,7 +45,7 @@ def check_apple(config: DictConfig) -> None:
         (
             "train.optim",
             of_bitsandbytes(train) and train.optim,
-            "bitsandbytes has no optimizer for MPS; use adamw_torch",
+            "bitsandbytes has none for MPS; use adamw_torch",
         ),
         ("model.attn_implementation", "flash" in attention and attention, "needs CUDA or ROCm; use sdpa or eager"),
         ("train.use_liger_kernel", train.use_liger_kernel, "its kernels are written in Triton, which has no MPS"),
@@ -70,9 +70,7 @@ def check_amd(config: DictConfig) -> None:
     if attention.startswith("flash_attention_") and attention != "flash_attention_2":
         raise ConfigError(f"model.attn_implementation={attention}: for GPUs of NVIDIA alone; use sdpa")
     if "flash_attention_2" in attention and local_vendor() == "amd" and find_spec("flash_attn") is None:
-        raise ConfigError(
-            f"model.attn_implementation={attention}: AMD's build of flash-attn is not installed; use sdpa"
-        )
+        raise ConfigError(f"model.attn_implementation={attention}: flash-attn for ROCm is not installed; use sdpa")
     if "paged" in str(train.optim) and not is_cdna(config):
         raise ConfigError(
             f"train.optim={train.optim}: only CDNA moves pages of managed memory (XNACK); use adamw_8bit, or peft=lora"

@@ -146,8 +146,7 @@ def model_for(gpu: LocalGpu) -> str:
     if gpu.vendor == "apple" or table()[profile]["memory_gb"] * 0.9 > usable:
         usable = working_set(usable) if gpu.vendor == "apple" else usable
         smaller = {name: row["memory_gb"] for name, row in table().items() if row["vendor"] != "apple"}
-        profile = max(
-            (name for name in smaller if smaller[name] <= 1.05 * usable), key=smaller.__getitem__, default="any"
-        )
+        fitting = [name for name in smaller if smaller[name] <= 1.05 * usable]
+        profile = max(fitting, key=smaller.__getitem__, default="any")
     lines = (PROFILES / f"{profile}.yaml").read_text()
     return re.findall(r"override /model: (\w+)", lines)[0]

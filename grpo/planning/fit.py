@@ -88,11 +88,7 @@ class Plan:
             return (
                 f"{self.peak_gb:.1f} GiB in the {worst} phase; {self.device} has {self.capacity_gb:.1f} GiB, {usable}"
             )
-        if (
-            not (self.unified or self.shared_gb)
-            and self.host_capacity_gb
-            and self.host_gb > HOST_LIMIT * self.host_capacity_gb
-        ):
+        if not self.unified and self.host_capacity_gb and self.host_gb > HOST_LIMIT * self.host_capacity_gb:
             return f"{self.host_gb:.1f} GiB of host memory; there are {self.host_capacity_gb:.1f} GiB"
         return None
 

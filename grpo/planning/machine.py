@@ -45,8 +45,9 @@ def machine_for(config: DictConfig) -> Machine:
     if config.gpu is not None:
         return of_profile(config.gpu, here, planned, limit)
     if here:
-        device, shared = ("mps", float(psutil.virtual_memory().total)) if on_mac() else ("cuda", 0.0)
-        return Machine(device, here[0], here[2], planned or limit, total=here[1], shared=shared)
+        if on_mac():
+            return Machine("mps", here[0], here[2], None, total=here[1], shared=float(psutil.virtual_memory().total))
+        return Machine("cuda", here[0], here[2], planned or limit, total=here[1])
     memory = planned or limit
     free = (planned or limit - used) / max(1, processes(config))
     return Machine("cpu", "this machine without a GPU", free, memory, total=memory)
@@ -67,7 +68,7 @@ def of_profile(gpu: DictConfig, here: tuple[str, float, float] | None, planned: 
         raise ConfigError(f"gpu.memory_gb={gpu.memory_gb}: the GPU's memory in GiB")
     device, memory = ("mps" if gpu.vendor == "apple" else "cuda"), gpu.memory_gb * GB
     capacity = working_set(gpu.memory_gb) * GB if device == "mps" else memory
-    shared = memory if gpu.shared else 0.0
+    shared, host = (memory, None) if gpu.shared else (0.0, planned or limit)
     if here and here[1] >= 0.9 * capacity:  # that GPU, or a larger one
-        return Machine(device, gpu.name, min(capacity, here[2]), planned or limit, total=here[1], shared=shared)
-    return Machine(device, gpu.name, capacity, planned, here=False, total=capacity, shared=shared)
+        return Machine(device, gpu.name, min(capacity, here[2]), host, total=here[1], shared=shared)
+    return Machine(device, gpu.name, capacity, None if shared else planned, here=False, total=capacity, shared=shared)
