@@ -97,8 +97,6 @@ def check_numbers(config: DictConfig) -> None:
     """Check numbers that only the expected time and cost follow from."""
     numbers = {"plan.hourly_price": config.plan.hourly_price}
     if config.gpu is not None:
-        if not 0 < config.gpu.memory_gb < math.inf:
-            raise ConfigError(f"gpu.memory_gb={config.gpu.memory_gb:g}: the GPU's memory in GiB")
         numbers |= {f"gpu.{name}": config.gpu[name] for name in ("tflops", "bandwidth_gb_s")}
     for key, value in numbers.items():
         if value is not None and not 0 < value < math.inf:

@@ -141,12 +141,15 @@ def words(name: str) -> set[str]:
 
 
 def model_for(gpu: LocalGpu) -> str:
-    """Return a choice of `conf/model`: of the profile that a GPU resembles or, with less memory, of a smaller one."""
-    profile, usable = resembled(gpu), gpu.memory / GB
-    if gpu.vendor == "apple" or table()[profile]["memory_gb"] * 0.9 > usable:
-        usable = working_set(usable) if gpu.vendor == "apple" else usable
-        smaller = {name: row["memory_gb"] for name, row in table().items() if row["vendor"] != "apple"}
-        fitting = [name for name in smaller if smaller[name] <= 1.05 * usable]
-        profile = max(fitting, key=smaller.__getitem__, default="any")
+    """Return a choice of `conf/model`: that of the GPU's own profile, else of the largest that its memory holds."""
+    profile = resembled(gpu)
+    if not is_same(gpu, table()[profile]):
+        usable = working_set(gpu.memory / GB) if gpu.vendor == "apple" else gpu.memory / GB
+        fitting = [
+            (row["memory_gb"], row["compute"] == gpu.compute, name)
+            for name, row in table().items()
+            if row["vendor"] != "apple" and row["memory_gb"] <= 1.05 * usable
+        ]
+        profile = max(fitting, default=(0, False, "any"))[-1]
     lines = (PROFILES / f"{profile}.yaml").read_text()
     return re.findall(r"override /model: (\w+)", lines)[0]

@@ -1,5 +1,6 @@
 """The machine that a run is planned for."""
 
+import math
 from dataclasses import dataclass
 
 import psutil
@@ -64,7 +65,7 @@ def of_profile(gpu: DictConfig, here: tuple[str, float, float] | None, planned: 
     Raises:
         ConfigError: the memory of the profile is not positive.
     """
-    if not gpu.memory_gb > 0:
+    if not 0 < gpu.memory_gb < math.inf:
         raise ConfigError(f"gpu.memory_gb={gpu.memory_gb}: the GPU's memory in GiB")
     device, memory = ("mps" if gpu.vendor == "apple" else "cuda"), gpu.memory_gb * GB
     capacity = working_set(gpu.memory_gb) * GB if device == "mps" else memory

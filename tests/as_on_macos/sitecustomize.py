@@ -1,10 +1,10 @@
-"""Python as on macOS: without the calls that only Linux has. A process that has this folder first on its path begins so if AS_ON_MACOS is set.
+"""Python as on macOS: without the calls of Linux alone, if AS_ON_MACOS is set and this folder is first on the path.
 
 What the standard library and psutil decide by `sys.platform` when they are imported stays Linux's, which runs it.
 """
 
 import contextlib
-import multiprocessing.connection  # noqa: F401
+import multiprocessing.connection
 import multiprocessing.reduction  # noqa: F401
 import os
 import signal

@@ -39,7 +39,8 @@ def reward(completions):
     return [float(os.getpid())] * len(completions)
 
 def leaves(completions, file):
-    orphan = "import os, time; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); time.sleep(600)"
+    orphan = "import os, time; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); time.sleep(600);"
+    orphan += repr(file)
     subprocess.run([sys.executable, "-c", orphan])
     child = subprocess.Popen(["sleep", "600"], env={})
     import psutil
