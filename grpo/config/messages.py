@@ -66,7 +66,7 @@ def of_resolver(error: BaseException | None) -> ConfigError | None:
     """Return the error that a resolver of this project has raised, and that Hydra or OmegaConf has wrapped, if any."""
     while error and not isinstance(error, ConfigError):
         error = error.__cause__ or error.__context__
-    return error
+    return error if isinstance(error, ConfigError) else None
 
 
 def to_paste(override: str) -> str | None:

