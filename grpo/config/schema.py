@@ -164,7 +164,7 @@ class Reward:
 class Gpu:
     """The facts of the GPU that a profile was made for."""
 
-    profile: str = MISSING
+    profile: str | None = None
     """Row of `grpo/config/gpus.json` that has the facts; `auto`: of the GPU of this machine."""
     name: str = MISSING
     vendor: str = "nvidia"

@@ -11,6 +11,7 @@ import signal
 import subprocess  # noqa: F401
 import sys
 import sysconfig
+import urllib.request  # noqa: F401
 
 with contextlib.suppress(ImportError):  # of a sandbox, which has none
     import psutil  # noqa: F401
