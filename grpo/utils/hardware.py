@@ -111,11 +111,11 @@ def visible_gpus() -> list[str]:
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if build_of_pytorch().get("hip"):
-        import torch
+        visible = os.environ.get("HIP_VISIBLE_DEVICES", visible)
+        if visible is None:
+            import torch
 
-        numbers = [str(index) for index in range(torch.cuda.device_count())]
-        chosen = os.environ.get("HIP_VISIBLE_DEVICES") or visible
-        return chosen.split(",") if chosen else numbers
+            return [str(index) for index in range(torch.cuda.device_count())]
     if visible is None:
         return [gpu.number for gpu in gpus_of_driver()]
     words = [word.strip() for word in visible.split(",")]

@@ -67,5 +67,6 @@ def is_zombie(process: int) -> bool:
 
 
 def processors() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of processors for this process, one of those that a launcher has started on this machine."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, there // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

@@ -1,4 +1,4 @@
-"""Whole commands without the calls of Linux alone, which are hidden from every process: a run as on a Mac, on its CPU."""
+"""Whole commands without the calls of Linux alone, hidden from every process: a run as on a Mac, on its CPU."""
 
 import json
 import os

@@ -120,5 +120,7 @@ def test_amd_gets_no_expandable_segments_and_own_variables(monkeypatch: pytest.M
     assert hardware.seen_alone("2") == {"CUDA_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "2"}
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3")
     assert visible_gpus() == ["3"]
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "-1")
+    assert visible_gpus() == []
     assert take_one_gpu() is None
     assert device.kind_of_device() == "cpu"
