@@ -9,13 +9,13 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf.errors import ConfigKeyError, ValidationError
 
 from grpo import losses
 from grpo.config.batch import check_batch, check_groups, processes
-from grpo.config.devices import check_device, may_sleep
+from grpo.config.devices import check_device, check_facts, may_sleep
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
-from grpo.config.messages import meant, of_resolver
+from grpo.config.messages import meant
 from grpo.config.options import LOSS_MEANS, VLLM, Engine, Rollout, Update
 from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
 from grpo.config.transport import why_merged
@@ -79,18 +79,6 @@ def check_top_level(config: DictConfig) -> None:
         if not re.search(rf"\$\{{[^}}]*\b{re.escape(name)}\b", str(OmegaConf.to_container(config))):
             known = f"; did you mean train.{name}?" if name in config.train else meant(name, GROUPS)
             raise ConfigError(f"{name}: no such group{known}; and no value refers to it as ${{{name}}}")
-
-
-def check_facts(config: DictConfig) -> None:
-    """Check that the facts of the GPU are known: of `+gpu=auto`, of the GPU that is here."""
-    if config.gpu is None:
-        return
-    try:
-        OmegaConf.to_container(config.gpu, resolve=True)
-    except OmegaConfBaseException as error:
-        if ours := of_resolver(error):
-            raise ours from error
-        raise
 
 
 def check_numbers(config: DictConfig) -> None:

@@ -1,18 +1,39 @@
-"""What GPUs of AMD (ROCm) and Apple (MPS) cannot do, refused in one line before anything is loaded."""
+"""The facts of a GPU, and what those of AMD (ROCm) and Apple (MPS) cannot do: one line before anything is loaded."""
 
 from importlib.util import find_spec
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from grpo.config.batch import processes
+from grpo.config.messages import of_resolver
 from grpo.utils.errors import ConfigError
 from grpo.utils.hardware import build_of_pytorch
 from grpo.utils.local_gpu import local_vendor
 
 OF_BITSANDBYTES = ("8bit", "bnb", "paged", "lion", "ademamix")
 """Parts of the names of optimizers that bitsandbytes has."""
+VENDORS = ("nvidia", "amd", "apple")
 WITHOUT_VLLM = "use generation=transformers"
+
+
+def check_facts(config: DictConfig) -> None:
+    """Check that the facts of the GPU are known: of `+gpu=auto`, of the GPU that is here.
+
+    Raises:
+        ConfigError: they are not, or make no sense.
+    """
+    if config.gpu is None:
+        return
+    try:
+        OmegaConf.to_container(config.gpu, resolve=True)
+    except OmegaConfBaseException as error:
+        if ours := of_resolver(error):
+            raise ours from error
+        raise
+    if config.gpu.vendor not in VENDORS:
+        raise ConfigError(f"gpu.vendor={config.gpu.vendor}: possible: {', '.join(VENDORS)}")
 
 
 def vendor_of(config: DictConfig) -> str:

@@ -61,6 +61,8 @@ def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
     machine = planner.machine = machine_for(planner.config({}))
     rows: dict[str, dict[str, float | None]] = {}
     for method, change in track(METHODS.items(), "planning", console=Console(stderr=True), transient=True):
+        if machine.device == "mps" and method in ("+ checkpointing", "LoRA", "QLoRA"):
+            change = {**change, "train.optim": "adamw_torch"}  # of bitsandbytes' a Mac has none
         rows[method] = {}
         for size, model in MODELS.items():
             plan = planner.plan({**change, **LEAST, "model": model}, least=True)

@@ -12,6 +12,7 @@ from grpo.config.check import check
 from grpo.planning import fit, machine
 from grpo.planning.advice import advise
 from grpo.planning.fit import make_plan
+from grpo.planning.table import plan_cells
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import GB
 
@@ -108,6 +109,12 @@ def test_advice_for_a_mac_is_what_it_can_do(composed: Compose) -> None:
     assert advice
     for suggestion in advice:
         check(composed(*line, *suggestion["overrides"]))
+
+
+def test_the_table_for_a_mac_has_what_it_can_do(composed: Compose) -> None:
+    rows = plan_cells(["+gpu=apple", "gpu.memory_gb=64"])["peak_gb"]
+    planned = {method for method, sizes in rows.items() if all(sizes.values())}
+    assert planned == {"full", "+ checkpointing", "LoRA", "QLoRA"}
 
 
 def test_vllm_is_not_chosen_where_it_cannot_run(composed: Compose, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,6 +180,7 @@ def test_auto_without_a_gpu_is_one_line(composed: Compose, monkeypatch: pytest.M
     ("overrides", "problem"),
     [
         (("gpu.profile=h1000",), "gpu.profile=h1000: not in grpo/config/gpus.json; possible: auto, any, t4"),
+        (("gpu.vendor=intel",), "gpu.vendor=intel: possible: nvidia, amd, apple"),
         (("gpu.tflops=0",), "gpu.tflops=0: a positive number"),
         (("gpu.bandwidth_gb_s=-1",), "gpu.bandwidth_gb_s=-1: a positive number"),
     ],
