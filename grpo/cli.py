@@ -18,7 +18,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from grpo.config.messages import explain
+from grpo.config.messages import explain, of_resolver
 from grpo.config.schema import register
 from grpo.config.secrets import refuse_secrets
 from grpo.rundir.lock import new_directory
@@ -37,7 +37,7 @@ def leave(error: Exception, program: str) -> NoReturn:
     Of several processes only the first that fails prints it.
     """
     if isinstance(error, HydraException | OmegaConfBaseException):
-        message, status = explain(error), 2
+        message, status = str(of_resolver(error) or explain(error)), 2
     elif isinstance(error, ConfigError):
         message, status = str(error), 2
     elif isinstance(error, RunError):
@@ -55,7 +55,7 @@ def leave(error: Exception, program: str) -> NoReturn:
     sys.exit(status)
 
 
-def check_linux() -> None:
+def check_can_train() -> None:
     """Raise a ConfigError unless this system can train and evaluate."""
     try:
         check_system()

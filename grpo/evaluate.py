@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from grpo.cli import WANTS_TRACEBACK, check_linux, leave, output_in, quick_imports, start
+from grpo.cli import WANTS_TRACEBACK, check_can_train, leave, output_in, quick_imports, start
 from grpo.config.check import check
 from grpo.config.data_files import check_files
 from grpo.config.schema import ROOT
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 def job(config: DictConfig) -> float:
     """Evaluate a model; return its greedy accuracy."""
     try:
-        check_linux()
+        check_can_train()
         check(config)
         check_files(config.task)
         if config.evaluate.samples < 0 or config.evaluate.batch_size < 1 or config.evaluate.temperature <= 0:

@@ -84,6 +84,8 @@ def show(plan: Plan, duration: Duration | None, console: Console) -> None:
     several = f"{plan.processes} x " if plan.processes > 1 else ""
     each = ", memory of each" if several else ""
     console.print(f"{plan.model} on {several}{plan.device}{each}", highlight=False, soft_wrap=True)
+    if plan.found:
+        console.print(plan.found, highlight=False, soft_wrap=True)
     table = Table("GiB")
     for phase in plan.phases:
         table.add_column(PHASES[phase], justify="right")
@@ -94,11 +96,17 @@ def show(plan: Plan, duration: Duration | None, console: Console) -> None:
     console.print(table)
     left = max(0.0, 1 - plan.peak_gb / plan.capacity_gb)
     console.print(f"peak {plan.peak_gb:.1f} GiB of {plan.capacity_gb:.1f} GiB, {left:.0%} headroom", highlight=False)
-    if not plan.unified:
+    if plan.shared_gb:
+        shared = f"of the {plan.shared_gb:.1f} GiB that CPU and GPU share"
+        console.print(f"host memory {plan.host_gb:.1f} GiB {shared}", highlight=False, soft_wrap=True)
+    elif not plan.unified:
         unknown = "; plan.host_gb=… gives the host memory of a machine that is not this one"
         known = f" of {plan.host_capacity_gb:.1f} GiB" if plan.host_capacity_gb else unknown
         machine = " per machine" if several else ""
         console.print(f"host memory{machine} {plan.host_gb:.1f} GiB{known}", highlight=False)
+    if plan.formats:
+        formats = " and ".join(plan.formats)
+        console.print(f"the GPU also computes in {formats}, which nothing here uses", highlight=False, soft_wrap=True)
     chosen = "  ".join(f"{key}={str(value).lower()}" for key, value in plan.settings.items())
     console.print(f"with {chosen}", highlight=False, soft_wrap=True)
     if plan.problem:

@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from grpo.cli import WANTS_TRACEBACK, check_linux, leave, quick_imports, start
+from grpo.cli import WANTS_TRACEBACK, check_can_train, leave, quick_imports, start
 from grpo.config.check import check, check_shard
 from grpo.config.data_files import check_files
 from grpo.config.messages import meant
@@ -67,7 +67,7 @@ def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str
         ConfigError: the input is wrong.
         RunError: sampling failed; the log has the traceback.
     """
-    check_linux()
+    check_can_train()
     check_options(config.preflight)
     if is_launched():
         raise ConfigError("it samples in one process: start it without torchrun or accelerate")

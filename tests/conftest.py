@@ -15,8 +15,10 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
+from grpo.config import gpus
 from grpo.config.schema import ROOT, register
 from grpo.planning import advice
+from grpo.utils.local_gpu import LocalGpu
 from grpo.utils.patching import replaced
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub: no test needs the network
@@ -66,6 +68,13 @@ def composed() -> Iterator[Callable[..., DictConfig]]:
     register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"), replaced(advice, "compose", compose_quickly):
         yield lambda *overrides: compose_quickly("config", list(overrides))
+
+
+@pytest.fixture
+def an_l4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU of this machine, for `+gpu=auto`."""
+    gpu = LocalGpu("NVIDIA L4", 22.5 * 2**30, "nvidia", "8.9", True, False, False, 1, False)
+    monkeypatch.setattr(gpus, "found", lambda several: gpu)
 
 
 @pytest.fixture(autouse=True)

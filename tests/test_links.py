@@ -89,6 +89,7 @@ def one_job(words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name)
+@pytest.mark.usefixtures("an_l4")
 def test_every_command_of_a_page_composes(page: Path, composed: Callable[..., DictConfig]) -> None:
     for line in commands(page):
         words = shlex.split(line, comments=True)

@@ -13,6 +13,7 @@ from omegaconf.errors import ConfigKeyError, ValidationError
 
 from grpo import losses
 from grpo.config.batch import check_batch, check_groups, processes
+from grpo.config.devices import check_device, check_facts, may_sleep
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
 from grpo.config.options import LOSS_MEANS, TILES_NEED_WHOLE_WEIGHTS, VLLM, Engine, Rollout, Update
@@ -32,6 +33,7 @@ def check(config: DictConfig) -> None:
         ConfigError: the first problem.
     """
     check_top_level(config)
+    check_facts(config)
     known = library_fields(GRPO_CONFIG)
     for key in config.train:  # `+train.key` gets past the schema
         if key not in known or key in NOT_SETTABLE:
@@ -52,6 +54,7 @@ def check(config: DictConfig) -> None:
     if reason := losses.why_not(config.train):
         raise ConfigError(f"train.{reason}")
     check_numbers(config)
+    check_device(config)
     check_groups(config.train, processes(config))
     check_precision(config)
     optimizers = optimizer_names()
@@ -130,7 +133,9 @@ def shards_weights(train: DictConfig) -> str | None:
 
 
 def keeps_engine_awake(config: DictConfig) -> bool:
-    """Whether the plan must not let a colocated engine sleep; see `generates_together`."""
+    """Whether the plan must not let a colocated engine sleep; see `generates_together` and `may_sleep`."""
+    if not may_sleep(config):
+        return True
     turns = bool(config.task.tools or config.task.environment)
     return turns and processes(config) > 1 and shards_weights(config.train) is not None
 
@@ -323,6 +328,7 @@ def check_engine_quantization(config: DictConfig) -> None:
         ConfigError: it cannot.
     """
     train, asked = config.train, f"engine.quantization={config.engine.quantization}"
+    correction = "train.vllm_importance_sampling_correction"
     if not config.engine.quantization:
         return
     if not train.use_vllm or train.vllm_mode == "server":
@@ -336,7 +342,7 @@ def check_engine_quantization(config: DictConfig) -> None:
     if config.engine.backend != VLLM:
         raise ConfigError(f"{asked}: an option of vLLM, and engine.backend={config.engine.backend} generates")
     if not train.vllm_importance_sampling_correction:
-        raise ConfigError(f"{asked}: samples differ from the policy's; add train.vllm_importance_sampling_correction=true")
+        raise ConfigError(f"{asked}: samples differ from the policy's; add {correction}=true")
 
 
 def check_vllm_options(config: DictConfig) -> None:

@@ -13,6 +13,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from grpo.config.library import GRPO_CONFIG, library_fields
 from grpo.config.schema import NOT_SETTABLE, ROOT
+from grpo.utils.errors import ConfigError
 
 
 def meant(word: object, possible: Iterable[object]) -> str:
@@ -21,7 +22,7 @@ def meant(word: object, possible: Iterable[object]) -> str:
     close = difflib.get_close_matches(str(word), names, n=3, cutoff=0.6)
     if close:
         return f"; did you mean {', '.join(close)}?"
-    return f"; possible: {', '.join(names)}" if 0 < len(names) <= 30 else ""
+    return f"; possible: {', '.join(names)}" if 0 < len(names) <= 40 else ""
 
 
 def explain(error: Exception) -> str:
@@ -59,6 +60,13 @@ def explain(error: Exception) -> str:
     if "use +" in str(error):  # a group that is not in the defaults list
         return f"{str(error).rpartition('use ')[2].strip()}: a group outside of the defaults is appended with a plus"
     return " ".join(str(error).split("\n")[:2])
+
+
+def of_resolver(error: BaseException | None) -> ConfigError | None:
+    """Return the error that a resolver of this project has raised, and that Hydra or OmegaConf has wrapped, if any."""
+    while error and not isinstance(error, ConfigError):
+        error = error.__cause__ or error.__context__
+    return error if isinstance(error, ConfigError) else None
 
 
 def to_paste(override: str) -> str | None:

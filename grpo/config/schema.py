@@ -12,6 +12,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from grpo.config import gpus
 from grpo.config.library import GRPO_CONFIG, library_fields, package_folder
 from grpo.config.options import Engine, Rollout, Update
 
@@ -163,15 +164,26 @@ class Reward:
 class Gpu:
     """The facts of the GPU that a profile was made for."""
 
+    profile: str | None = None
+    """Row of `grpo/config/gpus.json` that has the facts; `auto`: of the GPU of this machine."""
     name: str = MISSING
+    vendor: str = "nvidia"
+    """`nvidia`, `amd` (ROCm) or `apple` (MPS)."""
     architecture: str = MISSING
     memory_gb: float = MISSING
+    """Its memory, GiB; with `shared` that of the whole machine."""
+    shared: bool = False
+    """Whether CPU and GPU share the memory."""
     bf16: bool = MISSING
     """Whether the GPU computes in bfloat16."""
     tflops: float | None = None
     """Dense 16-bit matrix products with sums in float32, 10^12 operations per second, by its maker."""
     bandwidth_gb_s: float | None = None
     """Bandwidth of its memory, 10^9 bytes per second, by its maker."""
+    formats: list[str] = field(default_factory=list)
+    """Numbers of 8 and 4 bits that it multiplies, and that this trainer does not use."""
+    found: str | None = None
+    """With `profile: auto`, a line about the GPU that was found and the profile that it resembles."""
 
 
 @dataclass
@@ -250,6 +262,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("not", lambda value: not value, replace=True)
     OmegaConf.register_new_resolver("if", lambda value, then, otherwise: then if value else otherwise, replace=True)
     OmegaConf.register_new_resolver("package", package_folder, replace=True)
+    gpus.register()
     train = [
         (name, kind | None if name in NULLABLE else kind, field(default=default))
         for name, (kind, default) in library_fields(GRPO_CONFIG).items()

@@ -100,10 +100,9 @@ def why_not_shared(config: "DictConfig", merged: str | None, family: str | None)
         return "all weights are trained"
     if merged:
         return f"vLLM gets merged weights, {merged}"
-    if config.peft.get("quantization"):
-        return "vLLM packs quantized weights (peft.quantization) in its own way"
-    if config.engine.quantization:
-        return f"vLLM quantizes its weights (engine.quantization={config.engine.quantization})"
+    quantized = [part for part in ("peft", "engine") if config[part].get("quantization")]
+    if quantized:
+        return f"vLLM packs quantized weights ({quantized[0]}.quantization) in its own way"
     if train.vllm_tensor_parallel_size > 1:
         return "train.vllm_tensor_parallel_size divides vLLM's weights"
     if train.model_init_kwargs:

@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
@@ -16,6 +15,7 @@ from grpo.generation.offline import with_transformers, with_vllm
 from grpo.generation.vllm_engine import BATCH
 from grpo.model import policy
 from grpo.rundir.files import ERRORS_FILE
+from grpo.utils.device import kind_of_device
 from grpo.utils.errors import RunError
 from rewards.isolation.reward import RewardError
 
@@ -44,8 +44,8 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
         most_images = max(map(len, problems.with_format(None)["shown_sizes"])) or None
     else:
         longest = max(prompt_lengths(list(problems["prompt"]), processing_class))
-    on_gpu = torch.cuda.is_available() and not config.train.use_cpu
-    vllm = find_spec("vllm") is not None and (on_gpu or config.train.use_vllm)
+    device = "cpu" if config.train.use_cpu else kind_of_device()
+    vllm = find_spec("vllm") is not None and (device == "cuda" or config.train.use_vllm)
     grader = grader_of(config.task.eval.reward, config.reward, config.train)
     with running_rewards(grader, reward_columns(problems), output, output / ERRORS_FILE) as rewards:
         check_grader(rewards[config.task.eval.reward])
@@ -53,7 +53,7 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
             result = evaluate(
                 with_vllm(name, model.dtype, longest, length, processing_class, most_images)
                 if vllm
-                else with_transformers(name, model, config.peft, length, "cuda" if on_gpu else "cpu"),
+                else with_transformers(name, model, config.peft, length, device),
                 Evaluation(
                     problems,
                     rewards[config.task.eval.reward],
@@ -62,7 +62,7 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
                     batch_size=BATCH if vllm else options.batch_size,
                     console=console,
                     difficulty=config.task.eval.difficulty,
-                    policy=fingerprint(config, name, "vllm" if vllm else "transformers", on_gpu),
+                    policy=fingerprint(config, name, "vllm" if vllm else "transformers", device != "cpu"),
                 ),
             )
         except RewardError as error:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import track
@@ -35,6 +34,7 @@ from grpo.tools.running import running_tools
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout.dynamic_sampling import Completion
 from grpo.trainer.rollout.problem_order import ProblemOrder
+from grpo.utils.device import kind_of_device
 from grpo.utils.distributed import log_name
 from grpo.utils.errors import ConfigError, RunError
 from rewards.isolation.reward import Reward, RewardError
@@ -233,4 +233,4 @@ def graded(trainer: ExactGRPOTrainer, grader: Reward | None, made: Sequence[Comp
 
 def on_gpu(train: DictConfig) -> bool:
     """Return whether the policy computes on a GPU here."""
-    return bool(torch.cuda.is_available() and not train.use_cpu)
+    return kind_of_device() != "cpu" and not train.use_cpu

@@ -1,6 +1,7 @@
 """How many processes a command line starts, or by how many it has been started."""
 
 import os
+import sys
 
 from omegaconf import DictConfig
 
@@ -44,6 +45,8 @@ def check_processes(config: DictConfig) -> None:
     for key, least in (("max_restarts", 0), ("timeout", 1)):
         if config.launch[key] < least:
             raise ConfigError(f"launch.{key}={config.launch[key]}: a number from {least}")
+    if sys.platform != "linux" and config.launch.processes * config.launch.nodes > 1:
+        raise ConfigError(f"launch.processes={config.launch.processes}: several processes need Linux")
     count, gpus = config.launch.processes, [] if config.train.use_cpu else visible_gpus()
     if is_launched():
         if count * config.launch.nodes not in (1, world_size()):

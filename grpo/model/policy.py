@@ -31,6 +31,7 @@ from transformers import (
 
 from grpo.model.vision import parts_of, takes_images
 from grpo.utils.atomic import atomic
+from grpo.utils.device import kind_of_device
 from grpo.utils.errors import ConfigError
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
@@ -188,7 +189,7 @@ def load(
         if quantization is None:
             model = model.merge_and_unload(safe_merge=True)
     if quantization is None:
-        model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        model = model.to(device or kind_of_device())
     return model.eval(), processing_class
 
 

@@ -17,16 +17,16 @@ from grpo.planning.memory import kv_cache, trained, weights
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Workload
 
-REACHED = {"cuda": 0.4, "Ampere": 0.55, "cpu": 0.5}
+REACHED = {"cuda": 0.4, "mps": 0.4, "Ampere": 0.55, "cpu": 0.5}
 """The fraction of a device's operations per second that training and prompts reach: by published steps on A100 (Ampere)
 and H100 (benchmarks/published.json); other GPUs as H100."""
-LAYER = {"cuda": 5e-4, "cpu": 4e-4}
+LAYER = {"cuda": 5e-4, "mps": 5e-4, "cpu": 4e-4}
 """Seconds per layer and forward pass of transformers for Python and the start of kernels."""
 ENGINE_LAYER = {"cuda": 5e-5, "cpu": 2e-4}
 """The same for vLLM, which records them as CUDA graphs."""
 MEAN_LENGTH = 0.5
 """Mean length of a completion, as a fraction of the limit."""
-OFF_BY = {"cuda": 3.0, "cpu": 2.0}
+OFF_BY = {"cuda": 3.0, "mps": 3.0, "cpu": 2.0}
 """The factor by which an estimate may be off; on a CPU the demo and SmolLM2 stay within it, on A100 and H100 published
 updates do. Generation on a GPU has not been compared."""
 
@@ -126,7 +126,7 @@ def spoken(seconds: float) -> str:
 
 def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
     """Return the expected time of a planned run; None for a GPU without a speed in its profile."""
-    device = "cpu" if plan.unified else "cuda"
+    device = "cpu" if plan.unified else "mps" if config.gpu and config.gpu.vendor == "apple" else "cuda"
     speed = speed_of_cpu() if plan.unified else speed_of_gpu(config)
     if speed is None:
         return None

@@ -1,6 +1,7 @@
 """Whether a run fits: the memory of its machine, the memory it takes, and the choices that are left to the plan."""
 
 import copy
+import math
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from grpo.config.check import keeps_engine_awake
+from grpo.config.devices import check_device, why_no_vllm
 from grpo.config.transport import QUANTIZES, Transport, transport_of
 from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.host import host
@@ -27,9 +29,9 @@ AT_ONCE = "rollout.completions_at_once"
 MAX_TOKENS = 16384
 """Tokens per micro-batch that keep any GPU busy; larger micro-batches are not faster."""
 
-VLLM_PAYS = {"cuda": (3e8, 1), "cpu": (1e8, 64)}
+VLLM_PAYS = {"cuda": (3e8, 1), "cpu": (1e8, 64), "mps": (math.inf, 1)}
 """Parameters, and tokens per completion, from which on steps with vLLM are faster: for a CPU by
-benchmarks/generation_cpu.json, for a GPU a guess."""
+benchmarks/generation_cpu.json, for a GPU a guess; there is no vLLM for PyTorch on a Mac."""
 
 
 @dataclass
@@ -51,7 +53,13 @@ class Plan:
     settings: dict[str, Any]
     """Values of the keys that the configuration leaves to the plan."""
     unified: bool = False
-    """Whether the device's memory is the host's, as on a CPU."""
+    """Whether the device is the CPU."""
+    shared_gb: float = 0.0
+    """Memory that CPU and GPU share, GiB; 0 of a GPU with memory of its own."""
+    formats: list[str] = field(default_factory=list)
+    """Numbers of 8 and 4 bits that the GPU multiplies; nothing uses them."""
+    found: str | None = None
+    """With `+gpu=auto`, a line about the GPU that was found."""
     here: bool = True
     """Whether the plan is for this machine."""
     processes: int = 1
@@ -101,6 +109,9 @@ class Plan:
             "problem": self.problem,
             "model": self.model,
             "device": self.device,
+            "found": self.found,
+            "formats": self.formats,
+            "shared_gb": self.shared_gb,
             "processes": self.processes,
             "peak_gb": self.peak_gb,
             "capacity_gb": self.capacity_gb,
@@ -127,11 +138,15 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
     machine = machine or machine_for(config)
     if config.train.use_vllm is None:
         return plan_generation(config, machine, least)
+    check_device(config)
     shape = find_shape(config.model)
     if config.task.images and not shape.takes_images:
         raise ConfigError(f"task.images={config.task.images}: the model takes text alone; choose one that takes images")
     transport = transport_of(config, shape.model_type)
     workload = workload_of(config, machine.device)
+    if machine.shared:  # the GPU has what the processes leave
+        left = machine.shared - sum(host(shape, workload).values())
+        machine = replace(machine, capacity=max(1.0, min(machine.capacity, left)))
     workload = replace(workload, gpu_memory=machine.total or machine.capacity)
     workload, settings = choose(config, transport, shape, workload, 0.0 if least else USABLE * machine.capacity)
     return Plan(
@@ -146,6 +161,9 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
         host_capacity_gb=machine.host / GB if machine.host else None,
         settings=settings,
         unified=machine.device == "cpu",
+        shared_gb=machine.shared / GB,
+        formats=list(config.gpu.formats) if config.gpu is not None else [],
+        found=config.gpu.found if config.gpu is not None else None,
         here=machine.here,
         processes=workload.sharding.processes,
     )
@@ -159,7 +177,7 @@ def plan_generation(config: DictConfig, machine: Machine, least: bool = False) -
     able = find_spec("vllm") is not None
     if config.peft and config.peft.get("quantization"):
         able = able and find_spec(QUANTIZES) is not None and transport_of(config).adapter
-    able = able and not why_biased(config.train)
+    able = able and not (why_biased(config.train) or why_no_vllm(config))
     for use_vllm in (True, False) if pays and able and not least else (False,):
         chosen = copy.deepcopy(config)
         chosen.train.use_vllm = use_vllm
@@ -179,7 +197,7 @@ def choose(
         limit: bytes of the device that may be filled.
     """
     settings: dict[str, Any] = {}
-    automatic = config["update"].max_tokens_per_microbatch == "auto" and workload.device == "cuda"
+    automatic = config["update"].max_tokens_per_microbatch == "auto" and workload.device != "cpu"
     least = min(workload.sequence, UNMEASURED)  # a longer sequence is a micro-batch of its own
     if automatic:
         workload = replace(workload, tokens=least)

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from grpo.planning.advice import Planner
 from grpo.planning.from_config import find_shape
 from grpo.planning.machine import machine_for
-from grpo.planning.table import CHECKPOINTED
+from grpo.planning.table import CHECKPOINTED, on
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import GB
 
@@ -72,7 +72,8 @@ def longest_completions(overrides: Sequence[str]) -> dict[str, Any]:
     machine = planner.machine = machine_for(config)
     rows: dict[str, dict[str, int | None]] = {}
     for method, change in track(METHODS.items(), "planning", console=Console(stderr=True), transient=True):
-        rows[method] = {name: longest(planner, {**change, **engine}) for name, engine in GENERATION.items()}
+        settings = on(machine.device, change)
+        rows[method] = {name: longest(planner, {**settings, **engine}) for name, engine in GENERATION.items()}
     if not any(any(length is not None for length in row.values()) for row in rows.values()):
         raise ConfigError("plan.longest: nothing can be planned with this command line; try it without plan.longest")
     return {

@@ -20,7 +20,7 @@ from grpo.planning.shape import Shape
 from grpo.planning.workload import Adapter, Workload
 from grpo.utils.limits import CONTEXT, GB
 
-HOST = {"cuda": 2.5 * GB, "cpu": 0.55 * GB}
+HOST = {"cuda": 2.5 * GB, "mps": 0.55 * GB, "cpu": 0.55 * GB}
 """Host memory of a Python process with the libraries loaded, bytes."""
 STATES = {"lion": 1, "sgd": 0, "rmsprop": 1, "adagrad": 1, "ademamix": 3, "adafactor": 0.01, "lomo": 0, "adalomo": 0}
 """Numbers that an optimizer keeps per parameter; Adam, and any other, two."""
@@ -180,7 +180,7 @@ def persistent(shape: Shape, workload: Workload) -> Components:
     text = replace(shape, vision=None, given_parameters=shape.parameters() - shape.vision_parameters)
     language = own * held(text, workload) / shards
     parts = {
-        "context": CONTEXT if workload.device == "cuda" else 0.0,
+        "context": CONTEXT if workload.device != "cpu" else 0.0,
         "process": HOST["cpu"] if workload.device == "cpu" else 0.0,
         "weights": language,
         "vision weights": own * held(shape, workload) / shards - language,

@@ -64,10 +64,15 @@ def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
     cells: list[Cell] = []
     for model in track(models, "planning", console=Console(stderr=True), transient=True):
         for method, change in METHODS.items():
-            cells += plan_cell(planner, model, method, {**change, **ALIKE, "model": model})
+            cells += plan_cell(planner, model, method, {**on(machine.device, change), **ALIKE, "model": model})
     if not cells:
         raise ConfigError("plan.table: no cell can be planned with this command line; try it without plan.table")
     return {"device": machine.name, "capacity_gb": machine.capacity / GB, "cells": cells}
+
+
+def on(device: str, change: dict[str, str]) -> dict[str, str]:
+    """Return a method's settings for a `cuda`, `mps` or `cpu` device: bitsandbytes has no 8-bit AdamW for a Mac."""
+    return {**change, "train.optim": "adamw_torch"} if (device, change["train.optim"]) == ("mps", "adamw_8bit") else change
 
 
 def family_of(model: Any) -> list[str]:

@@ -52,7 +52,7 @@ def with_vllm(
 
 
 def copy_of_weights(shape: Shape, workload: Workload) -> float:
-    """Return the bytes of vLLM's own weights per device: quantized like the policy's, or FP8, with an adapter's room."""
+    """Return the bytes of vLLM's own weights per device, quantized like the policy's or to FP8, with an adapter's."""
     bits = 8 if workload.vllm_fp8 else workload.quantized
     whole = weights(shape, replace(workload, weight_bytes=workload.compute_bytes, quantized=bits))
     if workload.adapter and workload.sends_adapter:

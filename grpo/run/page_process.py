@@ -5,7 +5,6 @@ least SECONDS, and so many that a page takes no more than PORTION of them on a p
 libraries are imported, does not count.
 """
 
-import ctypes
 import math
 import os
 import signal
@@ -14,16 +13,14 @@ import time
 from pathlib import Path
 
 from grpo.utils.priority import give_way
-
-PR_SET_PDEATHSIG = 1
-"""Option of prctl(2): a signal when the parent has died."""
+from rewards.isolation.system import end_with_parent
 
 
 def main() -> None:
     """Write pages until SIGTERM, which also the end of the parent sends."""
     run_dir, parent, seconds, portion = Path(sys.argv[1]), int(sys.argv[2]), *map(float, sys.argv[3:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # an exception, so that no partial file is left
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)
     give_way()
     size, told, began = 0, False, math.inf
     while os.getppid() == parent:

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from grpo.utils.device import memory_of_gpu
 from grpo.utils.hardware import host_memory
 from grpo.utils.limits import GB
 from rewards.isolation.reward import Reward
@@ -135,7 +135,7 @@ def memory(logs: dict[str, Any], host_gb: float | None = None) -> str:
     """
     if "memory/peak_reserved_gb" in logs:
         used = logs["memory/peak_reserved_gb"]
-        limit = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / GB
+        limit = memory_of_gpu() / GB
     else:
         used, limit = (size / GB for size in host_memory())
         limit = host_gb or limit

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import OmegaConf
 from rich.console import Console
 
@@ -54,6 +53,7 @@ from grpo.tools.running import Tools, running_tools
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.resume import keep_steps, save_model
+from grpo.utils.device import kind_of_device
 from grpo.utils.distributed import agreed, is_main_process, log_name
 from grpo.utils.errors import ConfigError, DirectoryLost
 from grpo.utils.hardware import gpu_utilization
@@ -76,7 +76,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
         RunError: the run broke; the log has the traceback.
     """
     console = Console(file=sys.stderr, quiet=not is_main_process())
-    memory = MemoryReadings(on_gpu=torch.cuda.is_available() and not settings.train.use_cpu)
+    memory = MemoryReadings(on_gpu=kind_of_device() != "cpu" and not settings.train.use_cpu)
     is_new, page = not has_been_run(name_of(settings.task), run_dir), LivePage(run_dir)
     with ends_when_stuck(run_dir, page), StopOnSignal() as stop, Outcome(run_dir, plan, memory, page) as outcome:
         checkpoint = checkpoint_for(settings, run_dir, console)

@@ -1,7 +1,6 @@
 """A job of a sweep, in a process of its own: the command line of a single run, watched until it ends."""
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import re
@@ -27,6 +26,8 @@ from grpo.rundir.resume import essential
 from grpo.rundir.run_dir import config_flags
 from grpo.rundir.sweep_dir import EPOCHS, SWEEP
 from grpo.utils.atomic import atomic
+from grpo.utils.hardware import seen_alone
+from rewards.isolation.system import PR_SET_PDEATHSIG, has_prctl, prctl
 
 PROGRAM = "grpo.train"
 FIRST_PORT, PORTS = 20000, 20000
@@ -164,7 +165,6 @@ def train_in_process(line: Sequence[str], folder: Path, cwd: str, environment: d
     Raises:
         KeyboardInterrupt: this process got a signal to stop, and the job has ended.
     """
-    libc = ctypes.CDLL(None)
     last, told_to_stop = "", False
     with (folder / "train.log").open("a") as log:
         process = subprocess.Popen(
@@ -177,7 +177,8 @@ def train_in_process(line: Sequence[str], folder: Path, cwd: str, environment: d
             text=True,
             errors="replace",
             start_new_session=True,  # Ctrl-C comes to this process alone, which passes it on once
-            preexec_fn=lambda: libc.prctl(1, signal.SIGTERM),  # PR_SET_PDEATHSIG: it does not outlive this process
+            # it does not outlive this process, except where nothing can tell it of its end
+            preexec_fn=(lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)) if has_prctl() else None,
         )
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -241,7 +242,7 @@ def own_devices(sweep_dir: Path, launcher: str, processes: Any = 1) -> Iterator[
                             held.enter_context(locked(lock_of(device, sweep_dir), fcntl.LOCK_NB))
                             taken.append(device)
             if len(taken) == wanted:
-                yield {"CUDA_VISIBLE_DEVICES": ",".join(taken)} if gpus else {}
+                yield seen_alone(",".join(taken)) if gpus else {}
                 return
         time.sleep(1)
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from grpo.utils.device import wait_for
+
 PHASES = ("data", "generate", "reward", "logprobs", "update")
 """Under which `metrics.jsonl` has the seconds of a step, as `time/PHASE`."""
 
@@ -33,8 +35,7 @@ class StepClock:
 
     def wait(self) -> None:
         """Wait for the GPU, whose work would otherwise be counted in the phase that needs its results."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        wait_for(self.device)
 
     def reset(self) -> None:
         """Begin at zero."""

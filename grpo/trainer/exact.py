@@ -139,7 +139,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         if self.accelerator.is_fsdp2:
             prepare_for_fsdp(self.model)
         device, folder = self.accelerator.device, Path(self.args.output_dir)
-        self.clock, self.memory = StepClock(device), memory or MemoryReadings(on_gpu=device.type == "cuda")
+        self.clock, self.memory = StepClock(device), memory or MemoryReadings(on_gpu=device.type != "cpu")
         self.activations = ActivationOffload(device) if self.update.activations_on_host else None
         self.budget = TokenBudget(self.update.max_tokens_per_microbatch, device, folder / "out_of_memory.json")
         if self.use_vllm:

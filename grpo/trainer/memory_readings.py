@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
+import psutil
 
+from grpo.utils.device import forget_peaks, peaks
 from grpo.utils.limits import GB
 
 AWAKE = ("generate", "evaluate")
@@ -53,8 +54,8 @@ class MemoryReadings:
         readings = {"memory/host_gb": host_peak() / GB}
         if self.on_gpu:
             asleep = self.asleep() if set(self._phases).isdisjoint(AWAKE) else 0
-            readings["memory/peak_allocated_gb"] = (torch.cuda.max_memory_allocated() - asleep) / GB
-            readings["memory/peak_reserved_gb"] = (torch.cuda.max_memory_reserved() - asleep) / GB
+            for name, peak in zip(("allocated", "reserved"), peaks(), strict=True):
+                readings[f"memory/peak_{name}_gb"] = (peak - asleep) / GB
         if self._phases:
             device = readings.get("memory/peak_allocated_gb", readings["memory/host_gb"])
             readings[f"memory/{self._phases[-1]}_gb"] = device
@@ -62,7 +63,7 @@ class MemoryReadings:
             for name, value in readings.items():
                 kept[name] = max(value, kept.get(name, 0.0))
         if self.on_gpu:
-            torch.cuda.reset_peak_memory_stats()
+            forget_peaks()
         with contextlib.suppress(OSError):  # Linux only; see proc_pid_clear_refs(5)
             Path("/proc/self/clear_refs").write_text("5")
 
@@ -74,9 +75,12 @@ class MemoryReadings:
 
 
 def host_peak() -> int:
-    """Return the bytes of host memory that this process had at the most since the last reset."""
+    """Return the bytes of host memory that this process had at the most since the last reset.
+
+    Only Linux knows the most; elsewhere it is what the process has now.
+    """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    return 0
+    return psutil.Process().memory_info().rss

@@ -3,8 +3,10 @@
 import contextlib
 import gc
 import os
+import platform
 import runpy
 import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +16,7 @@ import pynvml
 
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError
-from grpo.utils.limits import CONTEXT, GB, held_back, on_wsl
+from grpo.utils.limits import CONTEXT, GB, held_back, on_wsl, working_set
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -32,13 +34,21 @@ def check_gpu(gpu: "DictConfig | None") -> None:
         return
     import torch
 
-    here = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    largest = max((one.total_memory for one in here), default=0)
-    lacking = "" if largest >= 0.9 * gpu.memory_gb * GB else f"{gpu.memory_gb:g} GiB"
-    if not lacking and gpu.bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
-        lacking = "bfloat16"
+    found, needed = "no GPU", gpu.memory_gb
+    if gpu.vendor == "apple":
+        needed, here = working_set(needed), gpu_of_mac() if on_mac() else None
+        lacking = "" if here and here[1] >= 0.9 * needed * GB else f"{needed:.1f} GiB of a Mac's GPU"
+        found = f"{here[0]} with {here[1] / GB:.0f} GiB" if here else found
+    else:
+        several = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        largest = max((one.total_memory for one in several), default=0)
+        lacking = "" if largest >= 0.9 * needed * GB else f"{needed:g} GiB"
+        if not lacking and (gpu.vendor == "amd") != bool(torch.version.hip):
+            lacking = "a GPU of AMD" if gpu.vendor == "amd" else "a GPU of NVIDIA"
+        if not lacking and gpu.bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+            lacking = "bfloat16"
+        found = ", ".join(f"{one.name} with {one.total_memory / GB:.0f} GiB" for one in several) or found
     if lacking:
-        found = ", ".join(f"{one.name} with {one.total_memory / GB:.0f} GiB" for one in here) or "no GPU"
         raise ConfigError(
             f"+gpu: the profile is for {gpu.name} ({lacking} needed), found here: {found}. `python -m grpo.plan` "
             "says whether it would fit there, --cfg job shows its choices, plan.enforce=false tries them here anyway; "
@@ -56,33 +66,69 @@ class Gpu(NamedTuple):
     """Bytes; 0 where the driver cannot say, as of memory shared with the CPU."""
     free: float
     """Bytes."""
+    compute: str = ""
+    """Compute capability, `8.6`; empty where the driver cannot say."""
 
 
 def gpus_of_driver() -> list[Gpu]:
-    """Return the GPUs of this machine by NVML, the library of NVIDIA's driver."""
+    """Return the GPUs of this machine by NVML, the library of NVIDIA's driver.
+
+    A GPU in slices (MIG) has no memory here: a process gets one slice, whose memory PyTorch knows.
+    """
     found: list[Gpu] = []
     try:
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             total = free = 0
+            compute, in_slices = "", False
             with contextlib.suppress(pynvml.NVMLError):
                 memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
                 total, free = memory.total, memory.free
+            with contextlib.suppress(pynvml.NVMLError):
+                compute = "{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+            with contextlib.suppress(pynvml.NVMLError):
+                in_slices = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
             name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
-            found.append(Gpu(str(index), uuid, name, float(total), float(free)))
+            sizes = (0.0, 0.0) if in_slices else (float(total), float(free))
+            found.append(Gpu(str(index), uuid, name, *sizes, compute))
     except pynvml.NVMLError:  # no driver, or a broken one
         pass
     return found
 
 
+def on_mac() -> bool:
+    """Whether this is a Mac with Apple silicon."""
+    return sys.platform == "darwin" and platform.machine() == "arm64"
+
+
 def visible_gpus() -> list[str]:
-    """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them, which AMD's runtime reads too.
+
+    Of AMD's GPUs PyTorch tells the number; a Mac has one that nothing can hide.
+    """
+    if on_mac():
+        return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if build_of_pytorch().get("hip"):
+        visible = os.environ.get("HIP_VISIBLE_DEVICES", visible)
+        if visible is None:
+            import torch
+
+            return [str(index) for index in range(torch.cuda.device_count())]
     if visible is None:
         return [gpu.number for gpu in gpus_of_driver()]
     words = [word.strip() for word in visible.split(",")]
     return [word for word in words if word and not word.startswith("-")]
+
+
+def seen_alone(devices: str) -> dict[str, str]:
+    """Return the environment in which a process sees only these GPUs, numbers or names separated by commas.
+
+    AMD's runtime reads both variables, and vLLM refuses two that differ.
+    """
+    names = ("CUDA_VISIBLE_DEVICES", *(("HIP_VISIBLE_DEVICES",) if build_of_pytorch().get("hip") else ()))
+    return dict.fromkeys(names, devices)
 
 
 def described_gpus() -> dict[str, Gpu]:
@@ -129,7 +175,7 @@ def take_one_gpu() -> str | None:
             )
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     visible, described = visible_gpus(), described_gpus()
-    if is_launched() or len(visible) < 2:
+    if is_launched() or len(visible) < 2 or build_of_pytorch().get("hip"):  # AMD's: `check_pytorch_sees_gpu`
         return None
     chosen = max(visible, key=lambda name: described[name].free if name in described else 0.0)
     os.environ["CUDA_VISIBLE_DEVICES"] = chosen
@@ -142,9 +188,11 @@ def use_expandable_segments() -> None:
     """Let PyTorch's allocator grow its segments, which leaves fewer fragments, unless the user has configured it.
 
     Has to be called before CUDA is initialised. See PyTorch's notes on CUDA semantics, "Optimizing memory usage". Many
-    drivers of WSL2 refuse such a segment: https://github.com/pytorch/pytorch/issues/192330.
+    drivers of WSL2 refuse such a segment: https://github.com/pytorch/pytorch/issues/192330; on GPUs of AMD the first
+    one may never return: https://github.com/pytorch/pytorch/issues/192259.
     """
-    if not on_wsl() and not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    if not (on_wsl() or build_of_pytorch().get("hip") or any(name in os.environ for name in names)):
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
@@ -158,6 +206,7 @@ def gpu_utilization() -> float | None:
         return None
 
 
+@cache
 def build_of_pytorch() -> dict[str, Any]:
     """Return the build of PyTorch: its `cuda`, `hip` (AMD) and `xpu` (Intel) versions, without importing it."""
     spec = find_spec("torch")
@@ -230,7 +279,9 @@ def runs_on(architecture: str, major: int, minor: int) -> bool:
 
 
 def gpu_of_pytorch() -> tuple[str, float, float] | None:
-    """Read memory from PyTorch if NVML has none: a slice of a GPU (MIG), memory shared with the CPU, AMD's GPUs."""
+    """Read memory from PyTorch if NVML has none: a slice of a GPU (MIG), memory shared with the CPU, AMD, Apple."""
+    if on_mac():
+        return gpu_of_mac()
     if not (Path("/dev/nvidiactl").exists() or build_of_pytorch().get("hip")):
         return None
     import torch
@@ -239,6 +290,19 @@ def gpu_of_pytorch() -> tuple[str, float, float] | None:
         return None
     free, total = torch.cuda.mem_get_info()
     return torch.cuda.get_device_name(), float(total), float(free) + own_gpu_memory()
+
+
+def gpu_of_mac() -> tuple[str, float, float] | None:
+    """Return name, total and free bytes of a Mac's GPU: as much of the memory as macOS lets it use."""
+    import torch
+
+    if not torch.backends.mps.is_available():
+        return None
+    gc.collect()
+    torch.mps.empty_cache()
+    own, total = torch.mps.driver_allocated_memory(), torch.mps.recommended_max_memory()
+    free = min(total, psutil.virtual_memory().available + own)
+    return torch.backends.mps.get_name(), float(total), float(free)
 
 
 def own_gpu_memory() -> float:

@@ -19,6 +19,15 @@ HELD_BY_WSL = 2 * GB
 """GPU memory that WSL2 reports as free and does not give, in bytes: https://github.com/microsoft/WSL/issues/41176."""
 
 
+def working_set(memory: float) -> float:
+    """Return how much of a Mac's memory its GPU may use, in the unit of `memory`, GiB.
+
+    Metal's `recommendedMaxWorkingSetSize`: up to macOS 14 two thirds of up to 32 GiB, and three quarters of more, as
+    llama.cpp logs it on Macs; later versions allow a little more. On a Mac itself PyTorch tells the size.
+    """
+    return memory * (2 / 3 if memory <= 32 else 3 / 4)
+
+
 def on_wsl(kernel: Path = Path("/proc/sys/kernel/osrelease")) -> bool:
     """Tell whether this is Linux inside of Windows (WSL2), by the name of its kernel."""
     return kernel.exists() and "microsoft" in kernel.read_text().lower()

@@ -17,9 +17,16 @@ TEXTS = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDA driver error: device not ready",
     "CUDA driver error: unknown error",
+    "Triton Error [HIP]: Code: 2",
+    "HIPBLAS_STATUS_ALLOC_FAILED",
+    "rocblas_status_memory_error",
+    "MPS backend out of memory",
+    "Invalid buffer size",
+    "kIOGPUCommandBufferCallbackErrorOutOfMemory",
 )
 """Of the CUDA runtime and driver (`CUDA error: …`, `CUDA driver error: …`), Triton, cuBLAS and cuDNN, which allocate
-outside of PyTorch's allocator; the last two are WSL2's, where the driver cannot map memory that it reports as free."""
+outside of PyTorch's allocator; two of WSL2, where the driver cannot map memory that it reports as free; the same of
+AMD's libraries (`hipErrorOutOfMemory` is 2); of PyTorch on a Mac, whose Metal also refuses a single large tensor."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import struct
@@ -10,6 +11,8 @@ import sys
 import time
 from multiprocessing.connection import Connection
 from typing import Any
+
+from rewards.isolation.system import MARK, is_zombie
 
 IMPORT_LIMIT = 300.0
 """Limit on the import of functions, seconds."""
@@ -27,10 +30,10 @@ def check_system() -> None:
     Raises:
         ValueError: they cannot.
     """
-    if sys.platform != "linux":
-        system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
+    if sys.platform not in ("linux", "darwin"):
+        system = {"win32": "Windows"}.get(sys.platform, sys.platform)
         raise ValueError(
-            f"training, rewards and tools need Linux, and this is {system}: use WSL2, a container or a server"
+            f"training, rewards and tools need Linux or macOS, and this is {system}: use WSL2, a container or a server"
         )
 
 
@@ -58,6 +61,8 @@ class Process:
         passed, nothing = [theirs.fileno(), *inherited], subprocess.DEVNULL
         line = [sys.executable, "-m", module, *map(str, (os.getpid(), *passed))]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        env[MARK] = secrets.token_hex(8)
+        env["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = "YES"  # of macOS: it forks before it has threads
         self.process = subprocess.Popen(
             line, stdin=nothing, stdout=output, stderr=output, env=env, pass_fds=passed, start_new_session=True
         )
@@ -106,7 +111,7 @@ def has_ended(process: subprocess.Popen, seconds: float = 0.0) -> bool:
     until, pause = time.monotonic() + seconds, 0.0005
     try:
         while process.returncode is None:
-            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if is_zombie(process.pid):
                 break
             if (left := until - time.monotonic()) <= 0:
                 return False

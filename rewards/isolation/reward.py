@@ -20,7 +20,8 @@ from typing import Any
 
 from rewards.isolation.call import Fault, Outcome
 from rewards.isolation.loader import FROM_TRL
-from rewards.isolation.process import GRACE, Process, ask, check_system, has_ended
+from rewards.isolation.process import GRACE, Process, ask, has_ended
+from rewards.isolation.system import file_without_name
 from rewards.text import printable
 
 log = logging.getLogger(__name__)
@@ -208,8 +209,7 @@ class Worker(Process):
     """
 
     def __init__(self, fn: str, name: str, kwargs: dict[str, Any], output: Any) -> None:
-        check_system()  # others than Linux have no files in memory
-        self.traceback, place = os.memfd_create("traceback"), f"reward.{name}.fn={fn}"
+        self.traceback, place = file_without_name("traceback"), f"reward.{name}.fn={fn}"
         super().__init__("rewards.isolation.worker", (fn, name, kwargs), place, output, self.traceback)
 
     def call(self, arguments: dict[str, Any], timeout: float) -> Outcome:

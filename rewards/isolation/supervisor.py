@@ -1,16 +1,17 @@
 """Ends every process that a reward function has started, at the end of the function's process or of the trainer."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import time
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-"""Options of prctl(2): a signal when the parent has died, and to become the parent of orphaned descendants."""
+from rewards.isolation.system import MARK, PR_SET_CHILD_SUBREAPER, end_with_parent, has_prctl, prctl
+
 EVENTS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 INTERVAL = 1.0
 """Seconds between two looks at whether the trainer is still there."""
+POLLED = 0.2
+"""The same, seconds, where a process cannot wait for a signal for a limited time."""
 
 
 def supervise(trainer: int, *inherited: int) -> None:
@@ -18,12 +19,12 @@ def supervise(trainer: int, *inherited: int) -> None:
 
     It exits with the status of the new process, which alone keeps the inherited file descriptors.
     """
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if has_prctl():
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, EVENTS)
     supervisor, child = os.getpid(), os.fork()
     if child == 0:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        end_with_parent(signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if os.getppid() != supervisor:
             os._exit(1)
@@ -32,9 +33,9 @@ def supervise(trainer: int, *inherited: int) -> None:
         os.close(descriptor)
     status = None
     while status is None and os.getppid() == trainer:
-        event = signal.sigtimedwait(EVENTS, INTERVAL)
+        ends = next_event() == signal.SIGTERM
         status = reap().get(child)
-        if event and event.si_signo == signal.SIGTERM:
+        if ends:
             break
     status = end_descendants(child, status)
     if os.WIFSIGNALED(status):
@@ -42,6 +43,15 @@ def supervise(trainer: int, *inherited: int) -> None:
             signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.waitstatus_to_exitcode(status))
+
+
+def next_event() -> int | None:
+    """Wait for one of `EVENTS`, which are blocked, or for a while; return its number, or None after the while."""
+    if hasattr(signal, "sigtimedwait"):
+        event = signal.sigtimedwait(EVENTS, INTERVAL)
+        return event and event.si_signo
+    time.sleep(POLLED)
+    return signal.SIGTERM if signal.SIGTERM in signal.sigpending() else None
 
 
 def reap() -> dict[int, int]:
@@ -53,11 +63,37 @@ def reap() -> dict[int, int]:
     return ended
 
 
+def descendants() -> set:
+    """Return the descendants of this process.
+
+    Without prctl, orphans are found by their session and by `MARK` in their environment: a process that has left its
+    parent, its session and its environment escapes.
+    """
+    import psutil
+
+    own = psutil.Process()
+    found = set(own.children(recursive=True))
+    if has_prctl():
+        return found
+    session, mark = os.getsid(0), os.environ.get(MARK)
+    for number in set(psutil.pids()) - {own.pid}:
+        with contextlib.suppress(OSError, psutil.Error):  # those of other users
+            one = psutil.Process(number)
+            if os.getsid(number) == session or (mark and one.environ().get(MARK) == mark):
+                found.add(one)
+    return found
+
+
 def end_descendants(child: int, status: int | None) -> int:
     """End all descendants of this process; return the wait status of `child`, known already or found."""
     import psutil
 
-    while left := psutil.Process().children(recursive=True):
+    def is_alive(one: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):  # a number that another process has by now included
+            return one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    while left := set(filter(is_alive, descendants())):
         for one in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()

@@ -27,9 +27,13 @@ BUILT_IN = ("getattr", "setattr", "len", "iter", "next", "reversed", *CONVERSION
 
 
 def limit(memory_mb: int, seconds: int) -> None:
-    """Limit the memory (MiB), the processor time (seconds), the files and the open files of this process."""
+    """Limit the memory (MiB), the processor time (seconds), the files and the open files of this process.
+
+    macOS limits no memory: it refuses a limit below the addresses that every process has there.
+    """
+    of_memory = {resource.RLIMIT_AS: memory_mb * 2**20} if sys.platform != "darwin" else {}
     for what, value in {
-        resource.RLIMIT_AS: memory_mb * 2**20,
+        **of_memory,
         resource.RLIMIT_CPU: seconds + 1,
         resource.RLIMIT_FSIZE: 2**20,
         resource.RLIMIT_NOFILE: 64,

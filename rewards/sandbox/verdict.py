@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from rewards.isolation.process import end_group, has_ended
+from rewards.isolation.system import file_without_name
 from rewards.sandbox import bubblewrap
 
 LONGEST_VERDICT = 10_000
@@ -31,7 +32,7 @@ def verdict(
     start = {"program": program, "tests": tests, "entry_point": entry_point, "seconds": seconds, "word": word}
     limits = [str(memory_mb), str(int(seconds) + 1)]
     with contextlib.ExitStack() as stack:
-        task = stack.enter_context(os.fdopen(os.memfd_create("task"), "w+b"))
+        task = stack.enter_context(os.fdopen(file_without_name("task"), "w+b"))
         task.write(json.dumps(start).encode())
         task.seek(0)
         output = stack.enter_context(tempfile.TemporaryFile())

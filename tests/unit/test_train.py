@@ -38,9 +38,10 @@ def test_segments_are_expandable_unless_the_engine_refuses_it(
 def test_a_run_elsewhere_than_on_linux_is_one_line(
     composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(ConfigError, match="training, rewards and tools need Linux or macOS, and this is Windows"):
+        start_run(composed(), tmp_path, [])
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(
-        ConfigError, match="training, rewards and tools need Linux, and this is macOS: use WSL2, a cont"
-    ):
+    with pytest.raises(ConfigError, match=r"launch\.processes=2: several processes need Linux"):
         start_run(composed("launch.processes=2"), tmp_path, [])
     assert not list(tmp_path.iterdir())

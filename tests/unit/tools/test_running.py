@@ -281,9 +281,9 @@ def test_a_number_that_another_process_has_got_is_not_killed(file: Path) -> None
     source.close()
 
 
-def test_tools_elsewhere_than_on_linux_are_one_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(ValueError, match="training, rewards and tools need Linux, and this is macOS"):
+def test_tools_on_windows_are_one_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(ValueError, match="training, rewards and tools need Linux or macOS, and this is Windows"):
         Source([f"{file}:add"], is_environment=False, timeout=1.0)
 
 

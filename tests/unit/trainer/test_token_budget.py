@@ -134,8 +134,15 @@ def test_a_torn_note_of_what_did_not_fit_is_none(tmp_path: Path, content: str) -
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("CUDA driver error: device not ready"),
         RuntimeError("CUDA driver error: unknown error"),
+        torch.OutOfMemoryError("HIP out of memory. Tried to allocate 2.00 GiB"),
+        torch.AcceleratorError("HIP error: out of memory"),
+        RuntimeError("Triton Error [HIP]: Code: 2, Messsage: out of memory"),
+        RuntimeError("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`"),
+        RuntimeError(
+            "MPS backend out of memory (MPS allocated: 9.06 GiB, other allocations: 5 MiB, max allowed: 9 GiB)"
+        ),
+        RuntimeError("Invalid buffer size: 19.86 GiB"),
     ],
-    ids=["runtime", "driver", "triton", "cudnn", "cublas", "WSL2's residency", "WSL2's expandable segments"],
 )
 def test_libraries_with_own_allocation_run_out_of_memory_too(error: Exception) -> None:
     assert is_out_of_memory(error)
