@@ -72,7 +72,8 @@ def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
 
 def on(device: str, change: dict[str, str]) -> dict[str, str]:
     """Return a method's settings for a `cuda`, `mps` or `cpu` device: bitsandbytes has no 8-bit AdamW for a Mac."""
-    return {**change, "train.optim": "adamw_torch"} if (device, change["train.optim"]) == ("mps", "adamw_8bit") else change
+    absent = device == "mps" and change["train.optim"] == "adamw_8bit"
+    return {**change, "train.optim": "adamw_torch"} if absent else change
 
 
 def family_of(model: Any) -> list[str]:
