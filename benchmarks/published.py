@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.sft import Step, planned, with_unquantized_float32
+from grpo.config import gpus
 from grpo.config.schema import ROOT
 from grpo.planning.duration import OFF_BY, speed_of_gpu, step_phases
 from grpo.planning.fit import HEADROOM
@@ -95,7 +96,7 @@ def planned_gib(shape: Shape, settings: Row) -> float:
 def estimated_seconds(shape: Shape, row: Row) -> float:
     """Return the estimated time of a step without generation on a row's GPU."""
     settings = row["settings"]
-    profile = OmegaConf.load(ROOT / "conf" / "gpu" / f"{row['gpu']}.yaml")
+    profile = OmegaConf.create({"gpu": gpus.table()[row["gpu"]]})
     workload = replace(workload_of(settings), prompt=settings["length"], completion=0)
     train = SimpleNamespace(
         per_device_train_batch_size=settings["batch"],
@@ -103,7 +104,7 @@ def estimated_seconds(shape: Shape, row: Row) -> float:
         num_iterations=1,
         use_vllm=False,
     )
-    speed = speed_of_gpu(cast(DictConfig, profile))
+    speed = speed_of_gpu(profile)
     assert speed, row["gpu"]
     return step_phases(cast(DictConfig, train), shape, workload, speed, settings["batch"])["update"]
 
