@@ -11,6 +11,7 @@ from functools import cache
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import completions, processes
+from grpo.planning.activations import tiled
 from grpo.planning.fit import AT_ONCE, Plan
 from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.memory import kv_cache, trained, weights
@@ -158,6 +159,9 @@ def step_phases(train: DictConfig, shape: Shape, workload: Workload, speed: Spee
     forward = tokens * operations(shape, workload.prompt + length) / speed.operations
     forward += passes * (layers + unpacked(shape, workload) / speed.bandwidth)
     backward = (1 if workload.adapter else 2) + workload.checkpointing
+    if tiled(shape, workload, workload.microbatch) < workload.microbatch:  # each tile is computed again
+        mlp = 6.0 * shape.hidden_size * shape.active_width * shape.num_hidden_layers
+        backward += mlp / operations(shape, workload.prompt + length)
     parameters, size = trained(shape, workload)
     optimizer = 8 * parameters * size / speed.bandwidth  # weight, gradient and two moments, read and written
     by_engine = bool(train.use_vllm)
