@@ -55,7 +55,7 @@ def main() -> None:
             {"memory_gb": memory, "profiles": same, "longest": lengths(with_bfloat16(same))}
             for memory, same in track(sorted(classes.items()), "planning", console=Console(stderr=True))
         ]
-        claims = [claim(*facts) for facts in track(CLAIMS, "claims", console=Console(stderr=True))]
+        claims = [beside(*facts) for facts in track(CLAIMS, "claims", console=Console(stderr=True))]
     content = {"date": str(date.today()), "completions": 8, "rows": rows, "claims": claims}
     FILE.write_text(json.dumps(content, indent=1) + "\n")
     print("\n".join(as_markdown(content)))
@@ -81,7 +81,7 @@ def planned(profile: str, model: str, method: str) -> int | None:
     return longest(planner, {**METHODS[method], **GENERATION["transformers"]})
 
 
-def claim(title: str, profile: str, model: str, method: str, tokens: int, source: str) -> dict[str, Any]:
+def beside(title: str, profile: str, model: str, method: str, tokens: int, source: str) -> dict[str, Any]:
     """Return a claim beside the plan of the same GPU, model and method, offloaded."""
     ours = planned(profile, model, f"{method}, offloaded")
     return {"claim": title, "profile": profile, "method": method, "tokens": tokens, "planned": ours, "source": source}
@@ -99,7 +99,8 @@ def as_markdown(content: dict[str, Any]) -> list[str]:
         lines.append(f"| {row['memory_gb']:g} | {profiles} | {' | '.join(cells)} |")
     lines += ["", "| claim | method | claimed | planned here |", "|---|---|---|---|"]
     for one in content["claims"]:
-        lines.append(f"| [{one['claim']}]({one['source']}) | {one['method']} | {one['tokens']:,} | {one['planned']:,} |")
+        claim = f"[{one['claim']}]({one['source']})"
+        lines.append(f"| {claim} | {one['method']} | {one['tokens']:,} | {one['planned']:,} |")
     return lines
 
 

@@ -132,7 +132,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         compute_bytes=2 if half else size,
         quantized=quantized,
         double_quantized=bool(quantization.get("bnb_4bit_use_double_quant")),
-        adapter=replace(adapter_of(peft), size=adapter_bytes(sharding, quantized)) if peft else None,
+        adapter=replace(adapter_of(peft), size=adapter_bytes(sharding)) if peft else None,
         optimizer=optimizer,
         checkpointing=train.gradient_checkpointing,
         activations_on_host=config["update"].activations_on_host,
@@ -196,6 +196,6 @@ def adapter_of(peft: DictConfig) -> Adapter:
     return Adapter(rank, names, bool(peft.get("vision")), dropout=bool(peft.get("lora_dropout")))
 
 
-def adapter_bytes(sharding: Sharding, quantized: int) -> int:
-    """Return bytes per parameter of an adapter: TRL casts it to bfloat16 on a quantized base and under ZeRO-3."""
-    return 2 if quantized or (sharding.library == "deepspeed" and sharding.stage == 3) else 4
+def adapter_bytes(sharding: Sharding) -> int:
+    """Return bytes per parameter of an adapter: float32, also on a quantized base, but bfloat16 under ZeRO-3."""
+    return 2 if sharding.library == "deepspeed" and sharding.stage == 3 else 4

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hydra import initialize_config_dir
 
-from benchmarks.longest import CLAIMS, FILE, claim, lengths
+from benchmarks.longest import CLAIMS, FILE, beside, lengths
 from grpo.config.schema import ROOT, register
 from grpo.planning import machine
 
@@ -24,7 +24,7 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("place", range(len(CLAIMS)))
 def test_a_plan_is_as_long_as_the_claim_of_a_peer(place: int) -> None:
-    found = claim(*CLAIMS[place])
+    found = beside(*CLAIMS[place])
     assert found == CONTENT["claims"][place]
     assert found["planned"] >= found["tokens"]
 
