@@ -73,8 +73,7 @@ def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
 def on(device: str, change: dict[str, str]) -> dict[str, str]:
     """Return a method's settings for a `cuda`, `mps` or `cpu` device.
 
-    bitsandbytes has no 8-bit AdamW for a Mac; methods that are about it, or about the CPU's memory, stay as they are and
-    are refused there.
+    bitsandbytes has no 8-bit AdamW for a Mac. Methods that are about it, or about the CPU's memory, are refused there.
     """
     common = CHECKPOINTED.items() <= (change | {"peft": "none"}).items() and "update.gradients_on_host" not in change
     return {**change, "train.optim": "adamw_torch"} if device == "mps" and common else change
