@@ -158,7 +158,7 @@ def step_phases(train: DictConfig, shape: Shape, workload: Workload, speed: Spee
     passes = -(-tokens // workload.microbatch)
     forward = tokens * operations(shape, workload.prompt + length) / speed.operations
     forward += passes * (layers + unpacked(shape, workload) / speed.bandwidth)
-    backward = (1 if workload.adapter else 2) + workload.checkpointing
+    backward = float((1 if workload.adapter else 2) + workload.checkpointing)
     if tiled(shape, workload, workload.microbatch) < workload.microbatch:  # each tile is computed again
         mlp = 6.0 * shape.hidden_size * shape.active_width * shape.num_hidden_layers
         backward += mlp / operations(shape, workload.prompt + length)
