@@ -206,21 +206,29 @@ def deterministic() -> Iterator[None]:
 
 
 @deterministic()
-def gradients_on_host(scale: Scale) -> Result:
-    """Train all weights with gradients on the GPU and offloaded to CPU: memory, time and weights."""
+def offloaded(scale: Scale) -> Result:
+    """Train all weights with everything on the GPU, and with a part offloaded to CPU: memory, time and weights."""
     found: dict[str, Result] = {}
     weights = {}
-    for name, offloaded in (("on the GPU", False), ("offloaded", True)):
+    parts: dict[str, dict[str, Any]] = {
+        "on the GPU": {},
+        "gradients": {"gradients_on_host": True},
+        "activations": {"activations_on_host": True},
+    }
+    for name, settings in parts.items():
         with tempfile.TemporaryDirectory() as folder:
             # one token at most in a micro-batch: each sequence by itself, so that both compute alike
-            setting = Update(1, gradients_on_host=offloaded)
+            setting = Update(1, **settings)
             made = trainer(scale, folder, torch.bfloat16, update=setting, max_steps=3, gradient_checkpointing=True)
             record = train(made)
         weights[name] = {key: weight.cpu().clone() for key, weight in made.model.state_dict().items()}
         seconds = [row["time/update"] for row in record.logs]
         found[name] = {"update_gb": made.memory.highest["memory/update_gb"], "update_s": min(seconds)}
         del made
-    equal = all(torch.equal(weight, weights["offloaded"][key]) for key, weight in weights["on the GPU"].items())
+    expected = weights["on the GPU"]
+    equal = {
+        name: all(torch.equal(weight, expected[key]) for key, weight in own.items()) for name, own in weights.items()
+    }
     return {**found, "weights bitwise equal": equal}
 
 
@@ -328,7 +336,7 @@ EXPERIMENTS: dict[str, Callable[[Scale], Result]] = {
     "exactness": exactness,
     "auto": auto,
     "OOM retries": out_of_memory,
-    "gradients offloaded to CPU": gradients_on_host,
+    "offloaded to CPU": offloaded,
     "bitsandbytes": bitsandbytes,
     "vllm awake": partial(vllm, sleeps=False),
     "vllm asleep": partial(vllm, sleeps=True),

@@ -70,10 +70,9 @@ def check_apple(config: DictConfig) -> None:
         ),
         ("model.attn_implementation", "flash" in attention and attention, "needs CUDA or ROCm; use sdpa or eager"),
         ("train.use_liger_kernel", train.use_liger_kernel, "its kernels are written in Triton, which has no MPS"),
-        (
-            "update.gradients_on_host",
-            config["update"].gradients_on_host,
-            "CPU and GPU of a Mac share their memory, so that it frees none",
+        *(
+            (f"update.{part}_on_host", config["update"][f"{part}_on_host"], "CPU and GPU of a Mac share their memory")
+            for part in ("gradients", "activations")
         ),
         (
             "train.use_transformers_continuous_batching",

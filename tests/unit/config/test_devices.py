@@ -44,6 +44,10 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             "model.attn_implementation=flash_attention_2: needs CUDA or ROCm; use sdpa or eager",
         ),
         (
+            ("+gpu=apple", "update.activations_on_host=true"),
+            "update.activations_on_host=true: CPU and GPU of a Mac share their memory",
+        ),
+        (
             ("+gpu=apple", "peft=none", "update.gradients_on_host=true"),
             "update.gradients_on_host=true: CPU and GPU of a Mac share their memory",
         ),
