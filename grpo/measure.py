@@ -8,9 +8,10 @@ the GPU's name and memory, and nothing else of the machine: docs/measure.md.
 import argparse
 import logging
 import os
+import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra import initialize_config_dir
 from rich.console import Console
@@ -29,23 +30,32 @@ from grpo.utils.hardware import check_pytorch_sees_gpu, free_gpu_memory, take_on
 PROGRAM = "grpo.measure"
 
 
+class Parser(argparse.ArgumentParser):
+    """Wrong arguments are one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        leave(ConfigError(message), PROGRAM)
+
+
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"python -m {PROGRAM}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
-    parser.add_argument("--minutes", type=float, default=10, help="no case is begun later; default: 10")
-    parser.add_argument("--cases", type=int, help="the first so many cases only; default: all")
+    parser.add_argument("--minutes", type=float, default=10, help="the file has the cases until then; default: 10")
+    parser.add_argument("--cases", type=int, metavar="N", help="the first N cases only; default: all")
     parser.add_argument("--output", type=Path, default=Path(), help="folder of the file; default: the current folder")
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
     try:
         check_linux()
+        check_positive("minutes", options.minutes)
+        check_positive("cases", options.cases)
+        check_writable(options.output)
         device = prepared_device(options.device)
         about = machine(device)
         file = options.output / f"measure-{slug(about['device'])}.json"
-        check_writable(options.output)
         register()
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             chosen = cases(device)[: options.cases]
@@ -72,12 +82,20 @@ def prepared_device(wanted: str | None) -> str:
     return "cuda"
 
 
+def check_positive(name: str, value: float | None) -> None:
+    """Raise a ConfigError for a number that is given and not positive."""
+    if value is not None and not value > 0:
+        raise ConfigError(f"--{name}={value:g}: a positive number is needed")
+
+
 def check_writable(folder: Path) -> None:
     """Raise a ConfigError unless files can be written into a folder, before anything is measured."""
     if not folder.is_dir():
         raise ConfigError(f"--output={folder}: no such folder; create it first")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"--output={folder}: cannot be written; name another folder")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(f"--output={folder}: cannot be written ({error.strerror}); name another folder") from error
 
 
 def measure_all(chosen: list[Case], device: str, seconds: float, about: dict[str, Any], file: Path) -> int:
@@ -108,17 +126,21 @@ def measure_all(chosen: list[Case], device: str, seconds: float, about: dict[str
 
 
 def as_table(rows: list[dict[str, Any]]) -> Table:
-    """Return a table of the cases: planned and measured peak, their ratio, reserved memory and seconds."""
-    table = Table("model", "layers", "method", "tokens", "planned GiB", "measured GiB", "ratio", "reserved", "s/update")
+    """Return a table of the cases: planned and measured peak, their ratio, and seconds."""
+    table = Table("model, layers", "method", "tokens", "planned GiB", "measured GiB", "ratio", "s/update")
     for row in rows:
-        sizes = (row["model"], str(row["layers"]), row["method"], f"{row['prompt']} + {row['completion']}")
+        tokens = f"{row['prompt']}+{row['completion']}"
         planned = row["planned_gb"]["peak"]
-        numbers = [f"{planned:.2f}", row.get("error", row["outcome"]), "", "", ""]
+        numbers = [f"{planned:.2f}", row.get("error", row["outcome"])]
         if row["outcome"] == "measured":
-            measured, reserved = row["measured_gb"]["peak"], row["reserved_gb"]
-            numbers[1:] = [f"{measured:.2f}", f"{planned / measured:.2f}", f"{reserved:.2f}" if reserved else ""]
-            numbers.append(f"{row['seconds_per_update']:.2f}")
-        table.add_row(*sizes, *numbers)
+            measured = row["measured_gb"]["peak"]
+            numbers = [
+                f"{planned:.2f}",
+                f"{measured:.2f}",
+                f"{planned / measured:.2f}",
+                f"{row['seconds_per_update']:.2f}",
+            ]
+        table.add_row(f"{row['model']}, {row['layers']}", row["method"], tokens, *numbers)
     return table
 
 

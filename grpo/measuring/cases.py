@@ -11,7 +11,7 @@ from grpo.planning.machine import machine_for
 from grpo.planning.table import CHECKPOINTED, METHODS
 
 ROOM = 0.8
-"""Fraction of the GPU's free memory that the plan of a case may take; it has fewer layers where the model takes more."""
+"""Fraction of the GPU's free memory that a case may take; its model has fewer layers where all would take more."""
 OUTSIDE = ("context", "process", "fragments")
 """Components of a plan that are no tensors: they are outside of what is measured."""
 LORA = {**CHECKPOINTED, "peft": "lora"}
@@ -108,7 +108,10 @@ def planned_case(device: str, model: str, method: str, change: dict[str, str], l
         "update.max_tokens_per_microbatch": str(scale.microbatch),
     }
     settings = {"model": model, "generation": "transformers"} | change | settings
-    words = [*(f"{key}={value}" for key, value in settings.items()), "~model.shape.parameters"]  # follows from the shape
+    words = [
+        *(f"{key}={value}" for key, value in settings.items()),
+        "~model.shape.parameters",
+    ]  # follows from the shape
     config = compose("config", words)
     check(config)
     machine, shape = machine_for(config), config.model.shape

@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import signal
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,7 +23,8 @@ def in_process(case: Case, device: str, seconds: float) -> tuple[dict[str, Any] 
     """
     receiver, sender = FORKS.Pipe(duplex=False)
     process = FORKS.Process(target=report, args=(case, device, sender))
-    process.start()
+    with silent():  # the libraries' warnings
+        process.start()
     sender.close()
     try:
         if not receiver.poll(max(0.0, seconds)):
@@ -38,15 +41,33 @@ def in_process(case: Case, device: str, seconds: float) -> tuple[dict[str, Any] 
 def report(case: Case, device: str, sender: Connection) -> None:
     """Measure a case, and send the outcome instead of printing; an error is recorded by its type alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the command, which ends this process
-    silent = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silent, 1)
-    os.dup2(silent, 2)
+    with silent():
+        sender.send(outcome_of(case, device))
+
+
+def outcome_of(case: Case, device: str) -> tuple[dict[str, Any], str]:
+    """Return the outcome of a case, and the traceback of an error."""
     from grpo.measuring.training import measure
     from grpo.utils.oom import is_out_of_memory
 
     try:
-        sender.send(({"outcome": "measured", **measure(case, device)}, ""))
+        return {"outcome": "measured", **measure(case, device)}, ""
     except Exception as error:
-        lacking = isinstance(error, DoesNotFit) or is_out_of_memory(error)
-        outcome = {"outcome": "out of memory"} if lacking else {"outcome": "failed", "error": type(error).__name__}
-        sender.send((outcome, "" if lacking else traceback.format_exc()))
+        if isinstance(error, DoesNotFit) or is_out_of_memory(error):
+            return {"outcome": "out of memory"}, ""
+        return {"outcome": "failed", "error": type(error).__name__}, traceback.format_exc()
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """While inside, this process and those that it starts print nothing."""
+    kept, nothing = {stream: os.dup(stream) for stream in (1, 2)}, os.open(os.devnull, os.O_WRONLY)
+    for stream in kept:
+        os.dup2(nothing, stream)
+    os.close(nothing)
+    try:
+        yield
+    finally:
+        for stream, copy in kept.items():
+            os.dup2(copy, stream)
+            os.close(copy)

@@ -47,10 +47,10 @@ def measure(case: Case, device: str) -> dict[str, Any]:
             trainer.train()
             trainer.memory.note()
     readings, steps = trainer.memory.highest, [row for row in trainer.state.log_history if "time/update" in row]
-    peak, reserved = readings["memory/peak_allocated_gb"], readings.get("memory/peak_reserved_gb")
-    phases = [phase for phase in case.planned if phase != "peak"]
+    phases = {phase: "peak_allocated" if phase == "peak" else phase for phase in case.planned}
+    reserved = readings.get("memory/peak_reserved_gb")
     return {
-        "measured_gb": {**{phase: round(readings[f"memory/{phase}_gb"], 4) for phase in phases}, "peak": round(peak, 4)},
+        "measured_gb": {phase: round(readings[f"memory/{name}_gb"], 4) for phase, name in phases.items()},
         "reserved_gb": None if reserved is None else round(reserved, 4),
         "seconds_per_update": round(steps[-1]["time/update"], 3),
         "oom_retries": int(sum(row["update/oom_retries"] for row in steps)),
@@ -70,20 +70,13 @@ def random_trainer(
     """
     tokenizer = AutoTokenizer.from_pretrained(WORDS)
     on_gpu = torch.cuda.is_available() and not settings.train.use_cpu
-    torch.manual_seed(0)
-    shape = {name: number for name, number in settings.model.shape.items() if name != "parameters"}
-    model_config = AutoConfig.for_model(**shape)
-    with torch.device("cuda" if on_gpu else "cpu"):
-        model: Any = AutoModelForCausalLM.from_config(model_config, dtype=getattr(torch, settings.model.dtype))
-    model_config.save_pretrained(folder)
+    model = random_policy(settings, folder, "cuda" if on_gpu else "cpu")
     quantization = policy.quantization_config(settings.peft)
-    if quantization:  # by loading, as in a run
-        model.save_pretrained(folder)
-        model = str(folder)
     model_group = settings.model.copy()
     OmegaConf.set_readonly(model_group, False)
     model_group.model_name_or_path = str(folder)  # no network on a machine with a GPU of its own
-    length, words = settings.train.max_completion_length, settings.task.max_prompt_length - len(tokenizer("")["input_ids"])
+    length = settings.train.max_completion_length
+    words = settings.task.max_prompt_length - len(tokenizer("")["input_ids"])
     arguments = train_arguments(settings.train) | {
         "max_steps": 3,
         "num_iterations": 2,  # the third step generates again, beside the state of the optimizer
@@ -109,6 +102,20 @@ def random_trainer(
         memory=memory,
         rollout_func=fixed_completions(tokenizer, length) if fixed else None,
     )
+
+
+def random_policy(settings: Resolved, folder: Path, device: str) -> Any:
+    """Return a policy with random weights on a device; before a quantization, the folder from which it is loaded."""
+    torch.manual_seed(0)
+    shape = {name: number for name, number in settings.model.shape.items() if name != "parameters"}
+    config = AutoConfig.for_model(**shape)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.model.dtype))
+    config.save_pretrained(folder)
+    if not policy.quantization_config(settings.peft):
+        return model
+    model.save_pretrained(folder)
+    return str(folder)
 
 
 def fixed_completions(tokenizer: Any, length: int) -> Callable[..., dict[str, Any]]:
