@@ -62,7 +62,8 @@ def read_record(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text())
     except ValueError as error:
         raise ConfigError(f"{file}: broken JSON, {error}") from error
-    for error in sorted(Draft202012Validator(SCHEMA).iter_errors(content), key=lambda one: list(map(str, one.path))):
-        place = ".".join(map(str, error.absolute_path)) or "the file"
-        raise ConfigError(f"{file}: {place}: {error.message}")
+    wrong = min(Draft202012Validator(SCHEMA).iter_errors(content), key=lambda one: len(one.path), default=None)
+    if wrong:
+        place = ".".join(map(str, wrong.absolute_path)) or "the file"
+        raise ConfigError(f"{file}: {place}: {wrong.message}")
     return content
