@@ -43,7 +43,7 @@ class Scale:
 
 SCALES = {
     "cuda": Scale(("qwen2_5_1_5b", "llama3_1_8b"), 256, 256, 16384, microbatch=2048, tile=4096, layers=None),
-    "cpu": Scale(("smollm2_135m", "qwen2_5_0_5b"), 32, 32, 480, microbatch=256, tile=128, layers=2),
+    "cpu": Scale(("smollm2_135m", "qwen2_5_0_5b"), 32, 32, 224, microbatch=256, tile=64, layers=2),
 }
 """By device. A CPU computes small tensors: the code is that of a GPU, and only the sizes and the meter differ."""
 
