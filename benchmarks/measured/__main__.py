@@ -70,9 +70,14 @@ def draw(records: list[Record], file: Path) -> None:
         axes.scatter(measured, [case["planned_gb"]["peak"] for case in done], s=22, label=record["device"])
     axes.set(xscale="log", yscale="log", xlabel="measured peak, GiB", ylabel="planned peak, GiB")
     low, high = min(*axes.get_xlim(), *axes.get_ylim()), max(*axes.get_xlim(), *axes.get_ylim())
-    axes.plot([low, high], [low, high], color="0.5", linewidth=1, label="planned = measured")
-    axes.fill_between([low, high], [low * 0.85, high * 0.85], [low * 1.15, high * 1.15], color="0.9", label="15 %")
+    axes.plot([low, high], [low, high], color="0.5", linewidth=1, zorder=0.5, label="planned = measured")
+    axes.fill_between(
+        [low, high], [low * 0.85, high * 0.85], [low * 1.15, high * 1.15], color="0.9", label="15 %", zorder=0
+    )
     axes.set(xlim=(low, high), ylim=(low, high))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
     axes.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(file, dpi=150)
