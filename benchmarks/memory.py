@@ -2,7 +2,7 @@
 
 Twenty cells, four methods x five model sizes with random weights, at the settings of the table that they are compared
 with (Oxen.ai, February 2025, an 80 GB H100: batch 1, accumulation 4, 4 generations, prompt 256, completion 786). Each
-is a process of its own: one generation, forced to full length, and two optimizer steps of the real trainer. Cells run
+is a process of its own: one generation, forced to full length, and three optimizer steps of the real trainer. Cells run
 concurrently as far as their plans fit. With `--cap 16` the process may take no more than 16 GiB, and the cell is the
 profile `+gpu=rtx3080` with its own settings.
 """
@@ -21,22 +21,17 @@ from threading import Condition
 from typing import Any
 
 import torch
-from datasets import Dataset
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig
 
 from benchmarks.update import TOY
-from grpo.config.resolve import Resolved, resolve
-from grpo.config.schema import ROOT, register, train_arguments
-from grpo.model import policy
+from grpo.config.resolve import resolve
+from grpo.config.schema import ROOT, register
+from grpo.measuring.training import random_trainer
 from grpo.planning.advice import Planner
 from grpo.planning.fit import HEADROOM, make_plan
 from grpo.planning.table import LEAST, METHODS
-from grpo.trainer import ExactGRPOTrainer
 from grpo.utils.limits import GB
 
 TIMEOUT = 400
@@ -171,7 +166,7 @@ def run_all(
 
 
 def run_cell(overrides: list[str], cap: float | None, toy: bool) -> dict[str, Any]:
-    """Train two steps and return their memory, GiB, in a process that does nothing else."""
+    """Train three steps and return their memory, GiB, in a process that does nothing else."""
     if cap and torch.cuda.is_available():
         fraction = cap * GB / torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, fraction))
@@ -181,7 +176,7 @@ def run_cell(overrides: list[str], cap: float | None, toy: bool) -> dict[str, An
     plan = make_plan(config)
     settings = resolve(config, plan)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(settings, folder)
+        trainer = random_trainer(settings, Path(folder))
         trainer.train()
     readings = trainer.memory.highest
     host = readings["memory/host_gb"]
@@ -194,46 +189,6 @@ def run_cell(overrides: list[str], cap: float | None, toy: bool) -> dict[str, An
         "tokens": trainer.budget.tokens,
         **({"planned_gb": plan.expected()["peak"]} if toy else {}),
     }
-
-
-def make_trainer(settings: Resolved, folder: str) -> ExactGRPOTrainer:
-    """Return the trainer of a resolved configuration, with random weights and completions of full length."""
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
-    with torch.device(device):
-        shape = {name: number for name, number in settings.model.shape.items() if name != "parameters"}
-        model_config = AutoConfig.for_model(**shape)
-        model = AutoModelForCausalLM.from_config(model_config, dtype=getattr(torch, settings.model.dtype))
-    model_config.save_pretrained(folder)
-    model_group = settings.model.copy()
-    OmegaConf.set_readonly(model_group, False)
-    model_group.model_name_or_path = folder  # no network on a machine with a GPU of its own
-    words = settings.task.max_prompt_length - len(tokenizer("")["input_ids"])
-    arguments = train_arguments(settings.train) | {
-        "max_steps": 2,
-        "num_iterations": 2,  # both steps learn from one generation
-        "generation_kwargs": {"min_new_tokens": settings.train.max_completion_length},
-        "save_strategy": "no",
-        "report_to": "none",
-        "log_completions": False,
-        "disable_tqdm": True,
-        "use_cpu": device == "cpu",
-    }
-    return ExactGRPOTrainer(
-        model=model,
-        reward_funcs=reward,
-        args=GRPOConfig(output_dir=folder, **arguments),
-        train_dataset=Dataset.from_dict({"prompt": ["1 " * words] * 256}),
-        processing_class=tokenizer,
-        peft_config=policy.peft_config(settings.peft, model_group),
-        update=settings.update,
-    )
-
-
-def reward(completions: list[str], **columns: Any) -> list[float]:
-    """Return different rewards, so that no completion is skipped in the update."""
-    return [float(place) for place, _ in enumerate(completions)]
 
 
 def as_table(results: list[dict[str, Any]]) -> Table:

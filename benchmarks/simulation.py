@@ -28,7 +28,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -36,6 +35,7 @@ from trl.kernels import chunked_logprob
 from trl.trainer.utils import add_fused_lm_head
 
 from grpo.config.schema import ROOT
+from grpo.measuring.tensors import PeakTracker
 from grpo.planning.memory import update
 from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Workload
@@ -117,24 +117,6 @@ def compare(model: str, method: str, checkpointing: bool, rows: int, length: int
         "difference": planned / simulated - 1,
         "seconds": round(time.monotonic() - started, 1),
     }
-
-
-class PeakTracker(MemTracker):
-    """Follows the total peak only; with LoRA's many modules that of every module would take hours."""
-
-    follows = True
-
-    def _update_peak_stats(self, peak_state: Any) -> None:
-        if not self.follows:
-            return
-        for device, snapshot in self._curr_mem_snap.items():
-            if self._peak_mem.get(device, 0) < snapshot["Total"]:
-                self._peak_mem[device] = snapshot["Total"]
-                self._peak_mem_snap[device] = dict(snapshot)
-
-    def _pre_fw_hook(self, *args: Any) -> None: ...
-
-    _post_fw_hook = _pre_bw_hook = _post_bw_hook = _pre_fw_hook
 
 
 def simulate(

@@ -41,6 +41,7 @@ COMMANDS: tuple[str, ...] = (
     "grpo.report",
     "grpo.export",
     "grpo.chat",
+    "grpo.measure",
     "grpo.tools.check",
 )
 COMMANDS += ("rewards.check", "benchmarks.", "torch.distributed.run", "accelerate.commands.launch")

@@ -51,21 +51,25 @@ class MemoryReadings:
     def note(self) -> None:
         """Read the peak since the last call, and reset it."""
         self._changed = time.monotonic()
-        readings = {"memory/host_gb": host_peak() / GB}
-        if self.on_gpu:
-            asleep = self.asleep() if set(self._phases).isdisjoint(AWAKE) else 0
-            for name, peak in zip(("allocated", "reserved"), peaks(), strict=True):
-                readings[f"memory/peak_{name}_gb"] = (peak - asleep) / GB
+        readings = self.read()
         if self._phases:
             device = readings.get("memory/peak_allocated_gb", readings["memory/host_gb"])
             readings[f"memory/{self._phases[-1]}_gb"] = device
         for kept in (self.highest, self._since_log):
             for name, value in readings.items():
                 kept[name] = max(value, kept.get(name, 0.0))
+
+    def read(self) -> dict[str, float]:
+        """Return the peaks since the last call, GiB, and reset them."""
+        readings = {"memory/host_gb": host_peak() / GB}
         if self.on_gpu:
+            asleep = self.asleep() if set(self._phases).isdisjoint(AWAKE) else 0
+            for name, peak in zip(("allocated", "reserved"), peaks(), strict=True):
+                readings[f"memory/peak_{name}_gb"] = (peak - asleep) / GB
             forget_peaks()
         with contextlib.suppress(OSError):  # Linux only; see proc_pid_clear_refs(5)
             Path("/proc/self/clear_refs").write_text("5")
+        return readings
 
     def since_log(self) -> dict[str, float]:
         """Return the highest readings since the last call."""

@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from hydra import initialize_config_dir
 
 from benchmarks.gpu import LONGEST, run_in_process
+from grpo.config.schema import ROOT, register
+from grpo.measuring.cases import cases
+from grpo.measuring.processes import in_process
 from grpo.planning.fit import HEADROOM
 from grpo.utils.hardware import free_gpu_memory, gpu_utilization
 from grpo.utils.limits import USABLE
@@ -73,6 +77,19 @@ def test_the_plan_is_an_upper_bound_that_is_not_far_off(cell: str) -> None:
     result = measured(f"cell {cell}")
     assert (1 - 3 * HEADROOM) * result["planned_gb"] <= result["allocated_gb"] <= (1 + HEADROOM) * result["planned_gb"]
     assert result["oom_retries"] == 0
+
+
+def test_measured_cases_are_planned_within_their_headroom() -> None:
+    register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        first = cases("cuda")[:2]
+    for case in first:
+        result, trace = in_process(case, "cuda", 2 * LONGEST)
+        assert result, trace
+        assert result["outcome"] == "measured", trace
+        ratio = result["measured_gb"]["peak"] / case.planned["peak"]
+        assert 1 - 3 * HEADROOM <= ratio <= 1 + HEADROOM, case.name
+        assert result["reserved_gb"] >= result["measured_gb"]["peak"]
 
 
 def test_updates_and_whole_steps_are_faster_than_stock_trls() -> None:

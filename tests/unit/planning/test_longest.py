@@ -1,13 +1,12 @@
 """The longest completion: the committed table is what is planned now, and as long as others claim."""
 
 import json
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from hydra import initialize_config_dir
 
 from benchmarks.longest import CLAIMS, FILE, beside, lengths
-from grpo.config.schema import ROOT, register
+from grpo.config.schema import ROOT
 from grpo.planning import machine
 
 pytestmark = pytest.mark.slow
@@ -15,11 +14,8 @@ CONTENT = json.loads(FILE.read_text())
 
 
 @pytest.fixture(autouse=True)
-def configured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_gpu(composed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "free_gpu_memory", lambda processes: None)
-    register()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        yield
 
 
 @pytest.mark.parametrize("place", range(len(CLAIMS)))
