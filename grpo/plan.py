@@ -65,7 +65,7 @@ def job(config: DictConfig) -> None:
 
 
 def show_many(config: DictConfig, overrides: list[str], run_dir: Path) -> None:
-    """Plan a table of command lines; drawing it takes a second that a single plan does not need.
+    """Plan, print and draw a table of command lines; drawing takes a second that a single plan does not need.
 
     Raises:
         ConfigError: two tables are wanted, or nothing in a table can be planned.
@@ -73,10 +73,22 @@ def show_many(config: DictConfig, overrides: list[str], run_dir: Path) -> None:
     if config.plan.table and config.plan.longest:
         raise ConfigError("plan.table=true plan.longest=true: one table at a time")
     if config.plan.table:
-        from grpo.planning.table import models_by_methods as table
+        from grpo.planning.table import draw
+        from grpo.planning.table import plan_cells as planned
+        from grpo.planning.table import show as show_table
     else:
-        from grpo.planning.longest import methods_by_generation as table
-    table(overrides, run_dir, as_json=config.plan.format == "json")
+        from grpo.planning.longest import draw
+        from grpo.planning.longest import longest_completions as planned
+        from grpo.planning.longest import show as show_table
+    content = planned(overrides)
+    text, picture = json.dumps(content, indent=2), run_dir / "plan.png"
+    (run_dir / "plan.json").write_text(text + "\n")
+    draw(content, picture)
+    if config.plan.format == "json":
+        print(text)
+        return
+    show_table(content, Console())
+    Console().print(f"{picture}", highlight=False, soft_wrap=True)
 
 
 def show(plan: Plan, duration: Duration | None, console: Console) -> None:

@@ -1,6 +1,5 @@
 """The longest completion that fits, by method and generation: `python -m grpo.plan plan.longest=true`."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,16 +42,8 @@ CHOSEN = ("peft", "generation", "train.optim", LENGTH, "plan.longest")
 """Beginnings of the overrides that the table chooses itself."""
 
 
-def methods_by_generation(overrides: Sequence[str], run_dir: Path, as_json: bool) -> None:
-    """Print the table, or its JSON, and write `plan.json` and `plan.png`; ConfigError if nothing can be planned."""
-    content = longest_completions(overrides)
-    text = json.dumps(content, indent=2)
-    (run_dir / "plan.json").write_text(text + "\n")
-    draw(content, run_dir / "plan.png")
-    if as_json:
-        print(text)
-        return
-    console = Console()
+def show(content: dict[str, Any], console: Console) -> None:
+    """Print the table."""
     console.print(as_text(content))
     console.print(
         f"{content['completions']} completions per group; the longest one is computed alone where more do not fit\n"
@@ -62,11 +53,14 @@ def methods_by_generation(overrides: Sequence[str], run_dir: Path, as_json: bool
     )
     if limit := content["max_position_embeddings"]:
         console.print(f"the model was made for at most {limit:,} tokens with the prompt", highlight=False)
-    console.print(f"{run_dir / 'plan.png'}", highlight=False, soft_wrap=True)
 
 
 def longest_completions(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the longest completion, tokens, of each method and generation; None if these exclude each other."""
+    """Return the longest completion, tokens, of each method and generation; None if these exclude each other.
+
+    Raises:
+        ConfigError: nothing can be planned.
+    """
     planner = Planner([word for word in overrides if not word.lstrip("+~").startswith(CHOSEN)])
     config = planner.config({})
     machine = planner.machine = machine_for(config)
