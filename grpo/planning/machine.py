@@ -1,6 +1,5 @@
 """The machine that a run is planned for."""
 
-import math
 from dataclasses import dataclass
 
 import psutil
@@ -10,6 +9,9 @@ from grpo.config.batch import processes
 from grpo.utils.errors import ConfigError
 from grpo.utils.hardware import free_gpu_memory, host_memory, on_mac
 from grpo.utils.limits import GB, working_set
+
+LARGEST = 4096
+"""GiB that no single GPU has."""
 
 
 @dataclass
@@ -63,10 +65,10 @@ def of_profile(gpu: DictConfig, here: tuple[str, float, float] | None, planned: 
         limit: host memory of this machine, bytes.
 
     Raises:
-        ConfigError: the memory of the profile is not positive.
+        ConfigError: the memory of the profile is not that of a GPU.
     """
-    if not 0 < gpu.memory_gb < math.inf:
-        raise ConfigError(f"gpu.memory_gb={gpu.memory_gb}: the GPU's memory in GiB")
+    if not 0 < gpu.memory_gb <= LARGEST:
+        raise ConfigError(f"gpu.memory_gb={gpu.memory_gb}: the GPU's memory in GiB, above 0 and at most {LARGEST}")
     device, memory = ("mps" if gpu.vendor == "apple" else "cuda"), gpu.memory_gb * GB
     capacity = working_set(gpu.memory_gb) * GB if device == "mps" else memory
     shared, host = (memory, None) if gpu.shared else (0.0, planned or limit)
