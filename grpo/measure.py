@@ -8,6 +8,7 @@ the GPU's name and memory, and nothing else of the machine: docs/measure.md.
 import argparse
 import logging
 import os
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(), help="folder of the file; default: the current folder")
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which the background ignores
     try:
         check_can_train()
         check_positive("minutes", options.minutes)
