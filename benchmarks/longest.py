@@ -17,7 +17,7 @@ from rich.progress import track
 from grpo.config import gpus
 from grpo.config.schema import ROOT, register
 from grpo.planning.advice import Planner
-from grpo.planning.longest import GENERATION, METHODS, longest
+from grpo.planning.longest import GENERATION, longest, methods
 
 FILE = Path(__file__).with_suffix(".json")
 MODELS = {"Qwen2.5-3B": "qwen2_5_3b", "Qwen3-8B": "qwen3_8b", "Llama-3.1-8B": "llama3_1_8b"}
@@ -71,19 +71,23 @@ def lengths(profile: str) -> dict[str, dict[str, int | None]]:
     """Return the longest completion by model and method on the GPU of a profile, tokens."""
     found: dict[str, dict[str, int | None]] = {}
     for title, model in MODELS.items():
-        found[title] = {method: planned(profile, model, method) for method in METHODS}
+        planner = planner_of(profile, model)
+        found[title] = {
+            method: longest(planner, {**change, **GENERATION["transformers"]})
+            for method, change in methods(planner.config({})).items()
+        }
     return found
 
 
-def planned(profile: str, model: str, method: str) -> int | None:
-    """Return the longest completion of a method, tokens; None if the GPU excludes the method."""
-    planner = Planner([f"+gpu={profile}", f"model={model}", "train.num_generations=8"])
-    return longest(planner, {**METHODS[method], **GENERATION["transformers"]})
+def planner_of(profile: str, model: str) -> Planner:
+    """Return what plans a model on the GPU of a profile, in groups of 8."""
+    return Planner([f"+gpu={profile}", f"model={model}", "train.num_generations=8"])
 
 
 def beside(title: str, profile: str, model: str, method: str, tokens: int, source: str) -> dict[str, Any]:
     """Return a claim beside the plan of the same GPU, model and method, offloaded."""
-    ours = planned(profile, model, f"{method}, offloaded")
+    planner = planner_of(profile, model)
+    ours = longest(planner, {**methods(planner.config({}))[f"{method}, offloaded"], **GENERATION["transformers"]})
     return {"claim": title, "profile": profile, "method": method, "tokens": tokens, "planned": ours, "source": source}
 
 

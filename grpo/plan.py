@@ -27,7 +27,7 @@ from grpo.utils.errors import ConfigError
 
 PROGRAM = "grpo.plan"
 FORMATS = ("text", "json")
-KEEPS = ("hydra.run.dir=", "hydra.sweep.dir=", "plan.table=true", "plan.longest=true")
+KEEPS = ("hydra.run.dir=", "hydra.sweep.dir=", "plan.table=", "plan.longest=")
 """Overrides that keep the directory: its name, or a picture to write."""
 PHASES = {"load": "load", "rollout": "rollout", "reward": "reward", "logprobs": "log-probabilities", "update": "update"}
 

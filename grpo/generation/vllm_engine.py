@@ -84,6 +84,12 @@ class PolicyEngine(VLLMGeneration, Backend):
         if self.sends_adapter and (reason := why_not(model.peft_config["default"].to_dict())):
             raise ValueError(f"engine.lora=adapter: {reason}; use engine.lora=merged")
         self._most_images, self._quantization = most_images, quantization
+        whole = self.sends_adapter and not getattr(model, "is_quantized", False)
+        if quantization and not (whole and corrected and options["mode"] == "colocate"):
+            raise ValueError(
+                f"engine.quantization={quantization}: vLLM quantizes whole frozen weights beside an adapter "
+                "(engine.lora=adapter), with vllm_mode=colocate and vllm_importance_sampling_correction=True"
+            )
         self._shares, self._transfer, self.checked = shares, CheckedTransfer(), True
         self._says_weights = False  # a server of those that it holds
         self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run

@@ -107,7 +107,7 @@ def planned_case(device: str, model: str, method: str, change: dict[str, str], l
         "task.max_prompt_length": str(scale.prompt),
         "update.max_tokens_per_microbatch": str(scale.microbatch),
     }
-    settings = {"model": model, "generation": "transformers"} | change | settings
+    settings = {"model": model, "generation": "transformers", "train.optim": "adamw_8bit"} | change | settings
     words = [
         *(f"{key}={value}" for key, value in settings.items()),
         "~model.shape.parameters",

@@ -225,7 +225,7 @@ def same_result(config: DictConfig) -> Iterator[Change]:
         yield {"train.gradient_checkpointing": "true"}, "the same result, one more forward pass"
     if train.gradient_checkpointing and not update.activations_on_host:
         yield {"update.activations_on_host": "true"}, "the same result, layers' inputs offloaded to CPU"
-    if not update.mlp_tile and sharding_of(config).stage < 3:
+    if not update.mlp_tile and not sharding_of(config).is_zero3:
         yield {"update.mlp_tile": "4096"}, "the same result, feed-forward layers once more in tiles"
     if colocated:
         yield {"generation": "transformers"}, "the same algorithm, slower generation"

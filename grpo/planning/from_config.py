@@ -198,4 +198,4 @@ def adapter_of(peft: DictConfig) -> Adapter:
 
 def adapter_bytes(sharding: Sharding) -> int:
     """Return bytes per parameter of an adapter: float32, also on a quantized base, but bfloat16 under ZeRO-3."""
-    return 2 if sharding.library == "deepspeed" and sharding.stage == 3 else 4
+    return 2 if sharding.is_zero3 else 4

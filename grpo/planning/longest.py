@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
@@ -12,7 +13,8 @@ from rich.table import Column, Table
 from grpo.planning.advice import Planner
 from grpo.planning.from_config import find_shape
 from grpo.planning.machine import machine_for
-from grpo.planning.table import CHECKPOINTED, on
+from grpo.planning.sharding import sharding_of
+from grpo.planning.table import CHECKPOINTED
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import GB
 
@@ -21,24 +23,12 @@ STEP = 256
 """Lengths are multiples of so many tokens."""
 MOST = 2**22
 """Tokens beyond which no length is tried."""
-LONG = {"update.activations_on_host": "true", "update.mlp_tile": "4096"}
-PAGED = {"update.gradients_on_host": "true", "train.optim": "paged_adamw_8bit"}
-METHODS: dict[str, dict[str, str]] = {
-    "full": CHECKPOINTED,
-    "full, offloaded": {**CHECKPOINTED, **PAGED, **LONG},
-    "LoRA": {**CHECKPOINTED, "peft": "lora"},
-    "LoRA, offloaded": {**CHECKPOINTED, "peft": "lora", **LONG},
-    "QLoRA": {**CHECKPOINTED, "peft": "qlora"},
-    "QLoRA, offloaded": {**CHECKPOINTED, "peft": "qlora", **LONG},
-}
-"""Methods; offloaded are activations, with tiles in the feed-forward layers, and without LoRA gradients and optimizer
-state."""
 GENERATION: dict[str, dict[str, str]] = {
     "transformers": {"generation": "transformers"},
     "vLLM asleep in updates": {"generation": "vllm_colocate", "train.vllm_enable_sleep_mode": "true"},
     "vLLM awake": {"generation": "vllm_colocate", "train.vllm_enable_sleep_mode": "false"},
 }
-CHOSEN = ("peft", "generation", "train.optim", LENGTH, "plan.longest")
+CHOSEN = ("peft", "generation", LENGTH, "plan.longest")
 """Beginnings of the overrides that the table chooses itself."""
 
 
@@ -46,13 +36,29 @@ def show(content: dict[str, Any], console: Console) -> None:
     """Print the table."""
     console.print(as_text(content))
     console.print(
-        f"{content['completions']} completions per group; the longest one is computed alone where more do not fit\n"
-        "offloaded: update.activations_on_host=true update.mlp_tile=4096, and for full fine-tuning\n"
-        "update.gradients_on_host=true train.optim=paged_adamw_8bit",
+        f"{content['completions']} completions per group; the longest one is computed alone where more do not fit",
         highlight=False,
     )
+    for method, words in content["offloaded"].items():
+        console.print(f"{method}, offloaded: {' '.join(words)}", highlight=False, soft_wrap=True)
     if limit := content["max_position_embeddings"]:
         console.print(f"the model was made for at most {limit:,} tokens with the prompt", highlight=False)
+
+
+def methods(config: DictConfig) -> dict[str, dict[str, str]]:
+    """Return the settings of each method, plain and offloaded, as far as the processes of a configuration allow it.
+
+    Offloaded are activations, with tiles in the feed-forward layers except under ZeRO-3, and in full fine-tuning by one
+    process gradients and optimizer state. The optimizer is otherwise that of the configuration.
+    """
+    sharding = sharding_of(config)
+    more = {"update.activations_on_host": "true"} | ({} if sharding.is_zero3 else {"update.mlp_tile": "4096"})
+    alone = {"update.gradients_on_host": "true", "train.optim": "paged_adamw_8bit"} if sharding.processes == 1 else {}
+    found: dict[str, dict[str, str]] = {}
+    for method, peft, own in (("full", "none", alone), ("LoRA", "lora", {}), ("QLoRA", "qlora", {})):
+        found[method] = {**CHECKPOINTED, "peft": peft}
+        found[f"{method}, offloaded"] = {**CHECKPOINTED, "peft": peft, **more, **own}
+    return found
 
 
 def longest_completions(overrides: Sequence[str]) -> dict[str, Any]:
@@ -64,10 +70,10 @@ def longest_completions(overrides: Sequence[str]) -> dict[str, Any]:
     planner = Planner([word for word in overrides if not word.lstrip("+~").startswith(CHOSEN)])
     config = planner.config({})
     machine = planner.machine = machine_for(config)
+    chosen = methods(config)
     rows: dict[str, dict[str, int | None]] = {}
-    for method, change in track(METHODS.items(), "planning", console=Console(stderr=True), transient=True):
-        settings = on(machine.device, change)
-        rows[method] = {name: longest(planner, {**settings, **engine}) for name, engine in GENERATION.items()}
+    for method, change in track(chosen.items(), "planning", console=Console(stderr=True), transient=True):
+        rows[method] = {name: longest(planner, {**change, **engine}) for name, engine in GENERATION.items()}
     if not any(any(length is not None for length in row.values()) for row in rows.values()):
         raise ConfigError("plan.longest: nothing can be planned with this command line; try it without plan.longest")
     return {
@@ -77,6 +83,10 @@ def longest_completions(overrides: Sequence[str]) -> dict[str, Any]:
         "prompt": config.task.max_prompt_length,
         "completions": config.train.num_generations,
         "max_position_embeddings": find_shape(config.model).max_position_embeddings,
+        "offloaded": {
+            method: [f"{key}={value}" for key, value in chosen[f"{method}, offloaded"].items() if key not in CHECKPOINTED]
+            for method in ("full", "LoRA", "QLoRA")
+        },
         "longest": rows,
     }
 

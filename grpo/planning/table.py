@@ -16,10 +16,11 @@ from grpo.planning.machine import machine_for
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import GB
 
-FULL = {"peft": "none", "train.gradient_checkpointing": "false", "train.optim": "adamw_torch_fused"}
-CHECKPOINTED = {**FULL, "train.optim": "adamw_8bit", "train.gradient_checkpointing": "true"}
+FULL = {"peft": "none", "train.gradient_checkpointing": "false"}
+CHECKPOINTED = {**FULL, "train.gradient_checkpointing": "true"}
+"""With the optimizer of the configuration: in a GPU profile 8-bit AdamW where bitsandbytes has it and FSDP2 takes it."""
 METHODS: dict[str, dict[str, str]] = {
-    "full": FULL,
+    "full": {**FULL, "train.optim": "adamw_torch_fused"},
     "+ 8-bit AdamW": {**FULL, "train.optim": "adamw_8bit"},
     "+ checkpointing": CHECKPOINTED,
     "+ gradients offloaded to CPU": {**CHECKPOINTED, "update.gradients_on_host": "true"},
@@ -58,19 +59,10 @@ def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
     cells: list[Cell] = []
     for model in track(models, "planning", console=Console(stderr=True), transient=True):
         for method, change in METHODS.items():
-            cells += plan_cell(planner, model, method, {**on(machine.device, change), **ALIKE, "model": model})
+            cells += plan_cell(planner, model, method, {**change, **ALIKE, "model": model})
     if not cells:
         raise ConfigError("plan.table: no cell can be planned with this command line; try it without plan.table")
     return {"device": machine.name, "capacity_gb": machine.capacity / GB, "cells": cells}
-
-
-def on(device: str, change: dict[str, str]) -> dict[str, str]:
-    """Return a method's settings for a `cuda`, `mps` or `cpu` device.
-
-    bitsandbytes has no 8-bit AdamW for a Mac. Methods that are about it, or about the CPU's memory, are refused there.
-    """
-    common = CHECKPOINTED.items() <= (change | {"peft": "none"}).items() and "update.gradients_on_host" not in change
-    return {**change, "train.optim": "adamw_torch"} if device == "mps" and common else change
 
 
 def family_of(model: Any) -> list[str]:

@@ -71,6 +71,11 @@ class Sharding:
         return self.processes if self.stage == 3 or (self.library == "fsdp" and self.stage) else 1
 
     @property
+    def is_zero3(self) -> bool:
+        """Whether DeepSpeed divides the weights, which all processes then gather together at each use."""
+        return self.library == "deepspeed" and self.stage == 3
+
+    @property
     def gradient_shards(self) -> int:
         """Devices over which the gradients are divided."""
         return self.processes if self.stage >= 2 else 1

@@ -272,6 +272,23 @@ def test_a_model_that_comes_quantized_is_refused(mode: str) -> None:
         engine._init_vllm()
 
 
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("merged", {"lora": "merged"}),
+        ("server", {"mode": "server"}),
+        ("uncorrected", {"corrected": False}),
+        ("quantized", {}),
+    ],
+)
+def test_only_whole_frozen_weights_are_quantized_by_vllm(kind: str, more: dict[str, Any]) -> None:
+    model = policy("lora")
+    model.is_quantized = kind == "quantized"
+    options = {"mode": "colocate", "corrected": True, "quantization": "fp8", **more}
+    with pytest.raises(ValueError, match="engine.quantization=fp8: vLLM quantizes whole frozen weights beside"):
+        PolicyEngine(model, None, None, **options)
+
+
 @pytest.mark.usefixtures("_given")
 def test_weights_that_vllm_does_not_take_end_with_the_reason() -> None:
     with pytest.raises(GenerationError, match="vLLM failed while it took the policy's weights: KeyError"):
