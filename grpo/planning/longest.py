@@ -40,7 +40,7 @@ def show(content: dict[str, Any], console: Console) -> None:
         highlight=False,
     )
     for method, words in content["offloaded"].items():
-        console.print(f"{method}, offloaded: {' '.join(words)}", highlight=False, soft_wrap=True)
+        console.print(f"{method}: {' '.join(words)}", highlight=False, soft_wrap=True)
     if limit := content["max_position_embeddings"]:
         console.print(f"the model was made for at most {limit:,} tokens with the prompt", highlight=False)
 
@@ -84,8 +84,9 @@ def longest_completions(overrides: Sequence[str]) -> dict[str, Any]:
         "completions": config.train.num_generations,
         "max_position_embeddings": find_shape(config.model).max_position_embeddings,
         "offloaded": {
-            method: [f"{key}={value}" for key, value in chosen[f"{method}, offloaded"].items() if key not in CHECKPOINTED]
-            for method in ("full", "LoRA", "QLoRA")
+            method: [f"{key}={value}" for key, value in change.items() if key not in CHECKPOINTED]
+            for method, change in chosen.items()
+            if method.endswith("offloaded")
         },
         "longest": rows,
     }

@@ -18,7 +18,7 @@ from grpo.utils.limits import GB
 
 FULL = {"peft": "none", "train.gradient_checkpointing": "false"}
 CHECKPOINTED = {**FULL, "train.gradient_checkpointing": "true"}
-"""With the optimizer of the configuration: in a GPU profile 8-bit AdamW where bitsandbytes has it and FSDP2 takes it."""
+"""With the configured optimizer: in a GPU profile 8-bit AdamW where bitsandbytes has it and FSDP2 takes it."""
 METHODS: dict[str, dict[str, str]] = {
     "full": {**FULL, "train.optim": "adamw_torch_fused"},
     "+ 8-bit AdamW": {**FULL, "train.optim": "adamw_8bit"},

@@ -106,6 +106,9 @@ def test_qwens_own_processor_shows_images_within_the_pixel_limit(tmp_path: Path)
     assert all(".blocks." in name or "patch_embed" in name for name in same)
 
 
+EIGHT_BITS = ["peft=lora", "model.dtype=bfloat16", "engine.quantization=fp8_per_channel"]
+
+
 @needs_torchvision
 @pytest.mark.vllm
 def test_vllm_sees_the_images_that_the_policy_sees(tmp_path: Path) -> None:
@@ -129,6 +132,7 @@ def test_vllm_sees_the_images_that_the_policy_sees(tmp_path: Path) -> None:
     commands = [
         ["grpo.train", *line, *again, f"hydra.run.dir={tmp_path}/run"],
         ["grpo.train", *line, "peft=lora", *FILTERS, f"hydra.run.dir={tmp_path}/lora"],
+        ["grpo.train", *line, *EIGHT_BITS, f"hydra.run.dir={tmp_path}/fp8"],
     ]
     for model, engine in itertools.product(("run", "lora"), ("transformers", "vllm_colocate")):
         end = [f"generation={engine}", "evaluate.samples=0", f"hydra.run.dir={tmp_path}/{model}-{engine}"]
@@ -143,6 +147,8 @@ def test_vllm_sees_the_images_that_the_policy_sees(tmp_path: Path) -> None:
     assert len(adapted) > 1
     assert max(row["sampling/sampling_logp_difference/max"] for row in adapted) < 1e-3
     assert all(row["sampling/kept_mass"] < 0.9999 for row in adapted)
+    quantized = json.loads((tmp_path / "fp8" / "metrics.jsonl").read_text().splitlines()[0])
+    assert 0 < quantized["engine/logp_difference"] < quantized["engine/tolerance"]
     for model in ("run", "lora"):
         files = [tmp_path / f"{model}-{engine}" / "completions.jsonl" for engine in ("transformers", "vllm_colocate")]
         answers = [[json.loads(row)["completion"] for row in file.read_text().splitlines()] for file in files]

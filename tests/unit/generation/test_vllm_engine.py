@@ -285,7 +285,7 @@ def test_only_whole_frozen_weights_are_quantized_by_vllm(kind: str, more: dict[s
     model = policy("lora")
     model.is_quantized = kind == "quantized"
     options = {"mode": "colocate", "corrected": True, "quantization": "fp8", **more}
-    with pytest.raises(ValueError, match="engine.quantization=fp8: vLLM quantizes whole frozen weights beside"):
+    with pytest.raises(ValueError, match=r"engine\.quantization=fp8: vLLM quantizes whole frozen weights beside"):
         PolicyEngine(model, None, None, **options)
 
 

@@ -58,9 +58,9 @@ def test_a_plan_is_as_long_as_the_claim_of_a_peer(place: int) -> None:
 def test_the_committed_lengths_are_what_is_planned() -> None:
     (row,) = [row for row in CONTENT["rows"] if row["memory_gb"] == 24]
     assert lengths(row["profiles"][0]) == row["longest"]
-    for model, methods in row["longest"].items():
+    for model, longest in row["longest"].items():
         for method in ("full", "LoRA", "QLoRA"):
-            assert methods[f"{method}, offloaded"] >= 2 * methods[method], model
+            assert longest[f"{method}, offloaded"] >= 2 * longest[method], model
 
 
 def test_the_docs_have_the_committed_lengths() -> None:
