@@ -32,7 +32,7 @@ PROGRAM = "grpo.measure"
 
 
 class Parser(argparse.ArgumentParser):
-    """Wrong arguments are one line, without the usage."""
+    """Wrong arguments end with a one-line error, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         leave(ConfigError(message), PROGRAM)
