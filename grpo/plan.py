@@ -19,6 +19,7 @@ from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.check import check, check_shard
 from grpo.config.messages import meant
 from grpo.config.schema import ROOT
+from grpo.environments.taskset import with_taskset
 from grpo.launching.processes import with_processes
 from grpo.planning.advice import advise
 from grpo.planning.duration import Duration, expected_duration
@@ -40,6 +41,7 @@ def job(config: DictConfig) -> None:
         if config.plan.format not in FORMATS:
             raise ConfigError(f"plan.format={config.plan.format}: unknown{meant(config.plan.format, FORMATS)}")
         config, overrides = with_processes(config, list(HydraConfig.get().overrides.task))
+        config, overrides = with_taskset(config, overrides)
         check(config)
         check_shard(config)
         run_dir = Path(HydraConfig.get().runtime.output_dir)

@@ -24,6 +24,7 @@ from grpo.config.data_files import check_files
 from grpo.config.messages import meant
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
+from grpo.environments.taskset import with_taskset
 from grpo.launching.processes import with_processes
 from grpo.planning.fit import Plan, make_plan
 from grpo.rundir.files import write_json
@@ -72,6 +73,7 @@ def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str
     if is_launched():
         raise ConfigError("it samples in one process: start it without torchrun or accelerate")
     config, overrides = with_processes(config, overrides)
+    config, overrides = with_taskset(config, overrides)
     check(config)
     check_shard(config)
     check_files(config.task)

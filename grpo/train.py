@@ -20,6 +20,7 @@ from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.data_files import check_files
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
+from grpo.environments.taskset import with_taskset
 from grpo.launching.elastic import STOPPED, launch
 from grpo.launching.processes import check_processes, with_processes, without_shard
 from grpo.launching.rendezvous import choose_directory, is_first
@@ -87,6 +88,7 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
             "sweep.resume=true: a sweep is run with -m; a run resumes with train.resume_from_checkpoint=auto"
         )
     config, overrides = with_processes(config, overrides)
+    config, overrides = with_taskset(config, overrides)
     config = without_shard(config)
     check_processes(config)
     check(config)

@@ -97,6 +97,10 @@ def check_tools(config: DictConfig) -> None:
     if not (task.tools or task.environment):
         return
     key = "tools" if task.tools else "environment"
+    if not isinstance(task.environment_args, DictConfig | None):
+        raise ConfigError(f'task.environment_args={task.environment_args}: a mapping, "{{name: value}}"')
+    if OmegaConf.is_missing(task, "environment_id"):
+        raise ConfigError("task.environment_id: needs a value, which environment it is")
     if not task.conversational:
         raise ConfigError(f"task.{key}: tools are called in conversations: task.conversational=true")
     if not 0 < task.tool_timeout < math.inf:
@@ -146,7 +150,7 @@ def check_rewards(config: DictConfig) -> None:
         raise ConfigError(
             "train.remove_unused_columns=true: rewards and tools need the columns of the data; leave it out"
         )
-    if not config.reward and not config.task.environment:
+    if not config.reward and not config.task.environment and not config.task.environment_id:
         raise ConfigError("reward: a run needs at least one reward function, for example reward=[correctness]")
     if config.train.reward_weights is not None:
         raise ConfigError("train.reward_weights: a weight stands beside its function, reward.<name>.weight=0.5")

@@ -134,6 +134,10 @@ class Task:
     group `grpo.tools`. Their docstrings and types describe the calls to the policy."""
     environment: str | None = None
     """A class, named in the same way, whose methods the policy may call; each completion has an instance of its own."""
+    environment_id: str | None = None
+    """First argument of the class, for environments that are one of many: an id, a package, a URL."""
+    environment_args: Any = None
+    """Keyword arguments of the class: a mapping."""
     tool_timeout: float = 60.0
     """Limit of a call of a tool or of the environment, seconds; the policy reads an error after a longer call."""
     answer: Answer = field(default_factory=Answer)

@@ -256,12 +256,16 @@ def prompts_from(task: DictConfig, columns: Container[str]) -> Callable[[dict[st
         before = (f"{system}\n\n" if system else "") + "".join(asked + said for asked, said in shots)
         return lambda row: before + template.format(**row)
     turns = [("system", system)] if system else []
+    named = task.prompt if task.prompt in columns else None
     for asked, said in shots:
         turns += [("user", asked), ("assistant", said)]
 
     def conversation(row: dict[str, Any]) -> list[dict[str, str]]:
-        said = [*turns, ("user", template.format(**row))]
-        return [{"role": role, "content": content} for role, content in said]
+        if named and isinstance(row[named], list):  # of messages, as in TRL's conversational data sets
+            asked = [(message["role"], message["content"]) for message in row[named]]
+        else:
+            asked = [("user", template.format(**row))]
+        return [{"role": role, "content": content} for role, content in [*turns, *asked]]
 
     return conversation
 

@@ -25,11 +25,16 @@ from typing import Any
 from rich.console import Console
 from transformers.utils.chat_template_utils import get_json_schema
 
+from grpo.environments.taskset import COLUMN, MODULE, asked
 from grpo.tools.arguments import hostile, invalid, valid
 from grpo.tools.running import FAILED, Environment, Source, ToolError, environment_of, tools_of
+from grpo.utils.errors import ConfigError
 from rewards.checking import options, print_table, read_rows, run
+from rewards.isolation.reward import Reward
 from rewards.text import printable
 
+TASKSET = "verifiers:"
+"""Beginning of the name of a taskset of verifiers."""
 VALID = 10
 """Number of calls per tool with valid arguments."""
 EPISODES, TURNS = 10, 10
@@ -137,33 +142,83 @@ def play(
 
 
 def check(args: Namespace, console: Console) -> list[str]:
-    """Print the behaviour of a tool or an environment, and return the problems, a line per problem.
+    """Print the behaviour of a tool, an environment or a taskset, and return the problems, a line per problem.
 
     Raises:
         ValueError: it cannot be loaded, or described to a model, or there is no data.
     """
-    rows = read_rows(args.data, args.rows) if args.data else [{}]
-    with closing(Source([args.fn], None, args.timeout, sys.stderr)) as source:
-        kind = environment_of(source) if source.description["name"] else None
-        if kind:
-            environment = kind()
-            if FAILED in (begun := str(environment.reset(**rows[0]))):
-                return [f"{begun.strip()}; rows for reset come with --data"]
+    name, taskset, given = args.fn, args.fn.partition(TASKSET)[2], args.environment_args
+    first: tuple[Any, ...] = (taskset or args.environment_id,) if taskset or args.environment_id else ()
+    if taskset:
+        try:
+            found = asked(taskset, given, 0, args.rows)
+        except ConfigError as error:
+            raise ValueError(error) from error
+        problems = check_rewards(taskset, given, found, args.timeout, console)
+        if not found["tools"]:
+            return problems
+        name, rows = f"{MODULE}.environment", found["rows"]
+    else:
+        rows, problems = read_rows(args.data, args.rows) if args.data else [{}], []
+    with closing(Source([name], True if taskset else None, args.timeout, sys.stderr, (first, given))) as source:
+        return problems + check_source(source, rows, args.arguments, console)
+
+
+def check_source(
+    source: Source, rows: list[dict[str, Any]], examples: list[dict[str, Any]], console: Console
+) -> list[str]:
+    """Print the behaviour of each tool of a source, and of an environment's episodes; return the problems."""
+    kind = environment_of(source) if source.description["name"] else None
+    if kind:
+        environment = kind()
+        if FAILED in (begun := environment.reset(**rows[0]) or ""):
+            return [f"{begun.strip()}; rows for reset come with --data"]
+        if begun:
             console.print(f"it begins with: {printable(begun)[:300]}")
-            tools = [getattr(environment, name) for name in source.description["tools"]]
-        else:
-            tools = tools_of(source)
-        schemas = {tool.__name__: get_json_schema(tool) for tool in tools}
-        problems = []
-        for tool in tools:
-            problems += check_tool(tool, schemas[tool.__name__], args.arguments, console)
-        return problems + (play(kind, schemas, rows, console) if kind else [])
+        tools = [getattr(environment, name) for name in source.description["tools"]]
+    else:
+        tools = tools_of(source)
+    schemas = {tool.__name__: get_json_schema(tool) for tool in tools}
+    problems = []
+    for tool in tools:
+        problems += check_tool(tool, schemas[tool.__name__], examples, console)
+    return problems + (play(kind, schemas, rows, console) if kind else [])
+
+
+def check_rewards(
+    taskset: str, arguments: dict[str, Any], found: dict[str, Any], timeout: float, console: Console
+) -> list[str]:
+    """Print the first prompt of a taskset and what its rewards give to some replies; return the problems."""
+    rows, table, problems = found["rows"], [], []
+    for message in rows[0]["prompt"] if rows else []:
+        console.print(f"{message['role']}: {printable(message['content'])[:300]}")
+    if not rows:
+        return ["it has no tasks"]
+    if found["tools"] and found["state"]:
+        console.print("its rewards read the state of an episode, which only a run has")
+        return []
+    for name, weight in found["rewards"].items():
+        kwargs = {"name": name, "environment_id": taskset, "environment_args": arguments}
+        with closing(Reward(f"{MODULE}.reward", name, kwargs, timeout=timeout)) as reward:
+            start, earned = time.monotonic(), []
+            columns = {"prompts": [row["prompt"] for row in rows], COLUMN: [row[COLUMN] for row in rows]}
+            for reply in ("", "0", "I do not know."):
+                said = [[{"role": "assistant", "content": reply}]] * len(rows)
+                earned += [value for value in reward.score(completions=said, **columns) if value is not None]
+            each = (time.monotonic() - start) / (3 * len(rows))
+            lowest, highest = (f"{f(earned):g}" for f in (min, max)) if earned else ("none", "none")
+            table.append([name, f"{weight:g}", lowest, highest, f"{1000 * each:.1f}"])
+            problems += [f"{name}: {count} replies could not be scored: {why}" for why, count in reward.errors.items()]
+    print_table(console, ["reward of replies without sense"], ["weight", "lowest", "highest", "ms"], table)
+    return problems
 
 
 def main() -> None:
     """Run the command line."""
-    fn = "path/to/file.py:name or package.module.name, of a function or an environment"
+    fn = "path/to/file.py:name or package.module.name, of a function or an environment; or verifiers:NAME, a taskset"
     parser = options("grpo.tools.check", __doc__, fn, "rows of the data, for an environment's reset", timeout=5)
+    parser.add_argument("--environment-id", help="task.environment_id of the run")
+    parser.add_argument("--environment-args", type=json.loads, default={}, help="task.environment_args, as JSON")
     parser.add_argument("--arguments", type=json.loads, action="append", default=[], help="JSON that it has to take")
     args = parser.parse_intermixed_args()
     logging.disable(logging.WARNING)  # errors are in the tables

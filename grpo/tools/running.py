@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import logging
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from multiprocessing.reduction import sendfds
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from transformers.utils.chat_template_utils import get_json_schema
 
 from grpo.utils.distributed import log_name
@@ -28,6 +29,8 @@ from rewards.isolation.process import GRACE, Process, ask
 log = logging.getLogger(__name__)
 FAILED = "The environment could not begin"
 """Beginning of the text that a policy reads where `reset` has failed."""
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class ToolError(RuntimeError):
@@ -46,15 +49,24 @@ class Source:
         is_environment: whether the name is a class; None detects it.
         timeout: limit of a call, seconds.
         output: file for the output of the functions; None is the output of this process.
+        arguments: positional and keyword arguments of the class.
 
     Raises:
         ValueError: a name cannot be loaded, or described to a model; a line with the reason.
     """
 
-    def __init__(self, names: Sequence[str], is_environment: bool | None, timeout: float, output: Any = None) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        is_environment: bool | None,
+        timeout: float,
+        output: Any = None,
+        arguments: Arguments = ((), {}),
+    ) -> None:
         self.timeout, self.errors, self.calls = timeout, Counter[str](), Counter[str]()
         self._reported = set[str]()
-        self._start = partial(Process, "grpo.tools.worker", (list(names), is_environment), names[0], output)
+        named = (list(names), is_environment, arguments)
+        self._start = partial(Process, "grpo.tools.worker", named, names[0], output)
         self.process = self._start()
         self.description: dict[str, Any] = self.process.loaded
         if problem := self._undescribed():
@@ -136,6 +148,7 @@ class Instance:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._line: Connection | None = None
+        self._one_at_a_time = threading.Lock()  # rewards of a batch run concurrently, and all may read an environment
 
     def call(self, name: str | None, arguments: dict[str, Any], starts: bool = False) -> Any:
         """Call a method and return its result; None returns the public attributes. The source counts the call.
@@ -151,7 +164,8 @@ class Instance:
             if self._line is None and starts:
                 self._line, self.process = self._source.fork()
                 self._parent = self._source.process.connection
-            return self._called(name, arguments)
+            with self._one_at_a_time:
+                return self._called(name, arguments)
         except ToolError as error:
             self._source.count_error(str(name), error)
             raise
@@ -258,6 +272,12 @@ class Tools:
         return calls, sum((source.errors for source in self.sources), Counter[str]())
 
 
+def arguments_of(task: DictConfig) -> Arguments:
+    """Return the arguments of a task's environment: `task.environment_id`, if there is one, and `environment_args`."""
+    given: Any = OmegaConf.to_container(task.environment_args or OmegaConf.create({}), resolve=True)
+    return (() if task.environment_id is None else (task.environment_id,)), given
+
+
 @contextlib.contextmanager
 def running_tools(task: DictConfig, run_dir: Path) -> Iterator[Tools]:
     """Context with the running tools and environment of a task; their output is in the run's log.
@@ -273,7 +293,7 @@ def running_tools(task: DictConfig, run_dir: Path) -> Iterator[Tools]:
                 continue
             output = stack.enter_context((run_dir / log_name()).open("a"))
             try:
-                source = Source(names, key == "environment", task.tool_timeout, output)
+                source = Source(names, key == "environment", task.tool_timeout, output, arguments_of(task))
             except ValueError as error:
                 raise ConfigError(f"task.{key}: {error}") from error
             stack.callback(source.close)

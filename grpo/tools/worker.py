@@ -11,6 +11,7 @@ import signal
 import sys
 import typing
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from types import SimpleNamespace
@@ -34,11 +35,13 @@ def main() -> None:
     trainer, line = map(int, sys.argv[1:])
     supervise(trainer, line)
     connection = Connection(line)
-    names, is_environment = connection.recv()
+    names, is_environment, (first, given) = connection.recv()
     try:
         loaded = {name: load(name, name, "grpo.tools") for name in names}
         is_environment = inspect.isclass(loaded[names[0]]) if is_environment is None else is_environment
-        make = loaded[names[0]] if is_environment else lambda: SimpleNamespace(**by_name(loaded))
+        make = (
+            partial(loaded[names[0]], *first, **given) if is_environment else lambda: SimpleNamespace(**by_name(loaded))
+        )
         description, problem = described(make(), is_environment), None
     except ValueError as error:
         description, problem = {}, str(error)

@@ -1,0 +1,1 @@
+"""Environments of other projects, behind `task.environment` and the rewards of a run."""
