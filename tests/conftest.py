@@ -22,6 +22,7 @@ from grpo.utils.local_gpu import LocalGpu
 from grpo.utils.patching import replaced
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub: no test needs the network
+os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as grpo.train sets it where processes meet; read when torch loads
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch: a worker of pytest-xdist has one core
 
 

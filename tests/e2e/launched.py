@@ -49,6 +49,8 @@ def start(
     folder.mkdir(exist_ok=True)
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     environment = {**ENVIRONMENT, **({MACHINE: machine} if machine else {})}
+    if not forks:  # then it says by itself how much of torch is logged
+        environment.pop("TORCH_CPP_LOG_LEVEL", None)
     return (Forked if forks else subprocess.Popen)(line, env=environment, cwd=folder, text=True, **pipes)
 
 
