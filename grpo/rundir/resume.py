@@ -21,6 +21,7 @@ NOT_ESSENTIAL = re.compile(rf"[+~]*(hydra[./]|{KEY}=|launch\.(rendezvous|timeout
 DECISIVE = (
     "train.seed",
     "task.dataset",
+    "task.buffer_size",
     "task.split",
     "task.prompt",
     "task.system_prompt",
