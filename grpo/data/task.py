@@ -244,7 +244,7 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
                 columns["answer"].append("" if column is None else _answer(row[column], pattern))
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"task.dataset={in_one_line(dict(task.dataset))}: not UTF-8, {error}; save the file as UTF-8"
+            f"task.dataset={in_one_line(arguments_of(task))}: not UTF-8, {error}; save the file as UTF-8"
         ) from error
     dataset = _keep(dataset, keep, counts, "no_question")
     # added anew: `map` would give an answer the type that its column has in the file, such as a number

@@ -96,7 +96,7 @@ def test_without_evaluation_no_split_is_held_out(composed: Callable[..., DictCon
         ("task.split=test", 'Unknown split "test"'),
         ("task.prompt='{query}'", "no column query; it has: question, answer, level"),
         ("task.answer.column=solution", "no column solution"),
-        ("task.answer.pattern='=> (.*)'", "matches no row"),
+        ("task.answer.pattern='=> (.*)'", "rows whose answer task.answer.pattern does not find"),
         ("task.answer.pattern='=> (.*'", "missing ), unterminated"),
         ("task.answer.pattern='=> .*'", "in parentheses"),
         ("task.prompt='{question'", "task.prompt or task.answer.pattern: expected '}'"),
