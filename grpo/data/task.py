@@ -154,7 +154,8 @@ def reward_columns(problems: Dataset) -> list[str]:
 
 def _questions(problems: Dataset) -> list[tuple[str, ...]]:
     """Return the identity of a problem: the words of its question, and its images."""
-    texts = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in problems["prompt"]]
+    problems = problems.with_format(None)  # which opens no images
+    texts = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in problems["prompt"][:]]
     words = [" ".join(text.split()).casefold() for text in texts]
     shown = images.names(problems) if images.COLUMN in problems.column_names else [()] * len(words)
     return [(text, *names) for text, names in zip(words, shown, strict=True)]
@@ -222,8 +223,9 @@ def _prepare(
         if view:
             lengths = images.prompt_lengths(dataset, view, task.max_prompt_length, split, tools)
         else:
-            lengths = prompt_lengths(list(dataset["prompt"]), processing_class, tools)
-        dataset = _keep(dataset, [length <= task.max_prompt_length for length in lengths], counts, "too_long")
+            lengths = prompt_lengths(dataset["prompt"][:], processing_class, tools)  # [:] reads a column at once
+        limit = task.max_prompt_length
+        dataset = _keep(dataset, [length <= limit for length in lengths], counts, "too_long")
     return dataset.with_transform(view) if view else dataset, counts
 
 
@@ -254,11 +256,11 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
     prepared = prepared.select_columns(list(dict.fromkeys([*dataset.column_names, *columns])))
     if column is None:
         return prepared, counts
-    given = [_text(value).strip() != "" for value in dataset[column]]
+    given = [_text(value).strip() != "" for value in dataset[column][:]]
     prepared = _keep(prepared, given, counts, "no_answer")
-    found = [answer != "" for answer in prepared["answer"]]
+    found = [answer != "" for answer in prepared["answer"][:]]
     prepared = _keep(prepared, found, counts, "unread_answer")
-    counts["not_a_number"] = sum(not numbers(answer) for answer in prepared["answer"])
+    counts["not_a_number"] = sum(not numbers(answer) for answer in prepared["answer"][:])
     return prepared, counts
 
 
