@@ -19,7 +19,7 @@ import psutil
 from benchmarks.demo import ROOT
 
 RUN = ["task=jsonl", "task.conversational=false", "train.max_completion_length=16", "train.max_steps=2"]
-RUN += ["train.per_device_train_batch_size=16", "train.num_generations=4", "train.save_strategy=no", "plan.enforce=false"]
+RUN += ["train.per_device_train_batch_size=16", "train.num_generations=4", "train.save_strategy=no"]
 WAYS = {
     "before": ["task.split='train[200:]'", "task.eval.split='train[:200]'"],
     "while it trains": ["task.dataset.streaming=true"],
@@ -40,14 +40,13 @@ def measure(file: Path, folder: Path, options: list[str]) -> dict[str, float]:
     line = [sys.executable, "-m", "grpo.train", *RUN, *options, f"task.dataset.path={file}", f"hydra.run.dir={folder}"]
     environment = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
     began, metrics, found = time.monotonic(), folder / "metrics.jsonl", dict[str, float]()
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(line, env=environment, **quiet) as run:
+    with subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         process, peak = psutil.Process(run.pid), 0
         while run.poll() is None:
             peak = max(peak, process.memory_info().rss)
             if not found and metrics.exists() and metrics.stat().st_size:
-                used = process.cpu_times()
-                found = {"seconds": round(time.monotonic() - began, 1), "cpu_seconds": round(used.user + used.system, 1)}
+                seconds, used = time.monotonic() - began, process.cpu_times()
+                found = {"seconds": round(seconds, 1), "cpu_seconds": round(used.user + used.system, 1)}
             time.sleep(0.05)
     cached = sum(one.stat().st_size for one in (folder / "cache").rglob("*") if one.is_file())
     return found | {"host_gib": round(peak / 2**30, 2), "cache_gib": round(cached / 2**30, 3)}

@@ -92,3 +92,33 @@ def test_two_processes_take_the_problems_of_one(tmp_path: Path, rows: Path) -> N
     run_in(tmp_path / "one", rows, *STREAMED, "train.max_steps=8", "train.resume_from_checkpoint=auto")
     assert asked(tmp_path / "one") == asked(tmp_path / "two")
     assert len(asked(tmp_path / "one")) == 8
+
+
+BROKEN = """
+def rows(split, **arguments):
+    '''Twenty-four problems, and a fault.'''
+    for number in range(24):
+        yield {"question": f"Mia has {number} pens .", "answer": str(number)}
+    raise ValueError("garbage")
+"""
+
+
+def test_a_fault_in_the_middle_keeps_the_completed_steps(tmp_path: Path, rows: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    options = ["+task.dataset.generator=broken.rows", "task.eval.size=4", "train.save_steps=9"]
+    done = run_in(tmp_path, rows, *STREAMED, *options, succeeds=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("split train: behind row 22: garbage")
+    assert (tmp_path / "run" / "checkpoint-4").exists()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_each_command_takes_a_stream(tmp_path: Path, rows: Path) -> None:
+    run_in(tmp_path, rows, *STREAMED, "train.max_steps=2")
+    shown = [word for word in [*OPTIONS, *STREAMED] if not word.startswith("hydra")]
+    few = ["preflight.problems=6", "preflight.samples=2", "preflight.format=json"]
+    done = command("grpo.preflight", *shown, *few, cwd=tmp_path)
+    assert json.loads(done.stdout)["problems"] == 6, done.stderr
+    done = command("grpo.evaluate", "run", "evaluate.samples=0", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert command("grpo.plan", *shown, cwd=tmp_path).returncode == 0

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
@@ -137,7 +138,12 @@ def test_a_thread_reads_one_buffer_ahead_and_no_more() -> None:
     ],
 )
 def test_what_is_wrong_with_a_stream_is_one_line(
-    composed: Callable[..., DictConfig], local: list[str], tmp_path: Path, rows: list[Any], options: list[str], says: str
+    composed: Callable[..., DictConfig],
+    local: list[str],
+    tmp_path: Path,
+    rows: list[Any],
+    options: list[str],
+    says: str,
 ) -> None:
     write(tmp_path / "rows.jsonl", rows)
     with pytest.raises(ConfigError) as caught:
@@ -153,7 +159,7 @@ def test_garbage_behind_good_rows_says_where_it_is() -> None:
 
     stream = numbers(10, source=source)
     assert len(taken(stream, 0, 17)) == 17
-    with pytest.raises(ConfigError, match="^numbers: behind row 20: no number$"):
+    with pytest.raises(ConfigError, match=r"^numbers: behind row 20: no number$"):
         stream[17]
 
 
@@ -208,3 +214,21 @@ def test_the_first_problems_are_those_of_the_first_epoch() -> None:
     assert list(numbers(6).beginning(50)["number"]) == [number for number in range(20) if number % 7]
     assert [numbers(6).up_to(most) for most in (1, 17, 18)] == [1, 17, 17]
     assert list(islice(numbers(6, seed=1).beginning(3)["number"], 2)) != [1, 2]
+
+
+@pytest.mark.slow
+def test_a_million_rows_take_the_memory_of_a_few(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
+    with (tmp_path / "rows.jsonl").open("w") as file:
+        file.writelines(f'{{"question": "Mia has {number} pens .", "answer": "{number}"}}\n' for number in range(10**6))
+    options = ["task=jsonl", f"task.dataset.path={tmp_path}/rows.jsonl", "task.conversational=false"]
+    stream = load_task(composed(*options, "task.dataset.streaming=true").task, TOKENIZER, seed=1).stream
+    assert stream is not None
+    memory, number, process = [], 0, psutil.Process()
+    while stream.counts["rows"] < 999_800:  # without those that are held out
+        stream.release(number)
+        assert stream[number]["answer"]
+        number += 500
+        if number % 50_000 == 0:
+            memory.append(process.memory_info().rss)
+    assert number > 990_000
+    assert max(memory) - memory[0] < 100 * 2**20, [size >> 20 for size in memory]
