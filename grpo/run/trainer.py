@@ -84,9 +84,9 @@ def make_trainer(
     trainer.remove_callback(PrinterCallback)
     freeze(trainer.model, model.freeze)
     detach_frozen_tower(trainer.model)
-    if problems.most_images and not trainer.sharded:  # one process may not wait for another within the tower
+    if problems.view and not trainer.sharded:  # one process may not wait for another within the tower
         prompts = trainer.args.generation_batch_size // trainer.args.num_generations
-        keep_image_features(trainer.model, most=problems.most_images * -(-prompts // world_size()))
+        keep_image_features(trainer.model, most=(problems.most_images or 1) * -(-prompts // world_size()))
     return trainer
 
 
