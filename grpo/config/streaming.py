@@ -23,6 +23,8 @@ def check_streaming(config: "DictConfig") -> None:
         return
     if config.train.max_steps < 1:
         raise ConfigError("task.dataset.streaming=true: a stream has no length; set train.max_steps")
+    if config.train.ignore_data_skip:
+        raise ConfigError("train.ignore_data_skip=true: a stream resumes at its row; leave it out")
     if config.rollout.prioritize:
         raise ConfigError(
             "rollout.prioritize=true: it takes problems again, and a stream has none twice; leave it out, or use "

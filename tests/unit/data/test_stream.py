@@ -194,6 +194,7 @@ def test_a_column_that_is_missing_later_is_empty(
     [
         (["train.max_steps=-1"], "a stream has no length; set train.max_steps"),
         (["rollout.prioritize=true"], "a stream has none twice"),
+        (["train.ignore_data_skip=true"], "a stream resumes at its row"),
         (["task.split='train[10%:]'"], "task.split=train[10%:]: a stream has no slices"),
         (["task.eval.split='train[:10]'"], "task.eval.split=train[:10]: a stream has no slices"),
         (["task.buffer_size=0"], "task.buffer_size=0: rows of a stream"),
