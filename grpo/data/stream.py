@@ -168,8 +168,8 @@ class Stream:
     def _end_epoch(self, at: dict[str, Any]) -> None:
         """Begin the stream again."""
         if not at["row"]:
-            rest = f" behind the {self.skip} rows that are held out" if self.skip else ""
-            raise ConfigError(f"{self.where}: there are no rows in it{rest}; task.eval.size=0 trains on all")
+            rest = f" behind the {self.skip} that are held out; task.eval.size=0 trains on all" if self.skip else " in it"
+            raise ConfigError(f"{self.where}: there are no rows{rest}")
         if not at["found"]:
             why = ", ".join(f"{name} {number}" for name, number in at["counts"].items() if number)
             raise ConfigError(f"{self.where}: none of its rows can be trained on ({why})")

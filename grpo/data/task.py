@@ -188,7 +188,7 @@ def _source(task: DictConfig, split: str, most: int | None = None) -> Any:
             try:
                 dataset = load_dataset(**from_file(arguments), split=split)
             except StopIteration:  # what `datasets` makes of an empty file
-                return Dataset.from_list([])
+                raise ValueError("there are no rows in it") from None
             shown = task.images if streaming and dataset.features and task.images in dataset.features else None
             return images.undecoded(dataset, shown) if shown else dataset
         module, _, function = generator.rpartition(".")

@@ -128,8 +128,8 @@ def test_a_thread_reads_one_buffer_ahead_and_no_more() -> None:
     ("rows", "options", "says"),
     [
         ([], [], "there are no rows in it"),
-        (ROWS[:10], [], "there are no rows in it behind the 10 rows that are held out"),
-        (ROWS[:9], [], "there are no rows in it behind the 10 rows that are held out"),
+        (ROWS[:10], [], "there are no rows behind the 10 that are held out; task.eval.size=0 trains on all"),
+        (ROWS[:9], [], "there are no rows behind the 10 that are held out; task.eval.size=0 trains on all"),
         ([*ROWS[:10], *ROWS[31:34], ROWS[30]], [], "(rows 4, no_question 1, unread_answer 1, too_long 1, held_out 1)"),
         ([{"query": "?"}], [], "task: the data has no column"),
         (ROWS, ["task.prompt='{query}'"], "task: the data has no column query; it has: question, answer"),
