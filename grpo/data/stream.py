@@ -92,6 +92,7 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the oldest buffer that is kept begins, in numbers and texts."""
+        self._last()  # there is none yet right after `load_state_dict`
         return self._buffers[0].state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -168,8 +169,8 @@ class Stream:
     def _end_epoch(self, at: dict[str, Any]) -> None:
         """Begin the stream again."""
         if not at["row"]:
-            rest = f" behind the {self.skip} that are held out; task.eval.size=0 trains on all" if self.skip else " in it"
-            raise ConfigError(f"{self.where}: there are no rows{rest}")
+            held_out = f"behind the {self.skip} that are held out; task.eval.size=0 trains on all"
+            raise ConfigError(f"{self.where}: there are no rows {held_out if self.skip else 'in it'}")
         if not at["found"]:
             why = ", ".join(f"{name} {number}" for name, number in at["counts"].items() if number)
             raise ConfigError(f"{self.where}: none of its rows can be trained on ({why})")

@@ -96,8 +96,9 @@ def test_a_stream_continues_at_any_number_with_the_same(seed: int | None, size: 
         file.seek(0)
         resumed = numbers(size, seed=seed)
         resumed.load_state_dict(torch.load(file, weights_only=True))
+        assert resumed.state_dict() == stream.state_dict()
         assert taken(resumed, number, number + 9) == expected[number : number + 9], number
-        assert {name: resumed.counts[name] - count for name, count in stream.counts.items()}["rows"] >= 0
+        assert resumed.counts["rows"] >= stream.counts["rows"]
     with pytest.raises(IndexError, match="problem 0 has been released"):
         numbers(6)[0], stream[0]
 
