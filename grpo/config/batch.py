@@ -70,6 +70,14 @@ def check_batch(train: "DictConfig", problems: int, processes: int | None = None
         )
 
 
+def problems_taken(train: "DictConfig", processes: int | None = None) -> int:
+    """Return how many problems `train.max_steps` take from a data set that has enough of them."""
+    made = completions(train, processes)
+    slices = made // (train.per_device_train_batch_size * (processes or world_size()))
+    generations = -(-train.max_steps * train.gradient_accumulation_steps // (slices * train.num_iterations))
+    return generations * made // train.num_generations
+
+
 def longest_request(task: "DictConfig", train: "DictConfig") -> int:
     """Return the tokens of the longest request to a vLLM server: of a prompt and the completion that it may get.
 

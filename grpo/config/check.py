@@ -18,6 +18,7 @@ from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimi
 from grpo.config.messages import meant
 from grpo.config.options import LOSS_MEANS, TILES_NEED_WHOLE_WEIGHTS, VLLM, Engine, Rollout, Update
 from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
+from grpo.config.streaming import check_streaming
 from grpo.config.transport import why_merged
 from grpo.utils.diagnosis import why_biased, why_not_stale
 from grpo.utils.distributed import is_launched
@@ -43,6 +44,7 @@ def check(config: DictConfig) -> None:
     check_tools(config)
     check_peft(config)
     check_images(config)
+    check_streaming(config)
     check_backend(config.engine.backend, config.train)
     check_at_once(config)
     check_completions(config)

@@ -16,13 +16,19 @@ def check_files(task: DictConfig) -> None:
     Raises:
         ConfigError: it is not, or it is of a kind that is not read.
     """
-    arguments: dict[str, Any] = OmegaConf.to_container(task.dataset, resolve=True)  # type: ignore[assignment]
+    arguments = arguments_of(task)
     if "generator" in arguments:
         return
     try:
         from_file(arguments)
     except (ValueError, FileNotFoundError) as error:
         raise ConfigError(f"task.dataset={in_one_line(arguments)}: {error}") from error
+
+
+def arguments_of(task: DictConfig) -> dict[str, Any]:
+    """Return the arguments of `datasets.load_dataset`, or a generator and its arguments."""
+    arguments: dict[str, Any] = OmegaConf.to_container(task.dataset, resolve=True)  # type: ignore[assignment]
+    return {key: value for key, value in arguments.items() if key != "streaming" or value}
 
 
 def from_file(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -110,8 +110,11 @@ class Evaluate:
 class Task:
     """The problems: data, prompt and reference answer."""
 
-    dataset: dict[str, Any] = field(default_factory=dict)
-    """Arguments of `datasets.load_dataset`; or `generator`, the dotted path of a function that returns the rows."""
+    dataset: dict[str, Any] = field(default_factory=lambda: {"streaming": False})
+    """Arguments of `datasets.load_dataset`; or `generator`, the dotted path of a function that returns the rows. With
+    `streaming` the rows are read while the run trains."""
+    buffer_size: int = 1000
+    """Rows of a stream that are read, filtered and shuffled together."""
     split: str = "train"
     """The split to train on, slices included: `train`, `train[200:]`."""
     prompt: str = "{question}"

@@ -180,6 +180,8 @@ def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str, tools: 
     Raises:
         ConfigError: a prompt is too long because of its images, or has more images than the model accepts.
     """
+    if len(dataset) == 0:
+        return []
     processor, sizes = view.processor, list(dataset["shown_sizes"])
     pairs = zip(dataset["prompt"], sizes, strict=True)
     prompts, lengths = [prepare_multimodal_messages(prompt, [None] * len(shown)) for prompt, shown in pairs], []

@@ -1,18 +1,22 @@
 """From `conf/task` to data sets with the columns `prompt`, `answer` and all other columns of the source."""
 
+import copy
 import importlib
 import logging
 import re
 import string
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from datasets import Dataset, load_dataset
-from omegaconf import DictConfig, OmegaConf
+from datasets import Dataset, IterableDataset, load_dataset
+from omegaconf import DictConfig
 
-from grpo.config.data_files import from_file, in_one_line
+from grpo.config.data_files import arguments_of, from_file, in_one_line
 from grpo.data import images
+from grpo.data.stream import Stream
 from grpo.utils.errors import ConfigError
 from rewards.text import numbers
 
@@ -33,18 +37,21 @@ class Problems:
     """The training problems and the held-out problems."""
 
     train: Dataset
-    """Columns `prompt` (a string, or a list of messages), `answer` (a string), and those of the source."""
+    """Columns `prompt` (a string, or a list of messages), `answer` (a string), and those of the source. Of a stream
+    the first problem alone."""
     held_out: Dataset | None
     """The same columns; None if `task.eval.size` is 0."""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     """For `train` and `held_out`: rows read, used, filtered by reason, and with answers that are not numbers."""
     view: images.View | None = None
     """Resizing and tokens of images; None without images."""
+    stream: Stream | None = None
+    """The training problems, where they are read while the run trains."""
 
     @property
     def most_images(self) -> int | None:
-        """Images in the prompt with the most of them; None if no prompt has any."""
-        if self.view is None:
+        """Images in the prompt with the most of them; None if no prompt has any, or if a stream may have more."""
+        if self.view is None or self.stream:
             return None
         splits = [self.train, *([self.held_out] if self.held_out else [])]
         return max(len(sizes) for split in splits for sizes in split.with_format(None)["shown_sizes"]) or None
@@ -54,19 +61,26 @@ class Problems:
         for split, count in self.counts.items():
             out = ", ".join(f"{count[why]} {words}" for why, words in FILTERED.items() if count[why])
             words = "to train on" if split == "train" else "held out"
+            if split == "train" and self.stream:
+                words = f"in the first {count['rows']:,} rows of a stream to train on"
             odd = f"; {count['not_a_number']} answers are not numbers" if count["not_a_number"] else ""
             lines.append(f"{count['used']} problems {words}{f' (filtered: {out})' if out else ''}{odd}")
         return "\n".join(lines)
 
 
-def load_task(task: DictConfig, processing_class: Any = None, tools: Sequence[Any] = ()) -> Problems:
+def load_task(
+    task: DictConfig, processing_class: Any = None, tools: Sequence[Any] = (), seed: int | None = None
+) -> Problems:
     """Load the training problems and the held-out problems, and filter unusable rows.
 
-    A tokenizer or processor measures the prompts; without it no prompt is too long or has images.
+    A tokenizer or processor measures the prompts; without it no prompt is too long or has images. `seed` shuffles the
+    problems of a stream, buffer by buffer; the trainer shuffles others.
 
     Raises:
         ConfigError: a file, a split, a column or every row is missing.
     """
+    if task.dataset.get("streaming"):
+        return _stream(task, processing_class, tools, seed)
     train, counts = _prepare(load_split(task, task.split), task, processing_class, task.split, tools)
     view = images.view_of(task, processing_class) if processing_class else None
     problems = Problems(train, None, {"train": counts}, view)
@@ -78,6 +92,27 @@ def load_task(task: DictConfig, processing_class: Any = None, tools: Sequence[An
     for split, count in problems.counts.items():
         count_used(split, count)
     return problems
+
+
+def _stream(task: DictConfig, processing_class: Any, tools: Sequence[Any], seed: int | None) -> Problems:
+    """Return the training problems as a stream, behind those of its first rows that are held out."""
+    view = images.view_of(task, processing_class) if processing_class else None
+    held_out, counts = load_held_out(task, processing_class, tools) if task.eval.size else (None, {})
+    known = set(_questions(held_out)) if held_out else set()
+    if held_out:
+        count_used("held_out", counts)
+    own = copy.deepcopy(processing_class)  # a tokenizer does not serve two threads
+
+    def prepare(rows: Dataset, first: int) -> tuple[Dataset, dict[str, int]]:
+        found, counts = _prepare(rows, task, own, f"{task.split}[{first}:]", tools)
+        found = _keep(found, [question not in known for question in _questions(found)], counts, "held_out")
+        return found.with_format(None), counts | {"used": len(found)}
+
+    skip = task.eval.size if task.eval.split == task.split else 0
+    source, where = _source(task, task.split), f"task.dataset={in_one_line(arguments_of(task))}, split {task.split}"
+    stream = Stream(source, prepare, task.buffer_size, seed, where, skip)
+    every = {"train": stream.counts} | ({"held_out": counts} if held_out else {})
+    return Problems(stream.beginning(1), held_out, every, view, stream)
 
 
 def count_used(split: str, count: dict[str, int]) -> None:
@@ -119,7 +154,8 @@ def reward_columns(problems: Dataset) -> list[str]:
 
 def _questions(problems: Dataset) -> list[tuple[str, ...]]:
     """Return the identity of a problem: the words of its question, and its images."""
-    texts = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in problems["prompt"]]
+    problems = problems.with_format(None)  # which opens no images
+    texts = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in problems["prompt"][:]]
     words = [" ".join(text.split()).casefold() for text in texts]
     shown = images.names(problems) if images.COLUMN in problems.column_names else [()] * len(words)
     return [(text, *names) for text, names in zip(words, shown, strict=True)]
@@ -132,28 +168,47 @@ def _keep(dataset: Dataset, keep: list[bool], counts: dict[str, int], why: str) 
 
 def load_split(task: DictConfig, split: str, most: int | None = None) -> Dataset:
     """Load a split unchanged, or its first rows: from a generator, a file, or with `datasets.load_dataset`."""
-    arguments: dict[str, Any] = OmegaConf.to_container(task.dataset, resolve=True)  # type: ignore[assignment]
+    dataset = _source(task, split, most)
+    if isinstance(dataset, IterableDataset):
+        with _in_one_line(task, split):
+            dataset = Dataset.from_list(list(dataset if most is None else dataset.take(most)), dataset.features)
+    if len(dataset) == 0:
+        raise ConfigError(f"task.dataset={in_one_line(arguments_of(task))}, split {split}: there are no rows in it")
+    return dataset if most is None else dataset.select(range(min(most, len(dataset))))
+
+
+def _source(task: DictConfig, split: str, most: int | None = None) -> Any:
+    """Return a split as `datasets` has it, a stream as an `IterableDataset`; a generator makes `most` rows at most."""
+    arguments, streaming = arguments_of(task), bool(task.dataset.get("streaming"))
     generator = arguments.pop("generator", None)
     if generator and most is not None and "size" in arguments:
         arguments["size"] = min(arguments["size"], most)
+    with _in_one_line(task, split):
+        if not generator:
+            try:
+                dataset = load_dataset(**from_file(arguments), split=split)
+            except StopIteration:  # what `datasets` makes of an empty file
+                raise ValueError("there are no rows in it") from None
+            shown = task.images if streaming and dataset.features and task.images in dataset.features else None
+            return images.undecoded(dataset, shown) if shown else dataset
+        module, _, function = generator.rpartition(".")
+        arguments.pop("streaming", None)
+        rows = partial(getattr(importlib.import_module(module), function), split=split, **arguments)
+        return IterableDataset.from_generator(rows) if streaming else Dataset.from_list(rows())
+
+
+@contextmanager
+def _in_one_line(task: DictConfig, split: str) -> Iterator[None]:
+    """Raise a ConfigError for whatever goes wrong inside, while a split is read."""
     try:
-        if generator:
-            module, _, function = generator.rpartition(".")
-            dataset = Dataset.from_list(getattr(importlib.import_module(module), function)(split=split, **arguments))
-        else:
-            dataset = load_dataset(**from_file(arguments), split=split)
-    except StopIteration:  # what `datasets` makes of an empty file
-        dataset = Dataset.from_list([])
+        yield
     except Exception as error:
         reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
         if "Unknown split" in reason:
             reason += " Parts of one split are \"task.split='train[200:]'\" \"task.eval.split='train[:200]'\""
         if "corresponds to no data" in reason and "[" in split:
             reason = "no data in this part, as there are too few rows; task.eval.size=0 task.split=train trains on all"
-        raise ConfigError(f"task.dataset={in_one_line(arguments)}, split {split}: {reason}") from error
-    if len(dataset) == 0:
-        raise ConfigError(f"task.dataset={in_one_line(arguments)}, split {split}: there are no rows in it")
-    return dataset if most is None else dataset.select(range(min(most, len(dataset))))
+        raise ConfigError(f"task.dataset={in_one_line(arguments_of(task))}, split {split}: {reason}") from error
 
 
 def _prepare(
@@ -168,8 +223,9 @@ def _prepare(
         if view:
             lengths = images.prompt_lengths(dataset, view, task.max_prompt_length, split, tools)
         else:
-            lengths = prompt_lengths(list(dataset["prompt"]), processing_class, tools)
-        dataset = _keep(dataset, [length <= task.max_prompt_length for length in lengths], counts, "too_long")
+            lengths = prompt_lengths(dataset["prompt"][:], processing_class, tools)  # [:] reads a column at once
+        limit = task.max_prompt_length
+        dataset = _keep(dataset, [length <= limit for length in lengths], counts, "too_long")
     return dataset.with_transform(view) if view else dataset, counts
 
 
@@ -190,7 +246,7 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
                 columns["answer"].append("" if column is None else _answer(row[column], pattern))
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"task.dataset={in_one_line(dict(task.dataset))}: not UTF-8, {error}; save the file as UTF-8"
+            f"task.dataset={in_one_line(arguments_of(task))}: not UTF-8, {error}; save the file as UTF-8"
         ) from error
     dataset = _keep(dataset, keep, counts, "no_question")
     # added anew: `map` would give an answer the type that its column has in the file, such as a number
@@ -200,13 +256,11 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
     prepared = prepared.select_columns(list(dict.fromkeys([*dataset.column_names, *columns])))
     if column is None:
         return prepared, counts
-    given = [_text(value).strip() != "" for value in dataset[column]]
+    given = [_text(value).strip() != "" for value in dataset[column][:]]
     prepared = _keep(prepared, given, counts, "no_answer")
-    found = [answer != "" for answer in prepared["answer"]]
-    if found and not any(found):
-        raise ConfigError(f"task.answer.pattern={pattern}: matches no row of column {column}")
+    found = [answer != "" for answer in prepared["answer"][:]]
     prepared = _keep(prepared, found, counts, "unread_answer")
-    counts["not_a_number"] = sum(not numbers(answer) for answer in prepared["answer"])
+    counts["not_a_number"] = sum(not numbers(answer) for answer in prepared["answer"][:])
     return prepared, counts
 
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rich.progress import track
 from transformers import set_seed
 
 from grpo.cli import output_in
-from grpo.config.batch import processes
+from grpo.config.batch import completions, processes
 from grpo.config.resolve import Resolved
 from grpo.data.images import COLUMN
 from grpo.data.rewards import running_rewards
@@ -91,6 +91,10 @@ def sample(settings: Resolved, folder: Path, console: Console) -> Result:
     with output_in(folder / log_name()), running_tools(settings.task, folder) as tools:
         processing_class = policy.load_processing_class(settings.model)
         problems = problems_of(settings, processing_class, tools, console)
+        if problems.stream:
+            batch = completions(settings.train, None) // settings.train.num_generations
+            first = problems.stream.beginning(max(options.problems, batch))
+            problems = replace(problems, train=first, stream=None)
         if min(len(problems.train), options.problems) < 2:
             raise ConfigError(f"task: {len(problems.train)} problem to train on; a forecast compares at least 2")
         facts = about_problems.facts(settings, name, problems, processing_class)
@@ -132,7 +136,8 @@ def errors_in_one_line(folder: Path) -> Iterator[None]:
 def keys_of(settings: Resolved, problems: Problems, options: DictConfig) -> dict[int, str]:
     """Return a fingerprint for each problem that is to be sampled, in the order in which the run would take them."""
     train = settings.train
-    order = ProblemOrder(len(problems.train), train.seed, train.shuffle_dataset)
+    shuffle = train.shuffle_dataset and not settings.task.dataset.get("streaming")  # which has an order of its own
+    order = ProblemOrder(len(problems.train), train.seed, shuffle)
     chosen = order.take(min(options.problems, len(problems.train)))
     config: Any = OmegaConf.to_container(settings.config, resolve=True)
     files = [Path(reward.fn.rpartition(":")[0]) for reward in settings.reward.values()]

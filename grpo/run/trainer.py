@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from omegaconf import DictConfig
 from transformers import PrinterCallback
 from trl import GRPOConfig
 
-from grpo.config.batch import check_batch
+from grpo.config.batch import check_batch, completions, problems_taken
 from grpo.config.resolve import Resolved
 from grpo.config.schema import REWARD_MODEL, train_arguments
 from grpo.config.secrets import is_secret
 from grpo.data.rewards import load_reward_model
+from grpo.data.stream import NUMBER
 from grpo.data.task import Problems
 from grpo.model import policy
 from grpo.model.image_features import keep_image_features
@@ -41,7 +43,7 @@ def make_trainer(
     Raises:
         ConfigError: TRL, transformers or PEFT refused it.
     """
-    check_batch(settings.train, len(problems.train))
+    dataset = dataset_of(settings.train, problems)
     model, peft, task, rewarded = settings.model, settings.peft, settings.task, settings.reward
     scorers, shares = scorers_of(rewarded, rewards), settings.engine.share_weights is True
     try:
@@ -55,7 +57,8 @@ def make_trainer(
                 disable_tqdm=True,
                 **arguments_of(settings),
             ),
-            train_dataset=problems.train.with_format(None),  # the trainer opens the images of a generation
+            train_dataset=dataset,
+            stream=problems.stream,
             view=problems.view,
             most_images=problems.most_images,
             processing_class=processing_class,
@@ -81,10 +84,23 @@ def make_trainer(
     trainer.remove_callback(PrinterCallback)
     freeze(trainer.model, model.freeze)
     detach_frozen_tower(trainer.model)
-    if problems.most_images and not trainer.sharded:  # one process may not wait for another within the tower
+    if problems.view and not trainer.sharded:  # one process may not wait for another within the tower
         prompts = trainer.args.generation_batch_size // trainer.args.num_generations
-        keep_image_features(trainer.model, most=problems.most_images * -(-prompts // world_size()))
+        keep_image_features(trainer.model, most=(problems.most_images or 1) * -(-prompts // world_size()))
     return trainer
+
+
+def dataset_of(train: DictConfig, problems: Problems) -> Dataset:
+    """Return what the data loader gives: the problems with unopened images, or the numbers of those of a stream.
+
+    Raises:
+        ConfigError: there are too few problems for a batch.
+    """
+    if stream := problems.stream:
+        check_batch(train, stream.up_to(completions(train, None) // train.num_generations))
+        return Dataset.from_dict({NUMBER: range(problems_taken(train))})
+    check_batch(train, len(problems.train))
+    return problems.train.with_format(None)
 
 
 def arguments_of(settings: Resolved) -> dict[str, Any]:
@@ -96,6 +112,8 @@ def arguments_of(settings: Resolved) -> dict[str, Any]:
         arguments["model_init_kwargs"] = {**policy.model_init_kwargs(settings.model), **user_init_kwargs}
     if world_size() > 1 and not torch.accelerator.is_available() and not arguments.get("deepspeed"):
         arguments["use_cpu"] = True  # else accelerate takes each process for the only one
+    if settings.task.dataset.get("streaming"):
+        arguments["shuffle_dataset"] = False  # a stream shuffles by itself
     if backend := backend_of(settings.train, sharding_of(settings.config)):
         arguments["ddp_backend"] = backend
     return arguments

@@ -21,6 +21,7 @@ NOT_ESSENTIAL = re.compile(rf"[+~]*(hydra[./]|{KEY}=|launch\.(rendezvous|timeout
 DECISIVE = (
     "train.seed",
     "task.dataset",
+    "task.buffer_size",
     "task.split",
     "task.prompt",
     "task.system_prompt",
@@ -54,7 +55,7 @@ DECISIVE = (
 The keys of `task` determine the problems and their order, because held-out problems and long prompts are filtered; the
 grader determines the problems that `rollout.prioritize` takes more often.
 """
-MAX_VALUE = 80
+MAX_VALUE = 100
 """Characters of a value in a message."""
 
 

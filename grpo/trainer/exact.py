@@ -20,6 +20,7 @@ from trl import GRPOTrainer
 from grpo import losses
 from grpo.config.options import TILES_NEED_WHOLE_WEIGHTS, Engine, Rollout, Update
 from grpo.data.images import View
+from grpo.data.stream import Stream
 from grpo.generation.backend import Backend, backend_class
 from grpo.trainer.batch import Batch
 from grpo.trainer.clock import StepClock
@@ -84,6 +85,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         update: the `update` group of the configuration; its defaults if None.
         engine: the `engine` group of the configuration; adapters are merged, as TRL does, if None.
         rollout: the `rollout` group of the configuration; its defaults if None.
+        stream: problems that are read while the run trains, of which `train_dataset` has the numbers, unshuffled.
         view: opens the images of each generation, once each; None where the data has them open.
         most_images: images of a prompt at most, for an engine of vLLM; None if it is not known.
         memory: gets the readings; new ones if None.
@@ -107,6 +109,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         update: Update | None = None,
         engine: Engine | None = None,
         rollout: Rollout | None = None,
+        stream: Stream | None = None,
         view: View | None = None,
         most_images: int | None = None,
         memory: MemoryReadings | None = None,
@@ -127,6 +130,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         with patched("trl.trainer.grpo_trainer:VLLMGeneration", connection):
             super().__init__(*args, **kwargs)
         self.update = update or Update()
+        self.problems = stream or self.train_dataset
         self.sharded = self.accelerator.distributed_type.value in SHARDED
         self.own_loss = losses.find(self.loss_type)
         self._check_options()
@@ -148,7 +152,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         sharing = Sharing(lambda: self.model, stock, self.accelerator, self.update.share_prompts, self.sharded)
         self.packing = Packing(size, sharing, self.pad_to_multiple_of)
         self.guard = NonFiniteGuard(folder / "skipped_rows.jsonl", self._tokenizer, self.update.max_skipped_steps)
-        self.rollouts = rollouts_of(self, engine, rollout, view, keep_columns, tool_counts, correct, log_tokens)
+        self.rollouts = rollouts_of(self, engine, rollout, stream, view, keep_columns, tool_counts, correct, log_tokens)
         image_token = getattr(self.processing_class, "image_token_id", None)
         self.token_values = TokenValues(folder / "completions", self._tokenizer, image_token) if log_tokens else None
         self.step_update = StepUpdate(
@@ -164,7 +168,7 @@ class ExactGRPOTrainer(GRPOTrainer):
             sharded=self.sharded,
             survives=self.survives,
         )
-        self.resume = Resume(self.rollouts, self.step_update)
+        self.resume = Resume(self.rollouts, self.step_update, stream)
         models = (self.budget, self.memory, self.accelerator, self.sharded, self.survives)
         self.reward_funcs = [
             MicrobatchedRewardModel(function, *models) if isinstance(function, torch.nn.Module) else function

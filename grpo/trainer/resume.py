@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from trl.trainer.utils import RepeatSampler
 
+from grpo.data.stream import Stream
 from grpo.trainer.rollout.extra_columns import from_tensor, to_tensor
 from grpo.trainer.rollout.rollouts import Rollouts
 from grpo.trainer.update.step_update import StepUpdate
@@ -49,10 +50,11 @@ class Resume:
     Args:
         rollouts: of the trainer.
         step_update: likewise.
+        stream: the problems, if they are read while the run trains.
     """
 
-    def __init__(self, rollouts: Rollouts, step_update: StepUpdate) -> None:
-        self.rollouts, self.step_update = rollouts, step_update
+    def __init__(self, rollouts: Rollouts, step_update: StepUpdate, stream: Stream | None = None) -> None:
+        self.rollouts, self.step_update, self.stream = rollouts, step_update, stream
         self.unlogged: tuple[float, int] | None = None
         """Of a checkpoint between two logs: the sum of the losses since the last log, and its step."""
 
@@ -62,6 +64,7 @@ class Resume:
         state = {
             "rollouts": self.rollouts.state_dict(),
             "step_update": self.step_update.state_dict(),
+            "stream": self.stream.state_dict() if self.stream else None,
             "step": trainer._step,
             # the completions of a generation that later steps use too
             "buffer": trainer._buffered_inputs if trainer._step % every else None,
@@ -81,6 +84,8 @@ class Resume:
         """Put back what `state_dict` has returned."""
         self.rollouts.load_state_dict(state["rollouts"])
         self.step_update.load_state_dict(state["step_update"])
+        if self.stream:
+            self.stream.load_state_dict(state["stream"])
         self.unlogged = state["unlogged"]
         trainer._step, trainer._buffered_inputs = state["step"], state["buffer"]
         trainer._metrics["train"].update(state["metrics"])

@@ -68,6 +68,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
     "prompts": {"shared": {}, "apart": {}},
     "tools": {"none": {}, "tools": {}, "environment": {}},
     "problems": {"in order": {}, "dynamic sampling": {}, "prioritized": {}},
+    "data": {"in memory": {}, "a stream": {"shuffle_dataset": False}},
     "engine": {
         "transformers": {},
         "vLLM, uncorrected": {"vllm_importance_sampling_correction": False},
@@ -102,6 +103,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"loss": "maxrl", "scaling": "group"}, "train.loss_type=maxrl needs"),
     ({"loss": "maxrl", "scaling": "batch"}, "train.loss_type=maxrl needs"),
     ({"loss": "maxrl", "rewards": "two, each normalized"}, "train.loss_type=maxrl needs"),
+    ({"problems": "prioritized", "data": "a stream"}, "rollout.prioritize: .*a stream has none twice"),
     ({"loss": "vespo", "engine": "vLLM, sequences masked"}, "VESPO loss requires"),
     *(
         ({"engine": "a server, a step ahead", feature: value}, f"engine.staleness=1: .*{reason}")

@@ -32,6 +32,7 @@ from trl import GRPOTrainer
 from grpo.builtin.tasks.calculator import calculator
 from grpo.config.options import Engine, Rollout, Update
 from grpo.config.schema import ROOT
+from grpo.data.stream import NUMBER, Stream
 from grpo.generation.backend import Backend
 from grpo.generation.kept_tokens import KeptLogprob
 from grpo.model.image_features import keep_image_features
@@ -276,6 +277,12 @@ def options_of(row: Row, folder: Path) -> dict[str, Any]:
     return options | policy(row)
 
 
+def streamed(problems: Dataset) -> dict[str, Any]:
+    """Options for a trainer that reads problems in buffers of five while it trains."""
+    stream = Stream(problems.to_iterable_dataset(), lambda rows, first: (rows, {"rows": len(rows)}), 5, None, "rows")
+    return {"stream": stream, "train_dataset": Dataset.from_dict({NUMBER: range(PROBLEMS)})}
+
+
 def ours(row: Row, folder: Path, **more: Any) -> Any:
     """Our trainer with the features of a row."""
     options = options_of(row, folder)
@@ -283,6 +290,8 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
     if row["problems"] != "in order":
         dynamic = row["problems"] == "dynamic sampling"
         options["rollout"] = Rollout(dynamic_sampling=dynamic, prioritize=not dynamic)
+    if row["data"] == "a stream":
+        options |= streamed(options["train_dataset"])
     if row["engine"] != "transformers":
         staleness = int(row["engine"] == "a server, a step ahead")
         options["engine"] = Engine(lora="merged", staleness=staleness, backend=f"{__name__}.Scripted")
@@ -348,7 +357,7 @@ def replayed(row: Row, trainer: Any, kept: Sequence[Sequence[Completion]]) -> di
         return repeated
 
     rewards = [reward(index) for index in range(len(kept[0][0].rewards))]
-    chosen = trainer.train_dataset.select(problems)
+    chosen = data(row).select(problem % PROBLEMS for problem in problems)
     if row["tools"] == "environment":  # whose `reset` has said so
         told = [
             [{**message, "content": message["content"] + " Ben has 5."} for message in prompt]

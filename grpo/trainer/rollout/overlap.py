@@ -49,5 +49,6 @@ class Overlap:
         rows = self.next_rows(trainer.state.global_step, min(trainer.state.max_steps, before))
         self.begun = rows is not None
         if rows:
+            rows = trainer.rollouts.read(trainer, rows)
             ids, _, _ = trainer._tokenize_prompts([row["prompt"] for row in rows])
             trainer.vllm_generation.begin(ids, trainer.num_generations)

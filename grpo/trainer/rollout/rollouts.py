@@ -1,6 +1,7 @@
 """From the problems of a step to scored completions."""
 
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import torch
 
 from grpo.config.options import Engine, Rollout
 from grpo.data.images import View, unexpanded
+from grpo.data.stream import NUMBER, Stream
 from grpo.generation.at_once import AtOnce
 from grpo.generation.vllm_engine import compute_type
 from grpo.trainer.batch import Batch, check, loss_mask
@@ -54,6 +56,8 @@ class Rollouts:
     overlap: Overlap | None = None
     """None to generate when completions are needed."""
     tool_calls: ToolCalls | None = None
+    stream: Stream | None = None
+    """Problems of which the data loader gives the numbers; None where it gives the problems."""
     view: View | None = None
     """Opens the images of each generation; None where the data has them open."""
     filtered: Filtered | None = None
@@ -78,10 +82,12 @@ class Rollouts:
         """
         training = trainer.model.training
         with self.clock.of("rollout", training):
+            if self.stream and training:
+                self.stream.release(self.sampling.order.taken if self.sampling else rows[0][NUMBER])
             if self.sampling and training:
                 batch = self._sampled(trainer, len(rows), stock)
             else:
-                batch = self._by_trl(trainer, rows, stock)
+                batch = self._by_trl(trainer, self.read(trainer, rows), stock)
             check(batch)
             group = trainer.num_generations if training else trainer.num_generations_eval
             advantages.finish(trainer, batch, self._rewards, group, len(rows))
@@ -113,7 +119,7 @@ class Rollouts:
             more = max(1, every // trainer.args.gradient_accumulation_steps)
             trainer.state.max_steps = trainer.state.global_step + more
         mine = own_part(trainer.accelerator, self._kept)
-        rows = [trainer.train_dataset[one.problem] | {"prompt": one.prompt} for one in mine]
+        rows = [trainer.problems[one.problem] | {"prompt": one.prompt} for one in mine]
         try:  # the episodes of environments are over
             with replaced(trainer, "environment_factories", None), replaced(trainer, "environments", None):
                 return self._by_trl(trainer, rows, stock)
@@ -147,6 +153,13 @@ class Rollouts:
         if args.max_steps > 0 or not self.sampling:
             return False
         return self.sampling.order.taken >= args.num_train_epochs * self.sampling.order.count
+
+    def read(self, trainer: Any, rows: list[Row]) -> list[Row]:
+        """Return the rows of a batch of the data loader; those of a stream stand behind their numbers."""
+        if not (self.stream and trainer.model.training):
+            return rows
+        with self.clock.of("data"):
+            return [self.stream[row[NUMBER]] for row in rows]
 
     def shown(self, trainer: Any, rows: list[Row]) -> list[Row]:
         """Return rows with their images as the policy sees them."""
@@ -277,6 +290,7 @@ def rollouts_of(
     trainer: Any,
     engine: Engine,
     rollout: Rollout,
+    stream: Stream | None,
     view: View | None,
     keep_columns: bool,
     tool_counts: Counts,
@@ -287,7 +301,8 @@ def rollouts_of(
 
     Args:
         trainer: with all that TRL's constructor sets.
-        view: as of `Rollouts`.
+        stream: as of `Rollouts`.
+        view: likewise.
         keep_columns: likewise.
         tool_counts: returns calls and errors of this process so far, by tool.
         correct: name of the reward that is 1 for a correct completion; the first if None.
@@ -296,7 +311,7 @@ def rollouts_of(
     Raises:
         ValueError: two of these features do not work together, or not with the arguments of TRL.
     """
-    columns = getattr(trainer.train_dataset, "column_names", None) or ()
+    columns = getattr(trainer.problems, "column_names", None) or ()
     images = not {"image", "images"}.isdisjoint(columns)
     if engine.staleness and (reason := why_not_stale(trainer.args, rollout, images, bool(trainer.tools))):
         raise ValueError(f"engine.staleness=1: {reason}")
@@ -308,7 +323,9 @@ def rollouts_of(
     if rollout.dynamic_sampling or rollout.prioritize:
         if trainer._multi_environment:
             raise ValueError("rollout.dynamic_sampling and rollout.prioritize: work with one environment only")
-        shuffle, number = trainer.shuffle_dataset, len(trainer.train_dataset)
+        if stream and rollout.prioritize:
+            raise ValueError("rollout.prioritize: it takes problems again, and a stream has none twice")
+        shuffle, number = trainer.shuffle_dataset, sys.maxsize if stream else len(trainer.train_dataset)
         order = ProblemOrder(number, trainer.args.seed, shuffle, rollout.prioritize)
         weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))
         processes = trainer.accelerator.num_processes
@@ -328,6 +345,7 @@ def rollouts_of(
         sampling,
         Overlap() if engine.staleness else None,
         ToolCalls(tool_counts, names) if trainer.tools else None,
+        stream,
         view,
         Filtered() if corrected and sampling_filters(trainer.args) else None,
         numbered,

@@ -16,8 +16,10 @@ def score_groups(trainer: Any, problems: Sequence[int]) -> list[tuple[Group, boo
     """Return the groups of some problems, of all processes, each with whether all of its rewards are equal."""
     size, accelerator = trainer.num_generations, trainer.accelerator
     mine = [problem for problem in own_part(accelerator, problems) for _ in range(size)]
+    with trainer.rollouts.clock.of("data"):
+        given = [trainer.problems[problem] for problem in mine]
     with without_metrics(trainer):  # TRL's metrics are of what is trained on
-        rows, prompts, found = rollouts(trainer, [trainer.train_dataset[problem] for problem in mine])
+        rows, prompts, found = rollouts(trainer, given)
         prompt_ids, ids, masks, messages, logps, *_ = found
         rewards = trainer._calculate_rewards(rows, prompts, messages, ids)
     columns, trainer._pending_extra_logs = trainer._pending_extra_logs, defaultdict(list)

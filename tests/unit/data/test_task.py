@@ -96,7 +96,7 @@ def test_without_evaluation_no_split_is_held_out(composed: Callable[..., DictCon
         ("task.split=test", 'Unknown split "test"'),
         ("task.prompt='{query}'", "no column query; it has: question, answer, level"),
         ("task.answer.column=solution", "no column solution"),
-        ("task.answer.pattern='=> (.*)'", "matches no row"),
+        ("task.answer.pattern='=> (.*)'", "rows whose answer task.answer.pattern does not find"),
         ("task.answer.pattern='=> (.*'", "missing ), unterminated"),
         ("task.answer.pattern='=> .*'", "in parentheses"),
         ("task.prompt='{question'", "task.prompt or task.answer.pattern: expected '}'"),
@@ -294,17 +294,30 @@ MALFORMED: dict[str, tuple[bytes, str | int]] = {  # what is said of it, or how 
 }
 
 
+OF_STREAMS = {
+    "no data": "there are no rows in it",
+    "1 of 1 rows without a value that task.prompt names": "none of its rows can be trained on (rows 1, no_question 1)",
+    "1 of 1 rows without an answer": "none of its rows can be trained on (rows 1, no_answer 1)",
+}
+"""What is said of a stream instead."""
+
+
+@pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_malformed_file_is_read_in_part_or_fails_with_one_line(
-    composed: Callable[..., DictConfig], tmp_path: Path, name: str
+    composed: Callable[..., DictConfig], tmp_path: Path, name: str, streaming: bool
 ) -> None:
     content, expected = MALFORMED[name]
     file = tmp_path / name
     file.write_bytes(content)
-    task = composed("task=jsonl", "task.split=train", f"task.dataset.path={file}", "task.eval.size=0").task
+    options = ["task.split=train", "task.eval.size=0", f"task.dataset.streaming={streaming}"]
+    task = composed("task=jsonl", f"task.dataset.path={file}", *options).task
     if isinstance(expected, int):
-        assert len(load_task(task).train) == expected
+        problems = load_task(task)
+        assert (problems.stream.up_to(99) if problems.stream else len(problems.train)) == expected
         return
+    if streaming:
+        expected = OF_STREAMS.get(expected, expected)
     with pytest.raises(ConfigError) as caught:
         load_task(task)
     assert expected in str(caught.value)

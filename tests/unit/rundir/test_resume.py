@@ -173,12 +173,17 @@ def test_auto_does_not_enter_a_run_that_is_still_running(outputs: Path) -> None:
         assert continue_interrupted(["train.seed=1", AUTO]) == ["train.seed=1", AUTO]
 
 
+ARITHMETIC = '{"streaming": false, "generator": "grpo.builtin.tasks.arithmetic.rows", "size": 2560, "seed": 0}'
+
+
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
         ("train.seed=7", "train.seed=42 instead of 7"),
         ("train.optim=sgd", "train.optim=None instead of sgd"),
-        ("task.dataset.size=9", 'task.dataset={"generator": "grpo.builtin.tasks.arithmetic.rows", "size": '),
+        ("task.dataset.size=9", f"task.dataset={ARITHMETIC} instead of"),
+        ("task.dataset.streaming=true", f"task.dataset={ARITHMETIC} instead of"),
+        ("task.buffer_size=9", "task.buffer_size=1000 instead of 9"),
         ("peft=lora", 'peft=None instead of {"task_type": "CAUSAL_LM"'),
         ("train.per_device_train_batch_size=64", "train.per_device_train_batch_size=128 instead of 64"),
         ("shard=fsdp2", "train.fsdp=None instead of True"),
