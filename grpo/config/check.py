@@ -17,6 +17,7 @@ from grpo.config.devices import check_device, check_facts, may_sleep
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
 from grpo.config.options import LOSS_MEANS, TILES_NEED_WHOLE_WEIGHTS, VLLM, Engine, Rollout, Update
+from grpo.config.recipes import check_recipes
 from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
 from grpo.config.transport import why_merged
 from grpo.utils.diagnosis import why_biased, why_not_stale
@@ -39,6 +40,7 @@ def check(config: DictConfig) -> None:
         if key not in known or key in NOT_SETTABLE:
             raise ConfigError(f"train.{key}: {NOT_SETTABLE.get(key) or 'no such key' + meant(key, known)}")
     check_folder(config.model.model_name_or_path, config.model.gguf_file)
+    check_recipes(config)
     check_rewards(config)
     check_tools(config)
     check_peft(config)

@@ -112,7 +112,7 @@ class Engine:
 
 @dataclass
 class Rollout:
-    """Which problems a step learns from."""
+    """Which problems a step learns from, and how the rewards of a group become advantages."""
 
     dynamic_sampling: bool = False
     """Replace zero-variance groups by groups of further problems."""
@@ -120,6 +120,9 @@ class Rollout:
     """Largest number of generations per step; zero-variance groups fill the batch afterwards."""
     prioritize: bool = False
     """Take problems with 20 to 80 % correct completions four times as often as others."""
+    pass_at_k: int | None = None
+    """Learn by the best of this number of completions, instead of each: rewards of 0 and 1 become pass@k. `null` does
+    not."""
     completions_at_once: int | None = None
     """Number of completions that transformers generates at once on a device; the others wait for free places. `null`
     takes the plan's number, and without a plan all completions. An OOM halves it."""

@@ -68,6 +68,23 @@ def why_not_stale(train: Any, rollout: Any, images: bool, tools: bool) -> str | 
     return None
 
 
+def why_not_best_of(train: Any, rollout: Any) -> str | None:
+    """Return why a policy cannot learn by the best of `rollout.pass_at_k` completions; None if it can.
+
+    `train` is as in `sampling_filters`.
+    """
+    k, asked = rollout.pass_at_k, f"rollout.pass_at_k={rollout.pass_at_k}"
+    if k is None:
+        return None
+    if not 2 <= k < train.num_generations:
+        return f"{asked}: from 2 to train.num_generations={train.num_generations} less 1; for 1, leave it out"
+    if train.multi_objective_aggregation != "sum_then_normalize":
+        return f"{asked}: the best completion has the largest sum: train.multi_objective_aggregation=sum_then_normalize"
+    if train.loss_type == "maxrl":
+        return f"{asked}: train.loss_type=maxrl divides by the mean reward of single completions; use another loss"
+    return None
+
+
 def mismatch_causes(train: "DictConfig") -> list[str]:
     """Return possible causes of a difference between vLLM's log-probabilities and the policy's, the likeliest first."""
     found = []

@@ -14,7 +14,12 @@ from typing import Any
 
 from rewards.text import printable
 
-FROM_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+GROUP = "group_id"
+"""Argument of a reward that compares the completions of a group: for each completion, the number of its group."""
+FROM_TRL = (
+    *("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"),
+    GROUP,
+)
 
 
 def load(fn: str, setting: str, group: str = "grpo.rewards") -> Callable[..., Any]:

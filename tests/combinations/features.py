@@ -40,6 +40,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "truncated": {"counted": {}, "masked": {"mask_truncated_completions": True}},
     "scaling": {"group": {}, "batch": {"scale_rewards": "batch"}, "none": {"scale_rewards": "none"}},
+    "advantages": {"of each": {}, "of the best of two": {}},
     "clipping": {
         "ratio": {},
         "two-sided": {"delta": 1.5},
@@ -50,6 +51,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
         "two, added": {"reward_weights": [1.0, 0.5]},
         "two, each normalized": {"reward_weights": [1.0, 0.5], "multi_objective_aggregation": "normalize_then_sum"},
         "failing": {},
+        "group-relative": {},
     },
     "policy": {
         "full attention": {},
@@ -102,6 +104,8 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"loss": "maxrl", "scaling": "group"}, "train.loss_type=maxrl needs"),
     ({"loss": "maxrl", "scaling": "batch"}, "train.loss_type=maxrl needs"),
     ({"loss": "maxrl", "rewards": "two, each normalized"}, "train.loss_type=maxrl needs"),
+    ({"advantages": "of the best of two", "loss": "maxrl"}, "train.loss_type=maxrl"),
+    ({"advantages": "of the best of two", "rewards": "two, each normalized"}, "rollout.pass_at_k=2: .*the largest sum"),
     ({"loss": "vespo", "engine": "vLLM, sequences masked"}, "VESPO loss requires"),
     *(
         ({"engine": "a server, a step ahead", feature: value}, f"engine.staleness=1: .*{reason}")

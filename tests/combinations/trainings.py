@@ -45,7 +45,7 @@ from grpo.utils.patching import patched
 from tests.combinations.array import Row
 from tests.combinations.features import FEATURES
 from tests.combinations.kept_tokens import correct_over_kept
-from tests.derived_losses import AS_TRL
+from tests.derived_losses import AS_TRL, StockBestOfTwo
 from tests.stock_trl import make
 from tests.vision_policies import make_policy, make_processor
 
@@ -152,11 +152,21 @@ def failing(completion_ids: list[list[int]], number: list[int], **columns: Any) 
     ]
 
 
+def shortest(completion_ids: list[list[int]], group_id: list[int] | None = None, **columns: Any) -> list[float]:
+    """1 for the shortest completions of each group, which are four in a row."""
+    groups = group_id or [place // 4 for place in range(len(completion_ids))]
+    least: dict[int, int] = {}
+    for group, ids in zip(groups, completion_ids, strict=True):
+        least[group] = min(least.get(group, len(ids)), len(ids))
+    return [float(len(ids) == least[group]) for group, ids in zip(groups, completion_ids, strict=True)]
+
+
 REWARDS: dict[str, list[Any]] = {
     "one": [number_of_correct],
     "two, added": [number_of_correct, brevity],
     "two, each normalized": [number_of_correct, brevity],
     "failing": [failing],
+    "group-relative": [shortest],
 }
 
 
@@ -280,9 +290,9 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
     """Our trainer with the features of a row."""
     options = options_of(row, folder)
     options |= AS_TRL.get(row["loss"], (None, {}, {}))[2]
-    if row["problems"] != "in order":
-        dynamic = row["problems"] == "dynamic sampling"
-        options["rollout"] = Rollout(dynamic_sampling=dynamic, prioritize=not dynamic)
+    problems, best = row["problems"], row["advantages"] == "of the best of two"
+    options["rollout"] = Rollout(problems == "dynamic sampling", prioritize=problems == "prioritized")
+    options["rollout"].pass_at_k = 2 if best else None
     if row["engine"] != "transformers":
         staleness = int(row["engine"] == "a server, a step ahead")
         options["engine"] = Engine(lora="merged", staleness=staleness, backend=f"{__name__}.Scripted")
@@ -304,6 +314,8 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
 def stock(row: Row, folder: Path, trainer: Any, kept: Sequence[Sequence[Completion]], **more: Any) -> Any:
     """Stock TRL with the features of a row; it replays what dynamic sampling has kept."""
     kind, as_trl, _ = AS_TRL.get(row["loss"], (GRPOTrainer, {}, {}))
+    if row["advantages"] == "of the best of two":
+        kind = StockBestOfTwo  # MaxRL's is refused
     options = options_of(row, folder / "stock") | as_trl | more
     if kept:
         for name in ("tools", "environment_factory"):

@@ -19,7 +19,7 @@ from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.processes import own_part
 from grpo.trainer.rollout import advantages, by_transformers, engine_check, episodes, rounds
-from grpo.trainer.rollout.columns import kept_columns
+from grpo.trainer.rollout.columns import compares, kept_columns, with_groups
 from grpo.trainer.rollout.dynamic_sampling import Completion, DynamicSampling, Group
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.filtered import Filtered
@@ -28,7 +28,7 @@ from grpo.trainer.rollout.overlap import Overlap
 from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.trainer.rollout.thumbnails import Thumbnails, strip_images
 from grpo.trainer.rollout.tool_calls import Counts, ToolCalls, is_answered, loggable
-from grpo.utils.diagnosis import sampling_filters, why_biased, why_not_stale
+from grpo.utils.diagnosis import sampling_filters, why_biased, why_not_best_of, why_not_stale
 from grpo.utils.patching import replaced
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,8 @@ class Rollouts:
     """Opens the images of each generation; None where the data has them open."""
     filtered: Filtered | None = None
     """Where the policy is scored over what sampling filters have kept."""
+    pass_at_k: int | None = None
+    """Number of completions of which the best counts; None where each counts."""
     numbered: bool = False
     """Whether completions get a `completion_id`, in the batch and in the table."""
     _made: int = field(default=0, init=False)
@@ -241,6 +243,9 @@ class Rollouts:
             made = {"tokens": list(map(len, ids)), "truncated": [not one or one[-1] not in ends for one in ids]}
             for column, values in (made | kept_columns(rows, trainer.reward_func_names, pictures, progress)).items():
                 trainer._log_completion_extra(column, values)
+        if any(map(compares, trainer.reward_funcs)):
+            training = trainer.model.training
+            rows = with_groups(rows, trainer.num_generations if training else trainer.num_generations_eval)
         with self.clock.of("reward", trainer.model.training):
             rewards = stock(rows, prompts, completions, ids)
         failed = torch.zeros(len(prompts), dtype=torch.bool, device=trainer.accelerator.device)
@@ -300,6 +305,8 @@ def rollouts_of(
     images = not {"image", "images"}.isdisjoint(columns)
     if engine.staleness and (reason := why_not_stale(trainer.args, rollout, images, bool(trainer.tools))):
         raise ValueError(f"engine.staleness=1: {reason}")
+    if reason := why_not_best_of(trainer.args, rollout):
+        raise ValueError(reason)
     by_engine = trainer.use_vllm and trainer.rollout_func is None
     if by_engine and (reason := why_biased(trainer.args)):
         raise ValueError(reason)
@@ -330,5 +337,6 @@ def rollouts_of(
         ToolCalls(tool_counts, names) if trainer.tools else None,
         view,
         Filtered() if corrected and sampling_filters(trainer.args) else None,
+        rollout.pass_at_k,
         numbered,
     )

