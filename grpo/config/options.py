@@ -3,6 +3,7 @@
 `from grpo.trainer import ExactGRPOTrainer` in a script loads neither Hydra nor OmegaConf.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,9 @@ FP8 = ("fp8", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 VLLM = "grpo.generation.vllm_engine.PolicyEngine"
 """`engine.backend`: vLLM, in this process or a server."""
 
+TWO_TEMPERATURES = (
+    "rollout.temperature_end: train.generation_kwargs has a temperature, too; leave it out and set train.temperature"
+)
 TILES_NEED_WHOLE_WEIGHTS = (
     "update.mlp_tile: under ZeRO-3 all processes gather a weight at each use, and have different numbers of tiles; use "
     "FSDP2, which gathers whole layers, or leave it out"
@@ -123,6 +127,9 @@ class Rollout:
     pass_at_k: int | None = None
     """Learn by the best of this number of completions, instead of each: rewards of 0 and 1 become pass@k. `null` does
     not."""
+    temperature_end: float | None = None
+    """Sampling temperature of the last step; that of the first is `train.temperature`, and those of other steps are
+    between them, linearly. `null` keeps it the same."""
     completions_at_once: int | None = None
     """Number of completions that transformers generates at once on a device; the others wait for free places. `null`
     takes the plan's number, and without a plan all completions. An OOM halves it."""
@@ -135,5 +142,7 @@ class Rollout:
         """
         if self.max_rounds < 1:
             raise ValueError(f"rollout.max_rounds={self.max_rounds}: at least 1")
+        if self.temperature_end is not None and not 0 < self.temperature_end < math.inf:
+            raise ValueError(f"rollout.temperature_end={self.temperature_end:g}: a positive number, or null")
         if self.completions_at_once is not None and self.completions_at_once < 1:
             raise ValueError(f"rollout.completions_at_once={self.completions_at_once}: at least 1, or null")

@@ -2,6 +2,7 @@
 
 from omegaconf import DictConfig, OmegaConf
 
+from grpo.config.options import TWO_TEMPERATURES
 from grpo.utils.diagnosis import why_not_best_of
 from grpo.utils.errors import ConfigError
 
@@ -15,6 +16,8 @@ def check_recipes(config: DictConfig) -> None:
         ConfigError: the first problem.
     """
     check_concise(config)
+    if config.rollout.temperature_end is not None and "temperature" in (config.train.generation_kwargs or {}):
+        raise ConfigError(TWO_TEMPERATURES)
     if reason := why_not_best_of(config.train, config.rollout):
         raise ConfigError(reason)
 

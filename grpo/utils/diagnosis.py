@@ -56,6 +56,8 @@ def why_not_stale(train: Any, rollout: Any, images: bool, tools: bool) -> str | 
     for name in ("dynamic_sampling", "prioritize"):
         if getattr(rollout, name):
             return f"the problems of the next step are not known, as rollout.{name}=true takes them as needed"
+    if rollout.temperature_end is not None:
+        return "the next rollouts are requested at the temperature of the last, and rollout.temperature_end changes it"
     slices = train.steps_per_generation or train.gradient_accumulation_steps
     if not train.use_vllm or train.vllm_mode != "server":
         return "only a server generates while the policy trains: use generation=vllm_server"

@@ -78,6 +78,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
         "a server, a step ahead": {"vllm_mode": "server", "vllm_importance_sampling_mode": "token_truncate"},
         "vLLM, top-k": {"vllm_importance_sampling_mode": "token_truncate", "top_k": 6},
     },
+    "temperature": {"constant": {}, "rising": {}},
     "evaluation": {"none": {}, "in mid-training": {"eval_strategy": "steps", "eval_steps": 1}},
     "resume": {"no": {}, "yes": {}},
 }
@@ -113,6 +114,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
             ("policy", ("images, LLaVA-Next", "images, Qwen2.5-VL"), "the task has images"),
             ("tools", ("tools", "environment"), "the task has tools"),
             ("problems", ("dynamic sampling", "prioritized"), "the problems of the next step are not known"),
+            ("temperature", ("rising",), "rollout.temperature_end changes it"),
             ("iterations", ("2",), "train.num_iterations=1"),
             ("steps", ("two generations", "a quarter of a generation"), "without train.steps_per_generation"),
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from grpo.config.options import Engine, Rollout
+from grpo.config.options import TWO_TEMPERATURES, Engine, Rollout
 from grpo.data.images import View, unexpanded
 from grpo.generation.at_once import AtOnce
 from grpo.generation.vllm_engine import compute_type
@@ -26,6 +26,7 @@ from grpo.trainer.rollout.filtered import Filtered
 from grpo.trainer.rollout.image_tokens import as_tensors, end_before
 from grpo.trainer.rollout.overlap import Overlap
 from grpo.trainer.rollout.problem_order import ProblemOrder
+from grpo.trainer.rollout.temperature import Temperature
 from grpo.trainer.rollout.thumbnails import Thumbnails, strip_images
 from grpo.trainer.rollout.tool_calls import Counts, ToolCalls, is_answered, loggable
 from grpo.utils.diagnosis import sampling_filters, why_biased, why_not_best_of, why_not_stale
@@ -60,6 +61,8 @@ class Rollouts:
     """Where the policy is scored over what sampling filters have kept."""
     pass_at_k: int | None = None
     """Number of completions of which the best counts; None where each counts."""
+    temperature: Temperature | None = None
+    """None where it stays the same."""
     numbered: bool = False
     """Whether completions get a `completion_id`, in the batch and in the table."""
     _made: int = field(default=0, init=False)
@@ -79,6 +82,8 @@ class Rollouts:
         The step is that of training: an evaluation in between makes rollouts too.
         """
         training = trainer.model.training
+        if self.temperature:
+            self.temperature.begin(trainer)
         with self.clock.of("rollout", training):
             if self.sampling and training:
                 batch = self._sampled(trainer, len(rows), stock)
@@ -87,6 +92,9 @@ class Rollouts:
             check(batch)
             group = trainer.num_generations if training else trainer.num_generations_eval
             advantages.finish(trainer, batch, self._rewards, group, len(rows))
+            if self.temperature:
+                batch["temperature"] = torch.tensor(self.temperature.now, dtype=torch.float64)
+                trainer.note({"sampling/temperature": self.temperature.now})
             if self.filtered:
                 trainer.note(self.filtered.over_all(trainer, batch))
             if trainer.use_vllm and training:
@@ -307,6 +315,8 @@ def rollouts_of(
         raise ValueError(f"engine.staleness=1: {reason}")
     if reason := why_not_best_of(trainer.args, rollout):
         raise ValueError(reason)
+    if rollout.temperature_end is not None and "temperature" in (trainer.args.generation_kwargs or {}):
+        raise ValueError(TWO_TEMPERATURES)
     by_engine = trainer.use_vllm and trainer.rollout_func is None
     if by_engine and (reason := why_biased(trainer.args)):
         raise ValueError(reason)
@@ -338,5 +348,6 @@ def rollouts_of(
         view,
         Filtered() if corrected and sampling_filters(trainer.args) else None,
         rollout.pass_at_k,
+        None if rollout.temperature_end is None else Temperature(trainer.temperature, rollout.temperature_end),
         numbered,
     )

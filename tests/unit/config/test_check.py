@@ -101,6 +101,11 @@ def test_close_names_are_offered_once() -> None:
         ),
         (["+reward.mine.fm=x.py:f"], "reward.mine.fm: no such key"),
         (["train.reward_weights=[1]"], "reward.<name>.weight"),
+        (["rollout.temperature_end=0"], "rollout.temperature_end=0: a positive number, or null"),
+        (
+            ["rollout.temperature_end=0.5", "train.generation_kwargs={temperature: 2}"],
+            "rollout.temperature_end: train.generation_kwargs has a temperature, too",
+        ),
         (["rollout.pass_at_k=1"], "rollout.pass_at_k=1: from 2 to train.num_generations=8 less 1"),
         (["train=maxrl", "rollout.pass_at_k=4"], "rollout.pass_at_k=4: train.loss_type=maxrl divides by"),
         (["reward=[format,concise]"], "reward.concise: task.eval.reward=correctness has to be another reward"),
