@@ -29,6 +29,9 @@ VLLM = "grpo.generation.vllm_engine.PolicyEngine"
 TWO_TEMPERATURES = (
     "rollout.temperature_end: train.generation_kwargs has a temperature, too; leave it out and set train.temperature"
 )
+ENTROPY_OF_TEXT = (
+    "rollout.max_entropy: works with text alone, and the task has images; rollout.max_repetition works with both"
+)
 TILES_NEED_WHOLE_WEIGHTS = (
     "update.mlp_tile: under ZeRO-3 all processes gather a weight at each use, and have different numbers of tiles; use "
     "FSDP2, which gathers whole layers, or leave it out"
@@ -130,6 +133,11 @@ class Rollout:
     temperature_end: float | None = None
     """Sampling temperature of the last step; that of the first is `train.temperature`, and those of other steps are
     between them, linearly. `null` keeps it the same."""
+    max_repetition: float | None = None
+    """Skip completions in which a larger fraction of the 4-grams of tokens has occurred before, 0 to 1; `null` skips
+    none."""
+    max_entropy: float | None = None
+    """Skip completions whose tokens have a larger mean entropy of the policy, nats; `null` skips none."""
     completions_at_once: int | None = None
     """Number of completions that transformers generates at once on a device; the others wait for free places. `null`
     takes the plan's number, and without a plan all completions. An OOM halves it."""
@@ -142,6 +150,10 @@ class Rollout:
         """
         if self.max_rounds < 1:
             raise ValueError(f"rollout.max_rounds={self.max_rounds}: at least 1")
+        if self.max_repetition is not None and not 0 <= self.max_repetition < 1:
+            raise ValueError(f"rollout.max_repetition={self.max_repetition:g}: a fraction from 0 to below 1, or null")
+        if self.max_entropy is not None and not 0 < self.max_entropy < math.inf:
+            raise ValueError(f"rollout.max_entropy={self.max_entropy:g}: a positive number of nats, or null")
         if self.temperature_end is not None and not 0 < self.temperature_end < math.inf:
             raise ValueError(f"rollout.temperature_end={self.temperature_end:g}: a positive number, or null")
         if self.completions_at_once is not None and self.completions_at_once < 1:

@@ -185,7 +185,8 @@ class ExactGRPOTrainer(GRPOTrainer):
                 "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
                 "optimizers: shard the gradients of several processes with FSDP or ZeRO"
             )
-
+        if self.args.fp16 and self.accelerator.device.type in ("cpu", "mps"):
+            raise ValueError("fp16=True: on this device accelerate does not scale the loss; use float32, or bf16=True")
         plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
         if self.update.mlp_tile and plugin and plugin.zero_stage == 3:
             raise ValueError(TILES_NEED_WHOLE_WEIGHTS)

@@ -70,6 +70,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
     "prompts": {"shared": {}, "apart": {}},
     "tools": {"none": {}, "tools": {}, "environment": {}},
     "problems": {"in order": {}, "dynamic sampling": {}, "prioritized": {}},
+    "degenerate": {"counted": {}, "skipped": {}},
     "engine": {
         "transformers": {},
         "vLLM, uncorrected": {"vllm_importance_sampling_correction": False},

@@ -46,6 +46,7 @@ from grpo.utils.patching import patched
 from tests.combinations.array import Row
 from tests.combinations.features import FEATURES
 from tests.combinations.kept_tokens import correct_over_kept
+from tests.combinations.rewards import REWARDS, of_various
 from tests.derived_losses import AS_TRL, StockBestOfTwo
 from tests.stock_trl import make
 from tests.vision_policies import make_policy, make_processor
@@ -106,6 +107,8 @@ def turn(tokenizer: Any, seed: int, calls: bool) -> list[int]:
         return tokenizer(f"<tool_call>{json.dumps(call)}</tool_call>")["input_ids"] + [tokenizer.eos_token_id]
     length = 1 + int(torch.rand(1, generator=generator) ** 3 * LENGTH)
     tokens = torch.randint(7, len(AutoTokenizer.from_pretrained(BASE)), (length,), generator=generator).tolist()
+    if kind == 8:
+        tokens = tokens[:1] * length
     return [*tokens[:-1], tokenizer.eos_token_id] if kind % 3 else tokens
 
 
@@ -136,41 +139,6 @@ def drawn(trainer: Any, row: Row) -> Any:
         return completions, [with_logps(ids, seed, row) for ids, seed in of_each]
 
     return single_turn
-
-
-def number_of_correct(completion_ids: list[list[int]], number: list[int], **columns: Any) -> list[float]:
-    """Anything, but equal within the groups of every third problem."""
-    return [1.0 if of % 3 == 0 else float(sum(ids) % 3 == 0) for ids, of in zip(completion_ids, number, strict=True)]
-
-
-def brevity(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-    return [1 / len(ids) for ids in completion_ids]
-
-
-def failing(completion_ids: list[list[int]], number: list[int], **columns: Any) -> list[float | None]:
-    """No reward for some completions, and for none of a problem's."""
-    return [
-        None if of % 5 == 1 or sum(ids) % 4 == 0 else float(sum(ids) % 3)
-        for ids, of in zip(completion_ids, number, strict=True)
-    ]
-
-
-def shortest(completion_ids: list[list[int]], group_id: list[int] | None = None, **columns: Any) -> list[float]:
-    """1 for the shortest completions of each group, which are four in a row."""
-    groups = group_id or [place // 4 for place in range(len(completion_ids))]
-    least: dict[int, int] = {}
-    for group, ids in zip(groups, completion_ids, strict=True):
-        least[group] = min(least.get(group, len(ids)), len(ids))
-    return [float(len(ids) == least[group]) for group, ids in zip(groups, completion_ids, strict=True)]
-
-
-REWARDS: dict[str, list[Any]] = {
-    "one": [number_of_correct],
-    "two, added": [number_of_correct, brevity],
-    "two, each normalized": [number_of_correct, brevity],
-    "failing": [failing],
-    "group-relative": [shortest],
-}
 
 
 @functools.cache
@@ -296,6 +264,7 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
     problems, best = row["problems"], row["advantages"] == "of the best of two"
     options["rollout"] = Rollout(problems == "dynamic sampling", prioritize=problems == "prioritized")
     options["rollout"].pass_at_k = 2 if best else None
+    options["rollout"].max_repetition = 0.5 if row["degenerate"] == "skipped" else None
     options["rollout"].temperature_end = HOTTEST if row["temperature"] == "rising" else None
     if row["engine"] != "transformers":
         staleness = int(row["engine"] == "a server, a step ahead")
@@ -318,9 +287,23 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
 def stock(row: Row, folder: Path, trainer: Any, kept: Sequence[Sequence[Completion]], **more: Any) -> Any:
     """Stock TRL with the features of a row; it replays what dynamic sampling has kept."""
     kind, as_trl, _ = AS_TRL.get(row["loss"], (GRPOTrainer, {}, {}))
+    options = options_of(row, folder / "stock") | as_trl | more
     if row["advantages"] == "of the best of two":
         kind = StockBestOfTwo  # MaxRL's is refused
-    options = options_of(row, folder / "stock") | as_trl | more
+    if row["degenerate"] == "skipped":
+        options["reward_funcs"] = list(map(of_various, options["reward_funcs"]))
+    return built(kind, row, folder, trainer, kept, options)
+
+
+def built(
+    kind: type[GRPOTrainer],
+    row: Row,
+    folder: Path,
+    trainer: Any,
+    kept: Sequence[Sequence[Completion]],
+    options: dict[str, Any],
+) -> Any:
+    """A trainer of TRL's with these options, which takes its rollouts from the same place as ours."""
     if kept:
         for name in ("tools", "environment_factory"):
             options.pop(name, None)

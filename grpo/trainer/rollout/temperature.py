@@ -1,4 +1,4 @@
-"""The sampling temperature of each step's rollouts, with which their completions are scored for as long as they are used.
+"""The sampling temperature of each step's rollouts, at which their completions are scored as long as they are used.
 
 TRL's head divides logits by a temperature that it gets once, and the importance ratios compare probabilities at the
 temperature of sampling. A batch therefore keeps its temperature, over several steps and in checkpoints.

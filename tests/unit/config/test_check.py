@@ -101,6 +101,12 @@ def test_close_names_are_offered_once() -> None:
         ),
         (["+reward.mine.fm=x.py:f"], "reward.mine.fm: no such key"),
         (["train.reward_weights=[1]"], "reward.<name>.weight"),
+        (["rollout.max_repetition=1"], "rollout.max_repetition=1: a fraction from 0 to below 1"),
+        (["rollout.max_entropy=-1"], "rollout.max_entropy=-1: a positive number of nats"),
+        (["+experiment=shapes", "rollout.max_entropy=3"], "rollout.max_entropy: works with text alone"),
+        (["train=fp16"], "train.fp16=true: only with CUDA or ROCm"),
+        (["+gpu=h100", "train=fp16", "peft=none"], "peft=none: weights in float16 cannot be trained with train.fp16"),
+        (["train=async", "generation=vllm_colocate"], "engine.staleness=1: only a server generates while"),
         (["rollout.temperature_end=0"], "rollout.temperature_end=0: a positive number, or null"),
         (
             ["rollout.temperature_end=0.5", "train.generation_kwargs={temperature: 2}"],
