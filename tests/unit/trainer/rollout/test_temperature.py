@@ -80,6 +80,6 @@ def test_rollouts_are_scored_at_the_temperature_they_have(tmp_path: Path) -> Non
     assert {(step, temperature) for step, temperature, _ in seen} == {(0, 2.0), (1, 2.0), (2, 1.0), (3, 1.0)}
     assert max(difference for *_, difference in seen) < 1e-4
     resumed = ours(tmp_path / "resumed", **options)
-    resumed.generations = 0  # as many as the checkpoint has
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
+    resumed.generations = 1  # the last of the checkpoint
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     assert relative_difference(resumed.model.state_dict(), trainer.model.state_dict()) == 0
