@@ -59,8 +59,10 @@ def fn_and_kwargs(name: str, arguments: list[str], run: Path | None = None) -> t
     resolved = run / "resolved_config.yaml" if run else None
     rewards = OmegaConf.load(resolved).reward if resolved and resolved.is_file() else {}
     if name not in rewards and re.fullmatch(r"\w+", name) and find_spec(f"rewards.{name}"):
-        shipped = OmegaConf.load(HERE.parent / "conf" / "reward" / f"{name}.yaml")
-        rewards = OmegaConf.create({"reward": shipped, "train": {"max_completion_length": LENGTH}}).reward
+        grader = "correctness"  # which some rewards refer to
+        shipped = [OmegaConf.load(HERE.parent / "conf" / "reward" / f"{file}.yaml") for file in (grader, name)]
+        others = {"train": {"max_completion_length": LENGTH}, "task": {"eval": {"reward": grader}}}
+        rewards = OmegaConf.create(others | {"reward": OmegaConf.merge(*shipped)}).reward
     given: Any = OmegaConf.to_container(rewards[name], resolve=True) if name in rewards else {"fn": name}
     kwargs = {key: value for key, value in (given.get("kwargs") or {}).items() if value != "???"}
     for text in arguments:

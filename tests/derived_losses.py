@@ -73,6 +73,23 @@ class StockMaxRL(GRPOTrainer):
         return batch
 
 
+class StockBestOfTwo(GRPOTrainer):
+    """Each completion of a group of four has the mean of the larger reward of itself and each other (2505.15201)."""
+
+    def _calculate_rewards(self, *args: Any) -> torch.Tensor:
+        rewards = super()._calculate_rewards(*args)
+        if not self.model.training:
+            return rewards
+        total = (rewards * self.reward_weights).nansum(1).masked_fill(rewards.isnan().all(1), torch.nan)
+        found = torch.full_like(rewards, torch.nan)
+        for row, reward in enumerate(total.tolist()):
+            others = [total[other].item() for other in range(row // 4 * 4, row // 4 * 4 + 4) if other != row]
+            larger = [max(reward, other) for other in others if other == other]
+            if reward == reward:  # with one reward in a group there is nothing to compare
+                found[row, 0] = (sum(larger) / len(larger) if larger else reward) / self.reward_weights[0]
+        return found
+
+
 TRUNCATED = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 1e6}
 DAPO = {"loss_type": "dapo", "epsilon": 1e6, "vllm_importance_sampling_correction": True, **TRUNCATED}
 AS_TRL: dict[str, tuple[type[GRPOTrainer], dict[str, Any], dict[str, Any]]] = {

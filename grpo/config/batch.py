@@ -1,6 +1,7 @@
 """The arithmetic of a batch: processes, slices, completions, groups."""
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from grpo.utils.distributed import world_size
@@ -53,6 +54,18 @@ def completions(train: "DictConfig", processes: int | None) -> int:
 def completions_per_process(train: "DictConfig", processes: int) -> int:
     """Return how many completions a process generates at a time."""
     return -(-completions(train, processes) // processes)
+
+
+def check_whole_groups(train: "DictConfig", rewards: Iterable[str], processes: int) -> None:
+    """Check that no group is divided over processes; `rewards` compare the completions of a group."""
+    own = completions_per_process(train, processes)
+    for name in rewards:
+        if own % train.num_generations:
+            raise ConfigError(
+                f"reward.{name}: compares the {train.num_generations} completions of a group, and each process "
+                f"generates {own}: raise train.per_device_train_batch_size={train.per_device_train_batch_size}, so "
+                "that a process has whole groups"
+            )
 
 
 def evaluated_at_once(train: "DictConfig", processes: int) -> int:

@@ -13,16 +13,18 @@ from omegaconf.errors import ConfigKeyError, ValidationError
 
 from grpo import losses
 from grpo.config.batch import check_batch, check_groups, processes
-from grpo.config.devices import check_device, check_facts, may_sleep
+from grpo.config.devices import check_device, check_facts, may_sleep, vendor_of
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
 from grpo.config.options import LOSS_MEANS, TILES_NEED_WHOLE_WEIGHTS, VLLM, Engine, Rollout, Update
+from grpo.config.recipes import check_recipes
 from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
 from grpo.config.streaming import check_streaming
 from grpo.config.transport import why_merged
 from grpo.utils.diagnosis import why_biased, why_not_stale
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError
+from grpo.utils.local_gpu import local_gpu
 
 LEVELS = ("token", "sequence")
 
@@ -40,6 +42,7 @@ def check(config: DictConfig) -> None:
         if key not in known or key in NOT_SETTABLE:
             raise ConfigError(f"train.{key}: {NOT_SETTABLE.get(key) or 'no such key' + meant(key, known)}")
     check_folder(config.model.model_name_or_path, config.model.gguf_file)
+    check_recipes(config)
     check_rewards(config)
     check_tools(config)
     check_peft(config)
@@ -225,6 +228,12 @@ def check_precision(config: DictConfig) -> None:
     train, update = config.train, config["update"]
     if train.fp16 and train.bf16:
         raise ConfigError("train.fp16=true train.bf16=true: one of them, bf16 if the GPU supports it")
+    here = config.gpu is None and not train.use_cpu
+    if train.fp16 and (vendor_of(config) in ("cpu", "apple") or (here and local_gpu() is None)):
+        raise ConfigError(
+            "train.fp16=true: only with CUDA or ROCm is the loss scaled, so that small gradients do not vanish; use "
+            "train.fp16=false model.dtype=float32 here"
+        )
     dtype = config.model.dtype
     if train.fp16 and config.peft is None and dtype != "float32":
         raise ConfigError(

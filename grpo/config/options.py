@@ -3,6 +3,7 @@
 `from grpo.trainer import ExactGRPOTrainer` in a script loads neither Hydra nor OmegaConf.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,12 @@ FP8 = ("fp8", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 VLLM = "grpo.generation.vllm_engine.PolicyEngine"
 """`engine.backend`: vLLM, in this process or a server."""
 
+TWO_TEMPERATURES = (
+    "rollout.temperature_end: train.generation_kwargs has a temperature, too; leave it out and set train.temperature"
+)
+ENTROPY_OF_TEXT = (
+    "rollout.max_entropy: works with text alone, and the task has images; rollout.max_repetition works with both"
+)
 TILES_NEED_WHOLE_WEIGHTS = (
     "update.mlp_tile: under ZeRO-3 all processes gather a weight at each use, and have different numbers of tiles; use "
     "FSDP2, which gathers whole layers, or leave it out"
@@ -112,7 +119,7 @@ class Engine:
 
 @dataclass
 class Rollout:
-    """Which problems a step learns from."""
+    """Which problems a step learns from, and how the rewards of a group become advantages."""
 
     dynamic_sampling: bool = False
     """Replace zero-variance groups by groups of further problems."""
@@ -120,6 +127,17 @@ class Rollout:
     """Largest number of generations per step; zero-variance groups fill the batch afterwards."""
     prioritize: bool = False
     """Take problems with 20 to 80 % correct completions four times as often as others."""
+    pass_at_k: int | None = None
+    """Learn by the best of this number of completions, instead of each: rewards of 0 and 1 become pass@k. `null` does
+    not."""
+    temperature_end: float | None = None
+    """Sampling temperature of the last step; that of the first is `train.temperature`, and those of other steps are
+    between them, linearly. `null` keeps it the same."""
+    max_repetition: float | None = None
+    """Skip completions in which a larger fraction of the 4-grams of tokens has occurred before, 0 to 1; `null` skips
+    none."""
+    max_entropy: float | None = None
+    """Skip completions whose tokens have a larger mean entropy of the policy, nats; `null` skips none."""
     completions_at_once: int | None = None
     """Number of completions that transformers generates at once on a device; the others wait for free places. `null`
     takes the plan's number, and without a plan all completions. An OOM halves it."""
@@ -132,5 +150,11 @@ class Rollout:
         """
         if self.max_rounds < 1:
             raise ValueError(f"rollout.max_rounds={self.max_rounds}: at least 1")
+        if self.max_repetition is not None and not 0 <= self.max_repetition < 1:
+            raise ValueError(f"rollout.max_repetition={self.max_repetition:g}: a fraction from 0 to below 1, or null")
+        if self.max_entropy is not None and not 0 < self.max_entropy < math.inf:
+            raise ValueError(f"rollout.max_entropy={self.max_entropy:g}: a positive number of nats, or null")
+        if self.temperature_end is not None and not 0 < self.temperature_end < math.inf:
+            raise ValueError(f"rollout.temperature_end={self.temperature_end:g}: a positive number, or null")
         if self.completions_at_once is not None and self.completions_at_once < 1:
             raise ValueError(f"rollout.completions_at_once={self.completions_at_once}: at least 1, or null")

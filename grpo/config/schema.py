@@ -50,6 +50,8 @@ class Model:
     """Branch, tag or commit on the hub."""
     dtype: str = "float32"
     """Data type of the loaded weights: `auto`, `float32`, `bfloat16` or `float16`."""
+    bfloat16: bool = True
+    """Whether a GPU profile chooses bfloat16 where the GPU has it; `false` chooses float16."""
     attn_implementation: str | None = None
     """For example `sdpa` or `flash_attention_2`; None lets transformers choose."""
     freeze: list[str] = field(default_factory=list)

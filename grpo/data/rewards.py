@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from grpo.config.schema import REWARD_MODEL, ROOT
 from grpo.utils.distributed import gathered, log_name
 from grpo.utils.errors import ConfigError
+from rewards.isolation.loader import GROUP
 from rewards.isolation.reward import Reward
 
 
@@ -54,7 +55,7 @@ def grader_of(name: str, rewards: DictConfig, train: DictConfig) -> dict[str, di
 
 def check_grader(grader: Reward) -> None:
     """Raise a ConfigError if a reward needs arguments that only a trainer has: it cannot grade an evaluation."""
-    for argument in ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments"):
+    for argument in ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments", "group_id"):
         if argument in grader.needs:
             raise ConfigError(
                 f"task.eval.reward={grader.name}: it needs {argument}, which an evaluation does not have; name another"
@@ -113,6 +114,8 @@ def running_rewards(
             except ValueError as error:
                 raise ConfigError(str(error)) from error
             stack.callback(reward.close)
+            if reward.compares and GROUP in columns:
+                raise ConfigError(f"reward.{name}: gets {GROUP} from the trainer; rename this column of the data")
             if missing := reward.missing(columns):
                 raise ConfigError(f"reward.{name}: needs a column {missing[0]}; the data has: {', '.join(columns)}")
             rewards[name] = reward

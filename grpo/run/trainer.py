@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from transformers import PrinterCallback
 from trl import GRPOConfig
 
-from grpo.config.batch import check_batch, completions, problems_taken
+from grpo.config.batch import check_batch, check_whole_groups, completions, problems_taken
 from grpo.config.resolve import Resolved
 from grpo.config.schema import REWARD_MODEL, train_arguments
 from grpo.config.secrets import is_secret
@@ -44,6 +44,8 @@ def make_trainer(
         ConfigError: TRL, transformers or PEFT refused it.
     """
     dataset = dataset_of(settings.train, problems)
+    comparing = [name for name, reward in rewards.items() if reward.compares and name in settings.reward]
+    check_whole_groups(settings.train, comparing, world_size())
     model, peft, task, rewarded = settings.model, settings.peft, settings.task, settings.reward
     scorers, shares = scorers_of(rewarded, rewards), settings.engine.share_weights is True
     try:

@@ -49,10 +49,11 @@ FIELDS = {
     "num_tiles": Field("row"),
     "num_items_in_batch": Field("generation"),
     "generated_at": Field("generation"),  # ours: the step
+    "temperature": Field("generation"),  # ours: of the sampling, where it changes
     "completion_id": Field("completion"),  # ours: a number of the row, also in the table of completions
     "kept_tokens": Field("completion", padding=-1),  # ours, while rollouts are scored; see `rollout/filtered.py`
 }
-"""All keys of a batch of TRL, and three of ours."""
+"""All keys of a batch of TRL, and some of ours."""
 
 
 def check(keys: Iterable[str]) -> None:

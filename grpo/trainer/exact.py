@@ -189,7 +189,8 @@ class ExactGRPOTrainer(GRPOTrainer):
                 "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
                 "optimizers: shard the gradients of several processes with FSDP or ZeRO"
             )
-
+        if self.args.fp16 and self.accelerator.device.type in ("cpu", "mps"):
+            raise ValueError("fp16=True: on this device accelerate does not scale the loss; use float32, or bf16=True")
         plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
         if self.update.mlp_tile and plugin and plugin.zero_stage == 3:
             raise ValueError(TILES_NEED_WHOLE_WEIGHTS)
@@ -272,6 +273,8 @@ class ExactGRPOTrainer(GRPOTrainer):
 
     def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return TRL's loss, or one of `grpo.losses`; its batch is kept until the gradient is known to be finite."""
+        if self.rollouts.temperature:
+            self.rollouts.temperature.now = float(inputs["temperature"])
         with self.activations.of(model) if self.activations else nullcontext():
             if self.own_loss:
                 loss = own_loss.compute_loss(self, self.own_loss, model, inputs)

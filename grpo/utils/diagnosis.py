@@ -56,6 +56,8 @@ def why_not_stale(train: Any, rollout: Any, images: bool, tools: bool) -> str | 
     for name in ("dynamic_sampling", "prioritize"):
         if getattr(rollout, name):
             return f"the problems of the next step are not known, as rollout.{name}=true takes them as needed"
+    if rollout.temperature_end is not None:
+        return "the next rollouts are requested at the temperature of the last, and rollout.temperature_end changes it"
     slices = train.steps_per_generation or train.gradient_accumulation_steps
     if not train.use_vllm or train.vllm_mode != "server":
         return "only a server generates while the policy trains: use generation=vllm_server"
@@ -65,6 +67,23 @@ def why_not_stale(train: Any, rollout: Any, images: bool, tools: bool) -> str | 
         return reason
     if train.num_iterations > 1 or slices != train.gradient_accumulation_steps:
         return "a generation has to be for one step: train.num_iterations=1, without train.steps_per_generation"
+    return None
+
+
+def why_not_best_of(train: Any, rollout: Any) -> str | None:
+    """Return why a policy cannot learn by the best of `rollout.pass_at_k` completions; None if it can.
+
+    `train` is as in `sampling_filters`.
+    """
+    k, asked = rollout.pass_at_k, f"rollout.pass_at_k={rollout.pass_at_k}"
+    if k is None:
+        return None
+    if not 2 <= k < train.num_generations:
+        return f"{asked}: from 2 to train.num_generations={train.num_generations} less 1; for 1, leave it out"
+    if train.multi_objective_aggregation != "sum_then_normalize":
+        return f"{asked}: the best completion has the largest sum: train.multi_objective_aggregation=sum_then_normalize"
+    if train.loss_type == "maxrl":
+        return f"{asked}: train.loss_type=maxrl divides by the mean reward of single completions; use another loss"
     return None
 
 

@@ -14,7 +14,12 @@ from typing import Any
 
 from rewards.text import printable
 
-FROM_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+GROUP = "group_id"
+"""Argument of a reward that compares the completions of a group: for each completion, the number of its group."""
+FROM_TRL = (
+    *("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"),
+    GROUP,
+)
 
 
 def load(fn: str, setting: str, group: str = "grpo.rewards") -> Callable[..., Any]:
@@ -80,10 +85,16 @@ def bind(function: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> Cal
 
 
 def needs(function: Callable[..., Any], kwargs: dict[str, Any]) -> list[str]:
-    """Return the arguments without which the function cannot be called, and `environments` if it names them."""
+    """Return the arguments without which the function cannot be called, and `environments` if it names them.
+
+    A function's attribute `compares`, if there is one, names the argument that makes it compare the completions of a
+    group.
+    """
     parameters = inspect.signature(function).parameters.values()
     named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     required = [one.name for one in named if one.default is one.empty or one.name == "environments"]
+    if kwargs.get(getattr(function, "compares", "")) and GROUP not in required:
+        required.append(GROUP)
     return [key for key in required if key not in kwargs]
 
 

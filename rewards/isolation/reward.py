@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rewards.isolation.call import Fault, Outcome
-from rewards.isolation.loader import FROM_TRL
+from rewards.isolation.loader import FROM_TRL, GROUP
 from rewards.isolation.process import GRACE, Process, ask, has_ended
 from rewards.isolation.system import file_without_name
 from rewards.text import printable
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 HOPELESS = 5
 """Consecutive batches without a reward after which the run is stopped."""
 MAX_HUNG = 3
-"""Consecutive completions on which the function hangs before the rest of the batch is skipped."""
+"""Consecutive completions, or groups, on which the function hangs before the rest of the batch is skipped."""
 NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "environments", "images")
 """Arguments from TRL that do not travel to the process of a function."""
 SIMPLE = bool | int | float | str | None
@@ -88,6 +88,8 @@ class Reward:
         self._workers = [self._start() for _ in range(workers)]
         self.needs: list[str] = self._workers[0].loaded
         """Arguments without which the function cannot be called."""
+        self.compares = GROUP in self.needs
+        """Whether it compares the completions of a group, so that it is always called with whole groups."""
         self._hopeless = 0
         self._pool = ThreadPoolExecutor(workers, f"reward-{name}")
         self._closed = False
@@ -116,7 +118,8 @@ class Reward:
         if environments and "environments" in self.needs:
             columns["environments"] = [SimpleNamespace(**environment._state()) for environment in environments]
         simple = {key: value for key, value in vars(state).items() if isinstance(value, SIMPLE)} if state else {}
-        parts = split_by_prompt(columns.get("prompts") or columns["completions"], len(self._workers))
+        alike = columns[GROUP] if self.compares else columns.get("prompts") or columns["completions"]
+        parts = split_by_prompt(alike, len(self._workers))
         futures = [
             self._pool.submit(self._score_part, worker, columns, part, SimpleNamespace(**simple))
             for worker, part in enumerate(parts)
@@ -133,7 +136,7 @@ class Reward:
         return outcome.rewards
 
     def _score_part(self, worker: int, columns: dict[str, Any], part: range, state: SimpleNamespace) -> Outcome:
-        """Score some completions in a worker: in a single call, and after a failure one by one."""
+        """Score some completions in a worker: in a single call, and after a failure one by one, or group by group."""
 
         def call(rows: Sequence[int]) -> Outcome:
             if has_ended(self._workers[worker].process) and not self._closed:
@@ -147,15 +150,17 @@ class Reward:
             return at_once
         alone: list[Outcome] = []
         hung = 0
-        for row in part:
-            if len(part) == 1:
+        of_group = [columns[GROUP][row] for row in part] if self.compares else [*part]
+        for rows in split_by_prompt(of_group, len(part)):
+            if len(rows) == len(part):
                 one = at_once
             elif hung >= MAX_HUNG:
-                one = Outcome(failed=Fault("Timeout", f"not called: it hung on the {MAX_HUNG} completions before"))
+                one = Outcome(failed=Fault("Timeout", f"not called: it hung on the {MAX_HUNG} calls before"))
             else:
-                one = call([row])
+                one = call([part[row] for row in rows])
             hung = hung + 1 if one.failed and one.failed.kind == "Timeout" else 0
-            alone.append(Outcome([None], {0: one.failed}) if one.failed else one)
+            faults = {row: one.failed for row in range(len(rows)) if one.failed}
+            alone.append(Outcome([None] * len(rows), faults) if faults else one)
         scored = join(alone)
         scored.failed = at_once.failed
         return scored

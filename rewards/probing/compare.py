@@ -22,7 +22,7 @@ def compare_with_run(folder: Path, reward: Reward, console: Console) -> None:
     """Score the completions that TRL has written in a run directory and show those that get another reward now.
 
     Raises:
-        ValueError: the run has kept no completions, or has no such reward.
+        ValueError: the run has kept no completions, or has no such reward, or the reward compares completions.
     """
     files = sorted((folder / "completions").glob("completions_*.parquet"))
     if not files:
@@ -33,6 +33,8 @@ def compare_with_run(folder: Path, reward: Reward, console: Console) -> None:
     rows, names = kept.to_pylist(), kept.column_names
     if reward.name not in names:
         raise ValueError(f"{folder}: the run has no reward {reward.name}; choose one with --name: {', '.join(names)}")
+    if reward.compares:
+        raise ValueError(f"{reward.name} compares the completions of a group, and the run has kept no groups")
     if missing := reward.missing(names):
         raise ValueError(f"{reward.name} needs a column {missing[0]}; the run has kept: {', '.join(names)}")
     before = [None if value is None or value != value else float(value) for value in kept[reward.name].to_pylist()]

@@ -9,6 +9,7 @@ from statistics import mean
 from types import SimpleNamespace
 from typing import Any
 
+from rewards.isolation.loader import GROUP
 from rewards.isolation.reward import Reward
 from rewards.probing.probes import cheats, correct, incorrect
 from rewards.text import text_of
@@ -46,6 +47,7 @@ def score(
     ids = [tokenize(text_of(completion)) for completion in completions]
     prompts = [row.get("prompt", row.get("question", "")) for row in rows]
     given = {"prompts": prompts, "completions": completions, "completion_ids": ids, "trainer_state": AT_THE_END}
+    given[GROUP] = [*range(len(rows))]  # each completion alone
     return reward.score(**{**columns, **given})
 
 

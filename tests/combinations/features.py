@@ -40,6 +40,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "truncated": {"counted": {}, "masked": {"mask_truncated_completions": True}},
     "scaling": {"group": {}, "batch": {"scale_rewards": "batch"}, "none": {"scale_rewards": "none"}},
+    "advantages": {"of each": {}, "of the best of two": {}},
     "clipping": {
         "ratio": {},
         "two-sided": {"delta": 1.5},
@@ -50,6 +51,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
         "two, added": {"reward_weights": [1.0, 0.5]},
         "two, each normalized": {"reward_weights": [1.0, 0.5], "multi_objective_aggregation": "normalize_then_sum"},
         "failing": {},
+        "group-relative": {},
     },
     "policy": {
         "full attention": {},
@@ -69,6 +71,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
     "tools": {"none": {}, "tools": {}, "environment": {}},
     "problems": {"in order": {}, "dynamic sampling": {}, "prioritized": {}},
     "data": {"in memory": {}, "a stream": {"shuffle_dataset": False}},
+    "degenerate": {"counted": {}, "skipped": {}},
     "engine": {
         "transformers": {},
         "vLLM, uncorrected": {"vllm_importance_sampling_correction": False},
@@ -77,6 +80,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
         "a server, a step ahead": {"vllm_mode": "server", "vllm_importance_sampling_mode": "token_truncate"},
         "vLLM, top-k": {"vllm_importance_sampling_mode": "token_truncate", "top_k": 6},
     },
+    "temperature": {"constant": {}, "rising": {}},
     "evaluation": {"none": {}, "in mid-training": {"eval_strategy": "steps", "eval_steps": 1}},
     "resume": {"no": {}, "yes": {}},
 }
@@ -104,6 +108,8 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"loss": "maxrl", "scaling": "batch"}, "train.loss_type=maxrl needs"),
     ({"loss": "maxrl", "rewards": "two, each normalized"}, "train.loss_type=maxrl needs"),
     ({"problems": "prioritized", "data": "a stream"}, "rollout.prioritize: .*a stream has none twice"),
+    ({"advantages": "of the best of two", "loss": "maxrl"}, "train.loss_type=maxrl"),
+    ({"advantages": "of the best of two", "rewards": "two, each normalized"}, "rollout.pass_at_k=2: .*the largest sum"),
     ({"loss": "vespo", "engine": "vLLM, sequences masked"}, "VESPO loss requires"),
     *(
         ({"engine": "a server, a step ahead", feature: value}, f"engine.staleness=1: .*{reason}")
@@ -111,6 +117,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
             ("policy", ("images, LLaVA-Next", "images, Qwen2.5-VL"), "the task has images"),
             ("tools", ("tools", "environment"), "the task has tools"),
             ("problems", ("dynamic sampling", "prioritized"), "the problems of the next step are not known"),
+            ("temperature", ("rising",), "rollout.temperature_end changes it"),
             ("iterations", ("2",), "train.num_iterations=1"),
             ("steps", ("two generations", "a quarter of a generation"), "without train.steps_per_generation"),
         )

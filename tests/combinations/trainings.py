@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
 from datasets import Dataset
 from peft import LoraConfig
 from PIL import Image
@@ -46,12 +47,15 @@ from grpo.utils.patching import patched
 from tests.combinations.array import Row
 from tests.combinations.features import FEATURES
 from tests.combinations.kept_tokens import correct_over_kept
-from tests.derived_losses import AS_TRL
+from tests.combinations.rewards import REWARDS, of_various
+from tests.derived_losses import AS_TRL, StockBestOfTwo
 from tests.stock_trl import make
 from tests.vision_policies import make_policy, make_processor
 
 STEPS = 3
 LENGTH = 24
+HOTTEST = 2.0
+"""Temperature of the last step."""
 FAMILY = {"images, LLaVA-Next": "llava_next", "images, Qwen2.5-VL": "qwen2_5_vl"}
 PROBLEMS = 32
 BASE = ROOT / "grpo" / "builtin" / "tiny_calculator"
@@ -104,6 +108,8 @@ def turn(tokenizer: Any, seed: int, calls: bool) -> list[int]:
         return tokenizer(f"<tool_call>{json.dumps(call)}</tool_call>")["input_ids"] + [tokenizer.eos_token_id]
     length = 1 + int(torch.rand(1, generator=generator) ** 3 * LENGTH)
     tokens = torch.randint(7, len(AutoTokenizer.from_pretrained(BASE)), (length,), generator=generator).tolist()
+    if kind == 8:
+        tokens = tokens[:1] * length
     return [*tokens[:-1], tokenizer.eos_token_id] if kind % 3 else tokens
 
 
@@ -134,31 +140,6 @@ def drawn(trainer: Any, row: Row) -> Any:
         return completions, [with_logps(ids, seed, row) for ids, seed in of_each]
 
     return single_turn
-
-
-def number_of_correct(completion_ids: list[list[int]], number: list[int], **columns: Any) -> list[float]:
-    """Anything, but equal within the groups of every third problem."""
-    return [1.0 if of % 3 == 0 else float(sum(ids) % 3 == 0) for ids, of in zip(completion_ids, number, strict=True)]
-
-
-def brevity(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-    return [1 / len(ids) for ids in completion_ids]
-
-
-def failing(completion_ids: list[list[int]], number: list[int], **columns: Any) -> list[float | None]:
-    """No reward for some completions, and for none of a problem's."""
-    return [
-        None if of % 5 == 1 or sum(ids) % 4 == 0 else float(sum(ids) % 3)
-        for ids, of in zip(completion_ids, number, strict=True)
-    ]
-
-
-REWARDS: dict[str, list[Any]] = {
-    "one": [number_of_correct],
-    "two, added": [number_of_correct, brevity],
-    "two, each normalized": [number_of_correct, brevity],
-    "failing": [failing],
-}
 
 
 @functools.cache
@@ -287,11 +268,13 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
     """Our trainer with the features of a row."""
     options = options_of(row, folder)
     options |= AS_TRL.get(row["loss"], (None, {}, {}))[2]
-    if row["problems"] != "in order":
-        dynamic = row["problems"] == "dynamic sampling"
-        options["rollout"] = Rollout(dynamic_sampling=dynamic, prioritize=not dynamic)
     if row["data"] == "a stream":
         options |= streamed(options["train_dataset"])
+    problems, best = row["problems"], row["advantages"] == "of the best of two"
+    options["rollout"] = Rollout(problems == "dynamic sampling", prioritize=problems == "prioritized")
+    options["rollout"].pass_at_k = 2 if best else None
+    options["rollout"].max_repetition = 0.5 if row["degenerate"] == "skipped" else None
+    options["rollout"].temperature_end = HOTTEST if row["temperature"] == "rising" else None
     if row["engine"] != "transformers":
         staleness = int(row["engine"] == "a server, a step ahead")
         options["engine"] = Engine(lora="merged", staleness=staleness, backend=f"{__name__}.Scripted")
@@ -314,6 +297,22 @@ def stock(row: Row, folder: Path, trainer: Any, kept: Sequence[Sequence[Completi
     """Stock TRL with the features of a row; it replays what dynamic sampling has kept."""
     kind, as_trl, _ = AS_TRL.get(row["loss"], (GRPOTrainer, {}, {}))
     options = options_of(row, folder / "stock") | as_trl | more
+    if row["advantages"] == "of the best of two":
+        kind = StockBestOfTwo  # MaxRL's is refused
+    if row["degenerate"] == "skipped":
+        options["reward_funcs"] = list(map(of_various, options["reward_funcs"]))
+    return built(kind, row, folder, trainer, kept, options)
+
+
+def built(
+    kind: type[GRPOTrainer],
+    row: Row,
+    folder: Path,
+    trainer: Any,
+    kept: Sequence[Sequence[Completion]],
+    options: dict[str, Any],
+) -> Any:
+    """A trainer of TRL's with these options, which takes its rollouts from the same place as ours."""
     if kept:
         for name in ("tools", "environment_factory"):
             options.pop(name, None)
@@ -332,7 +331,30 @@ def stock(row: Row, folder: Path, trainer: Any, kept: Sequence[Sequence[Completi
         other._generate_single_turn = drawn(other, row)
     if row["engine"] == "vLLM, top-k":
         correct_over_kept(other)
+    if row["temperature"] == "rising":
+        heat(other)
     return other
+
+
+def heat(trainer: Any) -> None:
+    """Have TRL's heads divide by a temperature that rises with the steps at which completions are generated."""
+    heads = [model for model in (trainer.model, trainer.ref_model) if model is not None]
+    forwards = [(model.get_base_model() if is_peft_model(model) else model).forward for model in heads]
+    functions = [getattr(forward, "__func__", forward) for forward in forwards]
+    cells = [of.__closure__[of.__code__.co_freevars.index("temperature")] for of in functions]
+    generate = trainer._generate_and_score_completions
+
+    def at_temperature(inputs: Any) -> Any:
+        before = cells[0].cell_contents
+        training = trainer.model.training
+        for cell in cells:
+            cell.cell_contents = 1 + (HOTTEST - 1) * training * trainer.state.global_step / (STEPS - 1)
+        batch = generate(inputs)
+        for cell in cells if not training else ():
+            cell.cell_contents = before
+        return batch
+
+    trainer._generate_and_score_completions = at_temperature
 
 
 def replayed(row: Row, trainer: Any, kept: Sequence[Sequence[Completion]]) -> dict[str, Any]:

@@ -1,11 +1,16 @@
-"""Advantages: exactly zero in groups whose completions all have the same reward, and what a loss makes of others."""
+"""Advantages: exactly zero in groups whose completions all have the same reward, and what a loss makes of others.
+
+With `rollout.pass_at_k` they are TRL's of other rewards, those of `grpo.trainer.rollout.pass_at_k`.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from trl.trainer.utils import nanstd
 
 from grpo.trainer.batch import Batch
+from grpo.trainer.rollout.pass_at_k import best_of
 
 
 def combined(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -51,6 +56,33 @@ def loss_factors(
     return factor(means).repeat_interleave(group)
 
 
+def learned(trainer: Any, rewards: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rewards that advantages compare, (completions, rewards), and their weights.
+
+    With `rollout.pass_at_k` the training compares a single reward. An evaluation does not: its groups may be smaller.
+    """
+    k = trainer.rollouts.pass_at_k if trainer.model.training else None
+    if k is None:
+        return rewards, trainer.reward_weights
+    best = best_of(combined(rewards, trainer.reward_weights), group, k)
+    return best.unsqueeze(1), torch.ones(1)
+
+
+def normalized(rewards: torch.Tensor, group: int, scale: str) -> torch.Tensor:
+    """Return TRL's advantages of one reward, (completions); 0 where it is NaN.
+
+    Args:
+        rewards: (completions).
+        group: completions per group.
+        scale: `scale_rewards` of TRL.
+    """
+    groups = rewards.view(-1, group)
+    above = groups - groups.nanmean(1, keepdim=True)
+    if scale != "none":
+        above = above / ((nanstd(groups, dim=1)[:, None] if scale == "group" else nanstd(rewards)) + 1e-4)
+    return above.nan_to_num().flatten()
+
+
 def finish(trainer: Any, batch: Batch, rewards: torch.Tensor, group: int, count: int) -> None:
     """Make the advantages of equal rewards exactly zero, and those of others as the loss wants; in the log, too.
 
@@ -61,9 +93,14 @@ def finish(trainer: Any, batch: Batch, rewards: torch.Tensor, group: int, count:
         group: completions per group.
         count: completions of this process.
     """
-    factors = loss_factors(rewards, trainer.reward_weights, group, getattr(trainer.own_loss, "advantage_factor", None))
-    factors[zero_variance(rewards, trainer.reward_weights, group, trainer.multi_objective_aggregation)] = 0.0
-    batch["advantages"] = batch["advantages"] * factors[trainer.accelerator.process_index * count :][:count]
+    compared, weights = learned(trainer, rewards, group)
+    factors = loss_factors(compared, weights, group, getattr(trainer.own_loss, "advantage_factor", None))
+    factors[zero_variance(compared, weights, group, trainer.multi_objective_aggregation)] = 0.0
     logged = trainer._logs["advantages"]  # as many of the newest as a generation has; an evaluation may have more
+    if compared is not rewards:
+        factors = factors * normalized(compared[:, 0], group, trainer.scale_rewards)
+        batch["advantages"] = torch.ones_like(batch["advantages"])
+        logged.extend([1.0] * len(factors))
+    batch["advantages"] = batch["advantages"] * factors[trainer.accelerator.process_index * count :][:count]
     for behind, by in enumerate(factors.flip(0)[: len(logged)].tolist(), 1):
         logged[-behind] *= by

@@ -1,7 +1,10 @@
-"""Columns of the data that are logged with the completions, so that these can be scored again later."""
+"""Columns beside the completions: the data's, so that these can be scored again later, and the numbers of groups."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from grpo.trainer.rollout.thumbnails import COLUMN, Thumbnails
 
@@ -10,6 +13,8 @@ TAKEN = {
     *("tokens", "truncated", COLUMN),
 }
 """Columns of a table of completions that are not the data's."""
+GROUP = "group_id"
+"""Argument of rewards that compare the completions of a group."""
 
 
 def kept_columns(
@@ -31,3 +36,24 @@ def kept_columns(
     if pictures and "images" in rows[0]:
         found[COLUMN] = [pictures.keep(row["images"], progress) for row in rows]
     return found
+
+
+def compares(reward: Any) -> bool:
+    """Return whether a reward compares the completions of a group, and so takes the argument `group_id`."""
+    if isolated := getattr(reward, "isolated", None):
+        return isolated.compares
+    return not isinstance(reward, torch.nn.Module) and GROUP in inspect.signature(reward).parameters
+
+
+def with_groups(rows: Sequence[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    """Return the rows of this process, each with the number of its group of `size` completions.
+
+    Raises:
+        ValueError: a group is divided over processes.
+    """
+    if len(rows) % size:
+        raise ValueError(
+            f"a reward compares the {size} completions of a group, and each process has {len(rows)}: a process needs "
+            "whole groups; raise per_device_train_batch_size or per_device_eval_batch_size"
+        )
+    return [row | {GROUP: place // size} for place, row in enumerate(rows)]

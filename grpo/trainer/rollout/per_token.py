@@ -89,10 +89,13 @@ def forward(
     """Score completions in one pass, with shared prompts where a micro-batch has any, or as TRL does."""
     _, attention_mask, length = sequences
     head: AbstractContextManager[None] = nullcontext()
+    temperature: AbstractContextManager[None] = nullcontext()
     if kept_tokens is not None:  # in host memory, but for those of this pass
         scored = (attention_mask[:, -length:] != 0).to(kept_tokens.device)
         head = mass_of(kept_tokens[scored].to(attention_mask.device))
-    with patched("trl.trainer.utils:_use_triton", lambda device: True), head:
+    if trainer.rollouts.temperature:
+        temperature = trainer.rollouts.temperature.of_head()
+    with patched("trl.trainer.utils:_use_triton", lambda device: True), head, temperature:
         if part is None or not part.shared:
             return stock(model, *sequences, **options)
         images = {key: value for key, value in options.items() if not key.startswith("compute_")}

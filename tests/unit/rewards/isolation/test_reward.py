@@ -108,6 +108,11 @@ def orphans(completions):
 def processes(completions):
     return [float(os.getpid())] * len(completions)
 
+def of_group(completions, group_id):
+    if "raise" in completions:
+        raise KeyError("level")
+    return [float(group_id.count(group)) for group in group_id]
+
 def complete_groups(completions, prompts):
     return [float(prompts.count(prompt)) for prompt in prompts]
 """
@@ -235,6 +240,18 @@ def test_workers_see_complete_groups(file: Path) -> None:
     reward = Reward(f"{file}:complete_groups", "mine", workers=3)
     prompts = ["a"] * 4 + ["b"] * 2 + ["c"] * 4
     assert reward.score(completions=["x"] * 10, prompts=prompts) == [4] * 4 + [2] * 2 + [4] * 4
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_reward_that_compares_gets_whole_groups(file: Path, workers: int) -> None:
+    reward = Reward(f"{file}:of_group", "mine", workers=workers)
+    groups = [0] * 4 + [1] * 2 + [2] * 4
+    same = {"prompts": ["a"] * 10, "group_id": groups}
+    assert reward.score(completions=["x"] * 10, **same) == [4] * 4 + [2] * 2 + [4] * 4
+    failing = ["x"] * 5 + ["raise"] + ["x"] * 4
+    assert reward.score(completions=failing, **same) == [4] * 4 + [None] * 2 + [4] * 4
+    assert reward.errors == {"KeyError": 2}
+    assert reward.faulted == [4, 5]
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.integers(1, 5))

@@ -1,0 +1,55 @@
+"""The sampling temperature of each step's rollouts, at which their completions are scored as long as they are used.
+
+TRL's head divides logits by a temperature that it gets once, and the importance ratios compare probabilities at the
+temperature of sampling. A batch therefore keeps its temperature, over several steps and in checkpoints.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from trl.trainer import utils
+
+from grpo.utils.patching import patched
+
+
+class Temperature:
+    """A temperature that moves linearly from the first step to the last.
+
+    Args:
+        start: of the first step, and of evaluations.
+        end: of the last step.
+    """
+
+    def __init__(self, start: float, end: float) -> None:
+        self.start, self.end = start, end
+        self.now = start
+        """Of the completions that are scored."""
+
+    def begin(self, trainer: Any) -> None:
+        """Have the rollouts of a step, or those of an evaluation, sampled and scored at their temperature."""
+        done, last = trainer.state.global_step, trainer.state.max_steps - 1
+        part = min(1.0, done / last) if trainer.model.training and last > 0 else 0.0
+        self.now = trainer.temperature = self.start + (self.end - self.start) * part
+        if trainer.use_vllm:
+            trainer.vllm_generation.temperature = self.now
+        else:
+            trainer.generation_config.temperature = trainer.generation_kwargs["temperature"] = self.now
+
+    @contextmanager
+    def of_head(self) -> Iterator[None]:
+        """While inside, TRL's head divides logits by the temperature of the completions that are scored."""
+        stock, now = utils._ChunkedLogProbFunction, self.now
+
+        class Head:
+            """TRL's, at another temperature."""
+
+            @staticmethod
+            def apply(
+                hidden: torch.Tensor, weight: Any, bias: Any, targets: torch.Tensor, _: float, *more: Any
+            ) -> tuple:
+                return stock.apply(hidden, weight, bias, targets, now, *more)
+
+        with patched("trl.trainer.utils:_ChunkedLogProbFunction", Head):
+            yield
