@@ -24,9 +24,9 @@ class Reverse(vf.Task[Text]):
         return SequenceMatcher(None, trace.last_reply, self.data.answer).ratio()
 
     @vf.metric
-    async def length(self, trace: vf.Trace) -> float:
-        """Return the characters of the reply."""
-        return float(len(trace.last_reply))
+    async def exact(self, trace: vf.Trace) -> float:
+        """Return 1 if the reply is the solution."""
+        return float(trace.last_reply == self.data.answer)
 
 
 class ReverseTextConfig(vf.TasksetConfig):

@@ -53,7 +53,7 @@ def taskset(folder: Path, task: str = "pass", data: str = "prompt='a'", more: st
 
 def test_rows_are_the_tasks_and_splits_share_none() -> None:
     found = asked(REVERSE, {"examples": 1}, 0, 3)
-    assert (found["rewards"], found["tools"]) == ({"similarity": 1.0, "length": 0.0}, False)
+    assert (found["rewards"], found["tools"]) == ({"similarity": 1.0, "exact": 0.0}, False)
     assert [message["role"] for message in found["rows"][0]["prompt"]] == ["user", "assistant", "user"]
     assert asked(REVERSE, {"examples": 1}, 2, 1)["rows"] == found["rows"][2:]
 
