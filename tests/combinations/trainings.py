@@ -99,7 +99,7 @@ def seed_of(*values: Any) -> int:
     return int(hashlib.sha256(repr(values).encode()).hexdigest()[:8], 16)
 
 
-def turn(tokenizer: Any, seed: int, calls: bool) -> list[int]:
+def turn(tokenizer: Any, seed: int, calls: bool, repeats: bool) -> list[int]:
     """A call of a tool, if there are any, or any tokens."""
     generator = torch.Generator().manual_seed(seed)
     kind, number = (int(torch.randint(0, 10, (), generator=generator)) for _ in range(2))
@@ -108,7 +108,7 @@ def turn(tokenizer: Any, seed: int, calls: bool) -> list[int]:
         return tokenizer(f"<tool_call>{json.dumps(call)}</tool_call>")["input_ids"] + [tokenizer.eos_token_id]
     length = 1 + int(torch.rand(1, generator=generator) ** 3 * LENGTH)
     tokens = torch.randint(7, len(AutoTokenizer.from_pretrained(BASE)), (length,), generator=generator).tolist()
-    if kind == 8:
+    if repeats and kind == 8:
         tokens = tokens[:1] * length
     return [*tokens[:-1], tokenizer.eos_token_id] if kind % 3 else tokens
 
@@ -117,7 +117,7 @@ def with_logps(tokens: list[int], seed: int, row: Row) -> list[float]:
     """The log-probabilities of an engine, over all tokens, or over six of them."""
     generator = torch.Generator().manual_seed(seed)
     if row["engine"] != "vLLM, top-k":
-        likely = -7.5 if row["loss"] == "vespo" else -5  # or its weights, or those of a mask, are all zero
+        likely = {"vespo": -7.5, "maxrl": -6}.get(row["loss"], -5)  # or its weights, or those of a mask, are all zero
         return (torch.randn(len(tokens), generator=generator) / 4 + likely).tolist()
     others = torch.randint(7, 80, (len(tokens), 5), generator=generator).tolist()
     drawn = (torch.randn(len(tokens), generator=generator) / 4 - 1.5).tolist()
@@ -126,14 +126,14 @@ def with_logps(tokens: list[int], seed: int, row: Row) -> list[float]:
 
 def drawn(trainer: Any, row: Row) -> Any:
     """In the place of generation: turns that depend on step, prompt and row alone."""
-    calls = row["tools"] != "none"
+    calls, repeats = row["tools"] != "none", row["degenerate"] == "skipped"
 
     def single_turn(
         prompts: list, images: Any, fields: Any, num_generations: int, **how: Any
     ) -> tuple[list, list | None]:
         step = (trainer.state.global_step, trainer.model.training)
         seeds = [seed_of(*step, prompt, row % num_generations) for row, prompt in enumerate(prompts)]
-        completions = [turn(trainer._tokenizer, seed, calls) for seed in seeds]
+        completions = [turn(trainer._tokenizer, seed, calls, repeats) for seed in seeds]
         if row["engine"] == "transformers":
             return completions, None
         of_each = zip(completions, seeds, strict=True)

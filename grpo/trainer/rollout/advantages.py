@@ -97,10 +97,10 @@ def finish(trainer: Any, batch: Batch, rewards: torch.Tensor, group: int, count:
     factors = loss_factors(compared, weights, group, getattr(trainer.own_loss, "advantage_factor", None))
     factors[zero_variance(compared, weights, group, trainer.multi_objective_aggregation)] = 0.0
     logged = trainer._logs["advantages"]  # as many of the newest as a generation has; an evaluation may have more
-    if compared is not rewards:
+    replaces = compared is not rewards
+    if replaces:
         factors = factors * normalized(compared[:, 0], group, trainer.scale_rewards)
-        batch["advantages"] = torch.ones_like(batch["advantages"])
-        logged.extend([1.0] * len(factors))
-    batch["advantages"] = batch["advantages"] * factors[trainer.accelerator.process_index * count :][:count]
+    own = factors[trainer.accelerator.process_index * count :][:count]
+    batch["advantages"] = own if replaces else batch["advantages"] * own
     for behind, by in enumerate(factors.flip(0)[: len(logged)].tolist(), 1):
-        logged[-behind] *= by
+        logged[-behind] = by if replaces else logged[-behind] * by

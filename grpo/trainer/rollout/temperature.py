@@ -4,8 +4,9 @@ TRL's head divides logits by a temperature that it gets once, and the importance
 temperature of sampling. A batch therefore keeps its temperature, over several steps and in checkpoints.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,17 +40,16 @@ class Temperature:
 
     @contextmanager
     def of_head(self) -> Iterator[None]:
-        """While inside, TRL's head divides logits by the temperature of the completions that are scored."""
+        """While inside, TRL's head divides logits by the temperature of the scored completions."""
         stock, now = utils._ChunkedLogProbFunction, self.now
 
-        class Head:
-            """TRL's, at another temperature."""
+        def apply(hidden: torch.Tensor, weight: Any, bias: Any, targets: torch.Tensor, _: float, *more: Any) -> tuple:
+            return stock.apply(hidden, weight, bias, targets, now, *more)
 
-            @staticmethod
-            def apply(
-                hidden: torch.Tensor, weight: Any, bias: Any, targets: torch.Tensor, _: float, *more: Any
-            ) -> tuple:
-                return stock.apply(hidden, weight, bias, targets, now, *more)
-
-        with patched("trl.trainer.utils:_ChunkedLogProbFunction", Head):
+        with head(apply):
             yield
+
+
+def head(apply: Callable[..., tuple]) -> AbstractContextManager[None]:
+    """Return a context in which a function is in the place of the `apply` of TRL's head."""
+    return patched("trl.trainer.utils:_ChunkedLogProbFunction", SimpleNamespace(apply=apply))
