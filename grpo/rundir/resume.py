@@ -23,6 +23,7 @@ DECISIVE = (
     "task.dataset",
     "task.split",
     "task.prompt",
+    "task.tasks",
     "task.system_prompt",
     "task.conversational",
     "task.few_shot",

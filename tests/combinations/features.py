@@ -67,7 +67,13 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
     "feed-forward": {"whole": {}, "in tiles": {}},
     "prompts": {"shared": {}, "apart": {}},
     "tools": {"none": {}, "tools": {}, "environment": {}},
-    "problems": {"in order": {}, "dynamic sampling": {}, "prioritized": {}},
+    "problems": {
+        "in order": {},
+        "dynamic sampling": {},
+        "prioritized": {},
+        "a mixture": {},
+        "a mixture, prioritized": {},
+    },
     "engine": {
         "transformers": {},
         "vLLM, uncorrected": {"vllm_importance_sampling_correction": False},
@@ -81,6 +87,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
 }
 """Features, their values, and the fields of `GRPOConfig` that these set; `trainings.py` has the rest."""
 
+UNKNOWN = ("dynamic sampling", "prioritized", "a mixture", "a mixture, prioritized")
 OWN_LOSS = "train.loss_type={loss} needs"
 REFUSED: list[tuple[dict[str, str], str]] = [
     *(
@@ -108,7 +115,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
         for feature, values, reason in (
             ("policy", ("images, LLaVA-Next", "images, Qwen2.5-VL"), "the task has images"),
             ("tools", ("tools", "environment"), "the task has tools"),
-            ("problems", ("dynamic sampling", "prioritized"), "the problems of the next step are not known"),
+            ("problems", UNKNOWN, "the problems of the next step are not known"),
             ("iterations", ("2",), "train.num_iterations=1"),
             ("steps", ("two generations", "a quarter of a generation"), "without train.steps_per_generation"),
         )

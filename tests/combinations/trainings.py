@@ -30,7 +30,7 @@ from transformers import (
 from trl import GRPOTrainer
 
 from grpo.builtin.tasks.calculator import calculator
-from grpo.config.options import Engine, Rollout, Update
+from grpo.config.options import Engine, Mixture, Rollout, Update
 from grpo.config.schema import ROOT
 from grpo.generation.backend import Backend
 from grpo.generation.kept_tokens import KeptLogprob
@@ -140,8 +140,9 @@ def number_of_correct(completion_ids: list[list[int]], number: list[int], **colu
     return [1.0 if of % 3 == 0 else float(sum(ids) % 3 == 0) for ids, of in zip(completion_ids, number, strict=True)]
 
 
-def brevity(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-    return [1 / len(ids) for ids in completion_ids]
+def brevity(completion_ids: list[list[int]], task: list[str], **columns: Any) -> list[float | None]:
+    """A reward for one of two tasks."""
+    return [1 / len(ids) if of == "first" else None for ids, of in zip(completion_ids, task, strict=True)]
 
 
 def failing(completion_ids: list[list[int]], number: list[int], **columns: Any) -> list[float | None]:
@@ -221,6 +222,7 @@ def data(row: Row) -> Dataset:
     for number in range(PROBLEMS):
         content = f"Mia has {number} apples. How many apples does she have now?"
         problem: dict[str, Any] = {"prompt": [{"role": "user", "content": content}], "number": number}
+        problem["task"] = "first" if number < PROBLEMS / 4 else "second"
         if row["policy"] in FAMILY:
             sizes = [(20, 40), (40, 20), (30, 30)][number % 3 :][: 1 + (number % 4 == 1)]
             problem["images"] = [Image.new("RGB", size, (7 * number, 99, 0)) for size in sizes]
@@ -280,9 +282,11 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
     """Our trainer with the features of a row."""
     options = options_of(row, folder)
     options |= AS_TRL.get(row["loss"], (None, {}, {}))[2]
-    if row["problems"] != "in order":
-        dynamic = row["problems"] == "dynamic sampling"
-        options["rollout"] = Rollout(dynamic_sampling=dynamic, prioritize=not dynamic)
+    options["rollout"] = Rollout(row["problems"] == "dynamic sampling", prioritize="prioritized" in row["problems"])
+    if row["problems"].startswith("a mixture"):
+        graders: dict[str, str | None] = {"first": REWARDS[row["rewards"]][-1].__name__, "second": None}
+        limits = {"first": 2 * LENGTH, "second": 2 * LENGTH}
+        options["mixture"] = Mixture({"first": 2, "second": 1.5}, limits, graders)
     if row["engine"] != "transformers":
         staleness = int(row["engine"] == "a server, a step ahead")
         options["engine"] = Engine(lora="merged", staleness=staleness, backend=f"{__name__}.Scripted")
