@@ -7,12 +7,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.messages import meant
-from grpo.config.mixture import scored_by
+from grpo.config.mixture import scored_by, uses_tools
 from grpo.config.schema import REWARD_MODEL, ROOT
 from grpo.utils.errors import ConfigError
-
-COMMON = ("conversational", "tools", "environment", "tool_timeout")
-"""Keys of a task that have to be equal in all tasks of a mixture."""
 
 
 def check_mixture(config: DictConfig) -> None:
@@ -33,7 +30,7 @@ def check_mixture(config: DictConfig) -> None:
     check_mixed_rewards(config)
     for name in task.tasks:
         check_task(str(name), config)
-    check_common(task)
+    check_common(config)
 
 
 def check_task(name: str, config: DictConfig) -> None:
@@ -52,19 +49,23 @@ def check_task(name: str, config: DictConfig) -> None:
         raise ConfigError(f"{place}.task.eval.reward={grader}: neither a reward of this run nor one of conf/reward")
 
 
-def check_common(task: DictConfig) -> None:
-    """Check that the keys are equal that TRL has once: prompts of a batch have one form and one set of tools."""
-    equal = [*(f"task.{key}" for key in COMMON), "train.max_tool_calling_iterations"]
-    if task.tools or task.environment:  # TRL counts the tokens of all turns against one limit
-        equal.append("train.max_completion_length")
-    first, *others = map(str, task.tasks)
+def check_common(config: DictConfig) -> None:
+    """Check what TRL has once: prompts of a batch have one form, and all turns with tools have one limit."""
+    tasks = config.task.tasks
+    first, *others = map(str, tasks)
     for name in others:
-        for key in equal:
-            value, known = (OmegaConf.select(task.tasks[one], key) for one in (name, first))
-            if value != known:
+        value, known = (tasks[one].task.conversational for one in (name, first))
+        if value != known:
+            raise ConfigError(
+                f"task.tasks.{name}.task.conversational={value}: {known} in task.tasks.{first}; TRL takes prompts of "
+                "one form"
+            )
+    for name in (str(name) for name, mixed in tasks.items() if uses_tools(mixed.task)):
+        for key in ("max_completion_length", "max_tool_calling_iterations"):
+            own, of_run = tasks[name].train[key], config.train[key]
+            if own not in (None, of_run):
                 raise ConfigError(
-                    f"task.tasks.{name}.{key}={value}: {known} in task.tasks.{first}; the tasks of a mixture have the "
-                    "same"
+                    f"task.tasks.{name}.train.{key}={own}: all turns with tools have one limit, train.{key}={of_run}"
                 )
 
 

@@ -9,7 +9,8 @@ from grpo.config.options import Mixture
 
 FROM_TASKS: dict[str, Callable[[list[Any]], Any]] = {
     "any": any,
-    "first": lambda values: values[0],
+    "first": lambda values: next((value for value in values if value is not None), None),
+    "union": lambda values: list(dict.fromkeys(one for value in values for one in value)),
     "max": lambda values: max(value for value in [0, *values] if value is not None),
     "sum": sum,
     "names": lambda values: ", ".join(dict.fromkeys(values)),
@@ -42,6 +43,16 @@ def generated(task: DictConfig) -> int | None:
     data = [one.dataset for one in single_tasks(task).values()]
     made = all(some.get("generator") and isinstance(some.get("size"), int) for some in data)
     return sum(some.size for some in data) if made else None
+
+
+def uses_tools(task: DictConfig) -> bool:
+    """Return whether the policy may call anything in a task."""
+    return bool(task.tools or task.environment)
+
+
+def has_own_tools(task: DictConfig) -> bool:
+    """Return whether the policy may not call the same in all tasks of a mixture."""
+    return len({(tuple(one.tools), one.environment, one.tool_timeout) for one in single_tasks(task).values()}) > 1
 
 
 def where(name: str) -> str:

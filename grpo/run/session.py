@@ -177,7 +177,7 @@ def problems_of(settings: Resolved, processing_class: Any, tools: Tools, console
     """
     check_used(settings.task, settings.model, settings.peft, processing_class)
     functions = tools.described()
-    problems = load_problems(settings.task, processing_class, functions)
+    problems = load_problems(settings.task, processing_class, tools.described)
     console.print(str(problems), highlight=False, soft_wrap=True)
     if names := ", ".join(tool.__name__ for tool in functions):
         console.print(f"the policy may call {names}", highlight=False, soft_wrap=True)

@@ -1,6 +1,7 @@
 """A run with two tasks: metrics, evaluation and page by task; resumed, the same bit for bit."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,19 @@ def test_a_mixture_is_forecast_and_evaluated(folder: Path) -> None:
     done = command("grpo.preflight", "+experiment=mixture", *sizes, cwd=folder)
     forecast = json.loads(done.stdout)
     assert forecast["accuracy"]["value"] > 0, done.stderr
+
+
+def test_tools_of_a_task_are_not_those_of_another(tmp_path: Path) -> None:
+    words = ["+task@task.tasks.words=arithmetic", "task.tasks.words.task.conversational=true"]
+    tasks = ["model=tiny_calculator", "task=mixture", "+task@task.tasks.calls=calculator", *words]
+    sizes = ["task.tasks.calls.task.eval.size=4", "task.tasks.words.task.eval.size=4", "hydra.run.dir=run"]
+    sizes += ["train.max_steps=2", "train.per_device_train_batch_size=16", "train.gradient_accumulation_steps=2"]
+    done = command("grpo.train", *tasks, *sizes, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    called = Counter[tuple[str, str]]()
+    for file in (tmp_path / "run" / "completions").glob("completions_*.parquet"):
+        for _, row in pandas.read_parquet(file).iterrows():
+            results = [message["content"] for message in row["completion"] if message["role"] == "tool"]
+            called += Counter((row["task"], "fails" if "error" in result else "answers") for result in results)
+            assert row["tokens"] <= (24 if row["task"] == "words" and not results else 64)
+    assert called["calls", "answers"] > 0 == called["words", "answers"]

@@ -212,7 +212,7 @@ class Rollouts:
         else:
             given = (self.at_once, prompts, images, fields, group, has_tool_images, retry)
             found = (by_transformers.complete(trainer, *given), None)
-        if self._limits and not trainer.tools:  # one limit is of all turns, and the same in all tasks
+        if len(self._limits) == len(prompts):  # else of a later turn, with tools, whose limit is the longest
             found = within(self._limits, *found)
         token = getattr(trainer.processing_class, "image_token_id", None)
         return found if token is None else end_before(token, trainer._tokenizer.eos_token_id, *found)
@@ -351,10 +351,8 @@ def sampling_of(trainer: Any, rollout: Rollout, correct: str, mixture: Mixture |
     """
     if not (rollout.dynamic_sampling or rollout.prioritize or mixture):
         return None
-    if trainer._multi_environment:
-        raise ValueError(
-            "rollout.dynamic_sampling, rollout.prioritize and mixtures of tasks: work with one environment only"
-        )
+    if trainer._multi_environment and not mixture:
+        raise ValueError("rollout.dynamic_sampling and rollout.prioritize: work with one environment only")
     how = (trainer.args.seed, trainer.shuffle_dataset, rollout.prioritize)
     order = order_of(trainer.train_dataset, mixture, *how)
     weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))

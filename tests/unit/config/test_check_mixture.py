@@ -13,6 +13,7 @@ from grpo.utils.errors import ConfigError
 
 Compose = Callable[..., DictConfig]
 TWO = ["task=mixture", "+task@task.tasks.words=arithmetic", "+task@task.tasks.sums=sums"]
+CALLS = [TWO[0], TWO[1], "task.tasks.words.task.conversational=true", "+task@task.tasks.calls=calculator"]
 
 
 def test_a_mixture_is_planned_by_its_longest_task(composed: Compose) -> None:
@@ -42,6 +43,13 @@ def test_one_task_and_no_evaluation_are_possible(composed: Compose) -> None:
     check(composed("+experiment=mixture"))
 
 
+def test_one_of_two_tasks_may_have_tools(composed: Compose) -> None:
+    config = composed(*CALLS)
+    check(config)
+    assert list(config.task.tools) == ["grpo.builtin.tasks.calculator.calculator"]
+    assert (config.train.max_tool_calling_iterations, config.train.max_completion_length) == (3, 64)
+
+
 def test_a_resolved_mixture_can_be_read_again(composed: Compose) -> None:
     config = composed(*TWO)
     again = OmegaConf.create(OmegaConf.to_yaml(config))
@@ -64,7 +72,8 @@ def test_a_resolved_mixture_can_be_read_again(composed: Compose) -> None:
         ([*TWO, "+task@task.tasks.shapes=shapes"], r"shapes\.task\.images=image: a mixture takes text alone"),
         ([*TWO, "task.tasks.sums.task.conversational=true"], r"sums\.task\.conversational=True: False in"),
         ([*TWO, "+task@task.tasks.calls=calculator"], r"calls\.task\.conversational=True: False in"),
-        ([*TWO, "task.tasks.sums.task.tools=[a.py:f]"], r"sums\.task\.tools=\['a\.py:f'\]: \[\] in"),
+        ([*CALLS, "task.tasks.calls.train.max_completion_length=20"], "=20: all turns with tools have one limit"),
+        ([*CALLS, "train.max_tool_calling_iterations=5"], "iterations=3: all turns with tools have one limit"),
         ([*TWO, "task.tasks.sums.rewards=[corectness]"], "no reward corectness in this run; did you mean corr"),
         ([*TWO, "+task.tasks.sums.task.dataset.streaming=true"], "a mixture reads its data whole"),
         ([*TWO, "task.tasks.sums.rewards=[]"], "needs at least one reward"),
