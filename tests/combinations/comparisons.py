@@ -72,7 +72,7 @@ def check_sharded(row: Row, folder: Path, shard: str) -> None:
     resumes = row["resume"] == "yes"
     options = shard_options(shard)
     if not resumes:  # FSDP2 cannot resume without a state; AdamW's division by it multiplies rounding
-        options |= {"optim": "sgd", "learning_rate": 0.01}
+        options |= {"optim": "sgd", "learning_rate": 0.003}  # at 0.01 some policies run away, see `RATE`
     saving = {"save_strategy": "steps", "save_steps": 1} if resumes else {}
     mine = ours(row, folder / "ours", **options, **saving)
     kept = note_kept(mine) if mine.rollouts.sampling else []

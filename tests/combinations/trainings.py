@@ -222,7 +222,7 @@ def data(row: Row) -> Dataset:
     for number in range(PROBLEMS):
         content = f"Mia has {number} apples. How many apples does she have now?"
         problem: dict[str, Any] = {"prompt": [{"role": "user", "content": content}], "number": number}
-        problem["task"] = "first" if number < PROBLEMS / 4 else "second"
+        problem["task"] = "second" if number % 4 else "first"
         if row["policy"] in FAMILY:
             sizes = [(20, 40), (40, 20), (30, 30)][number % 3 :][: 1 + (number % 4 == 1)]
             problem["images"] = [Image.new("RGB", size, (7 * number, 99, 0)) for size in sizes]
@@ -286,7 +286,7 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
     if row["problems"].startswith("a mixture"):
         graders: dict[str, str | None] = {"first": REWARDS[row["rewards"]][-1].__name__, "second": None}
         limits = {"first": 2 * LENGTH, "second": 2 * LENGTH}
-        options["mixture"] = Mixture({"first": 2, "second": 1.5}, limits, graders)
+        options["mixture"] = Mixture({"first": 1, "second": 2}, limits, graders)
     if row["engine"] != "transformers":
         staleness = int(row["engine"] == "a server, a step ahead")
         options["engine"] = Engine(lora="merged", staleness=staleness, backend=f"{__name__}.Scripted")
