@@ -65,14 +65,14 @@ def test_a_task_whose_groups_are_all_equal_gets_a_quarter() -> None:
     assert fixed.portions() == {"a": 0.5, "b": 0.5}
 
 
-def mixed(folder: Path, **options: Any) -> Any:
+def mixed(folder: Path, weight: float = 1, **options: Any) -> Any:
     """A trainer with two tasks of which the second has short completions, and a reward for each."""
 
     def second(completions: list, task: list[str], **columns: Any) -> list[float | None]:
         return [0.5 * (len(text) % 3) if of == "short" else None for text, of in zip(completions, task, strict=True)]
 
     rows = [{"prompt": f"a b c {number}", "task": "long" if number % 4 else "short"} for number in range(40)]
-    mixture = Mixture({"long": 1, "short": 1}, {"long": 24, "short": 3}, {"long": "reward", "short": "second"})
+    mixture = Mixture({"long": weight, "short": 1}, {"long": 24, "short": 3}, {"long": "reward", "short": "second"})
     rewarded = {"reward_funcs": [reward, second], "train_dataset": Dataset.from_list(rows)}
     return ours(folder, mixture=mixture, **rewarded, **options)
 
@@ -95,9 +95,9 @@ def test_a_task_has_completions_within_its_own_limit(tmp_path: Path) -> None:
 
 
 def test_a_mixture_resumes_bit_for_bit(tmp_path: Path) -> None:
-    whole = mixed(tmp_path / "whole", max_steps=4, save_strategy="steps", save_steps=1, shuffle_dataset=True)
+    whole = mixed(tmp_path / "whole", 2, max_steps=4, save_strategy="steps", save_steps=1, shuffle_dataset=True)
     logs = train(whole).logs
-    again = mixed(tmp_path / "again", max_steps=4, shuffle_dataset=True)
+    again = mixed(tmp_path / "again", 2, max_steps=4, shuffle_dataset=True)
     again.generations = 1  # of the fixed rollouts
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     for name, weight in whole.model.state_dict().items():
