@@ -21,6 +21,10 @@ def prompt_of(question: str, run: Run) -> Any:
     """Return the prompt for a question, built as in the run; ConfigError if that takes several columns."""
     from grpo.data.task import prompts_from
 
+    if run.config.task.get("tasks"):
+        raise ConfigError(
+            f"{run.folder}: a run of several tasks, each with its own prompt; chat needs a run with one task"
+        )
     prompt = run.config.task.prompt
     named = [name for _, name, _, _ in string.Formatter().parse(prompt) if name]
     columns = [prompt] if prompt.isidentifier() else named

@@ -21,6 +21,7 @@ from rich.table import Table
 from grpo.cli import WANTS_TRACEBACK, check_can_train, leave, output_in, quick_imports, start
 from grpo.config.check import check
 from grpo.config.data_files import check_files
+from grpo.config.mixture import limit_of, single_tasks
 from grpo.config.schema import ROOT
 from grpo.environments.taskset import with_taskset
 from grpo.rundir.files import write_json
@@ -70,10 +71,11 @@ def evaluate_in(output: Path, config: DictConfig) -> float:
     with quick_imports():
         from grpo.evaluation.model import evaluate_model
 
-    console = Console(file=sys.stderr)
+    console, tasks = Console(file=sys.stderr), single_tasks(config.task)
+    limits = {name: limit_of(name, config.task, config.train) for name in tasks}
     try:
         with output_in(output / "train.log"):
-            result = evaluate_model(config, output, console)
+            result = evaluate_model(config, tasks, limits, output, console)
     except (ConfigError, RunError):
         raise
     except Exception as error:
@@ -93,6 +95,12 @@ def show(result: dict[str, Any], output: Path) -> None:
         table.add_row(
             f"  difficulty {value}", with_interval(part["accuracy"], part["interval"]) + f"  {part['samples']} problems"
         )
+    for name, part in result.get("by_task", {}).items():
+        table.add_row(f"  {name}", with_interval(part["accuracy"], part["interval"]) + f"  {part['samples']} problems")
+        for measure in ("pass@k", "maj@k"):
+            for k, estimate in part.get(measure, {}).items():
+                shown = with_interval(estimate["value"], estimate["interval"])
+                table.add_row(f"  {name}, {measure.replace('k', k)}", shown)
     for name in ("pass@k", "maj@k"):
         for k, estimate in result.get(name, {}).items():
             table.add_row(name.replace("k", k), with_interval(estimate["value"], estimate["interval"]))

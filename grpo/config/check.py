@@ -13,9 +13,11 @@ from omegaconf.errors import ConfigKeyError, ValidationError
 
 from grpo import losses
 from grpo.config.batch import check_batch, check_groups, processes
+from grpo.config.check_mixture import check_mixture
 from grpo.config.devices import check_device, check_facts, may_sleep, vendor_of
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
+from grpo.config.mixture import generated
 from grpo.config.options import LOSS_MEANS, TILES_NEED_WHOLE_WEIGHTS, VLLM, Engine, Rollout, Update
 from grpo.config.recipes import check_recipes
 from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
@@ -37,6 +39,7 @@ def check(config: DictConfig) -> None:
     """
     check_top_level(config)
     check_facts(config)
+    check_mixture(config)
     known = library_fields(GRPO_CONFIG)
     for key in config.train:  # `+train.key` gets past the schema
         if key not in known or key in NOT_SETTABLE:
@@ -72,10 +75,11 @@ def check(config: DictConfig) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     tools, images = bool(config.task.tools or config.task.environment), bool(config.task.images)
-    if config.engine.staleness and (reason := why_not_stale(config.train, config.rollout, images, tools)):
+    traits = (images, tools, bool(config.task.tasks))
+    if config.engine.staleness and (reason := why_not_stale(config.train, config.rollout, *traits)):
         raise ConfigError(f"engine.staleness=1: {reason}")
-    if config.task.dataset.get("generator") and isinstance(config.task.dataset.get("size"), int):
-        check_batch(config.train, config.task.dataset.size, processes(config))
+    if (size := generated(config.task)) is not None:
+        check_batch(config.train, size, processes(config))
 
 
 def check_top_level(config: DictConfig) -> None:

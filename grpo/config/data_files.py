@@ -6,23 +6,30 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.library import BUILDERS
+from grpo.config.mixture import single_tasks, where
 from grpo.config.secrets import is_secret
 from grpo.utils.errors import ConfigError
 
 
 def check_files(task: DictConfig) -> None:
-    """Check that the file to train or to evaluate on is there, before any library is loaded.
+    """Check that the file to train or to evaluate on is there, before any library is loaded; of each task of a mixture.
 
     Raises:
         ConfigError: it is not, or it is of a kind that is not read.
     """
+    for name, one in single_tasks(task).items():
+        check_files_of(one, where(name))
+
+
+def check_files_of(task: DictConfig, place: str) -> None:
+    """Check the files of a task, which is at this place in the configuration; see `check_files`."""
     arguments = arguments_of(task)
     if "generator" in arguments:
         return
     try:
         from_file(arguments)
     except (ValueError, FileNotFoundError) as error:
-        raise ConfigError(f"task.dataset={in_one_line(arguments)}: {error}") from error
+        raise ConfigError(f"{place}.dataset={in_one_line(arguments)}: {error}") from error
 
 
 def arguments_of(task: DictConfig) -> dict[str, Any]:

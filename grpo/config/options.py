@@ -38,6 +38,18 @@ TILES_NEED_WHOLE_WEIGHTS = (
 )
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """Several tasks in a run; the column `task` of the data has the name of each problem's task."""
+
+    weights: dict[str, float]
+    """Prompts of each task in a step, relative to those of the others."""
+    limits: dict[str, int]
+    """Tokens of the longest completion of each task."""
+    graders: dict[str, str | None]
+    """Name of the reward that is 1 for a correct completion of each task; None if no reward of the run is."""
+
+
 @dataclass
 class Update:
     """Computation of the gradient of an optimizer step from its rollouts."""

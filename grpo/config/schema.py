@@ -12,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from grpo.config import gpus
+from grpo.config import gpus, mixture
 from grpo.config.library import GRPO_CONFIG, library_fields, package_folder
 from grpo.config.options import Engine, Rollout, Update
 
@@ -109,7 +109,7 @@ class Evaluate:
 
 
 @dataclass
-class Task:
+class SingleTask:
     """The problems: data, prompt and reference answer."""
 
     dataset: dict[str, Any] = field(default_factory=lambda: {"streaming": False})
@@ -149,6 +149,37 @@ class Task:
     eval: Evaluation = field(default_factory=Evaluation)
     max_prompt_length: int = 512
     """Tokens of the longest prompt, chat template and images included; longer prompts are filtered from the data."""
+
+
+@dataclass
+class MixedLimits:
+    """What a file of `conf/task` sets of `train`; in a mixture, a limit of this task."""
+
+    max_completion_length: int | None = None
+    """Tokens of the longest completion."""
+    max_tool_calling_iterations: int | None = None
+    """Turns with calls of tools; the same for all tasks with tools."""
+
+
+@dataclass
+class MixedTask:
+    """A task of a mixture."""
+
+    task: SingleTask = field(default_factory=SingleTask)
+    """Data, prompt, answers, limits and grader of this task."""
+    train: MixedLimits = field(default_factory=MixedLimits)
+    weight: float = 1.0
+    """Prompts of this task in a step, relative to those of the others."""
+    rewards: list[str] | None = None
+    """Names of the rewards that score this task; None for all."""
+
+
+@dataclass
+class Task(SingleTask):
+    """The problems of a run: of one task, or with `task=mixture` of several."""
+
+    tasks: dict[str, MixedTask] = field(default_factory=dict)
+    """The tasks of a mixture, by their names."""
 
 
 @dataclass
@@ -271,6 +302,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("not", lambda value: not value, replace=True)
     OmegaConf.register_new_resolver("if", lambda value, then, otherwise: then if value else otherwise, replace=True)
     OmegaConf.register_new_resolver("package", package_folder, replace=True)
+    mixture.register()
     gpus.register()
     train = [
         (name, kind | None if name in NULLABLE else kind, field(default=default))

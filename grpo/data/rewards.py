@@ -2,13 +2,14 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from grpo.config.mixture import graded_by, scored_by
 from grpo.config.schema import REWARD_MODEL, ROOT
 from grpo.utils.distributed import gathered, log_name
 from grpo.utils.errors import ConfigError
@@ -93,13 +94,35 @@ def useless(rewards: Mapping[str, Reward], before: Mapping[str, tuple[int, int]]
     return None
 
 
+def usable_columns(
+    task: DictConfig, names: Iterable[str], columns: Sequence[str], by_task: Mapping[str, Sequence[str]]
+) -> dict[str, list[str]]:
+    """Return the columns that each reward can use: of a mixture, those of all tasks that it scores or grades.
+
+    Args:
+        task: the group of the configuration.
+        names: of rewards.
+        columns: of the data.
+        by_task: likewise, by task; empty without a mixture.
+    """
+    found = {}
+    for name in names:
+        tasks = {*scored_by(task, name), *graded_by(task, name)} if task.tasks else set()
+        found[name] = [column for column in columns if all(column in by_task[one] for one in tasks)]
+    return found
+
+
 @contextmanager
 def running_rewards(
-    options: dict[str, dict[str, Any]], columns: Sequence[str], run_dir: Path, errors_file: Path
+    options: dict[str, dict[str, Any]], columns: Mapping[str, Sequence[str]], run_dir: Path, errors_file: Path
 ) -> Iterator[dict[str, Reward]]:
     """Context with running rewards.
 
     The log of this process in `run_dir` gets their output, `errors_file` the first row of each kind of error.
+
+    Args:
+        options: of each reward.
+        columns: that each reward can use.
 
     Raises:
         ConfigError: a reward cannot be loaded, or needs a column that the data lacks.
@@ -114,9 +137,10 @@ def running_rewards(
             except ValueError as error:
                 raise ConfigError(str(error)) from error
             stack.callback(reward.close)
-            if reward.compares and GROUP in columns:
+            if reward.compares and GROUP in columns[name]:
                 raise ConfigError(f"reward.{name}: gets {GROUP} from the trainer; rename this column of the data")
-            if missing := reward.missing(columns):
-                raise ConfigError(f"reward.{name}: needs a column {missing[0]}; the data has: {', '.join(columns)}")
+            if missing := reward.missing(columns[name]):
+                known = ", ".join(columns[name])
+                raise ConfigError(f"reward.{name}: needs a column {missing[0]}; the data has: {known}")
             rewards[name] = reward
         yield rewards

@@ -42,11 +42,14 @@ class Problems:
     held_out: Dataset | None
     """The same columns; None if `task.eval.size` is 0."""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    """For `train` and `held_out`: rows read, used, filtered by reason, and with answers that are not numbers."""
+    """For `train` and `held_out`, of a mixture also for `<task>/train` and `<task>/held_out`: rows read, used, filtered
+    by reason, and with answers that are not numbers."""
     view: images.View | None = None
     """Resizing and tokens of images; None without images."""
     stream: Stream | None = None
     """The training problems, where they are read while the run trains."""
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    """Of a mixture: the columns that rewards of each task can use."""
 
     @property
     def most_images(self) -> int | None:
@@ -60,7 +63,8 @@ class Problems:
         lines = []
         for split, count in self.counts.items():
             out = ", ".join(f"{count[why]} {words}" for why, words in FILTERED.items() if count[why])
-            words = "to train on" if split == "train" else "held out"
+            name, _, which = split.rpartition("/")
+            words = ("to train on" if which == "train" else "held out") + (f" in {name}" if name else "")
             if split == "train" and self.stream:
                 words = f"in the first {count['rows']:,} rows of a stream to train on"
             odd = f"; {count['not_a_number']} answers are not numbers" if count["not_a_number"] else ""

@@ -28,7 +28,8 @@ def evaluate_policy(trainer: Any, evaluation: Evaluation) -> dict[str, Any]:
     generate: Generate = Completer(model, trainer.processing_class, evaluation.decoding.max_new_tokens)
     if trainer.use_vllm:
         trainer.vllm_generation.sync_weights()
-        generate, evaluation = partial(answer, trainer), replace(evaluation, batch_size=BATCH)
+        generate = partial(answer, trainer, length=evaluation.decoding.max_new_tokens)
+        evaluation = replace(evaluation, batch_size=BATCH)
     if trainer.tools:
         generate, evaluation = partial(converse, trainer), replace(evaluation, asked=dict)
     if trainer.environment_factories:  # TRL keeps them for the rollouts: no more than these use at once

@@ -1,15 +1,20 @@
 """Evaluation of a configured model, by transformers or by vLLM."""
 
 import json
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from grpo.data.mixture import named
 from grpo.data.rewards import check_grader, grader_of, running_rewards
 from grpo.data.task import count_used, load_held_out, prompt_lengths, reward_columns
+from grpo.evaluation.by_task import file_of, in_total
 from grpo.evaluation.loop import Decoding, Evaluation, evaluate
 from grpo.generation.offline import with_transformers, with_vllm
 from grpo.generation.vllm_engine import BATCH
@@ -20,10 +25,14 @@ from grpo.utils.errors import RunError
 from rewards.isolation.reward import RewardError
 
 
-def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[str, Any]:
+def evaluate_model(
+    config: DictConfig, tasks: Mapping[str, DictConfig], limits: Mapping[str, int], output: Path, console: Console
+) -> dict[str, Any]:
     """Evaluate `evaluate.model` on the held-out problems and return the content of `evaluation.json`.
 
     Args:
+        tasks: of the configuration, by their names; a single task has none.
+        limits: tokens of the longest completion of each.
         output: folder for the completions and the errors of the grader.
 
     Raises:
@@ -36,38 +45,67 @@ def evaluate_model(config: DictConfig, output: Path, console: Console) -> dict[s
     if not options.model:
         policy.download(name, model.model_revision)
     processing_class = policy.load_processing_class(model, name)
-    problems, counts = load_held_out(config.task, processing_class)
-    count_used("held_out", counts)
-    longest = config.task.max_prompt_length  # images count
-    most_images = None
-    if config.task.images:
-        most_images = max(map(len, problems.with_format(None)["shown_sizes"])) or None
-    else:
-        longest = max(prompt_lengths(list(problems["prompt"]), processing_class))
+    tasks = {task: one for task, one in tasks.items() if one.eval.size}
+    loaded = {task: load_held_out_of(task, one, processing_class) for task, one in tasks.items()}
+    longest, most_images = longest_of(config.task, [problems for problems, _ in loaded.values()], processing_class)
     device = "cpu" if config.train.use_cpu else kind_of_device()
     vllm = find_spec("vllm") is not None and (device == "cuda" or config.train.use_vllm)
-    grader = grader_of(config.task.eval.reward, config.reward, config.train)
-    with running_rewards(grader, reward_columns(problems), output, output / ERRORS_FILE) as rewards:
-        check_grader(rewards[config.task.eval.reward])
-        try:
-            result = evaluate(
-                with_vllm(name, model.dtype, longest, length, processing_class, most_images)
-                if vllm
-                else with_transformers(name, model, config.peft, length, device),
-                Evaluation(
-                    problems,
-                    rewards[config.task.eval.reward],
-                    Decoding(length, options.temperature, options.samples, config.train.seed),
-                    file=output / "completions.jsonl",
-                    batch_size=BATCH if vllm else options.batch_size,
-                    console=console,
-                    difficulty=config.task.eval.difficulty,
-                    policy=fingerprint(config, name, "vllm" if vllm else "transformers", device != "cpu"),
-                ),
+    graders, columns = graders_of(config, tasks, {task: problems for task, (problems, _) in loaded.items()})
+    with running_rewards(graders, columns, output, output / ERRORS_FILE) as rewards:
+        for grader in rewards.values():
+            check_grader(grader)
+        generate: Any = (
+            with_vllm(name, model.dtype, longest, length, processing_class, most_images)
+            if vllm
+            else with_transformers(name, model, config.peft, length, device)
+        )
+        found = {}
+        for task, one in tasks.items():
+            evaluation = Evaluation(
+                loaded[task][0],
+                rewards[one.eval.reward],
+                Decoding(limits[task], options.temperature, options.samples, config.train.seed),
+                file=file_of(output / "completions.jsonl", task),
+                batch_size=BATCH if vllm else options.batch_size,
+                console=console,
+                difficulty=one.eval.difficulty,
+                policy=fingerprint(config, name, "vllm" if vllm else "transformers", device != "cpu"),
             )
-        except RewardError as error:
-            raise RunError(f"failed: {error}") from error
-    return result | {"model": name, "engine": "vllm" if vllm else "transformers", "data": counts}
+            try:
+                found[task] = evaluate(partial(generate, length=limits[task]), evaluation)
+            except RewardError as error:
+                raise RunError(f"failed: {error}") from error
+    counts = {task: count for task, (_, count) in loaded.items()}
+    about = {"model": name, "engine": "vllm" if vllm else "transformers", "data": counts.get("", counts)}
+    return in_total(found) | about
+
+
+def longest_of(task: DictConfig, problems: Sequence[Dataset], processing_class: Any) -> tuple[int, int | None]:
+    """Return the tokens of the longest prompt, and the images of the prompt with most; None if none has any."""
+    if task.images:  # which count as tokens
+        (some,) = problems
+        return task.max_prompt_length, max(map(len, some.with_format(None)["shown_sizes"])) or None
+    return max(max(prompt_lengths(list(some["prompt"]), processing_class)) for some in problems), None
+
+
+def graders_of(
+    config: DictConfig, tasks: Mapping[str, DictConfig], problems: Mapping[str, Dataset]
+) -> tuple[dict[str, dict[str, Any]], dict[str, list[str]]]:
+    """Return options of the graders of tasks, and the columns that the problems of all tasks of each grader have."""
+    options: dict[str, dict[str, Any]] = {}
+    columns: dict[str, list[str]] = {}
+    for name, task in tasks.items():
+        grader, usable = task.eval.reward, reward_columns(problems[name])
+        options |= grader_of(grader, config.reward, config.train)
+        columns[grader] = [column for column in columns.get(grader, usable) if column in usable]
+    return options, columns
+
+
+def load_held_out_of(name: str, task: DictConfig, processing_class: Any) -> tuple[Dataset, dict[str, int]]:
+    """Return the held-out problems of a task, with its name in a column if it has one, and their counts."""
+    problems, counts = load_held_out(task, processing_class)
+    count_used(f"{name}/held_out" if name else "held_out", counts)
+    return named(problems, name) if name else problems, counts
 
 
 def fingerprint(config: DictConfig, name: str, engine: str, on_gpu: bool) -> str:

@@ -6,7 +6,7 @@ run's first steps.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +19,10 @@ from transformers import set_seed
 
 from grpo.cli import output_in
 from grpo.config.batch import completions, processes
+from grpo.config.mixture import mixture_of, single_tasks
 from grpo.config.resolve import Resolved
 from grpo.data.images import COLUMN
-from grpo.data.rewards import running_rewards
+from grpo.data.rewards import running_rewards, usable_columns
 from grpo.data.task import Problems, reward_columns
 from grpo.evaluation.model import fingerprint
 from grpo.forecast import problems as about_problems
@@ -33,7 +34,7 @@ from grpo.rundir.files import ERRORS_FILE
 from grpo.tools.running import running_tools
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout.dynamic_sampling import Completion
-from grpo.trainer.rollout.problem_order import ProblemOrder
+from grpo.trainer.rollout.mixed_order import order_of
 from grpo.utils.device import kind_of_device
 from grpo.utils.distributed import log_name
 from grpo.utils.errors import ConfigError, RunError
@@ -104,13 +105,15 @@ def sample(settings: Resolved, folder: Path, console: Console) -> Result:
         if len(missing) < len(keys):
             console.print(f"{len(keys) - len(missing)} of {len(keys)} problems were sampled before", highlight=False)
         if missing:
-            rewarded = options_of_rewards(settings, problems), reward_columns(problems.train)
-            with running_rewards(*rewarded, folder, folder / ERRORS_FILE) as rewards:
+            rewarded = options_of_rewards(settings, problems)
+            columns = usable_columns(settings.task, rewarded, reward_columns(problems.train), problems.columns)
+            with running_rewards(rewarded, columns, folder, folder / ERRORS_FILE) as rewards:
                 trainer = make_trainer(settings, folder, problems, processing_class, rewards, tools)
-                grader = rewards.get(settings.task.eval.reward)
+                tasks = single_tasks(settings.task).items()
+                graders = {name: rewards.get(task.eval.reward) for name, task in tasks}
                 with errors_in_one_line(folder):
                     for batch in batches(trainer, missing, options.samples, console):
-                        append(folder / FILE, sampled(trainer, batch, options.samples, grader, keys, missing[0]))
+                        append(folder / FILE, sampled(trainer, batch, options.samples, graders, keys, missing[0]))
             known = read(folder / FILE)
     return Result([known[key] for key in keys.values()], facts | {"faults": faults_in(folder / ERRORS_FILE)})
 
@@ -136,8 +139,9 @@ def errors_in_one_line(folder: Path) -> Iterator[None]:
 def keys_of(settings: Resolved, problems: Problems, options: DictConfig) -> dict[int, str]:
     """Return a fingerprint for each problem that is to be sampled, in the order in which the run would take them."""
     train = settings.train
+    mixture = mixture_of(settings.task, train, settings.reward)
     shuffle = train.shuffle_dataset and not settings.task.dataset.get("streaming")  # which has an order of its own
-    order = ProblemOrder(len(problems.train), train.seed, shuffle)
+    order = order_of(problems.train, mixture, train.seed, shuffle, prioritize=False)
     chosen = order.take(min(options.problems, len(problems.train)))
     config: Any = OmegaConf.to_container(settings.config, resolve=True)
     files = [Path(reward.fn.rpartition(":")[0]) for reward in settings.reward.values()]
@@ -171,14 +175,14 @@ def sampled(
     trainer: ExactGRPOTrainer,
     batch: list[int],
     samples: int,
-    grader: Reward | None,
+    graders: Mapping[str, Reward | None],
     keys: dict[int, str],
     first: int,
 ) -> list[Sampled]:
     """Generate and score completions of some problems.
 
     Args:
-        grader: decides correctness, as in an evaluation; None without a grader.
+        graders: decide correctness by task, as in an evaluation; None without a grader.
         keys: keys of the problems.
         first: the first problem of the call.
     """
@@ -191,7 +195,7 @@ def sampled(
     seconds = trainer.clock.take()
     part = {phase: seconds[phase] / len(batch) for phase in ("generate", "reward")}
     made = [one for group in groups for one in group]
-    correct = graded(trainer, grader, made)
+    correct = graded_by_task(trainer, graders, made)
     samples_of = [
         as_sample(trainer, one, correct[row], [name for name, rows in faults.items() if row in rows])
         for row, one in enumerate(made)
@@ -216,6 +220,18 @@ def as_sample(trainer: ExactGRPOTrainer, one: Completion, correct: bool | None, 
     rewards = dict(zip(trainer.reward_func_names, one.rewards, strict=True))
     given = {name: None if value is None or value != value else float(value) for name, value in rewards.items()}
     return Sample(text_of(one.messages), len(one.ids), ended, given, correct, failed)
+
+
+def graded_by_task(
+    trainer: ExactGRPOTrainer, graders: Mapping[str, Reward | None], made: Sequence[Completion]
+) -> list[bool | None]:
+    """Return whether each completion is correct by the grader of its task; the single task of a run has no name."""
+    found: dict[int, bool | None] = {}
+    for name, grader in graders.items():
+        rows = [row for row, one in enumerate(made) if name in ("", trainer.train_dataset[one.problem].get("task"))]
+        if rows:
+            found |= dict(zip(rows, graded(trainer, grader, [made[row] for row in rows]), strict=True))
+    return [found[row] for row in range(len(made))]
 
 
 def graded(trainer: ExactGRPOTrainer, grader: Reward | None, made: Sequence[Completion]) -> list[bool | None]:

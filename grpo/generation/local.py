@@ -32,14 +32,17 @@ class Completer:
         self.model, self.processing_class, self.length = model, processing_class, length
         self.at_once = AtOnce()
 
-    def __call__(self, prompts: list[Any], temperature: float = 0.0, seeds: Sequence[int] = (0,)) -> list[str]:
-        """Return the completion of each prompt; with temperature 0 the likeliest."""
+    def __call__(
+        self, prompts: list[Any], temperature: float = 0.0, seeds: Sequence[int] = (0,), length: int | None = None
+    ) -> list[str]:
+        """Return the completion of each prompt, of `length` tokens at most; with temperature 0 the likeliest."""
+        length = length or self.length
         # whatever the model's generation_config.json says: rollouts are made without penalties and filters too
         how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
         if temperature:
             torch.manual_seed(seeds[0])
             how = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
-        how |= {"repetition_penalty": 1.0, "max_new_tokens": self.length}
+        how |= {"repetition_penalty": 1.0, "max_new_tokens": length}
 
         def inputs_of(places: list[int]) -> Any:
             return encode(self.processing_class, [prompts[place] for place in places]).to(self.model.device)
@@ -54,7 +57,7 @@ class Completer:
             inputs_of,
             names=inputs_of([0]).keys(),
             how=how,
-            advice=f"a completion of {self.length} tokens does not fit into memory while it is generated",
+            advice=f"a completion of {length} tokens does not fit into memory while it is generated",
             survives=survives,
             retry=lambda limit: clear_device_cache(garbage_collection=True),
         )

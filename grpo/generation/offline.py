@@ -68,7 +68,7 @@ def with_vllm(
                 row["multi_modal_data"] = {"image": shown}
         return rows
 
-    def generate(prompts: list[Any], temperature: float, seeds: list[int]) -> list[str]:
+    def generate(prompts: list[Any], temperature: float, seeds: list[int], length: int = length) -> list[str]:
         how = [SamplingParams(temperature=temperature, max_tokens=length, seed=seed) for seed in seeds]
         if isinstance(prompts[0], str):
             answers = engine.generate(prompts, how, lora_request=request)

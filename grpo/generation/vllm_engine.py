@@ -384,11 +384,17 @@ class PolicyEngine(VLLMGeneration, Backend):
             raise GenerationError(f"vLLM failed while it {what}: {type(error).__name__}: {reason}") from error
 
 
-def answer(trainer: Any, prompts: list[Any], temperature: float = 0.0, seeds: Sequence[int] = ()) -> list[str]:
-    """Continue each prompt, plain or conversational, by vLLM with the weights that it has; the likeliest completion."""
+def answer(
+    trainer: Any, prompts: list[Any], temperature: float = 0.0, seeds: Sequence[int] = (), length: int | None = None
+) -> list[str]:
+    """Continue each prompt, plain or conversational, by vLLM with the weights that it has.
+
+    Returns the likeliest completion, truncated to `length` tokens.
+    """
     assert temperature == 0.0
     ids, images, _ = trainer._tokenize_prompts(prompts)
-    return trainer._tokenizer.batch_decode(trainer.vllm_generation.complete(ids, images), skip_special_tokens=True)
+    completed = [one[:length] for one in trainer.vllm_generation.complete(ids, images)]
+    return trainer._tokenizer.batch_decode(completed, skip_special_tokens=True)
 
 
 def compute_type(accelerator: Any, model: torch.nn.Module) -> str:

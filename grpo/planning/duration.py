@@ -11,6 +11,7 @@ from functools import cache
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import completions, processes
+from grpo.config.mixture import generated
 from grpo.planning.activations import tiled
 from grpo.planning.fit import AT_ONCE, Plan
 from grpo.planning.from_config import find_shape, workload_of
@@ -214,10 +215,10 @@ def operations(shape: Shape, length: float) -> float:
 
 def number_of_steps(config: DictConfig) -> int | None:
     """Return the optimizer steps of a run; None if they depend on data that is not loaded."""
-    train, size = config.train, config.task.dataset.get("size")
+    train, size = config.train, generated(config.task)
     if train.max_steps > 0:
         return train.max_steps
-    if not (config.task.dataset.get("generator") and isinstance(size, int)):
+    if size is None:
         return None
     problems_per_step = completions(train, processes(config)) / train.num_generations
     return int(train.num_train_epochs * size * train.num_iterations / problems_per_step)

@@ -5,6 +5,7 @@ from typing import Any
 
 from grpo.config.batch import completions
 from grpo.config.library import DEFAULT_OPTIMIZER
+from grpo.config.mixture import single_tasks
 from grpo.reporting.completions import sample
 from grpo.reporting.curves import PHASES, curves_of
 from grpo.reporting.findings import findings
@@ -82,7 +83,11 @@ def settings(run: Run) -> dict[str, str]:
     return {
         "model": f"{config.model.model_name_or_path} ({config.model.dtype})",
         "trained": trained,
-        "task": ", ".join(f"{key}={value}" for key, value in config.task.dataset.items()),
+        "task": "; ".join(
+            f"{f'{name}: ' if name else ''}{', '.join(f'{key}={value}' for key, value in one.dataset.items())}"
+            for name, one in single_tasks(config.task).items()
+        ),
+        "prompts by task": ", ".join(f"{name} × {one.weight:g}" for name, one in config.task.get("tasks", {}).items()),
         "problems": ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in data.items() if count is not None),
         "rewards": ", ".join(rewards),
         "tools": ", ".join(tools),

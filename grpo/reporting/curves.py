@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
+from grpo.config.mixture import single_tasks
 from grpo.reporting.findings.base import tools_of, values
 from grpo.rundir.run_dir import Run
 
@@ -40,7 +41,7 @@ def curves_of(run: Run) -> list[Curve]:
         lines = {label: thinned(points) for label, name in names.items() if (points := values(run, name))}
         found.append(Curve(title, about, lines, percent))
     places = {curve.title: place for place, curve in enumerate(found)}
-    found[places["Reward"] + 1 : places["Reward"] + 1] = [rewards(run), entropy(run)]
+    found[places["Reward"] + 1 : places["Reward"] + 1] = [rewards(run), *by_task(run), entropy(run)]
     found += tools(run)
     return [curve for curve in found if curve.lines or curve.held_out]
 
@@ -66,6 +67,15 @@ def rewards(run: Run) -> Curve:
     lines = {label: thinned(points) for label, name in names.items() if (points := values(run, name))}
     about = "Mean value of each reward function over the completions of a step, before its weight."
     return Curve("Reward functions", about, lines if len(names) > 1 else {})
+
+
+def by_task(run: Run) -> list[Curve]:
+    """Return the curves of a mixture, a line per task."""
+    found = []
+    for title, about, metric, percent in BY_TASK:
+        lines = {name: thinned(values(run, f"{metric}/{name}")) for name in single_tasks(run.config.task)}
+        found.append(Curve(title, about, {name: points for name, points in lines.items() if points}, percent))
+    return found
 
 
 def entropy(run: Run) -> Curve:
@@ -107,6 +117,33 @@ def value_of(point: tuple[float, float]) -> float:
     return point[1]
 
 
+BY_TASK: list[tuple[str, str, str, bool]] = [
+    (
+        "Accuracy by task",
+        "Fraction of the completions of each task, sampled in a step, that the task's grader calls correct.",
+        "accuracy",
+        True,
+    ),
+    (
+        "Reward by task",
+        "Mean over all completions of each task in a step of the weighted sum of the rewards that score the task.",
+        "reward",
+        False,
+    ),
+    (
+        "Zero-variance groups by task",
+        "Fraction of the groups of each task whose completions all have the same reward.",
+        "frac_reward_zero_std",
+        True,
+    ),
+    (
+        "Portion of the prompts by task",
+        "Portion of each task of the prompts of the next step, by its weight and its groups with non-zero variance.",
+        "rollout/portion",
+        True,
+    ),
+]
+"""Title, explanation, metric, and whether it is a fraction, of the curves of a mixture."""
 METRICS: list[tuple[str, str, dict[str, str], bool]] = [
     (
         "Reward",

@@ -7,6 +7,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from grpo.config.library import BUILDERS
+from grpo.config.mixture import single_tasks
 from grpo.rundir.files import read_json
 from grpo.rundir.run_dir import Run
 from grpo.rundir.summary import with_interval
@@ -19,7 +20,7 @@ def model_card(run: Run) -> str:
     config, task = run.config, run.config.task
     name = str(config.model.model_name_or_path)
     base = name if ON_HUB.fullmatch(name) and not Path(name).exists() else None
-    data = data_of(task)
+    data = ", ".join(data_of(one) for one in single_tasks(task).values())
     after = run.summary.get("accuracy_after")
     results, pipeline = None, "image-text-to-text" if task.images else "text-generation"
     if after is not None:
@@ -71,6 +72,9 @@ def _scores(run: Run) -> list[str]:
     for when, result in run.evaluation.items():
         decoding = f"{when} training, greedy, {result['samples']} held-out problems"
         lines.append(f"| {decoding} | {with_interval(result['accuracy'], result['interval'])} |")
+        for name, part in result.get("by_task", {}).items():
+            decoding = f"{when} training, greedy, {part['samples']} held-out problems of {name}"
+            lines.append(f"| {decoding} | {with_interval(part['accuracy'], part['interval'])} |")
     sampled = read_json(run.folder / "evaluate" / "evaluation.json")
     if sampled:
         decoding = f"greedy, {sampled['samples']} held-out problems"
@@ -82,9 +86,11 @@ def _scores(run: Run) -> list[str]:
 
 
 def _use(run: Run) -> list[str]:
-    task = run.config.task
-    lines = ["Prompt template of the training:", "", "```", str(task.prompt).rstrip("\n"), "```"]
-    if task.system_prompt:
-        lines += ["", "System prompt:", "", "```", task.system_prompt, "```"]
-    lines += ["", "The model has not been tested on other kinds of problems."]
+    lines = []
+    for name, task in single_tasks(run.config.task).items():
+        of_task = f", task {name}" if name else ""
+        lines += [f"Prompt template of the training{of_task}:", "", "```", str(task.prompt).rstrip("\n"), "```", ""]
+        if task.system_prompt:
+            lines += ["System prompt:", "", "```", task.system_prompt, "```", ""]
+    lines += ["The model has not been tested on other kinds of problems."]
     return lines

@@ -12,9 +12,11 @@ from rich.console import Console
 
 from grpo.cli import output_in
 from grpo.config.batch import completions, evaluated_at_once
+from grpo.config.mixture import limit_of, single_tasks
 from grpo.config.resolve import Resolved
 from grpo.config.secrets import without_secrets
 from grpo.data.images import check_used
+from grpo.data.mixture import load_problems
 from grpo.data.rewards import (
     check_grader,
     counts,
@@ -23,9 +25,11 @@ from grpo.data.rewards import (
     grader_of,
     reward_options,
     running_rewards,
+    usable_columns,
     useless,
 )
-from grpo.data.task import Problems, load_task, reward_columns
+from grpo.data.task import Problems, reward_columns
+from grpo.evaluation.by_task import file_of, held_out_of, in_total, join_files
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.evaluation.loop import Decoding, Evaluation
 from grpo.generation.backend import backend_class
@@ -89,15 +93,16 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
                 console.print(NEW_TASK, highlight=False, soft_wrap=True)
             outcome.add(task=name_of(settings.task), data=problems.counts, accuracy_before=None, accuracy_after=None)
             outcome.add(completions_a_step=completions(settings.train, None))
-            options, columns = options_of_rewards(settings, problems), reward_columns(problems.train)
+            options = options_of_rewards(settings, problems)
+            columns = usable_columns(settings.task, options, reward_columns(problems.train), problems.columns)
             with running_rewards(options, columns, run_dir, run_dir / ERRORS_FILE) as rewards:
                 trainer = make_trainer(settings, run_dir, problems, processing_class, rewards, tools, memory)
-                evaluation = evaluation_of(settings, problems, rewards, run_dir, console)
+                evaluations = evaluations_of(settings, problems, rewards, run_dir, console)
                 accuracy = f"rewards/{settings.task.eval.reward}/mean"
                 progress = ProgressBar(console, accuracy, list(rewards.values()), settings.plan.host_gb)
 
                 def evaluate(when: str) -> None:
-                    outcome.add(**evaluated(when, trainer, evaluation, run_dir))
+                    outcome.add(**evaluated(when, trainer, evaluations, run_dir))
 
                 try:
                     utilization = gpu_utilization if memory.on_gpu else None
@@ -173,7 +178,7 @@ def problems_of(settings: Resolved, processing_class: Any, tools: Tools, console
     check_used(settings.task, settings.model, settings.peft, processing_class)
     functions = tools.described()
     seed = settings.train.seed if settings.train.shuffle_dataset else None
-    problems = load_task(settings.task, processing_class, functions, seed)
+    problems = load_problems(settings.task, processing_class, tools.described, seed)
     console.print(str(problems), highlight=False, soft_wrap=True)
     if names := ", ".join(tool.__name__ for tool in functions):
         console.print(f"the policy may call {names}", highlight=False, soft_wrap=True)
@@ -194,37 +199,53 @@ def write_decisions(settings: Resolved, plan: Plan | None, run_dir: Path) -> Non
 
 def options_of_rewards(settings: Resolved, problems: Problems) -> dict[str, dict[str, Any]]:
     """Return the options of the rewards to train by and, if problems are held out, of their grader."""
-    rewards, grader = settings.reward, settings.task.eval.reward
-    return reward_options(rewards) | (grader_of(grader, rewards, settings.train) if problems.held_out else {})
+    options, rewards = reward_options(settings.reward), settings.reward
+    for one in single_tasks(settings.task).values() if problems.held_out else ():
+        options |= grader_of(one.eval.reward, rewards, settings.train)
+    return options
 
 
-def evaluation_of(
+def evaluations_of(
     settings: Resolved, problems: Problems, rewards: dict[str, Reward], run_dir: Path, console: Console
-) -> Evaluation | None:
-    """Return how the policy is evaluated before and after training; None without held-out problems."""
+) -> dict[str, Evaluation]:
+    """Return how the policy is evaluated before and after training, by task; nothing without held-out problems."""
     if problems.held_out is None:
-        return None
-    return Evaluation(
-        problems.held_out,
-        rewards[settings.task.eval.reward],
-        Decoding(settings.train.max_completion_length),
-        file=run_dir / "evaluation.jsonl",
-        batch_size=evaluated_at_once(settings.train, settings.processes),
-        console=console,
-        difficulty=settings.task.eval.difficulty,
-    )
-
-
-def evaluated(when: str, trainer: ExactGRPOTrainer, evaluation: Evaluation | None, run_dir: Path) -> dict[str, float]:
-    """Evaluate the policy `before` or `after` training, unless that has been done, and return its accuracy."""
-    if evaluation is None:
         return {}
-    file = run_dir / "evaluation.json"
+    return {
+        name: Evaluation(
+            held_out_of(problems, name),
+            rewards[task.eval.reward],
+            Decoding(limit_of(name, settings.task, settings.train)),
+            file=file_of(run_dir / "evaluation.jsonl", name),
+            batch_size=evaluated_at_once(settings.train, settings.processes),
+            console=console,
+            difficulty=task.eval.difficulty,
+        )
+        for name, task in single_tasks(settings.task).items()
+        if task.eval.size
+    }
+
+
+def evaluated(
+    when: str, trainer: ExactGRPOTrainer, evaluations: dict[str, Evaluation], run_dir: Path
+) -> dict[str, float]:
+    """Evaluate the policy `before` or `after` training, unless that has been done, and return its accuracy."""
+    if not evaluations:
+        return {}
+    file, answers = run_dir / "evaluation.json", run_dir / f"evaluation_{when}.jsonl"
     known = read_json(file)
     if when == "after" or when not in known:
-        check_grader(evaluation.grader)
-        known[when] = evaluate_policy(trainer, replace(evaluation, file=run_dir / f"evaluation_{when}.jsonl"))
+        for evaluation in evaluations.values():
+            check_grader(evaluation.grader)
+        known[when] = in_total(
+            {
+                name: evaluate_policy(trainer, replace(evaluation, file=file_of(answers, name)))
+                for name, evaluation in evaluations.items()
+            }
+        )
         if is_main_process():
+            if "" not in evaluations:
+                join_files(answers, list(evaluations))
             write_json(file, known)
     return {f"accuracy_{when}": known[when]["accuracy"]}
 

@@ -11,6 +11,7 @@ from transformers import PrinterCallback
 from trl import GRPOConfig
 
 from grpo.config.batch import check_batch, check_whole_groups, completions, problems_taken
+from grpo.config.mixture import mixture_of, scored_by
 from grpo.config.resolve import Resolved
 from grpo.config.schema import REWARD_MODEL, train_arguments
 from grpo.config.secrets import is_secret
@@ -47,7 +48,7 @@ def make_trainer(
     comparing = [name for name, reward in rewards.items() if reward.compares and name in settings.reward]
     check_whole_groups(settings.train, comparing, world_size())
     model, peft, task, rewarded = settings.model, settings.peft, settings.task, settings.reward
-    scorers, shares = scorers_of(rewarded, rewards), settings.engine.share_weights is True
+    scorers, shares = scorers_of(task, rewarded, rewards), settings.engine.share_weights is True
     try:
         trainer = ExactGRPOTrainer(
             model=policy.without_weights(model) if shares else model.model_name_or_path,
@@ -76,6 +77,7 @@ def make_trainer(
             log_tokens=settings.completions.tokens,
             tool_counts=tools.counts,
             correct=task.eval.reward if task.eval.reward in rewarded else None,
+            mixture=mixture_of(task, settings.train, rewarded),
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
@@ -132,8 +134,10 @@ def backend_of(train: DictConfig, sharding: Sharding) -> str | None:
     return "cpu:gloo,cuda:nccl" if offloads and torch.cuda.is_available() and backend in (None, "nccl") else backend
 
 
-def scorers_of(rewarded: DictConfig, rewards: Mapping[str, Reward]) -> list[tuple[Any, Any]]:
+def scorers_of(task: DictConfig, rewarded: DictConfig, rewards: Mapping[str, Reward]) -> list[tuple[Any, Any]]:
     """Return TRL's reward functions, each with its tokenizer if it is a reward model.
+
+    In a mixture, a function gives None to completions of tasks that it does not score.
 
     Raises:
         ConfigError: a reward model cannot be loaded.
@@ -141,6 +145,6 @@ def scorers_of(rewarded: DictConfig, rewards: Mapping[str, Reward]) -> list[tupl
     return [
         load_reward_model(str(name), options.kwargs)
         if options.fn == REWARD_MODEL
-        else (rewards[str(name)].as_function(), None)
+        else (rewards[str(name)].as_function(scored_by(task, str(name)) if task.tasks else None), None)
         for name, options in rewarded.items()
     ]

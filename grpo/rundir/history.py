@@ -5,13 +5,19 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from grpo.config.mixture import single_tasks
+
 PLACES = ("outputs/*/*", "multirun/*/*/*")
 """Where runs, forecasts and jobs of sweeps are by default."""
 
 
 def name_of(task: DictConfig) -> str:
-    """Return a name of a task: the name of its data."""
-    return " ".join(str(task.dataset[key]) for key in ("generator", "path", "name") if task.dataset.get(key))
+    """Return a name of a task, or of the tasks of a mixture: the names of their data."""
+    names = [
+        " ".join(str(one.dataset[key]) for key in ("generator", "path", "name") if one.dataset.get(key))
+        for one in single_tasks(task).values()
+    ]
+    return " + ".join(names)
 
 
 def has_been_run(task: str, run_dir: Path) -> bool:

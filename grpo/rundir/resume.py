@@ -24,6 +24,7 @@ DECISIVE = (
     "task.buffer_size",
     "task.split",
     "task.prompt",
+    "task.tasks",
     "task.system_prompt",
     "task.conversational",
     "task.few_shot",

@@ -30,6 +30,8 @@ def report(summary: dict[str, Any], run_dir: Path) -> None:
     evaluation = read_json(run_dir / "evaluation.json")
     for when, outcome in evaluation.items():
         table.add_row(f"accuracy {when}", with_interval(outcome["accuracy"], outcome["interval"]))
+        for name, part in outcome.get("by_task", {}).items():
+            table.add_row(f"  {name}", with_interval(part["accuracy"], part["interval"]))
     if evaluation:
         table.add_row("held out", f"{evaluation['before']['samples']} problems, answered greedily")
     for name, kinds in summary.get("reward_errors", {}).items():

@@ -21,6 +21,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from transformers.utils.chat_template_utils import get_json_schema
 
+from grpo.config.mixture import has_own_tools, single_tasks, where
 from grpo.utils.distributed import log_name
 from grpo.utils.errors import ConfigError
 from rewards.isolation.call import PLAIN
@@ -258,13 +259,15 @@ class Tools:
 
     functions: list[Callable[..., Any]] = field(default_factory=list)
     """TRL's `tools`."""
-    environment: type | None = None
-    """TRL's `environment_factory`."""
+    environment: type | dict[str, type] | None = None
+    """TRL's `environment_factory`; by task where tasks of a mixture have others."""
     sources: list[Source] = field(default_factory=list)
+    by_task: dict[str, list[Source]] = field(default_factory=dict)
+    """The sources of each task of a mixture whose tasks have others."""
 
-    def described(self) -> list[Callable[..., Any]]:
-        """Return functions with the name, docstring and types of all that prompts describe."""
-        return [tool for source in self.sources for tool in source.descriptions()]
+    def described(self, task: str = "") -> list[Callable[..., Any]]:
+        """Return functions with the name, docstring and types of all that prompts of a task describe."""
+        return [tool for source in self.by_task.get(task, self.sources) for tool in source.descriptions()]
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
         """Return calls and errors of this process so far, by tool."""
@@ -280,26 +283,63 @@ def arguments_of(task: DictConfig) -> Arguments:
 
 @contextlib.contextmanager
 def running_tools(task: DictConfig, run_dir: Path) -> Iterator[Tools]:
-    """Context with the running tools and environment of a task; their output is in the run's log.
+    """Context with the running tools and environment of a task, or of the tasks of a mixture.
+
+    Their output is in the run's log. Where tasks have other tools, each is an environment of TRL.
 
     Raises:
         ConfigError: a tool or the environment cannot be loaded, or described to a policy.
     """
+    with contextlib.ExitStack() as stack:
+        if not has_own_tools(task):
+            yield start_tools(task, "task", run_dir, stack)
+            return
+        found = {name: start_tools(one, where(name), run_dir, stack) for name, one in single_tasks(task).items()}
+        environments = {name: environment_with(one.sources) for name, one in found.items()}
+        by_task = {name: one.sources for name, one in found.items()}
+        yield Tools([], environments, [source for some in by_task.values() for source in some], by_task)
+
+
+def start_tools(task: DictConfig, place: str, run_dir: Path, stack: contextlib.ExitStack) -> Tools:
+    """Start the tools and the environment of a task, which is at this place in the configuration."""
     tools = Tools()
     named = {"tools": list(task.tools), "environment": [task.environment] if task.environment else []}
-    with contextlib.ExitStack() as stack:
-        for key, names in named.items():
-            if not names:
-                continue
-            output = stack.enter_context((run_dir / log_name()).open("a"))
-            try:
-                source = Source(names, key == "environment", task.tool_timeout, output, arguments_of(task))
-            except ValueError as error:
-                raise ConfigError(f"task.{key}: {error}") from error
-            stack.callback(source.close)
-            tools.sources.append(source)
-            if key == "tools":
-                tools.functions = tools_of(source)
-            else:
-                tools.environment = environment_of(source)
-        yield tools
+    for key, names in named.items():
+        if not names:
+            continue
+        output = stack.enter_context((run_dir / log_name()).open("a"))
+        try:
+            source = Source(names, key == "environment", task.tool_timeout, output, arguments_of(task))
+        except ValueError as error:
+            raise ConfigError(f"{place}.{key}: {error}") from error
+        stack.callback(source.close)
+        tools.sources.append(source)
+        if key == "tools":
+            tools.functions = tools_of(source)
+        else:
+            tools.environment = environment_of(source)
+    return tools
+
+
+def environment_with(sources: Sequence[Source]) -> type:
+    """Return an environment of TRL with what the sources of a task have.
+
+    Tools without an environment begin with nothing and have no reward; all episodes share their process, as they do
+    where all tasks have the same tools.
+    """
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    kinds: list[type] = []
+    methods: dict[str, Any] = {}
+    for source in sources:
+        if source.description["name"]:  # a class
+            kinds.append(environment_of(source))
+            continue
+        instance = Instance(source)
+
+        def method(name: str, source: Source = source, instance: Instance = instance) -> Callable[..., Any]:
+            return source.described(name, lambda self, **arguments: instance.call(name, arguments, starts=True), own)
+
+        methods |= {name: method(name) for name in source.description["tools"]}
+    if not kinds:
+        methods |= {"reset": lambda self, **columns: None, "_state": lambda self: {}}
+    return type(kinds[0].__name__ if kinds else "Tools", tuple(kinds), methods)

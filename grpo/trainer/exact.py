@@ -18,7 +18,7 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 
 from grpo import losses
-from grpo.config.options import TILES_NEED_WHOLE_WEIGHTS, Engine, Rollout, Update
+from grpo.config.options import TILES_NEED_WHOLE_WEIGHTS, Engine, Mixture, Rollout, Update
 from grpo.data.images import View
 from grpo.data.stream import Stream
 from grpo.generation.backend import Backend, backend_class
@@ -93,6 +93,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         log_tokens: whether it gets values per token of some completions, see `grpo.trainer.update.token_values`.
         tool_counts: returns calls and errors of this process so far, by tool.
         correct: name of the reward that is 1 for a correct completion, and 0 for others; the first if None.
+        mixture: the tasks that the column `task` of the data names; None for a single task.
 
     Raises:
         ValueError: two of these features do not work together, or not with these arguments of TRL.
@@ -117,6 +118,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         log_tokens: bool = False,
         tool_counts: Counts = lambda: (Counter(), Counter()),
         correct: str | None = None,
+        mixture: Mixture | None = None,
         **kwargs: Any,
     ) -> None:
         engine, rollout = engine or Engine(lora="merged"), rollout or Rollout()
@@ -152,7 +154,8 @@ class ExactGRPOTrainer(GRPOTrainer):
         sharing = Sharing(lambda: self.model, stock, self.accelerator, self.update.share_prompts, self.sharded)
         self.packing = Packing(size, sharing, self.pad_to_multiple_of)
         self.guard = NonFiniteGuard(folder / "skipped_rows.jsonl", self._tokenizer, self.update.max_skipped_steps)
-        self.rollouts = rollouts_of(self, engine, rollout, stream, view, keep_columns, tool_counts, correct, log_tokens)
+        kept = (view, keep_columns, tool_counts, correct, log_tokens, mixture)
+        self.rollouts = rollouts_of(self, engine, rollout, stream, *kept)
         image_token = getattr(self.processing_class, "image_token_id", None)
         self.token_values = TokenValues(folder / "completions", self._tokenizer, image_token) if log_tokens else None
         self.step_update = StepUpdate(

@@ -44,18 +44,20 @@ def why_biased(train: Any) -> str | None:
     return None
 
 
-def why_not_stale(train: Any, rollout: Any, images: bool, tools: bool) -> str | None:
+def why_not_stale(train: Any, rollout: Any, images: bool, tools: bool, mixture: bool) -> str | None:
     """Return why the next rollouts cannot be generated during an update; None if they can.
 
-    `train` is as in `sampling_filters`; `images` and `tools` tell whether the task has them.
+    `train` is as in `sampling_filters`; `images` and `tools` tell whether the task has them, `mixture` whether there
+    are several tasks.
     """
     if images:
         return "works with text alone, and the task has images"
     if tools:
         return "the turns of a conversation cannot begin during an update, and the task has tools"
-    for name in ("dynamic_sampling", "prioritize"):
-        if getattr(rollout, name):
-            return f"the problems of the next step are not known, as rollout.{name}=true takes them as needed"
+    chosen = [f"rollout.{name}=true" for name in ("dynamic_sampling", "prioritize") if getattr(rollout, name)]
+    if chosen or mixture:
+        chooses = chosen[0] if chosen else "a mixture of tasks"
+        return f"the problems of the next step are not known, as {chooses} takes them as needed"
     if rollout.temperature_end is not None:
         return "the next rollouts are requested at the temperature of the last, and rollout.temperature_end changes it"
     slices = train.steps_per_generation or train.gradient_accumulation_steps

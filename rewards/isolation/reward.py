@@ -10,7 +10,7 @@ import logging
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import pairwise
@@ -98,15 +98,44 @@ class Reward:
         """Return the arguments without which the function cannot be called and that neither TRL nor the data has."""
         return [name for name in self.needs if name not in (*columns, *FROM_TRL)]
 
-    def as_function(self) -> Callable[..., Coroutine[Any, Any, list[float | None]]]:
-        """Return an async function with TRL's signature; TRL runs async functions concurrently."""
+    def as_function(self, tasks: Container[str] | None = None) -> Callable[..., Coroutine[Any, Any, list]]:
+        """Return an async function with TRL's signature; TRL runs async functions concurrently.
+
+        Args:
+            tasks: values of the column `task` whose completions it scores, others get None; all if it is None.
+        """
 
         async def reward(**columns: Any) -> list[float | None]:
-            return await asyncio.to_thread(self.score, **columns)
+            if tasks is None:
+                return await asyncio.to_thread(self.score, **columns)
+            rows = [row for row, task in enumerate(columns["task"]) if task in tasks]
+            return await asyncio.to_thread(self._score_rows, rows, **columns)
 
         reward.__name__ = self.name
         reward.isolated = self  # type: ignore[attr-defined]
         return reward
+
+    def _score_rows(self, rows: Sequence[int], **columns: Any) -> list[float | None]:
+        """Return what `score` does for some completions, and None for the others."""
+        count, log_extra = len(columns["completions"]), columns.get("log_extra")
+        found: list[float | None] = [None] * count
+        self.faulted = []
+        if not rows:
+            return found
+
+        def log_some(column: str, values: Sequence[Any]) -> None:
+            given = dict(zip(rows, values, strict=True))
+            log_extra(column, [given.get(row) for row in range(count)])  # type: ignore[misc]
+
+        some = {
+            name: [values[row] for row in rows] if isinstance(values, list) else values
+            for name, values in columns.items()
+        }
+        scores = self.score(**some | ({"log_extra": log_some} if log_extra else {}))
+        for row, score in zip(rows, scores, strict=True):
+            found[row] = score
+        self.faulted = [rows[row] for row in self.faulted]
+        return found
 
     def score(self, **columns: Any) -> list[float | None]:
         """Return a reward per completion; None for a completion without a reward.

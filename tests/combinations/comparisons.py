@@ -72,7 +72,8 @@ def check_sharded(row: Row, folder: Path, shard: str) -> None:
     resumes = row["resume"] == "yes"
     options = shard_options(shard)
     if not resumes:  # FSDP2 cannot resume without a state; AdamW's division by it multiplies rounding
-        options |= {"optim": "sgd", "learning_rate": 0.01}
+        longer = row["loss"] == "luspo"  # whose gradient grows with the length: the policy would run away, see `RATE`
+        options |= {"optim": "sgd", "learning_rate": 0.003 if longer else 0.01}
     saving = {"save_strategy": "steps", "save_steps": 1} if resumes else {}
     mine = ours(row, folder / "ours", **options, **saving)
     kept = note_kept(mine) if mine.rollouts.sampling else []

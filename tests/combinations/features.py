@@ -69,7 +69,13 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
     "feed-forward": {"whole": {}, "in tiles": {}},
     "prompts": {"shared": {}, "apart": {}},
     "tools": {"none": {}, "tools": {}, "environment": {}},
-    "problems": {"in order": {}, "dynamic sampling": {}, "prioritized": {}},
+    "problems": {
+        "in order": {},
+        "dynamic sampling": {},
+        "prioritized": {},
+        "a mixture": {},
+        "a mixture, prioritized": {},
+    },
     "data": {"in memory": {}, "a stream": {"shuffle_dataset": False}},
     "degenerate": {"counted": {}, "skipped": {}},
     "engine": {
@@ -86,6 +92,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
 }
 """Features, their values, and the fields of `GRPOConfig` that these set; `trainings.py` has the rest."""
 
+UNKNOWN = ("dynamic sampling", "prioritized", "a mixture", "a mixture, prioritized")
 OWN_LOSS = "train.loss_type={loss} needs"
 REFUSED: list[tuple[dict[str, str], str]] = [
     *(
@@ -108,6 +115,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"loss": "maxrl", "scaling": "batch"}, "train.loss_type=maxrl needs"),
     ({"loss": "maxrl", "rewards": "two, each normalized"}, "train.loss_type=maxrl needs"),
     ({"problems": "prioritized", "data": "a stream"}, "rollout.prioritize: .*a stream has none twice"),
+    *(({"problems": problems, "data": "a stream"}, "a stream has no end") for problems in UNKNOWN[2:]),
     ({"advantages": "of the best of two", "loss": "maxrl"}, "train.loss_type=maxrl"),
     ({"advantages": "of the best of two", "rewards": "two, each normalized"}, "rollout.pass_at_k=2: .*the largest sum"),
     ({"loss": "vespo", "engine": "vLLM, sequences masked"}, "VESPO loss requires"),
@@ -116,7 +124,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
         for feature, values, reason in (
             ("policy", ("images, LLaVA-Next", "images, Qwen2.5-VL"), "the task has images"),
             ("tools", ("tools", "environment"), "the task has tools"),
-            ("problems", ("dynamic sampling", "prioritized"), "the problems of the next step are not known"),
+            ("problems", UNKNOWN, "the problems of the next step are not known"),
             ("temperature", ("rising",), "rollout.temperature_end changes it"),
             ("iterations", ("2",), "train.num_iterations=1"),
             ("steps", ("two generations", "a quarter of a generation"), "without train.steps_per_generation"),

@@ -10,8 +10,9 @@ def number_of_correct(completion_ids: list[list[int]], number: list[int], **colu
     return [1.0 if of % 3 == 0 else float(sum(ids) % 3 == 0) for ids, of in zip(completion_ids, number, strict=True)]
 
 
-def brevity(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-    return [1 / len(ids) for ids in completion_ids]
+def brevity(completion_ids: list[list[int]], task: list[str], **columns: Any) -> list[float | None]:
+    """A reward for one of two tasks."""
+    return [1 / len(ids) if of == "first" else None for ids, of in zip(completion_ids, task, strict=True)]
 
 
 def failing(completion_ids: list[list[int]], number: list[int], **columns: Any) -> list[float | None]:

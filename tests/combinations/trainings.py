@@ -31,7 +31,7 @@ from transformers import (
 from trl import GRPOTrainer
 
 from grpo.builtin.tasks.calculator import calculator
-from grpo.config.options import Engine, Rollout, Update
+from grpo.config.options import Engine, Mixture, Rollout, Update
 from grpo.config.schema import ROOT
 from grpo.data.stream import NUMBER, Stream
 from grpo.generation.backend import Backend
@@ -203,6 +203,7 @@ def data(row: Row) -> Dataset:
     for number in range(PROBLEMS):
         content = f"Mia has {number} apples. How many apples does she have now?"
         problem: dict[str, Any] = {"prompt": [{"role": "user", "content": content}], "number": number}
+        problem["task"] = "second" if number % 4 else "first"
         if row["policy"] in FAMILY:
             sizes = [(20, 40), (40, 20), (30, 30)][number % 3 :][: 1 + (number % 4 == 1)]
             problem["images"] = [Image.new("RGB", size, (7 * number, 99, 0)) for size in sizes]
@@ -271,10 +272,14 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
     if row["data"] == "a stream":
         options |= streamed(options["train_dataset"])
     problems, best = row["problems"], row["advantages"] == "of the best of two"
-    options["rollout"] = Rollout(problems == "dynamic sampling", prioritize=problems == "prioritized")
+    options["rollout"] = Rollout(problems == "dynamic sampling", prioritize="prioritized" in problems)
     options["rollout"].pass_at_k = 2 if best else None
     options["rollout"].max_repetition = 0.5 if row["degenerate"] == "skipped" else None
     options["rollout"].temperature_end = HOTTEST if row["temperature"] == "rising" else None
+    if problems.startswith("a mixture"):
+        graders: dict[str, str | None] = {"first": REWARDS[row["rewards"]][-1].__name__, "second": None}
+        limits = {"first": 2 * LENGTH, "second": 2 * LENGTH}
+        options["mixture"] = Mixture({"first": 1, "second": 2}, limits, graders)
     if row["engine"] != "transformers":
         staleness = int(row["engine"] == "a server, a step ahead")
         options["engine"] = Engine(lora="merged", staleness=staleness, backend=f"{__name__}.Scripted")

@@ -5,7 +5,7 @@ A rule is a function from a run to a finding or None. Its thresholds are in its 
 
 from collections.abc import Callable
 
-from grpo.reporting.findings import learning, machine, rewards
+from grpo.reporting.findings import learning, machine, rewards, tasks
 from grpo.reporting.findings.base import Finding
 from grpo.rundir.run_dir import Run
 
@@ -21,6 +21,8 @@ RULES: tuple[Callable[[Run], Finding | None], ...] = (
     learning.groups_equal,
     learning.cut_off,
     learning.reward_flat,
+    tasks.task_equal,
+    tasks.task_worse,
     rewards.drowned,
     rewards.never_called,
     rewards.tools_fail,

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from grpo.config.options import Rollout
+from grpo.config.options import Mixture, Rollout
 from grpo.trainer.rollout.advantages import combined
+from grpo.trainer.rollout.mixed_order import MixedOrder
 from grpo.trainer.rollout.problem_order import ProblemOrder
 
 
@@ -52,13 +53,20 @@ class DynamicSampling:
         processes: that generate; each round has as many problems for each.
         weights: of the reward functions, by their names.
         correct: name of the reward that is 1 for a correct completion, and 0 for others.
+        mixture: the tasks of a `MixedOrder`, each with such a reward of its own.
     """
 
     def __init__(
-        self, options: Rollout, order: ProblemOrder, processes: int, weights: Mapping[str, float], correct: str
+        self,
+        options: Rollout,
+        order: ProblemOrder | MixedOrder,
+        processes: int,
+        weights: Mapping[str, float],
+        correct: str,
+        mixture: Mixture | None = None,
     ) -> None:
         self.options, self.order, self.processes = options, order, processes
-        self.weights, self.correct = weights, list(weights).index(correct)
+        self.weights, self.correct, self.mixture = weights, correct, mixture
 
     def fill(self, wanted: int, score: Score) -> tuple[list[Completion], dict[str, float]]:
         """Make rounds until a batch is full; return its completions, of all processes, and the metrics of the rounds.
@@ -76,8 +84,7 @@ class DynamicSampling:
             number = min(wanted, math.ceil((wanted - teaching) / fraction))
             groups += score(self.order.take(-(-number // self.processes) * self.processes))
             teaching = sum(not equal for _, equal in groups)
-        everything = [group for group, _ in groups]
-        metrics = self._noted(everything) | {
+        metrics = self._noted(groups) | {
             "rollout/rounds": rounds,
             "rollout/groups_generated": len(groups),
             "rollout/groups_kept": min(wanted, teaching),
@@ -88,19 +95,61 @@ class DynamicSampling:
             groups.sort(key=lambda group: group[1])  # those with equal rewards last, each kind in its order
         return [completion for group, _ in groups[:wanted] for completion in group], metrics
 
-    def _noted(self, groups: Sequence[Group]) -> dict[str, float]:
+    def _noted(self, groups: Sequence[tuple[Group, bool]]) -> dict[str, float]:
         """Remember the fraction of correct completions of each problem; return the metrics of all that was made."""
         metrics: dict[str, float] = {}
+        mixed = self.order if isinstance(self.order, MixedOrder) else None
+        if mixed and self.mixture:
+            metrics |= metrics_by_task(groups, mixed.tasks, self.mixture, self.weights)
         if self.options.prioritize:
-            for group in groups:
-                scores = torch.tensor([one.rewards[self.correct] for one in group]).nan_to_num().clamp(0, 1)
-                self.order.correct[group[0].problem] = float(scores.mean())
+            for group, equal in groups:
+                problem = group[0].problem
+                grader = self.mixture.graders[mixed.tasks[problem]] if mixed and self.mixture else None
+                place = list(self.weights).index(grader or self.correct)
+                scores = torch.tensor([one.rewards[place] for one in group]).nan_to_num().clamp(0, 1)
+                self.order.note(problem, float(scores.mean()))
+                if mixed:
+                    mixed.note_variance(problem, not equal)
+            if mixed:
+                metrics |= {f"rollout/portion/{name}": portion for name, portion in mixed.portions().items()}
             metrics |= {f"rollout/problems_{name}": number for name, number in self.order.counts().items()}
-        rewards = torch.tensor([one.rewards for group in groups for one in group])
+        rewards = torch.tensor([one.rewards for group, _ in groups for one in group])
         for name, values in zip(self.weights, rewards.T, strict=True):
             metrics[f"rollout/rewards/{name}/mean"] = values.nanmean().item()
         metrics["rollout/reward"] = combined(rewards, torch.tensor(list(self.weights.values()))).nanmean().item()
         return metrics
+
+
+def metrics_by_task(
+    groups: Sequence[tuple[Group, bool]], tasks: Sequence[str], mixture: Mixture, weights: Mapping[str, float]
+) -> dict[str, float]:
+    """Return reward, accuracy, mean length, zero-variance groups and number of groups of each task of a mixture.
+
+    Args:
+        groups: each with whether all of its rewards are equal.
+        tasks: the task of each problem.
+        mixture: has the reward that is the accuracy of each task.
+        weights: of the rewards.
+    """
+    metrics: dict[str, float] = {}
+    for name, grader in mixture.graders.items():
+        mine = [(group, equal) for group, equal in groups if tasks[group[0].problem] == name]
+        metrics[f"rollout/groups/{name}"] = len(mine)
+        if not mine:
+            continue
+        made = [one for group, _ in mine for one in group]
+        rewards = torch.tensor([one.rewards for one in made])
+        metrics[f"reward/{name}"] = combined(rewards, torch.tensor(list(weights.values()))).nanmean().item()
+        metrics[f"frac_reward_zero_std/{name}"] = mean(equal for _, equal in mine)
+        metrics[f"completions/mean_length/{name}"] = mean(own_tokens(one) for one in made)
+        if grader:
+            metrics[f"accuracy/{name}"] = rewards[:, list(weights).index(grader)].nanmean().item()
+    return metrics
+
+
+def own_tokens(one: Completion) -> int:
+    """Return how many tokens of a completion are the policy's, and not of tools."""
+    return len(one.ids) if one.mask is None else sum(one.mask)
 
 
 def generation_metrics(completions: Sequence[Completion], ends: Container[int], tools: bool) -> dict[str, float]:
@@ -111,7 +160,7 @@ def generation_metrics(completions: Sequence[Completion], ends: Container[int], 
         ends: tokens that end a completion; others were truncated.
         tools: whether the policy calls tools.
     """
-    lengths = [len(one.ids) if one.mask is None else sum(one.mask) for one in completions]
+    lengths = [own_tokens(one) for one in completions]
     ended = [one.ids[-1] in ends for one in completions]
     terminated = [length for length, ends_itself in zip(lengths, ended, strict=True) if ends_itself] or [0]
     metrics = {"completions/clipped_ratio": 1 - sum(ended) / len(ended)}

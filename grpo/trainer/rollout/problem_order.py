@@ -38,6 +38,10 @@ class ProblemOrder:
             self.taken += 1
         return found
 
+    def note(self, problem: int, correct: float) -> None:
+        """Remember the fraction of correct completions of a problem."""
+        self.correct[problem] = correct
+
     def counts(self) -> dict[str, int]:
         """Return how many of the problems taken so far are solved, learnable and out of reach."""
         low, high = LEARNABLE

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from grpo.config.options import ENTROPY_OF_TEXT, TWO_TEMPERATURES, Engine, Rollout
+from grpo.config.options import ENTROPY_OF_TEXT, TWO_TEMPERATURES, Engine, Mixture, Rollout
 from grpo.data.images import View, unexpanded
 from grpo.data.stream import NUMBER, Stream
 from grpo.generation.at_once import AtOnce
@@ -27,6 +27,7 @@ from grpo.trainer.rollout.dynamic_sampling import Completion, DynamicSampling, G
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.filtered import Filtered
 from grpo.trainer.rollout.image_tokens import as_tensors, end_before
+from grpo.trainer.rollout.mixed_order import order_of
 from grpo.trainer.rollout.overlap import Overlap
 from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.trainer.rollout.temperature import Temperature
@@ -72,6 +73,10 @@ class Rollouts:
     """None where no completion is skipped for what it is."""
     numbered: bool = False
     """Whether completions get a `completion_id`, in the batch and in the table."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """Of a mixture, the tokens of the longest completion of each task."""
+    _limits: list[int] = field(default_factory=list, init=False)
+    """Of the rollouts at hand, the tokens of the longest completion of each."""
     _made: int = field(default=0, init=False)
     """Completions of all processes so far."""
     _numbers: list[int] = field(default_factory=list, init=False)
@@ -182,6 +187,7 @@ class Rollouts:
 
     def shown(self, trainer: Any, rows: list[Row]) -> list[Row]:
         """Return rows with their images as the policy sees them."""
+        self._limits = [self.limits[row["task"]] for row in rows] if self.limits else []
         if not self.view:
             return rows
         with self.clock.of("data", trainer.model.training):
@@ -241,6 +247,8 @@ class Rollouts:
         else:
             given = (self.at_once, prompts, images, fields, group, has_tool_images, retry)
             found = (by_transformers.complete(trainer, *given), None)
+        if len(self._limits) == len(prompts):  # else of a later turn, with tools, whose limit is the longest
+            found = within(self._limits, *found)
         token = getattr(trainer.processing_class, "image_token_id", None)
         return found if token is None else end_before(token, trainer._tokenizer.eos_token_id, *found)
 
@@ -315,6 +323,12 @@ class Rollouts:
             self.sampling.order.load_state_dict(state["order"])
 
 
+def within(limits: list[int], ids: list, logps: list | None) -> tuple[list, list | None]:
+    """Return completions, and the log-probabilities of their tokens, truncated to as many tokens as each may have."""
+    cut = [[values[:limit] for values, limit in zip(all_of, limits, strict=True)] for all_of in (ids, logps) if all_of]
+    return cut[0], cut[1] if logps else None
+
+
 def rollouts_of(
     trainer: Any,
     engine: Engine,
@@ -325,6 +339,7 @@ def rollouts_of(
     tool_counts: Counts,
     correct: str | None,
     numbered: bool,
+    mixture: Mixture | None,
 ) -> Rollouts:
     """Return what makes the rollouts of a trainer, given the groups `engine` and `rollout` of the configuration.
 
@@ -336,13 +351,15 @@ def rollouts_of(
         tool_counts: returns calls and errors of this process so far, by tool.
         correct: name of the reward that is 1 for a correct completion; the first if None.
         numbered: as of `Rollouts`.
+        mixture: the tasks of the data; None for a single task.
 
     Raises:
         ValueError: two of these features do not work together, or not with the arguments of TRL.
     """
     columns = getattr(trainer.problems, "column_names", None) or ()
     images = not {"image", "images"}.isdisjoint(columns)
-    if engine.staleness and (reason := why_not_stale(trainer.args, rollout, images, bool(trainer.tools))):
+    traits = {"images": images, "tools": bool(trainer.tools), "mixture": mixture is not None}
+    if engine.staleness and (reason := why_not_stale(trainer.args, rollout, **traits)):
         raise ValueError(f"engine.staleness=1: {reason}")
     if reason := why_not_best_of(trainer.args, rollout):
         raise ValueError(reason)
@@ -354,17 +371,7 @@ def rollouts_of(
     if by_engine and (reason := why_biased(trainer.args)):
         raise ValueError(reason)
     corrected = by_engine and trainer.vllm_importance_sampling_correction
-    sampling = None
-    if rollout.dynamic_sampling or rollout.prioritize:
-        if trainer._multi_environment:
-            raise ValueError("rollout.dynamic_sampling and rollout.prioritize: work with one environment only")
-        if stream and rollout.prioritize:
-            raise ValueError("rollout.prioritize: it takes problems again, and a stream has none twice")
-        shuffle, number = trainer.shuffle_dataset, sys.maxsize if stream else len(trainer.train_dataset)
-        order = ProblemOrder(number, trainer.args.seed, shuffle, rollout.prioritize)
-        weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))
-        processes = trainer.accelerator.num_processes
-        sampling = DynamicSampling(rollout, order, processes, weights, correct or trainer.reward_func_names[0])
+    sampling = sampling_of(trainer, rollout, stream, correct or trainer.reward_func_names[0], mixture)
     limits = (rollout.max_repetition, rollout.max_entropy)
     own = episodes.BY_TRL if trainer.environment_factories else ()
     names = [*(tool.__name__ for tool in trainer.tools or ()), *own]
@@ -388,4 +395,27 @@ def rollouts_of(
         None if rollout.temperature_end is None else Temperature(trainer.temperature, rollout.temperature_end),
         None if limits == (None, None) else Degenerate(*limits),
         numbered,
+        mixture.limits if mixture else {},
     )
+
+
+def sampling_of(
+    trainer: Any, rollout: Rollout, stream: Stream | None, correct: str, mixture: Mixture | None
+) -> DynamicSampling | None:
+    """Return what chooses the problems of a trainer; None if its data loader does. Arguments as of `rollouts_of`.
+
+    Raises:
+        ValueError: there are several environments.
+    """
+    if not (rollout.dynamic_sampling or rollout.prioritize or mixture):
+        return None
+    if trainer._multi_environment and not mixture:
+        raise ValueError("rollout.dynamic_sampling and rollout.prioritize: work with one environment only")
+    if stream and mixture:
+        raise ValueError("mixture: its tasks are read whole, and a stream has no end")
+    if stream and rollout.prioritize:
+        raise ValueError("rollout.prioritize: it takes problems again, and a stream has none twice")
+    how = (trainer.args.seed, trainer.shuffle_dataset, rollout.prioritize)
+    order = ProblemOrder(sys.maxsize, *how) if stream else order_of(trainer.train_dataset, mixture, *how)
+    weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))
+    return DynamicSampling(rollout, order, trainer.accelerator.num_processes, weights, correct, mixture)

@@ -56,7 +56,8 @@ def test_every_recording_is_looked_at():
 
 ON_GPUS = {"engine_differs", "sequences_masked", "host_memory_grows", "fragments", "gpu_idle"}
 WITH_TOOLS = {"never_called", "tools_fail", "turns_used_up", "never_equal"}
-CONSTRUCTED = ON_GPUS | WITH_TOOLS
+OF_TASKS = {"task_equal", "task_worse"}
+CONSTRUCTED = ON_GPUS | WITH_TOOLS | OF_TASKS
 """Rules about what no recording shows; each has a test below."""
 
 
@@ -81,6 +82,31 @@ def test_an_engine_that_is_not_the_policy_comes_first(recorded):
     )
     healthy = with_metrics(run, **{"engine/is_policy": lambda step: 1.0 if step % 50 == 0 else None})
     assert findings(healthy) == []
+
+
+def test_tasks_that_are_equal_or_become_worse_are_reported(recorded, composed):
+    tasks = ["task=mixture", "+task@task.tasks.words=arithmetic", "+task@task.tasks.sums=sums"]
+    run = replace(recorded("healthy"), config=composed(*tasks, "task.tasks.sums.weight=3"))
+    equal = {"frac_reward_zero_std/words": lambda step: 0.4, "frac_reward_zero_std/sums": lambda step: 0.97}
+    (one,) = findings(with_metrics(run, **equal))
+    assert (one.name, one.title) == ("task_equal", "Nothing is learned from task sums")
+    assert one.evidence == "zero-variance groups in the last quarter: sums 97%"
+    assert one.advice.startswith("rollout.prioritize=true takes fewer prompts of such tasks; or lower task.tasks.sums.")
+    assert findings(with_metrics(run, **equal | {"frac_reward_zero_std/sums": lambda step: 0.8})) == []
+
+    def worse(after: float) -> list:
+        accuracies, sums = {"before": 0.8, "after": after}, {"accuracy": 0.5, "interval": [0.4, 0.6]}
+        words = {when: {"accuracy": at, "interval": [at - 0.05, at + 0.05]} for when, at in accuracies.items()}
+        total = {"before": 0.1, "after": 0.9}  # of all, with a third task
+        evaluation = {
+            when: {"accuracy": total[when], "samples": 99, "by_task": {"words": words[when], "sums": sums}}
+            for when in accuracies
+        }
+        return findings(replace(run, evaluation=evaluation))
+
+    (one,) = worse(after=0.6)
+    assert (one.name, one.evidence) == ("task_worse", "words 80.0% before, 60.0% after")
+    assert worse(after=0.75) == []
 
 
 @pytest.mark.parametrize(("share", "found"), [(0.05, False), (0.4, True)])

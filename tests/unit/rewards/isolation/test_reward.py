@@ -378,3 +378,21 @@ def comes_true(condition: Callable[[], bool], seconds: float) -> bool:
     while not (holds := condition()) and time.monotonic() < until:
         time.sleep(0.05)
     return holds
+
+
+def test_completions_of_other_tasks_get_none_and_no_call(file: Path) -> None:
+    logged: list[Any] = []
+    reward = Reward(f"{file}:logs_and_fails", "mine")
+    function = reward.as_function(["a"])
+    completions, tasks = ["no", "x", "raise", "no"], ["b", "a", "a", "b"]
+
+    def call(tasks: list[str]) -> list[float | None]:
+        given = {"completions": completions, "task": tasks, "log_extra": lambda *call: logged.append(call)}
+        return asyncio.run(function(**given))
+
+    assert call(tasks) == [None, 1, None, None]
+    assert logged == [("length", [None, 1, None, None])]
+    assert (reward.faulted, reward.scored, reward.errors.total()) == ([2], 1, 1)
+    for _ in range(6):  # more than a reward may fail on in a row
+        assert call(["b"] * 4) == [None] * 4
+    assert (reward.faulted, reward.scored) == ([], 1)

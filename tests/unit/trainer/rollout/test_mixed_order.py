@@ -1,0 +1,105 @@
+"""The problems of several tasks in one order: by weight, from the seed, and the same again after a resume."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo.config.options import Mixture
+from grpo.trainer.rollout.mixed_order import MixedOrder
+from grpo.trainer.rollout.problem_order import ProblemOrder
+from tests.stock_trl import ours, reward, train
+
+TASKS = ["a"] * 30 + ["b"] * 7 + ["c"] * 11
+
+
+def order_of(weights: dict[str, float], prioritize: bool = False) -> MixedOrder:
+    return MixedOrder(TASKS, weights, 42, shuffle=True, prioritize=prioritize)
+
+
+@settings(deadline=None)
+@given(st.tuples(*[st.sampled_from([0.0, 0.3, 1.0, 2.0, 7.5])] * 2), st.integers(1, 60))
+def test_of_any_successive_problems_each_task_has_its_portion(weights: tuple[float, float], number: int) -> None:
+    order = order_of({"a": weights[0], "b": weights[1], "c": 1.0})
+    order.take(13)
+    found = Counter(TASKS[problem] for problem in order.take(number))
+    for name, weight in zip("abc", (*weights, 1.0), strict=True):
+        assert abs(found[name] - number * weight / (sum(weights) + 1)) < 2
+
+
+def test_each_task_has_the_order_that_it_has_alone() -> None:
+    taken = order_of({"a": 1, "b": 2, "c": 0}).take(90)
+    of_b = [problem - 30 for problem in taken if TASKS[problem] == "b"]
+    assert of_b == ProblemOrder(7, 42, shuffle=True).take(60)
+    assert Counter(TASKS[problem] for problem in taken) == {"a": 30, "b": 60}
+    assert [TASKS[problem] for problem in taken[:6]] == ["b", "a", "b"] * 2
+
+
+def test_a_resumed_order_continues_with_the_same_problems() -> None:
+    order, again = (order_of({"a": 3, "b": 1, "c": 1.5}, prioritize=True) for _ in range(2))
+    for problem in order.take(50):
+        order.note(problem, (problem % 3) / 2)
+    again.load_state_dict(order.state_dict())
+    assert again.counts() == order.counts()
+    assert again.taken == order.taken >= 50
+    assert again.take(40) == order.take(40)
+
+
+def test_a_task_whose_groups_are_all_equal_gets_a_quarter() -> None:
+    order = order_of({"a": 1, "b": 1, "c": 0}, prioritize=True)
+    for problem in [*range(30), *range(30, 37)] * 60:
+        order.note_variance(problem, varies=TASKS[problem] == "a")
+    assert order.portions() == pytest.approx({"a": 0.8, "b": 0.2}, abs=1e-5)
+    taken = Counter(TASKS[problem] for problem in order.take(100))
+    assert taken == {"a": 80, "b": 20}
+    again = order_of({"a": 1, "b": 1, "c": 0}, prioritize=True)
+    again.load_state_dict(order.state_dict())
+    assert again.take(10) == order.take(10)
+    fixed = order_of({"a": 1, "b": 1, "c": 0})
+    fixed.note_variance(0, varies=False)
+    assert fixed.portions() == {"a": 0.5, "b": 0.5}
+
+
+def mixed(folder: Path, weight: float = 1, **options: Any) -> Any:
+    """A trainer with two tasks of which the second has short completions, and a reward for each."""
+
+    def second(completions: list, task: list[str], **columns: Any) -> list[float | None]:
+        return [0.5 * (len(text) % 3) if of == "short" else None for text, of in zip(completions, task, strict=True)]
+
+    rows = [{"prompt": f"a b c {number}", "task": "long" if number % 4 else "short"} for number in range(40)]
+    mixture = Mixture({"long": weight, "short": 1}, {"long": 24, "short": 3}, {"long": "reward", "short": "second"})
+    rewarded = {"reward_funcs": [reward, second], "train_dataset": Dataset.from_list(rows)}
+    return ours(folder, mixture=mixture, **rewarded, **options)
+
+
+def test_a_task_has_completions_within_its_own_limit(tmp_path: Path) -> None:
+    trainer = mixed(tmp_path, max_steps=2, rollout_func=None, log_completions=True)
+    asked: list[list[int]] = []
+    complete = trainer.rollouts.complete
+
+    def noting(*given: Any) -> Any:
+        found = complete(*given)
+        asked.append([len(ids) for ids in found[0]])
+        return found
+
+    trainer.rollouts.complete = noting
+    train(trainer)
+    for lengths in asked:
+        tasks = {"long": lengths[:4] + lengths[8:12], "short": lengths[4:8] + lengths[12:]}
+        assert max(tasks["short"]) == 3 < max(tasks["long"]) <= 24
+
+
+def test_a_mixture_resumes_bit_for_bit(tmp_path: Path) -> None:
+    whole = mixed(tmp_path / "whole", 2, max_steps=4, save_strategy="steps", save_steps=1, shuffle_dataset=True)
+    logs = train(whole).logs
+    again = mixed(tmp_path / "again", 2, max_steps=4, shuffle_dataset=True)
+    again.generations = 1  # of the fixed rollouts
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], weight), name
+    assert again.state.log_history[-2]["reward"] == pytest.approx(logs[-1]["reward"], abs=0)
