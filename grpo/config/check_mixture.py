@@ -6,6 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from grpo.config.data_files import arguments_of
 from grpo.config.messages import meant
 from grpo.config.mixture import scored_by, uses_tools
 from grpo.config.schema import REWARD_MODEL, ROOT
@@ -19,11 +20,11 @@ def check_mixture(config: DictConfig) -> None:
         ConfigError: the first problem.
     """
     task = config.task
-    if not task.tasks and not task.dataset:
+    if not task.tasks and not arguments_of(task):
         raise ConfigError("task.tasks: there is no task in it; name some, +task@task.tasks.sums=sums")
     if not task.tasks:
         return
-    if task.dataset:
+    if arguments_of(task):
         raise ConfigError("task.tasks: several tasks need task=mixture; each of them has its own data")
     check_derived(config)
     check_weights({str(name): mixed.weight for name, mixed in task.tasks.items()})
@@ -36,7 +37,7 @@ def check_mixture(config: DictConfig) -> None:
 def check_task(name: str, config: DictConfig) -> None:
     """Check a task of a mixture: its data, limit and grader."""
     mixed, place = config.task.tasks[name], f"task.tasks.{name}"
-    if not mixed.task.dataset:
+    if not arguments_of(mixed.task):
         raise ConfigError(f"{place}: no data; +task@{place}=… names a file of conf/task")
     if "environment_args" in mixed.task.dataset:
         raise ConfigError(f"{place}: a taskset of verifiers is a task alone, as its rewards are those of the run")

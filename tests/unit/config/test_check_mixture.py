@@ -75,7 +75,7 @@ def test_a_resolved_mixture_can_be_read_again(composed: Compose) -> None:
         ([*CALLS, "task.tasks.calls.train.max_completion_length=20"], "=20: all turns with tools have one limit"),
         ([*CALLS, "train.max_tool_calling_iterations=5"], "iterations=3: all turns with tools have one limit"),
         ([*TWO, "task.tasks.sums.rewards=[corectness]"], "no reward corectness in this run; did you mean corr"),
-        ([*TWO, "+task.tasks.sums.task.dataset.streaming=true"], "a mixture reads its data whole"),
+        ([*TWO, "task.tasks.sums.task.dataset.streaming=true"], "a mixture reads its data whole"),
         ([*TWO, "task.tasks.sums.rewards=[]"], "needs at least one reward"),
         (
             [*TWO, "+reward@reward=brevity", *(f"task.tasks.{one}.rewards=[correctness]" for one in ("words", "sums"))],

@@ -76,11 +76,12 @@ def test_a_trainer_without_a_server_refuses(tmp_path: Path) -> None:
         ({"images": True}, "works with text alone"),
         ({"tools": True}, "the turns of a conversation cannot begin"),
         ({"rollout": Rollout(prioritize=True)}, "rollout.prioritize=true takes them as needed"),
+        ({"mixture": True}, "a mixture of tasks takes them as needed"),
     ],
 )
 def test_what_cannot_overlap_is_named(tmp_path: Path, options: dict[str, Any], reason: str | None) -> None:
     server = {"use_vllm": True, "vllm_mode": "server", "use_cpu": True, "bf16": False}
-    features = {"rollout": Rollout(), "images": False, "tools": False}
+    features = {"rollout": Rollout(), "images": False, "tools": False, "mixture": False}
     given = {name: options.get(name, value) for name, value in features.items()}
     options = server | {name: value for name, value in options.items() if name not in features}
     args = GRPOConfig(str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=2, **options)

@@ -49,6 +49,7 @@ def stand_in() -> Any:
 
 def test_rollouts_have_advantages_and_the_step_they_were_made_at(tmp_path: Path) -> None:
     made, trainer = rollouts(tmp_path), stand_in()
+    trainer.rollouts = made
 
     def stock(rows: list[dict[str, Any]]) -> dict[str, Any]:
         def scores(*args: Any) -> torch.Tensor:
