@@ -1,5 +1,7 @@
 """From 1 for a short correct completion down to 0 for a long one, in comparison with the correct ones of its group."""
 
+import asyncio
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -29,7 +31,8 @@ def concise(
         grader: `fn` and `kwargs` of the reward that is 1 for a correct completion.
     """
     own = {"completions": completions, "completion_ids": completion_ids, "group_id": group_id}
-    correct = bind(load(grader["fn"], "grader.fn"), "grader", grader.get("kwargs") or {})(**columns | own)
+    graded = bind(load(grader["fn"], "grader.fn"), "grader", grader.get("kwargs") or {})(**columns | own)
+    correct = asyncio.run(graded) if inspect.iscoroutine(graded) else graded
     groups = defaultdict(list)
     for group, tokens, grade in zip(group_id, completion_ids, correct, strict=True):
         if grade == 1:

@@ -1,6 +1,7 @@
 """One-line messages for exceptions of Hydra and OmegaConf: the key, the likely intention, the possible values."""
 
 import difflib
+import re
 import shlex
 import sys
 from collections.abc import Iterable
@@ -57,9 +58,17 @@ def explain(error: Exception) -> str:
             guess = known or meant(cause.key, _possible_keys(cause))
             return f"{cause.full_key}: no such key{guess}{plus.get(group, '')}"
         return f"{cause.full_key}: {_wrong_value(cause)}"
-    if "use +" in str(error):  # a group that is not in the defaults list
-        return f"{str(error).rpartition('use ')[2].strip()}: a group outside of the defaults is appended with a plus"
-    return " ".join(str(error).split("\n")[:2])
+    return _of_defaults(str(error))
+
+
+def _of_defaults(text: str) -> str:
+    """Return a line about a group that the defaults list does not have, or what Hydra says."""
+    if "use +" in text:
+        return f"{text.rpartition('use ')[2].strip()}: a group outside of the defaults is appended with a plus"
+    if chosen := re.search(r"In 'task/(\w+)': Could not override 'reward@task\.tasks\.(\w+)", text):
+        task, name = chosen.groups()
+        return f"+task@task.tasks.{name}={task}: conf/task/{task}.yaml chooses its rewards; a mixture takes none such"
+    return " ".join(text.split("\n")[:2])
 
 
 def of_resolver(error: BaseException | None) -> ConfigError | None:

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 
 import pytest
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.check import check
+from grpo.config.messages import explain
 from grpo.config.mixture import mixture_of, single_tasks
 from grpo.planning.from_config import workload_of
 from grpo.rundir.history import name_of
@@ -76,6 +78,7 @@ def test_a_resolved_mixture_can_be_read_again(composed: Compose) -> None:
         ([*CALLS, "train.max_tool_calling_iterations=5"], "iterations=3: all turns with tools have one limit"),
         ([*TWO, "task.tasks.sums.rewards=[corectness]"], "no reward corectness in this run; did you mean corr"),
         ([*TWO, "task.tasks.sums.task.dataset.streaming=true"], "a mixture reads its data whole"),
+        ([*TWO, "+task.tasks.sums.task.dataset.environment_args=null"], "taskset of verifiers is a task alone"),
         ([*TWO, "task.tasks.sums.rewards=[]"], "needs at least one reward"),
         (
             [*TWO, "+reward@reward=brevity", *(f"task.tasks.{one}.rewards=[correctness]" for one in ("words", "sums"))],
@@ -93,3 +96,11 @@ def test_a_wrong_mixture_is_one_line(composed: Compose, overrides: list[str], re
     with pytest.raises(ConfigError, match=reason) as error:
         check(composed(*overrides))
     assert "\n" not in str(error.value)
+
+
+def test_a_task_that_chooses_its_rewards_is_named(composed: Compose) -> None:
+    with pytest.raises(HydraException) as error:
+        composed(*TWO, "+task@task.tasks.puzzles=reasoning_gym")
+    assert explain(error.value).startswith(
+        "+task@task.tasks.puzzles=reasoning_gym: conf/task/reasoning_gym.yaml chooses"
+    )

@@ -79,6 +79,15 @@ def test_brevity_refuses_limits_that_make_no_sense() -> None:
 GRADER = {"fn": "rewards.correctness.correctness", "kwargs": {"find": ["hash"]}}
 
 
+def test_concise_takes_an_async_grader() -> None:
+    grader = {"fn": f"{__name__}.always_correct"} if "." in __name__ else {"fn": f"{__file__}:always_correct"}
+    assert concise(["1", "1"], [[1], [1, 2]], [0, 0], grader)[0] > 0.5
+
+
+async def always_correct(completions: list[str], **columns: object) -> list[float]:
+    return [1.0] * len(completions)
+
+
 def test_concise_is_the_reward_of_its_paper_up_to_a_factor() -> None:
     completions = ["#### 1", "#### 1", "#### 1", "#### 2", "#### 1", "#### 2", "#### 1", "#### 1"]
     lengths, weight = [10, 20, 60, 5, 7, 7, 30, 30], 0.25
