@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from grpo.config.schema import Task
 from grpo.rundir.files import RESOLVED_CONFIG, read_json
 from grpo.rundir.lock import is_running
 from grpo.utils.distributed import world_size
@@ -34,6 +35,8 @@ DECISIVE = (
     "task.max_pixels",
     "task.tools",
     "task.environment",
+    "task.environment_id",
+    "task.environment_args",
     "task.answer",
     "task.max_prompt_length",
     "task.eval.split",
@@ -130,7 +133,8 @@ def differences(config: DictConfig, checkpoint: Path) -> str | None:
     file = checkpoint.parent / RESOLVED_CONFIG
     if not file.is_file():
         return None
-    before = OmegaConf.load(file)
+    known = OmegaConf.create({"task": OmegaConf.to_container(OmegaConf.structured(Task))})
+    before = OmegaConf.merge(known, OmegaConf.load(file))  # keys that are newer than the checkpoint
     found = []
     for key in DECISIVE:
         old, new = (OmegaConf.select(each, key) for each in (before, config))

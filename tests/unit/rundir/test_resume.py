@@ -207,6 +207,17 @@ def test_what_makes_a_checkpoint_one_of_another_run_is_said(
     assert found == difference or (found or "").startswith(difference or "nothing")
 
 
+def test_a_checkpoint_from_before_a_key_has_its_default(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
+    before = OmegaConf.create(OmegaConf.to_container(composed(), resolve=True))
+    for newer in ("tasks", "buffer_size", "environment_args"):
+        del before.task[newer]
+    del before.task.dataset["streaming"]
+    OmegaConf.save(before, tmp_path / RESOLVED_CONFIG)
+    assert differences(composed(), tmp_path / "checkpoint-1") is None
+    found = differences(composed("task.dataset.streaming=true", "task.buffer_size=9"), tmp_path / "checkpoint-1")
+    assert "task.buffer_size=1000 instead of 9" in (found or "")
+
+
 def test_a_checkpoint_of_two_processes_does_not_suit_one(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
     OmegaConf.save(composed(), tmp_path / RESOLVED_CONFIG, resolve=True)
     checkpoint = tmp_path / "checkpoint-1"
