@@ -95,6 +95,6 @@ DAPO = {"loss_type": "dapo", "epsilon": 1e6, "vllm_importance_sampling_correctio
 AS_TRL: dict[str, tuple[type[GRPOTrainer], dict[str, Any], dict[str, Any]]] = {
     "maxrl": (StockMaxRL, {"loss_type": "dr_grpo"}, {}),
     # without what it masks, it is DAPO with the ratio to what has sampled the tokens
-    "dppo": (GRPOTrainer, DAPO, {"epsilon": 0.99}),
+    "dppo": (GRPOTrainer, DAPO, {"epsilon": 1.0}),
 }
 """For the combinations: a trainer of TRL's with the same gradient, its options, and ours with which that is so."""
