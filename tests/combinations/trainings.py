@@ -343,7 +343,7 @@ def built(
 
 def heat(trainer: Any) -> None:
     """Have TRL's heads divide by a temperature that rises with the steps at which completions are generated."""
-    heads = [model for model in (trainer.model, trainer.ref_model) if model is not None]
+    heads = [trainer.accelerator.unwrap_model(one) for one in (trainer.model, trainer.ref_model) if one is not None]
     forwards = [(model.get_base_model() if is_peft_model(model) else model).forward for model in heads]
     functions = [getattr(forward, "__func__", forward) for forward in forwards]
     cells = [of.__closure__[of.__code__.co_freevars.index("temperature")] for of in functions]
