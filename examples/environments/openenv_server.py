@@ -1,6 +1,5 @@
 """A server of OpenEnv with word problems: `python examples/environments/openenv_server.py 8000`, in its environment."""
 
-import json
 import random
 import sys
 from pathlib import Path
@@ -53,5 +52,4 @@ class WordProblems(Environment[Expression, Text, State]):
 if __name__ == "__main__":
     sessions = ConcurrencyConfig(max_concurrent_envs=256)
     app = create_fastapi_app(WordProblems, Expression, Text, concurrency_config=sessions)
-    print(json.dumps({"port": int(sys.argv[1])}), flush=True)
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")

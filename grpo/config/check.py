@@ -14,14 +14,15 @@ from omegaconf.errors import ConfigKeyError, ValidationError
 from grpo import losses
 from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.check_mixture import check_mixture
-from grpo.config.devices import check_device, check_facts, may_sleep, vendor_of
+from grpo.config.devices import check_device, check_facts, vendor_of
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
-from grpo.config.mixture import generated
+from grpo.config.mixture import generated, uses_tools
 from grpo.config.options import LOSS_MEANS, TILES_NEED_WHOLE_WEIGHTS, VLLM, Engine, Rollout, Update
 from grpo.config.recipes import check_recipes
 from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
 from grpo.config.streaming import check_streaming
+from grpo.config.tools import check_tools, is_taskset, shards_weights
 from grpo.config.transport import why_merged
 from grpo.utils.diagnosis import why_biased, why_not_stale
 from grpo.utils.distributed import is_launched
@@ -74,8 +75,7 @@ def check(config: DictConfig) -> None:
         Rollout(**config.rollout)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    tools, images = bool(config.task.tools or config.task.environment), bool(config.task.images)
-    traits = (images, tools, bool(config.task.tasks))
+    traits = (bool(config.task.images), uses_tools(config.task), bool(config.task.tasks))
     if config.engine.staleness and (reason := why_not_stale(config.train, config.rollout, *traits)):
         raise ConfigError(f"engine.staleness=1: {reason}")
     if (size := generated(config.task)) is not None:
@@ -100,66 +100,13 @@ def check_numbers(config: DictConfig) -> None:
             raise ConfigError(f"{key}={value:g}: a positive number is needed, or null")
 
 
-def check_tools(config: DictConfig) -> None:
-    """Check the keys of tools and environment."""
-    task = config.task
-    if not (task.tools or task.environment):
-        return
-    key = "tools" if task.tools else "environment"
-    if not isinstance(task.environment_args, DictConfig | None):
-        raise ConfigError(f'task.environment_args={task.environment_args}: a mapping, "{{name: value}}"')
-    if OmegaConf.is_missing(task, "environment_id"):
-        raise ConfigError("task.environment_id: needs a value, which environment it is")
-    if not task.conversational:
-        raise ConfigError(f"task.{key}: tools are called in conversations: task.conversational=true")
-    if not 0 < task.tool_timeout < math.inf:
-        raise ConfigError(f"task.tool_timeout={task.tool_timeout:g}: a positive number of seconds")
-    turns = config.train.max_tool_calling_iterations
-    if turns is not None and turns < 1:
-        raise ConfigError(f"train.max_tool_calling_iterations={turns}: at least 1, or null for any number")
-    if processes(config) > 1 and (together := generates_together(config.train)):
-        raise ConfigError(
-            f"task.{key}: with {together} all processes generate each turn together, and in TRL they have different "
-            "numbers of turns: use one process, generation=vllm_colocate train.vllm_enable_sleep_mode=false, or "
-            "shard=none or zero2"
-        )
-
-
-def generates_together(train: DictConfig) -> str | None:
-    """Return the reason why several processes generate together; None if each process generates by itself."""
-    if train.use_vllm and train.vllm_mode == "server":
-        return "a vLLM server"
-    sharded = shards_weights(train)
-    if train.use_vllm and train.vllm_tensor_parallel_size > 1:
-        return f"train.vllm_tensor_parallel_size={train.vllm_tensor_parallel_size}"
-    if train.use_vllm:  # an engine that sleeps after each turn gets the weights again, which are gathered from all
-        return f"train.vllm_enable_sleep_mode=true and {sharded}" if train.vllm_enable_sleep_mode and sharded else None
-    return sharded
-
-
-def shards_weights(train: DictConfig) -> str | None:
-    """Return the library that divides the weights over processes; None if each process has all weights."""
-    if train.fsdp:
-        return "train.fsdp"
-    stage = OmegaConf.select(train, "deepspeed.zero_optimization.stage") if train.deepspeed else None
-    return "ZeRO-3" if stage == 3 else None
-
-
-def keeps_engine_awake(config: DictConfig) -> bool:
-    """Whether the plan must not let a colocated engine sleep; see `generates_together` and `may_sleep`."""
-    if not may_sleep(config):
-        return True
-    turns = bool(config.task.tools or config.task.environment)
-    return turns and processes(config) > 1 and shards_weights(config.train) is not None
-
-
 def check_rewards(config: DictConfig) -> None:
     """Check that there is a reward function, and the keys of every reward."""
     if config.train.remove_unused_columns:
         raise ConfigError(
             "train.remove_unused_columns=true: rewards and tools need the columns of the data; leave it out"
         )
-    if not config.reward and not config.task.environment and not config.task.environment_id:
+    if not config.reward and not config.task.environment and not is_taskset(config.task):
         raise ConfigError("reward: a run needs at least one reward function, for example reward=[correctness]")
     if config.train.reward_weights is not None:
         raise ConfigError("train.reward_weights: a weight stands beside its function, reward.<name>.weight=0.5")

@@ -10,6 +10,7 @@ from grpo.config.data_files import arguments_of
 from grpo.config.messages import meant
 from grpo.config.mixture import scored_by, uses_tools
 from grpo.config.schema import REWARD_MODEL, ROOT
+from grpo.config.tools import is_taskset
 from grpo.utils.errors import ConfigError
 
 
@@ -39,7 +40,7 @@ def check_task(name: str, config: DictConfig) -> None:
     mixed, place = config.task.tasks[name], f"task.tasks.{name}"
     if not arguments_of(mixed.task):
         raise ConfigError(f"{place}: no data; +task@{place}=… names a file of conf/task")
-    if "environment_args" in mixed.task.dataset:
+    if is_taskset(mixed.task):
         raise ConfigError(f"{place}: a taskset of verifiers is a task alone, as its rewards are those of the run")
     if mixed.task.dataset.get("streaming"):
         raise ConfigError(f"{place}.task.dataset.streaming=true: a mixture reads its data whole; leave it out")

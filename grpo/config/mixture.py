@@ -52,7 +52,8 @@ def uses_tools(task: DictConfig) -> bool:
 
 def has_own_tools(task: DictConfig) -> bool:
     """Return whether the policy may not call the same in all tasks of a mixture."""
-    return len({(tuple(one.tools), one.environment, one.tool_timeout) for one in single_tasks(task).values()}) > 1
+    keys = ("tools", "environment", "environment_id", "environment_args", "tool_timeout")
+    return len({str([one[key] for key in keys]) for one in single_tasks(task).values()}) > 1
 
 
 def where(name: str) -> str:

@@ -254,8 +254,9 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
         ) from error
     dataset = _keep(dataset, keep, counts, "no_question")
     # added anew: `map` would give an answer the type that its column has in the file, such as a number
-    prepared = dataset.remove_columns([name for name in columns if name in dataset.column_names])
-    for name, values in columns.items():
+    others = [name for name in dataset.column_names if name not in columns]
+    prepared = dataset.select_columns(others) if others else Dataset.from_dict(columns)
+    for name, values in columns.items() if others else ():
         prepared = prepared.add_column(name, values)
     prepared = prepared.select_columns(list(dict.fromkeys([*dataset.column_names, *columns])))
     if column is None:
@@ -310,11 +311,17 @@ def prompts_from(task: DictConfig, columns: Container[str]) -> Callable[[dict[st
             shots.append((template.format(**example), task.few_shot.completion.format(**example)))
         except KeyError as error:
             raise ConfigError(f"task.few_shot.examples: {example} lacks {error}, which task.prompt names") from error
+    named = task.prompt if task.prompt in columns else None
     if not task.conversational:
         before = (f"{system}\n\n" if system else "") + "".join(asked + said for asked, said in shots)
-        return lambda row: before + template.format(**row)
+
+        def text(row: dict[str, Any]) -> str:
+            if named and isinstance(row[named], list):
+                raise ConfigError(f"task.prompt={named}: a column of messages, which needs task.conversational=true")
+            return before + template.format(**row)
+
+        return text
     turns = [("system", system)] if system else []
-    named = task.prompt if task.prompt in columns else None
     for asked, said in shots:
         turns += [("user", asked), ("assistant", said)]
 

@@ -5,12 +5,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from grpo.config.tools import environment_args, is_taskset
 from grpo.utils.errors import ConfigError
 from rewards.isolation.process import Process
 
 COLUMN = "verifiers_task"
 """Column with the data of a task, JSON."""
-GENERATOR = "grpo.environments.taskset.rows"
 MODULE = "grpo.environments.verifiers"
 FIRST = "first"
 """The value of `task.eval.reward` that stands for the first reward of the taskset."""
@@ -26,14 +26,11 @@ def with_taskset(config: DictConfig, overrides: list[str]) -> tuple[DictConfig, 
         ConfigError: the taskset cannot be loaded, or needs what a run does not have.
     """
     task = config.task
-    if task.dataset.get("generator") != GENERATOR:
+    if not is_taskset(task):
         return config, overrides
     if not task.environment_id:
         raise ConfigError("task.environment_id: the installed taskset of verifiers, or path/to/file.py")
-    if not isinstance(task.environment_args, DictConfig | None):
-        raise ConfigError(f'task.environment_args={task.environment_args}: a mapping, "{{name: value}}"')
-    arguments: Any = OmegaConf.to_container(task.environment_args or OmegaConf.create({}), resolve=True)
-    taskset: dict[str, Any] = {"environment_id": task.environment_id, "environment_args": arguments}
+    taskset = {"environment_id": task.environment_id, "environment_args": environment_args(task)}
     found = asked(**taskset)
     function = "reward_of_state" if found["tools"] and found["state"] else "reward"
     config = config.copy()

@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from grpo.config.check import keeps_engine_awake
 from grpo.config.devices import check_device, why_no_vllm
+from grpo.config.tools import keeps_engine_awake
 from grpo.config.transport import QUANTIZES, Transport, transport_of
 from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.host import host

@@ -18,10 +18,11 @@ from multiprocessing.reduction import sendfds
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from transformers.utils.chat_template_utils import get_json_schema
 
 from grpo.config.mixture import has_own_tools, single_tasks, where
+from grpo.config.tools import environment_args
 from grpo.utils.distributed import log_name
 from grpo.utils.errors import ConfigError
 from rewards.isolation.call import PLAIN
@@ -162,10 +163,10 @@ class Instance:
         """
         self._source.calls[str(name)] += 1
         try:
-            if self._line is None and starts:
-                self._line, self.process = self._source.fork()
-                self._parent = self._source.process.connection
             with self._one_at_a_time:
+                if self._line is None and starts:
+                    self._line, self.process = self._source.fork()
+                    self._parent = self._source.process.connection
                 return self._called(name, arguments)
         except ToolError as error:
             self._source.count_error(str(name), error)
@@ -277,8 +278,7 @@ class Tools:
 
 def arguments_of(task: DictConfig) -> Arguments:
     """Return the arguments of a task's environment: `task.environment_id`, if there is one, and `environment_args`."""
-    given: Any = OmegaConf.to_container(task.environment_args or OmegaConf.create({}), resolve=True)
-    return (() if task.environment_id is None else (task.environment_id,)), given
+    return (() if task.environment_id is None else (task.environment_id,)), environment_args(task)
 
 
 @contextlib.contextmanager

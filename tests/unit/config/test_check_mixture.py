@@ -1,4 +1,4 @@
-"""What is wrong with a mixture of tasks is one line before anything is loaded."""
+"""A wrong mixture of tasks ends with a one-line error before anything is loaded."""
 
 from collections.abc import Callable
 
@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from grpo.config.check import check
 from grpo.config.messages import explain
 from grpo.config.mixture import mixture_of, single_tasks
+from grpo.config.tools import TASKSET
 from grpo.planning.from_config import workload_of
 from grpo.rundir.history import name_of
 from grpo.utils.errors import ConfigError
@@ -78,7 +79,8 @@ def test_a_resolved_mixture_can_be_read_again(composed: Compose) -> None:
         ([*CALLS, "train.max_tool_calling_iterations=5"], "iterations=3: all turns with tools have one limit"),
         ([*TWO, "task.tasks.sums.rewards=[corectness]"], "no reward corectness in this run; did you mean corr"),
         ([*TWO, "task.tasks.sums.task.dataset.streaming=true"], "a mixture reads its data whole"),
-        ([*TWO, "+task.tasks.sums.task.dataset.environment_args=null"], "taskset of verifiers is a task alone"),
+        ([*TWO, f"task.tasks.sums.task.dataset.generator={TASKSET}"], "taskset of verifiers is a task alone"),
+        ([*TWO, "task.tasks.sums.task.environment_id=x"], r"sums\.task\.environment_id=x: there is no task\.tasks"),
         ([*TWO, "task.tasks.sums.rewards=[]"], "needs at least one reward"),
         (
             [*TWO, "+reward@reward=brevity", *(f"task.tasks.{one}.rewards=[correctness]" for one in ("words", "sums"))],

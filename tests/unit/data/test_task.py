@@ -71,6 +71,18 @@ def test_a_plain_prompt_begins_with_the_system_prompt(composed: Callable[..., Di
     assert load_task(task).train[0]["prompt"] == f"{task.system_prompt}\n\n1,000?"
 
 
+def test_a_column_of_messages_is_the_prompt(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
+    asked = [{"role": role, "content": text} for role, text in (("user", "1"), ("assistant", "one"), ("user", "2"))]
+    rows = [{"prompt": asked, "answer": "two"}, {"prompt": asked[2:], "answer": "two"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    line = ["task=jsonl", f"task.dataset.path={tmp_path / 'rows.jsonl'}", "task.split=train", "task.eval.size=0"]
+    line += ["task.prompt=prompt", "task.system_prompt=Count."]
+    system = {"role": "system", "content": "Count."}
+    assert load_task(composed(*line).task).train["prompt"][:] == [[system, *asked], [system, asked[2]]]
+    with pytest.raises(ConfigError, match="a column of messages, which needs"):
+        load_task(composed(*line, "task.conversational=false").task)
+
+
 def test_the_name_of_a_column_alone_is_the_prompt(composed: Callable[..., DictConfig], local: list[str]) -> None:
     tasks = [composed(*local, f"task.prompt={prompt}").task for prompt in ("question", "'{question}'")]
     named, braces = (load_task(task).train for task in tasks)

@@ -43,6 +43,8 @@ def test_what_no_text_can_name_is_refused() -> None:
     for name, says in (("Pendulum-v1", "neither numbers nor texts"), ("Nope-v0", "NameNotFound")):
         with pytest.raises(ValueError, match=says):
             Source([GYMNASIUM], True, 20.0, subprocess.DEVNULL, ((name,), {}))
+    with pytest.raises(ValueError, match="missing 1 required positional argument: 'environment_id'"):
+        Source([GYMNASIUM], True, 20.0, subprocess.DEVNULL)
 
 
 def test_splits_share_no_seed() -> None:

@@ -6,13 +6,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import DictConfig
 from transformers.utils.chat_template_utils import get_json_schema
 
-from grpo.tools.running import Source, ToolError, environment_of, tools_of
+from grpo.tools.running import Source, ToolError, environment_of, running_tools, tools_of
 
 TOOLS = '''
 import os, signal, time
@@ -199,6 +201,48 @@ def test_each_environment_has_a_state_and_a_process_of_its_own(file: Path) -> No
     processes = [int(each.process()) for each in (one, other)]
     source.close()
     assert comes_true(lambda: not any(map(is_running, processes)), 20)
+
+
+def test_threads_that_read_an_environment_get_their_own_answers(file: Path) -> None:
+    source = Source([f"{file}:Counter"], is_environment=True, timeout=5.0)
+    environment = environment_of(source)()
+    environment.reset(start=0)
+    with ThreadPoolExecutor(8) as threads:  # as rewards of a batch do
+        added = threads.map(lambda number: (environment.add(number=1), environment._state()["count"])[0], range(200))
+        assert sorted(map(int, added)) == list(range(1, 201))
+    source.close()
+
+
+PLACE = """
+class Place:
+    def __init__(self, name="none", far=False):
+        self.name, self.far = name, far
+
+    def reset(self, **columns):
+        return f"at {self.name}"
+
+    def look(self) -> str:
+        "Look around."
+        return f"{self.name} {self.far}"
+"""
+
+
+def test_environments_get_their_arguments_also_in_a_mixture(
+    composed: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    (tmp_path / "place.py").write_text(PLACE)
+    of = {"environment": f"{tmp_path / 'place.py'}:Place", "conversational": "true", "environment_id": "park"}
+    line = ["task=mixture", *(f"+task@task.tasks.{name}=arithmetic" for name in ("here", "there"))]
+    line += [f"task.tasks.{name}.task.{key}={value}" for name in ("here", "there") for key, value in of.items()]
+    with running_tools(composed(*line).task, tmp_path) as tools:
+        assert isinstance(tools.environment, type)
+        assert tools.environment().reset() == "at park"
+    other = [*line, "task.tasks.there.task.environment_args={far: true}"]
+    with running_tools(composed(*other).task, tmp_path) as tools:
+        assert isinstance(tools.environment, dict)
+        places = {name: kind() for name, kind in tools.environment.items()}
+        assert {place.reset() for place in places.values()} == {"at park"}
+        assert {name: place.look() for name, place in places.items()} == {"here": "park False", "there": "park True"}
 
 
 def test_the_process_that_forks_is_started_again(file: Path) -> None:
