@@ -26,12 +26,6 @@ FP8 = ("fp8", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 VLLM = "grpo.generation.vllm_engine.PolicyEngine"
 """`engine.backend`: vLLM, in this process or a server."""
 
-TWO_TEMPERATURES = (
-    "rollout.temperature_end: train.generation_kwargs has a temperature, too; leave it out and set train.temperature"
-)
-ENTROPY_OF_TEXT = (
-    "rollout.max_entropy: works with text alone, and the task has images; rollout.max_repetition works with both"
-)
 TILES_NEED_WHOLE_WEIGHTS = (
     "update.mlp_tile: under ZeRO-3 all processes gather a weight at each use, and have different numbers of tiles; use "
     "FSDP2, which gathers whole layers, or leave it out"

@@ -2,8 +2,7 @@
 
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.config.options import ENTROPY_OF_TEXT, TWO_TEMPERATURES
-from grpo.utils.diagnosis import why_not_best_of
+from grpo.utils.diagnosis import why_not_sampled
 from grpo.utils.errors import ConfigError
 
 CONCISE = "rewards.concise.concise"
@@ -16,11 +15,7 @@ def check_recipes(config: DictConfig) -> None:
         ConfigError: the first problem.
     """
     check_concise(config)
-    if config.rollout.temperature_end is not None and "temperature" in (config.train.generation_kwargs or {}):
-        raise ConfigError(TWO_TEMPERATURES)
-    if config.rollout.max_entropy is not None and config.task.images:
-        raise ConfigError(ENTROPY_OF_TEXT)
-    if reason := why_not_best_of(config.train, config.rollout):
+    if reason := why_not_sampled(config.train, config.rollout, bool(config.task.images)):
         raise ConfigError(reason)
 
 

@@ -8,7 +8,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -162,9 +162,9 @@ async def reward(
         completions: the messages that follow them.
         verifiers_task: data of the tasks, JSON.
     """
-    taskset = load_taskset(environment_id, environment_args)
-    rows = zip(prompts, completions, verifiers_task, strict=True)
-    return [await _scored(task_of(taskset, data), name, [*prompt, *said], len(prompt)) for prompt, said, data in rows]
+    states = [None] * len(prompts)
+    rows = zip(prompts, completions, verifiers_task, states, strict=True)
+    return await _scored_all(name, load_taskset(environment_id, environment_args), rows)
 
 
 async def reward_of_state(
@@ -177,16 +177,20 @@ async def reward_of_state(
     environments: list[Any],
 ) -> list[float]:
     """Return the same, with the state that the tools of each episode have left."""
-    taskset = load_taskset(environment_id, environment_args)
-    rows = zip(prompts, completions, verifiers_task, environments, strict=True)
+    states = [episode.state for episode in environments]
+    rows = zip(prompts, completions, verifiers_task, states, strict=True)
+    return await _scored_all(name, load_taskset(environment_id, environment_args), rows)
+
+
+async def _scored_all(name: str, taskset: vf.Taskset, rows: Iterable[tuple[Any, Any, str, str | None]]) -> list[float]:
     return [
-        await _scored(task_of(taskset, data), name, [*prompt, *said], len(prompt), episode.state)
-        for prompt, said, data, episode in rows
+        await _scored(task_of(taskset, data), name, [*prompt, *said], len(prompt), state)
+        for prompt, said, data, state in rows
     ]
 
 
 async def _scored(
-    task: vf.Task, name: str, messages: list[dict[str, Any]], sampled_from: int, state: str | None = None
+    task: vf.Task, name: str, messages: list[dict[str, Any]], sampled_from: int, state: str | None
 ) -> float:
     trace = trace_of(task, messages, sampled_from)
     if state is None:

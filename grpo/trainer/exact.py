@@ -32,8 +32,8 @@ from grpo.trainer.processes import LocalAccelerator
 from grpo.trainer.resume import EpochSampler, Resume, load_weights
 from grpo.trainer.rollout import per_token
 from grpo.trainer.rollout.extra_columns import keep_writable
+from grpo.trainer.rollout.from_trainer import rollouts_of
 from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
-from grpo.trainer.rollout.rollouts import rollouts_of
 from grpo.trainer.rollout.tool_calls import Counts
 from grpo.trainer.sharing.trial import Sharing
 from grpo.trainer.step import step
@@ -154,8 +154,9 @@ class ExactGRPOTrainer(GRPOTrainer):
         sharing = Sharing(lambda: self.model, stock, self.accelerator, self.update.share_prompts, self.sharded)
         self.packing = Packing(size, sharing, self.pad_to_multiple_of)
         self.guard = NonFiniteGuard(folder / "skipped_rows.jsonl", self._tokenizer, self.update.max_skipped_steps)
-        kept = (view, keep_columns, tool_counts, correct, log_tokens, mixture)
-        self.rollouts = rollouts_of(self, engine, rollout, stream, *kept)
+        self.rollouts = rollouts_of(
+            self, engine, rollout, stream, view, mixture, keep_columns, tool_counts, correct, log_tokens
+        )
         image_token = getattr(self.processing_class, "image_token_id", None)
         self.token_values = TokenValues(folder / "completions", self._tokenizer, image_token) if log_tokens else None
         self.step_update = StepUpdate(

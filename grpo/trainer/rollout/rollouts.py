@@ -1,21 +1,17 @@
 """From the problems of a step to scored completions."""
 
 import logging
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from grpo.config.options import ENTROPY_OF_TEXT, TWO_TEMPERATURES, Engine, Mixture, Rollout
 from grpo.data.images import View, unexpanded
 from grpo.data.stream import NUMBER, Stream
 from grpo.generation.at_once import AtOnce
-from grpo.generation.vllm_engine import compute_type
 from grpo.trainer.batch import Batch, check, loss_mask
 from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
@@ -27,13 +23,11 @@ from grpo.trainer.rollout.dynamic_sampling import Completion, DynamicSampling, G
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.filtered import Filtered
 from grpo.trainer.rollout.image_tokens import as_tensors, end_before
-from grpo.trainer.rollout.mixed_order import order_of
 from grpo.trainer.rollout.overlap import Overlap
-from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.trainer.rollout.temperature import Temperature
 from grpo.trainer.rollout.thumbnails import Thumbnails, strip_images
-from grpo.trainer.rollout.tool_calls import Counts, ToolCalls, is_answered, loggable
-from grpo.utils.diagnosis import sampling_filters, why_biased, why_not_best_of, why_not_stale
+from grpo.trainer.rollout.tool_calls import ToolCalls, is_answered, loggable
+from grpo.utils.diagnosis import sampling_filters
 from grpo.utils.patching import replaced
 
 log = logging.getLogger(__name__)
@@ -327,95 +321,3 @@ def within(limits: list[int], ids: list, logps: list | None) -> tuple[list, list
     """Return completions, and the log-probabilities of their tokens, truncated to as many tokens as each may have."""
     cut = [[values[:limit] for values, limit in zip(all_of, limits, strict=True)] for all_of in (ids, logps) if all_of]
     return cut[0], cut[1] if logps else None
-
-
-def rollouts_of(
-    trainer: Any,
-    engine: Engine,
-    rollout: Rollout,
-    stream: Stream | None,
-    view: View | None,
-    keep_columns: bool,
-    tool_counts: Counts,
-    correct: str | None,
-    numbered: bool,
-    mixture: Mixture | None,
-) -> Rollouts:
-    """Return what makes the rollouts of a trainer, given the groups `engine` and `rollout` of the configuration.
-
-    Args:
-        trainer: with all that TRL's constructor sets.
-        stream: as of `Rollouts`.
-        view: likewise.
-        keep_columns: likewise.
-        tool_counts: returns calls and errors of this process so far, by tool.
-        correct: name of the reward that is 1 for a correct completion; the first if None.
-        numbered: as of `Rollouts`.
-        mixture: the tasks of the data; None for a single task.
-
-    Raises:
-        ValueError: two of these features do not work together, or not with the arguments of TRL.
-    """
-    columns = getattr(trainer.problems, "column_names", None) or ()
-    images = not {"image", "images"}.isdisjoint(columns)
-    traits = {"images": images, "tools": bool(trainer.tools), "mixture": mixture is not None}
-    if engine.staleness and (reason := why_not_stale(trainer.args, rollout, **traits)):
-        raise ValueError(f"engine.staleness=1: {reason}")
-    if reason := why_not_best_of(trainer.args, rollout):
-        raise ValueError(reason)
-    if rollout.temperature_end is not None and "temperature" in (trainer.args.generation_kwargs or {}):
-        raise ValueError(TWO_TEMPERATURES)
-    if rollout.max_entropy is not None and images:
-        raise ValueError(ENTROPY_OF_TEXT)
-    by_engine = trainer.use_vllm and trainer.rollout_func is None
-    if by_engine and (reason := why_biased(trainer.args)):
-        raise ValueError(reason)
-    corrected = by_engine and trainer.vllm_importance_sampling_correction
-    sampling = sampling_of(trainer, rollout, stream, correct or trainer.reward_func_names[0], mixture)
-    limits = (rollout.max_repetition, rollout.max_entropy)
-    own = episodes.BY_TRL if trainer.environment_factories else ()
-    names = [*(tool.__name__ for tool in trainer.tools or ()), *own]
-    computed, device = compute_type(trainer.accelerator, trainer.model), trainer.accelerator.device.type
-    dtype = "FP8" if engine.quantization else computed
-    files = Path(trainer.args.output_dir) / "completions" / "images"
-    return Rollouts(
-        trainer.clock,
-        trainer.memory,
-        EngineCheck(dtype, device, of_script=trainer.rollout_func is not None),
-        AtOnce(rollout.completions_at_once),
-        Thumbnails(files, trainer.accelerator.num_processes),
-        keep_columns,
-        sampling,
-        Overlap() if engine.staleness else None,
-        ToolCalls(tool_counts, names) if trainer.tools else None,
-        stream,
-        view,
-        Filtered() if corrected and sampling_filters(trainer.args) else None,
-        rollout.pass_at_k,
-        None if rollout.temperature_end is None else Temperature(trainer.temperature, rollout.temperature_end),
-        None if limits == (None, None) else Degenerate(*limits),
-        numbered,
-        mixture.limits if mixture else {},
-    )
-
-
-def sampling_of(
-    trainer: Any, rollout: Rollout, stream: Stream | None, correct: str, mixture: Mixture | None
-) -> DynamicSampling | None:
-    """Return what chooses the problems of a trainer; None if its data loader does. Arguments as of `rollouts_of`.
-
-    Raises:
-        ValueError: there are several environments.
-    """
-    if not (rollout.dynamic_sampling or rollout.prioritize or mixture):
-        return None
-    if trainer._multi_environment and not mixture:
-        raise ValueError("rollout.dynamic_sampling and rollout.prioritize: work with one environment only")
-    if stream and mixture:
-        raise ValueError("mixture: its tasks are read whole, and a stream has no end")
-    if stream and rollout.prioritize:
-        raise ValueError("rollout.prioritize: it takes problems again, and a stream has none twice")
-    how = (trainer.args.seed, trainer.shuffle_dataset, rollout.prioritize)
-    order = ProblemOrder(sys.maxsize, *how) if stream else order_of(trainer.train_dataset, mixture, *how)
-    weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))
-    return DynamicSampling(rollout, order, trainer.accelerator.num_processes, weights, correct, mixture)
