@@ -80,7 +80,7 @@ def check(args: Namespace, console: Console) -> list[str]:
         ValueError: the reward cannot be loaded, or cannot be tried on this data.
     """
     fn, kwargs = fn_and_kwargs(args.fn, args.kwargs, args.run)
-    name = args.name or re.split(r"[.:]", fn)[-1]
+    name = args.name or re.split(r"[.:]", args.fn)[-1]  # of a run its key, as its function may have another
     with closing(Reward(fn, name, kwargs, timeout=args.timeout)) as reward:
         problems: list[str] = []
         try:

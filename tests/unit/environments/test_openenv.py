@@ -1,5 +1,6 @@
 """Environments at a real server of OpenEnv: sessions, rewards, errors, and a server that is not there."""
 
+import json
 import os
 import socket
 import subprocess
@@ -7,11 +8,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
+from statistics import mean
 
 import pytest
 
 from grpo.config.schema import ROOT
 from grpo.tools.running import Source, environment_of
+from tests.commands import command
 
 SERVER = ROOT / ".venv" / "openenv"
 OPENENV = "grpo.environments.openenv.OpenEnv"
@@ -64,3 +68,15 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
         with pytest.raises(ValueError, match=says) as caught:
             Source([OPENENV], True, 20.0, subprocess.DEVNULL, ((address,), {}))
         assert "\n" not in str(caught.value)
+
+
+def test_a_policy_is_trained_at_the_server(address: str, tmp_path: Path) -> None:
+    line = ["task=openenv", f"task.environment_id={address}", "task.environment_args={observation: text}"]
+    line += ["task.environment=examples/environments/word_client.py:Calculator", "task.prompt=''", "train.max_steps=3"]
+    done = command("grpo.train", "+experiment=word_problems", *line, f"hydra.run.dir={tmp_path}", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    earned = [row["rewards/Calculator/mean"] for row in rows if "rewards/Calculator/mean" in row]
+    assert len(earned) == 3
+    assert 0.1 < mean(earned) < 0.6
+    assert sum(row.get("tools/reset/errors", 0) for row in rows) == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas
 import pytest
+from omegaconf import OmegaConf
 
 from rewards.boxes import overlaps, read_boxes, read_reference
 from rewards.check import fn_and_kwargs
@@ -241,12 +242,14 @@ def test_a_run_with_messages_is_compared_with_its_own_options(tmp_path: Path) ->
         "completion": [[{"role": "assistant", "content": text}] for text in ("so 5", "#### 5")],
         "answer": ["5", "5"],
         "correctness": [0.0, 1.0],
+        "marked": [0.0, 1.0],
     }
     (tmp_path / "completions").mkdir()
     pandas.DataFrame(rows).to_parquet(tmp_path / "completions" / "completions_00001.parquet")
-    (tmp_path / "resolved_config.yaml").write_text(
-        "reward:\n  correctness:\n    fn: rewards.correctness.correctness\n    kwargs:\n      find: [hash]\n"
-    )
+    reward = {"fn": "rewards.correctness.correctness", "kwargs": {"find": ["hash"]}}
+    config = OmegaConf.create({"reward": {"correctness": reward, "marked": reward}})
+    OmegaConf.save(config, tmp_path / "resolved_config.yaml")
+    assert "0 of 2 completions get another reward" in check("marked", "--run", tmp_path).stdout
     assert "0 of 2 completions get another reward" in check("correctness", "--run", tmp_path).stdout
     changed = check("correctness", "find=[hash,last_number]", "--run", tmp_path)
     assert "1 of 2 completions get another reward" in changed.stdout
