@@ -24,7 +24,7 @@ from grpo.config.resolve import Resolved, resolve
 from grpo.config.schema import ROOT
 from grpo.config.transport import LOOPBACK, engine_rank
 from grpo.generation.server_key import KEY, MIDDLEWARE
-from grpo.generation.vllm_server import EXTENSION, LAUNCHER, answers, is_taken
+from grpo.generation.vllm_server import EXTENSION, LAUNCHER, adapters, answers, is_taken
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import free_gpu_memory
 
@@ -75,6 +75,7 @@ def command(settings: Resolved) -> list[str]:
         switches.append("--enable-lora")
         options |= {"quantization": "bitsandbytes"} if settings.peft.get("quantization") else {}
         options["max-lora-rank"] = engine_rank(settings.peft.get("r", 8))
+        options |= {"max-loras": adapters(settings.engine.staleness)} if settings.engine.staleness else {}
     else:
         options["weight-transfer-config"] = '{"backend": "nccl"}'
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]

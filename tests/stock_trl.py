@@ -223,17 +223,16 @@ def relative_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.T
 
 
 def note_kept(trainer: ExactGRPOTrainer) -> list[list[Completion]]:
-    """Return a list to which a trainer with dynamic sampling adds the completions that it keeps of each generation."""
-    sampling = trainer.rollouts.sampling
-    assert sampling
-    kept, fill = list[list[Completion]](), sampling.fill
+    """Return a list to which a trainer that chooses problems adds the completions that it keeps of each generation."""
+    chooses: Any = trainer.rollouts.in_flight or trainer.rollouts.sampling
+    kept, fill = list[list[Completion]](), chooses.fill
 
     def note(*args: Any) -> Any:
         completions, metrics = fill(*args)
         kept.append(completions)
         return completions, metrics
 
-    sampling.__dict__["fill"] = note
+    chooses.__dict__["fill"] = note
     return kept
 
 

@@ -32,7 +32,6 @@ TRAINER = {
     "environment_factory",
     "train": "self, resume_from_checkpoint, trial, ignore_keys_for_eval",
     "training_step": "self, model, inputs, num_items_in_batch",
-    "get_batch_samples": "self, epoch_iterator, num_batches, device",
     "log": "self, logs, start_time",
     "create_optimizer": "self, model",
     "compute_loss": "self, model, inputs, return_outputs, num_items_in_batch",
@@ -94,7 +93,7 @@ def test_every_trainer_attribute_that_we_touch_is_in_stock_trl(tmp_path: Path):
 
 
 def test_every_engine_attribute_that_we_touch_is_in_stock_trl():
-    made = {"_server_started", "_background", "_beside"}
+    made = {"_server_started", "_requests", "_beside"}
     assigned = {name for kind in VLLMGeneration.__mro__[:-1] for name in attributes(kind, written=True)}
     used = from_library(PolicyEngine, VLLMGeneration) - made
     assert {"_dist", "_weight_metadata", "vllm_client", "gpu_memory_utilization"} <= used

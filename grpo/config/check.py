@@ -17,7 +17,7 @@ from grpo.config.check_mixture import check_mixture
 from grpo.config.devices import check_device, check_facts, vendor_of
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
-from grpo.config.mixture import generated, uses_tools
+from grpo.config.mixture import generated
 from grpo.config.options import LOSS_MEANS, TILES_NEED_WHOLE_WEIGHTS, VLLM, Engine, Rollout, Update
 from grpo.config.recipes import check_recipes
 from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
@@ -75,9 +75,9 @@ def check(config: DictConfig) -> None:
         Rollout(**config.rollout)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    traits = (bool(config.task.images), uses_tools(config.task), bool(config.task.tasks))
+    traits = (bool(config.task.images), any(one.get("fn") == REWARD_MODEL for one in config.reward.values()))
     if config.engine.staleness and (reason := why_not_stale(config.train, config.rollout, *traits)):
-        raise ConfigError(f"engine.staleness=1: {reason}")
+        raise ConfigError(f"engine.staleness={config.engine.staleness}: {reason}")
     if (size := generated(config.task)) is not None:
         check_batch(config.train, size, processes(config))
 

@@ -104,8 +104,9 @@ class Engine:
     any device), `fp8`, `fp8_per_tensor` or `fp8_per_block` (on GPUs); `null` for the policy's data type. TRL's
     importance-sampling correction makes up for the difference."""
     staleness: int = 0
-    """Updates between the policy that makes a rollout and the policy that learns from it. With 1 a vLLM server makes
-    the next rollouts while the policy trains; TRL's importance-sampling correction makes up for it."""
+    """Largest number of updates between the policy that begins a rollout and the policy that learns from it. A vLLM
+    server makes the rollouts of so many further steps, and their rewards are computed, while the policy trains; TRL's
+    importance-sampling correction makes up for it."""
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -119,8 +120,8 @@ class Engine:
             raise ValueError(f"engine.share_weights={self.share_weights}: `auto`, `true` or `false`")
         if self.quantization not in (None, *FP8):
             raise ValueError(f"engine.quantization={self.quantization}: null, or one of {', '.join(FP8)}")
-        if self.staleness not in (0, 1):
-            raise ValueError(f"engine.staleness={self.staleness}: 0 or 1")
+        if self.staleness < 0:
+            raise ValueError(f"engine.staleness={self.staleness}: 0, or a number of updates")
 
 
 @dataclass

@@ -5,6 +5,7 @@ and TRL and this trainer use its log-probabilities like vLLM's: for the importan
 engine's weights, and metrics.
 """
 
+import copy
 import pkgutil
 import sys
 from contextlib import AbstractContextManager
@@ -31,7 +32,7 @@ class Backend:
         accelerator: accelerate's `Accelerator`.
         processing_class: tokenizer or processor.
         options: TRL's other arguments of `VLLMGeneration`, such as `temperature` and `max_completion_length`, and
-            `lora`, `shares`, `most_images`, `quantization` and `corrected` of `PolicyEngine`.
+            `lora`, `shares`, `most_images`, `quantization`, `corrected` and `staleness` of `PolicyEngine`.
     """
 
     expands_images = False
@@ -93,6 +94,20 @@ class Backend:
         """Return the likeliest completion of each prompt."""
         with self.greedy():
             return self.generate(prompts, images, 1)[1]
+
+    def for_thread(self, accelerator: Any, name: str) -> "Backend":
+        """Return a copy that generates in a thread while the policy trains, with the options that this one has now.
+
+        Args:
+            accelerator: of a single process.
+            name: of its requests; see `abort`.
+        """
+        one = copy.copy(self)
+        one.accelerator = accelerator
+        return one
+
+    def abort(self, name: str) -> None:
+        """End the requests of a copy, whose completions are no longer needed, if that is possible."""
 
     def changed_weights(self) -> list[str]:
         """Return the names of weights that it shares with the policy, and that something has written to."""

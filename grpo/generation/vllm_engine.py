@@ -1,11 +1,12 @@
 """TRL's connection to vLLM, with exact weights, greedy evaluation, and one-line errors."""
 
+import copy
 import logging
 import os
 import socket
 import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,12 @@ from grpo.config.transport import LOOPBACK, engine_rank, why_not
 from grpo.data.images import engine_options
 from grpo.generation.adapter import adapter_file, adapter_weights
 from grpo.generation.backend import Backend
-from grpo.generation.background import BackgroundGeneration
 from grpo.generation.checked_transfer import CheckedTransfer, lost
 from grpo.generation.held_adapter import BesideAdapter
 from grpo.generation.kept_tokens import most_kept, with_kept
 from grpo.generation.merged_weights import trains_tied_weight
 from grpo.generation.policy_weights import is_sharded, policy_weights
+from grpo.generation.server_requests import ServerRequests
 from grpo.generation.server_weights import asked, can_be_asked, check_adapter_is_applied, differing_adapter
 from grpo.generation.vllm_on_cpu import cpu_options, loadable, one_adapter
 from grpo.generation.vllm_server import LAUNCHER, check_server, check_vllm, server_url, started_at
@@ -60,6 +61,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         most_images: largest number of images per prompt; None if unknown.
         quantization: of its frozen weights, by vLLM's name; None for none.
         corrected: whether the trainer corrects for a difference between the engine and the policy.
+        staleness: number of older adapters that requests to a server may still use.
     """
 
     sends_adapter = False
@@ -76,6 +78,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         most_images: int | None = None,
         quantization: str | None = None,
         corrected: bool = False,
+        staleness: int = 0,
         **options: Any,
     ) -> None:
         self._vocabulary = model.config.get_text_config().vocab_size
@@ -90,7 +93,7 @@ class PolicyEngine(VLLMGeneration, Backend):
                 f"engine.quantization={quantization}: vLLM quantizes whole frozen weights beside an adapter "
                 "(engine.lora=adapter), with vllm_mode=colocate and vllm_importance_sampling_correction=True"
             )
-        self._shares, self._transfer, self.checked = shares, CheckedTransfer(), True
+        self._shares, self._transfer, self.checked, self._staleness = shares, CheckedTransfer(), True, staleness
         self._says_weights = False  # a server of those that it holds
         self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run
         super().__init__(model, *args, **options | {"logprobs": self._most_kept})
@@ -113,14 +116,16 @@ class PolicyEngine(VLLMGeneration, Backend):
             )
         if train.vllm_mode == "server":
             longest = longest_request(settings.task, train)
-            check_server(train, settings.model.model_name_or_path, longest, peft if by_adapter else None)
+            options = (peft if by_adapter else None, settings.engine.staleness)
+            check_server(train, settings.model.model_name_or_path, longest, *options)
 
     @classmethod
     def described(cls, settings: "Resolved") -> str:
         """Return a line: where vLLM generates, and whether it gets adapter or weights, with the reason."""
         train, transport = settings.train, settings.transport
         where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]
-        ahead = ", during the update of the step before" if settings.engine.staleness else ""
+        staleness = settings.engine.staleness
+        ahead = f", for {staleness} further {'step' if staleness == 1 else 'steps'} at once" if staleness else ""
         line = f"vLLM generates, {where}{ahead}"
         if settings.peft is None:
             return line
@@ -177,8 +182,8 @@ class PolicyEngine(VLLMGeneration, Backend):
                 super()._init_vllm()
             if self.accelerator.is_main_process:
                 self._server_started = started_at(self.vllm_client.base_url)
-                self._background = BackgroundGeneration(self.vllm_client.generate)
-                self.vllm_client.generate = self._background.generate
+                self._requests = ServerRequests(self.vllm_client)
+                self.vllm_client.generate = self._requests.generate
             can = [self.accelerator.is_main_process and can_be_asked(self.vllm_client.base_url)]
             self._says_weights = any(gather_object(can))
 
@@ -232,8 +237,6 @@ class PolicyEngine(VLLMGeneration, Backend):
             GenerationError: it did not take them.
         """
         with self._explained("took the policy's weights"):
-            if self.mode == "server" and self.accelerator.is_main_process:
-                self._background.wait()  # for completions by the weights that it has
             if self.sends_adapter:
                 self._send_adapter()
             elif self.mode == "colocate":
@@ -249,16 +252,20 @@ class PolicyEngine(VLLMGeneration, Backend):
             self._weight_metadata = None  # FSDP changes precisions when training begins, after an evaluation
         if self.accelerator.device.type == "cuda":
             torch.cuda.synchronize()  # weights are read on streams that do not wait for the optimizer's
-        with aborted_where_gone(self.vllm_client) if self.accelerator.is_main_process else nullcontext():
+        with ExitStack() as within:
+            if self.accelerator.is_main_process:
+                within.enter_context(self._requests.paused())
+                within.enter_context(aborted_where_gone(self.vllm_client))
             super().sync_weights()
         if self.accelerator.is_main_process and hasattr(self.processing_class, "image_processor"):
             session, url = self.vllm_client.session, self.vllm_client.base_url
             session.post(f"{url}/reset_encoder_cache").raise_for_status()
 
     def _send_adapter(self) -> None:
-        """Load the adapter into vLLM under a new name, and remove the previous adapter.
+        """Load the adapter into vLLM under a new name, and remove the adapter that no request uses any more.
 
-        Under the same name vLLM would reuse prefixes that it computed with the old adapter.
+        Under the same name vLLM would reuse prefixes that it computed with the old adapter. Requests in flight end with
+        the adapter that they began with.
         """
         weights = self._adapter()
         old, self._version = self._version, self._version + 1
@@ -274,15 +281,15 @@ class PolicyEngine(VLLMGeneration, Backend):
             self.llm.generate = partial(type(self.llm).generate, self.llm, lora_request=request)
         elif self.accelerator.is_main_process:
             post, url = self.vllm_client.session.post, f"{self.vllm_client.base_url}/v1"
-            before, name = self.vllm_client.model, f"policy-{self._run}-{self._version}"
+            unused, name = self._version - 1 - self._staleness, f"policy-{self._run}-{self._version}"
             with adapter_file(self.model, weights) as folder:
                 answer = post(f"{url}/load_lora_adapter", json={"lora_name": name, "lora_path": str(folder)})
             if answer.status_code != 200:
                 reason = " ".join(answer.text.split())[:300]
                 raise GenerationError(f"the vLLM server did not take the adapter: {reason}")
-            if old:
-                post(f"{url}/unload_lora_adapter", json={"lora_name": before})  # gone already after a restart
             self.vllm_client.model = name
+            if unused > 0:  # gone already after a restart
+                post(f"{url}/unload_lora_adapter", json={"lora_name": f"policy-{self._run}-{unused}"})
 
     def generate(self, prompts: list[list[int]], images: list | None, *args: Any, **options: Any) -> tuple:
         """Complete prompts like TRL, except for images, whose tokens TRL 1.16 makes vLLM expand twice (trl#6294).
@@ -310,16 +317,13 @@ class PolicyEngine(VLLMGeneration, Backend):
         logprobs = with_kept(completions, *result[2:], self.logprobs, self._vocabulary)
         return *result[:2], logprobs, None
 
-    def begin(self, prompts: list[list[int]], num_generations: int) -> None:
-        """Start a request for completions; a later `generate` with the same prompts returns its result."""
-        everyones = gather_object(prompts)
-        if self.accelerator.is_main_process:
-            self._background.begin(everyones[::num_generations])
+    def for_thread(self, accelerator: Any, name: str) -> "PolicyEngine":
+        one = copy.copy(self)
+        one.accelerator, one.generation_kwargs = accelerator, {**(self.generation_kwargs or {}), "request_id": name}
+        return one
 
-    def forget_begun(self) -> None:
-        """Discard the completions of `begin`."""
-        if self.accelerator.is_main_process:
-            self._background.forget()
+    def abort(self, name: str) -> None:
+        self._requests.abort(name)
 
     def give_images(self, prompts: list[list[int]], unexpanded: list[list[int]]) -> None:
         """Keep prompts in vLLM's form with images: one token per image, which vLLM expands itself."""

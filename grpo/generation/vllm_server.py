@@ -89,13 +89,16 @@ def settings_of(url: str) -> dict[str, Any]:
         raise ConfigError(f"what answers at {url} is no vLLM server that this run can use: {AGAIN}") from error
 
 
-def check_server(train: "DictConfig", wanted: str, needed: int, peft: "DictConfig | None" = None) -> None:
+def check_server(
+    train: "DictConfig", wanted: str, needed: int, peft: "DictConfig | None" = None, staleness: int = 0
+) -> None:
     """Check that the server has this run's model and is set up as TRL needs it.
 
     Args:
         wanted: name of the model.
         needed: tokens of the longest prompt with its completion.
         peft: the adapter that it gets; None if it gets all weights.
+        staleness: number of older adapters that requests may still use.
 
     Raises:
         ConfigError: naming the option that it lacks.
@@ -106,7 +109,7 @@ def check_server(train: "DictConfig", wanted: str, needed: int, peft: "DictConfi
     if not any(same_model(name, wanted) for name in (model["model"], model["served_model_name"])):
         raise ConfigError(f"the server at {url} has the model {model['model']}, this run {wanted}: {AGAIN}")
     if peft is not None:
-        check_lora(url, settings, peft)
+        check_lora(url, settings, peft, staleness)
     elif settings["weight_transfer_config"] is None:
         raise ConfigError(f"the server at {url} cannot take weights, without --weight-transfer-config: {AGAIN}")
     if train.vllm_importance_sampling_correction and model["logprobs_mode"] != "processed_logprobs":
@@ -125,7 +128,7 @@ def check_server(train: "DictConfig", wanted: str, needed: int, peft: "DictConfi
         )
 
 
-def check_lora(url: str, settings: dict[str, Any], peft: "DictConfig") -> None:
+def check_lora(url: str, settings: dict[str, Any], peft: "DictConfig", staleness: int) -> None:
     """Check that a server takes a run's adapters while it runs, on weights quantized as the run's are."""
     lora, rank = settings["lora_config"], peft.get("r", 8)
     if lora is None:
@@ -133,6 +136,11 @@ def check_lora(url: str, settings: dict[str, Any], peft: "DictConfig") -> None:
     if lora["max_lora_rank"] < rank:
         most = f"takes adapters up to rank {lora['max_lora_rank']}"
         raise ConfigError(f"the server at {url} {most}, this run has peft.r={rank}: {AGAIN}")
+    if staleness and lora["max_loras"] < adapters(staleness):
+        raise ConfigError(
+            f"the server at {url} has --max-loras {lora['max_loras']}, and engine.staleness={staleness} needs "
+            f"{adapters(staleness)}: {AGAIN}"
+        )
     quantization = settings["model_config"]["quantization"]
     if peft.get("quantization") and quantization is None:
         raise ConfigError(f"the server at {url} has whole weights, this run peft.quantization: {AGAIN}")
@@ -140,6 +148,11 @@ def check_lora(url: str, settings: dict[str, Any], peft: "DictConfig") -> None:
         raise ConfigError(
             f"the server at {url} cannot take adapters, as VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 was not set: {AGAIN}"
         )
+
+
+def adapters(staleness: int) -> int:
+    """Return how many adapters a server holds at once: the newest, older ones in use, and one that is replaced."""
+    return staleness + 2
 
 
 def check_room(train: "DictConfig", needed: int) -> None:

@@ -67,6 +67,7 @@ class Source:
     ) -> None:
         self.timeout, self.errors, self.calls = timeout, Counter[str](), Counter[str]()
         self._reported = set[str]()
+        self._one_at_a_time = threading.Lock()  # threads start instances, and count their calls
         named = (list(names), is_environment, arguments)
         self._start = partial(Process, "grpo.tools.worker", named, names[0], output)
         self.process = self._start()
@@ -92,6 +93,10 @@ class Source:
         Raises:
             ToolError: the system refuses another process or file; the processes in use are not touched.
         """
+        with self._one_at_a_time:
+            return self._started()
+
+    def _started(self) -> tuple[Connection, int]:
         try:
             if not self.process.connection.closed:
                 return self._fork()
@@ -131,9 +136,15 @@ class Source:
         """Return functions that describe each tool, and that nothing calls."""
         return [self.described(name, lambda **arguments: None) for name in self.description["tools"]]
 
+    def count_call(self, name: str) -> None:
+        """Count a call."""
+        with self._one_at_a_time:
+            self.calls[name] += 1
+
     def count_error(self, name: str, error: ToolError) -> None:
         """Count a call that failed, and log the first of its kind."""
-        self.errors[name] += 1
+        with self._one_at_a_time:
+            self.errors[name] += 1
         kind = f"{name} {str(error).partition(':')[0]}"
         if kind not in self._reported:
             self._reported.add(kind)
@@ -161,7 +172,7 @@ class Instance:
         Raises:
             ToolError: the method raised, took too long or died, or there is no process.
         """
-        self._source.calls[str(name)] += 1
+        self._source.count_call(str(name))
         try:
             with self._one_at_a_time:
                 if self._line is None and starts:

@@ -7,7 +7,6 @@ TRL's.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -58,7 +57,7 @@ class ExactGRPOTrainer(GRPOTrainer):
     """A drop-in for `trl.GRPOTrainer`: the same constructor with more arguments.
 
     `grpo.trainer.step` is a step: rollouts (`Rollouts`), then the gradient of all of them (`StepUpdate`). transformers
-    clips it and steps the optimizer; `Resume` has what a checkpoint needs of both. The 20 methods that are overridden,
+    clips it and steps the optimizer; `Resume` has what a checkpoint needs of both. The 19 methods that are overridden,
     each with the reason, and what would make it unnecessary:
 
     - `train`: an exception leaves nothing of its step to the next call; until transformers' loop resets itself.
@@ -70,7 +69,6 @@ class ExactGRPOTrainer(GRPOTrainer):
       finite; until transformers has a hook between clipping and stepping.
     - `_generate_and_score_completions`, `_generate`, `_generate_single_turn`, `_tokenize_prompts`,
       `_calculate_rewards`: see `Rollouts`; until TRL divides the first into generating, scoring and advantages.
-    - `get_batch_samples`: batches are drawn a step ahead where rollouts overlap; until TRL overlaps them.
     - `_get_train_sampler`, `_run_epoch`: a resumed epoch has its own order, and a run that is over does not begin
       again; until transformers stores the sampler.
     - `log`: steps repeated and skipped, peak memory, columns that Arrow can write; until callbacks can add to a log.
@@ -127,7 +125,8 @@ class ExactGRPOTrainer(GRPOTrainer):
 
         def connection(*given: Any, **options: Any) -> Backend:
             options |= {"corrected": self.vllm_importance_sampling_correction, "quantization": engine.quantization}
-            return backend(*given, lora=engine.lora, shares=shares, most_images=most_images, **options)
+            options |= {"lora": engine.lora, "shares": shares, "staleness": engine.staleness}
+            return backend(*given, most_images=most_images, **options)
 
         with patched("trl.trainer.grpo_trainer:VLLMGeneration", connection):
             super().__init__(*args, **kwargs)
@@ -224,9 +223,9 @@ class ExactGRPOTrainer(GRPOTrainer):
         self.slices, self._part, self._rolled_out = [], None, False
         self.guard.reset()
         self.clock.reset()
-        self.rollouts.reset(self)
         try:
-            return super().train(*args, **kwargs)
+            with self.rollouts.ahead(self):
+                return super().train(*args, **kwargs)
         except BaseException:
             self._step, self._buffered_inputs = 0, None  # TRL's: the next step begins with rollouts of its own
             raise
@@ -347,15 +346,6 @@ class ExactGRPOTrainer(GRPOTrainer):
         return self.rollouts.score(self, inputs, prompts, completions, completion_ids, super()._calculate_rewards)
 
     # The data, the log and checkpoints
-
-    def get_batch_samples(
-        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
-    ) -> tuple[list, torch.Tensor | int | None]:
-        """Return the batches of a step; where rollouts overlap with the update, draw those of the next one, too."""
-        if not (overlap := self.rollouts.overlap):
-            return super().get_batch_samples(epoch_iterator, num_batches, device)
-        batches = overlap.take(epoch_iterator, num_batches)
-        return batches, self._get_num_items_in_batch(batches, device)
 
     def _get_train_sampler(self, dataset: Any = None) -> Sampler:
         self._epoch_sampler = EpochSampler.like(super()._get_train_sampler(dataset))

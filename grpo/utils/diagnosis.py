@@ -44,22 +44,18 @@ def why_biased(train: Any) -> str | None:
     return None
 
 
-def why_not_stale(train: Any, rollout: Any, images: bool, tools: bool, mixture: bool) -> str | None:
-    """Return why the next rollouts cannot be generated during an update; None if they can.
+def why_not_stale(train: Any, rollout: Any, images: bool, in_process: bool) -> str | None:
+    """Return why rollouts cannot be made while the policy trains; None if they can.
 
-    `train` is as in `sampling_filters`; `images` and `tools` tell whether the task has them, `mixture` whether there
-    are several tasks.
+    `train` is as in `sampling_filters`; `images` tells whether the task has them, `in_process` whether a reward model
+    or a script's `rollout_func` works in the process of the policy.
     """
     if images:
         return "works with text alone, and the task has images"
-    if tools:
-        return "the turns of a conversation cannot begin during an update, and the task has tools"
-    chosen = [f"rollout.{name}=true" for name in ("dynamic_sampling", "prioritize") if getattr(rollout, name)]
-    if chosen or mixture:
-        chooses = chosen[0] if chosen else "a mixture of tasks"
-        return f"the problems of the next step are not known, as {chooses} takes them as needed"
-    if rollout.temperature_end is not None:
-        return "the next rollouts are requested at the temperature of the last, and rollout.temperature_end changes it"
+    if in_process:
+        return "reward models and a rollout_func would use the device of the policy during its update"
+    if rollout.max_entropy is not None:
+        return "rollout.max_entropy needs the policy during its update: use rollout.max_repetition"
     slices = train.steps_per_generation or train.gradient_accumulation_steps
     if not train.use_vllm or train.vllm_mode != "server":
         return "only a server generates while the policy trains: use generation=vllm_server"

@@ -12,6 +12,10 @@ PATCHES = {
     "a callback between writing and deleting",
     "trl.trainer.grpo_trainer:VLLMGeneration": "the engine sends adapters, shares weights and is compared with the "
     "policy; until TRL takes an engine as an argument",
+    "trl.trainer.grpo_trainer:gather": "rank 0 makes rollouts for all processes in threads, which must not wait for "
+    "the others; until TRL gathers rewards by its accelerator",
+    "trl.generation.vllm_generation:gather_object": "likewise",
+    "trl.generation.vllm_generation:broadcast_object_list": "likewise",
     "trl.trainer.utils:_use_triton": "the head scores completions alone on a CPU too; until TRL leaves out prompts "
     "where it has no Triton",
     "trl.trainer.utils:_ChunkedLogProbFunction": "the head scores the tokens that a sampling filter has kept, too; "

@@ -88,7 +88,8 @@ def check_sharded(row: Row, folder: Path, shard: str) -> None:
         difference = relative_difference(changed, expected)
         assert norm(expected) > 1e-5, "nothing was trained"
         assert difference <= (1e-3 if resumes else 1e-4), f"after {STEPS} steps: {difference}"
-        assert relative_difference(resumed, ended) == 0, f"resumed: {relative_difference(resumed, ended)}"
+        exact = row["engine"] != "a server, two steps ahead"  # of which the first batch to finish is the next
+        assert not exact or relative_difference(resumed, ended) == 0, f"resumed: {relative_difference(resumed, ended)}"
 
 
 def norm(gradients: dict[str, torch.Tensor]) -> float:
@@ -107,6 +108,9 @@ def check(row: Row, folder: Path) -> None:
     if row["resume"] == "yes":
         resumed = in_float64(ours(row, folder / "resumed", **RATE), row)
         resumed.train(resume_from_checkpoint=str(folder / "ours" / "checkpoint-1"))
+        assert resumed.state.global_step == STEPS
+        if row["engine"] == "a server, two steps ahead":
+            return  # the first of its batches to finish is the next
         difference = relative_difference(resumed.model.state_dict(), trainer.model.state_dict())
         assert difference <= (1e-5 if row["weights"] == "QLoRA" else 0)
 

@@ -83,7 +83,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
         "vLLM, uncorrected": {"vllm_importance_sampling_correction": False},
         "vLLM, tokens truncated": {"vllm_importance_sampling_mode": "token_truncate"},
         "vLLM, sequences masked": {"vllm_importance_sampling_mode": "sequence_mask"},
-        "a server, a step ahead": {"vllm_mode": "server", "vllm_importance_sampling_mode": "token_truncate"},
+        "a server, two steps ahead": {"vllm_mode": "server", "vllm_importance_sampling_mode": "token_truncate"},
         "vLLM, top-k": {"vllm_importance_sampling_mode": "token_truncate", "top_k": 6},
     },
     "temperature": {"constant": {}, "rising": {}},
@@ -120,12 +120,9 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"advantages": "of the best of two", "rewards": "two, each normalized"}, "rollout.pass_at_k=2: .*the largest sum"),
     ({"loss": "vespo", "engine": "vLLM, sequences masked"}, "VESPO loss requires"),
     *(
-        ({"engine": "a server, a step ahead", feature: value}, f"engine.staleness=1: .*{reason}")
+        ({"engine": "a server, two steps ahead", feature: value}, f"engine.staleness=2: .*{reason}")
         for feature, values, reason in (
             ("policy", ("images, LLaVA-Next", "images, Qwen2.5-VL"), "the task has images"),
-            ("tools", ("tools", "environment"), "the task has tools"),
-            ("problems", UNKNOWN, "the problems of the next step are not known"),
-            ("temperature", ("rising",), "rollout.temperature_end changes it"),
             ("iterations", ("2",), "train.num_iterations=1"),
             ("steps", ("two generations", "a quarter of a generation"), "without train.steps_per_generation"),
         )
@@ -137,6 +134,6 @@ REFUSED: list[tuple[dict[str, str], str]] = [
 MEANINGLESS: list[dict[str, str]] = [
     *({"policy": policy, "weights": "frozen tower"} for policy in list(FEATURES["policy"])[:3]),
     *({"policy": policy, "weights": "QLoRA"} for policy in list(FEATURES["policy"])[3:]),
-    {"engine": "a server, a step ahead", "weights": "frozen tower"},
+    {"engine": "a server, two steps ahead", "weights": "frozen tower"},
 ]
 """Pairs that say nothing: a text model has no tower; the tests have no quantized policies that see images."""

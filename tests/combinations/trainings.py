@@ -225,12 +225,6 @@ class Scripted(Backend):
     def greedy(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def begin(self, prompts: list, num_generations: int) -> None:
-        pass
-
-    def forget_begun(self) -> None:
-        pass
-
 
 def options_of(row: Row, folder: Path) -> dict[str, Any]:
     """The options of `make` that both trainers have."""
@@ -281,7 +275,7 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
         limits = {"first": 2 * LENGTH, "second": 2 * LENGTH}
         options["mixture"] = Mixture({"first": 1, "second": 2}, limits, graders)
     if row["engine"] != "transformers":
-        staleness = int(row["engine"] == "a server, a step ahead")
+        staleness = 2 * (row["engine"] == "a server, two steps ahead")
         options["engine"] = Engine(lora="merged", staleness=staleness, backend=f"{__name__}.Scripted")
     update = Update(
         max_tokens_per_microbatch=200,

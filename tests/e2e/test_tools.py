@@ -181,7 +181,7 @@ def test_unusable_tools_and_environments_fail_with_one_line(mine: Path) -> None:
         "train.max_tool_calling_iterations=0: at least 1": ["train.max_tool_calling_iterations=0"],
         "The provided chat template does not support tool calling": ["model=tiny"],
         "rollout.max_rounds=0: at least 1": ["rollout.max_rounds=0"],
-        "engine.staleness=1: the turns of a conversation": ["engine.staleness=1"],
+        "engine.staleness=1: only a server generates": ["engine.staleness=1"],
         "environments, which an evaluation does not have": ["+reward.asked.fn=mine.py:asked", "task.eval.reward=asked"],
     }
     for says, overrides in cases.items():

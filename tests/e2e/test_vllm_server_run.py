@@ -5,12 +5,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pandas
 import psutil
 import pytest
+import requests
+from trl.generation.vllm_client import VLLMClient
 
+from grpo.generation.server_requests import ServerRequests
+from grpo.utils.errors import GenerationError
 from tests.e2e.vllm_runs import FILTERS, SMALL, ended, free_port, module, result, started
 
 pytestmark = pytest.mark.vllm
@@ -28,7 +33,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[psutil.Pr
         assert "; it gets the adapter before each generation" in done.stderr
     finally:
         ended(server)
-    server = started(folder / "again", port)
+    server = started(folder / "again", port, "engine.staleness=2")
     yield server, line, folder
     for process in [server, *server.children(recursive=True)]:  # the last test has stopped them
         process.kill()
@@ -62,21 +67,56 @@ def test_a_server_refuses_an_adapter_of_a_higher_rank(served: tuple[psutil.Proce
     assert "takes adapters up to rank 16, this run has peft.r=64: start it with" in wrong.stderr
 
 
-def test_overlapped_rollouts_are_of_the_policy_one_update_before(
+def test_rollouts_in_flight_are_of_older_policies(
     served: tuple[psutil.Process, list[str], Path], resumed: Path
 ) -> None:
     _, line, folder = served
-    overlap = [*FILTERS, "engine.staleness=1", "train.learning_rate=1e-2", f"hydra.run.dir={folder}/ahead"]
-    done, left = module("grpo.train", *line, *overlap)
+    ahead = [*FILTERS, "engine.staleness=2", "train.learning_rate=1e-2", f"hydra.run.dir={folder}/ahead"]
+    done, left = module("grpo.train", *line, *ahead)
     assert done.returncode == 0, done.stderr
     assert not left
-    ahead = metrics(folder / "ahead")
-    assert [row["sampling/staleness"] for row in ahead] == [0, 0, 1, 1]
-    differences = [row["sampling/sampling_logp_difference/mean"] for row in ahead]
-    assert max(differences[:2]) < 1e-4 < 1e-3 < min(differences[2:])
-    assert all(row["sampling/kept_mass"] < 0.9999 for row in ahead)
-    steps = (1, 2, 3, 4)
-    assert [prompts(folder / "ahead", step) for step in steps] == [prompts(resumed, step) for step in steps]
+    rows = metrics(folder / "ahead")
+    staleness = [row["sampling/staleness"] for row in rows]
+    assert staleness[0] == 0 < min(staleness[1:]) <= max(staleness) <= 2
+    differences = [row["sampling/sampling_logp_difference/mean"] for row in rows]
+    assert differences[0] < 1e-4 < 1e-3 < min(differences[1:])
+    assert all(row["sampling/kept_mass"] < 0.9999 for row in rows)
+    both = ([one for step in (1, 2, 3, 4) for one in prompts(run, step)] for run in (folder / "ahead", resumed))
+    assert sorted(next(both)) == sorted(next(both))
+    wrong, _ = module("grpo.train", *line, *ahead[:-1], "engine.staleness=3", f"hydra.run.dir={folder}/more")
+    assert wrong.returncode == 2
+    assert "has --max-loras 4, and engine.staleness=3 needs 5" in wrong.stderr
+
+
+def test_a_request_in_flight_can_be_paused_and_aborted(served: tuple[psutil.Process, list[str], Path]) -> None:
+    _, line, _ = served
+    client = VLLMClient(base_url=line[-1].replace("train.vllm_server_port=", "http://127.0.0.1:"))
+    sends, answers = ServerRequests(client), Queue[Any]()
+
+    def send(name: str) -> None:
+        how = {"request_id": name, "ignore_eos": True}
+        answers.put(sends.generate(prompts=[[5, 6]] * 16, n=32, max_tokens=64, generation_kwargs=how))
+
+    def tokens() -> str:
+        lines = requests.get(f"{client.base_url}/metrics", timeout=60).text.splitlines()
+        return next(line for line in lines if line.startswith("vllm:generation_tokens_total"))
+
+    for name in ("paused", "aborted"):
+        threading.Thread(target=send, args=(name,), daemon=True).start()
+        before = tokens()
+        while tokens() == before:
+            time.sleep(0.05)
+        if name == "aborted":
+            sends.abort(name)
+        else:
+            with sends.paused():
+                held = tokens()
+                time.sleep(1)
+                assert tokens() == held
+        made = sum(map(len, answers.get(timeout=120)["completion_ids"]))
+        assert (made == 16 * 32 * 64) == (name == "paused")
+    with pytest.raises(GenerationError, match="aborted has been aborted"):
+        sends.generate(prompts=[[5]], generation_kwargs={"request_id": "aborted"})
 
 
 def prompts(run: Path, step: int) -> list[str]:

@@ -28,7 +28,7 @@ class Degenerate:
     """Largest mean entropy of the policy at the tokens of a completion, nats; at the temperature of sampling."""
     skipped: list[bool] = field(default_factory=list, init=False)
     """Which completions of this process are skipped, of the rollouts at hand."""
-    _counts: dict[str, list[int]] = field(default_factory=dict, init=False)
+    counts: dict[str, list[int]] = field(default_factory=dict, init=False)
     """Found completions of this process in a step by kind, and how many there were."""
 
     def find(self, trainer: Any, prompts: list[list[int]], completions: list[list[int]], masks: Any) -> None:
@@ -48,17 +48,21 @@ class Degenerate:
         if self.max_entropy is not None:
             found["gibberish"] = [mean > self.max_entropy for mean in entropies(trainer, prompts, completions, masks)]
         self.skipped = [any(reasons) for reasons in zip(*found.values(), strict=True)]
-        for name, values in found.items():
-            before = self._counts.setdefault(name, [0, 0])
-            self._counts[name] = [before[0] + sum(values), before[1] + len(values)]
+        self.add({name: [sum(values), len(values)] for name, values in found.items()})
+
+    def add(self, counts: dict[str, list[int]]) -> None:
+        """Count completions that have been looked at."""
+        for name, (found, every) in counts.items():
+            before = self.counts.get(name, [0, 0])
+            self.counts[name] = [before[0] + found, before[1] + every]
 
     def take_metrics(self, accelerator: Any) -> dict[str, float]:
         """Return the fractions of the completions since the last call, of all processes; a collective call."""
         metrics = {}
-        for name, counts in self._counts.items():
+        for name, counts in self.counts.items():
             found, every = accelerator.reduce(torch.tensor(counts, device=accelerator.device), "sum").tolist()
             metrics[f"rollout/{name}"] = found / every
-        self._counts.clear()
+        self.counts.clear()
         return metrics
 
 

@@ -37,11 +37,13 @@ class Completion:
     rewards: list[float]
     columns: dict[str, Any]
     """What rewards have logged of it."""
+    policy: int = 0
+    """Number of updates of the policy that began it; of rollouts in flight."""
 
 
 Group = list[Completion]
-Score = Callable[[Sequence[int]], list[tuple[Group, bool]]]
-"""From problems to the groups of all processes, each with whether all of its rewards are equal."""
+Make = Callable[[int], list[tuple[Group, bool]]]
+"""From a number of problems to the groups of all processes, each with whether all of its rewards are equal."""
 
 
 class DynamicSampling:
@@ -68,21 +70,21 @@ class DynamicSampling:
         self.options, self.order, self.processes = options, order, processes
         self.weights, self.correct, self.mixture = weights, correct, mixture
 
-    def fill(self, wanted: int, score: Score) -> tuple[list[Completion], dict[str, float]]:
+    def fill(self, wanted: int, make: Make) -> tuple[list[Completion], dict[str, float]]:
         """Make rounds until a batch is full; return its completions, of all processes, and the metrics of the rounds.
 
         What is missing after the last round is filled with groups whose rewards are equal.
 
         Args:
             wanted: groups in the batch.
-            score: generates and scores the completions of a round.
+            make: generates and scores the completions of a round.
         """
         groups, teaching, rounds = list[tuple[Group, bool]](), 0, 0
         while teaching < wanted and rounds < (self.options.max_rounds if self.options.dynamic_sampling else 1):
             rounds += 1
             fraction = teaching / len(groups) if teaching else 1.0
             number = min(wanted, math.ceil((wanted - teaching) / fraction))
-            groups += score(self.order.take(-(-number // self.processes) * self.processes))
+            groups += make(-(-number // self.processes) * self.processes)
             teaching = sum(not equal for _, equal in groups)
         metrics = self._noted(groups) | {
             "rollout/rounds": rounds,

@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torch.nn import Module
+
 from grpo.config.options import Engine, Mixture, Rollout
 from grpo.data.images import View
 from grpo.data.stream import Stream
@@ -14,8 +16,8 @@ from grpo.trainer.rollout.degenerate import Degenerate
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.filtered import Filtered
+from grpo.trainer.rollout.in_flight import InFlight
 from grpo.trainer.rollout.mixed_order import order_of
-from grpo.trainer.rollout.overlap import Overlap
 from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.trainer.rollout.rollouts import Rollouts
 from grpo.trainer.rollout.temperature import Temperature
@@ -53,7 +55,8 @@ def rollouts_of(
     """
     check_features(trainer, engine, rollout, mixture)
     corrected = trainer.use_vllm and trainer.rollout_func is None and trainer.vllm_importance_sampling_correction
-    sampling = sampling_of(trainer, rollout, stream, correct or trainer.reward_func_names[0], mixture)
+    chooses = rollout.dynamic_sampling or rollout.prioritize or mixture or engine.staleness
+    by = (rollout, stream, correct or trainer.reward_func_names[0], mixture)
     limits, end = (rollout.max_repetition, rollout.max_entropy), rollout.temperature_end
     own = episodes.BY_TRL if trainer.environment_factories else ()
     names = [*(tool.__name__ for tool in trainer.tools or ()), *own]
@@ -67,8 +70,8 @@ def rollouts_of(
         AtOnce(rollout.completions_at_once),
         Thumbnails(files, trainer.accelerator.num_processes),
         keep_columns=keep_columns,
-        sampling=sampling,
-        overlap=Overlap() if engine.staleness else None,
+        sampling=sampling_of(trainer, *by) if chooses else None,
+        in_flight=InFlight(engine.staleness) if engine.staleness else None,
         tool_calls=ToolCalls(tool_counts, names) if trainer.tools else None,
         stream=stream,
         view=view,
@@ -85,9 +88,10 @@ def check_features(trainer: Any, engine: Engine, rollout: Rollout, mixture: Mixt
     """Raise a ValueError if two features do not work together; arguments as of `rollouts_of`."""
     columns = getattr(trainer.problems, "column_names", None) or ()
     images = not {"image", "images"}.isdisjoint(columns)
-    traits = {"images": images, "tools": bool(trainer.tools), "mixture": mixture is not None}
+    by_model = trainer.rollout_func is not None or any(isinstance(one, Module) for one in trainer.reward_funcs)
+    traits = {"images": images, "in_process": by_model}
     if engine.staleness and (reason := why_not_stale(trainer.args, rollout, **traits)):
-        raise ValueError(f"engine.staleness=1: {reason}")
+        raise ValueError(f"engine.staleness={engine.staleness}: {reason}")
     if reason := why_not_sampled(trainer.args, rollout, images):
         raise ValueError(reason)
     if trainer.use_vllm and trainer.rollout_func is None and (reason := why_biased(trainer.args)):
@@ -96,16 +100,14 @@ def check_features(trainer: Any, engine: Engine, rollout: Rollout, mixture: Mixt
 
 def sampling_of(
     trainer: Any, rollout: Rollout, stream: Stream | None, correct: str, mixture: Mixture | None
-) -> DynamicSampling | None:
-    """Return what chooses the problems of a trainer; None if its data loader does. Arguments as of `rollouts_of`.
+) -> DynamicSampling:
+    """Return what chooses the problems of a trainer, in the place of its data loader. Arguments as of `rollouts_of`.
 
     Raises:
         ValueError: there are several environments.
     """
-    if not (rollout.dynamic_sampling or rollout.prioritize or mixture):
-        return None
     if trainer._multi_environment and not mixture:
-        raise ValueError("rollout.dynamic_sampling and rollout.prioritize: work with one environment only")
+        raise ValueError("rollout.dynamic_sampling, rollout.prioritize and engine.staleness: work with one environment")
     if stream and mixture:
         raise ValueError("mixture: its tasks are read whole, and a stream has no end")
     if stream and rollout.prioritize:

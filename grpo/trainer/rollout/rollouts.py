@@ -1,10 +1,11 @@
 """From the problems of a step to scored completions."""
 
 import logging
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -17,13 +18,14 @@ from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.processes import own_part
 from grpo.trainer.rollout import advantages, by_transformers, engine_check, episodes, rounds
+from grpo.trainer.rollout.alone import own_values
 from grpo.trainer.rollout.columns import compares, kept_columns, with_groups
 from grpo.trainer.rollout.degenerate import Degenerate
 from grpo.trainer.rollout.dynamic_sampling import Completion, DynamicSampling, Group
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.filtered import Filtered
 from grpo.trainer.rollout.image_tokens import as_tensors, end_before
-from grpo.trainer.rollout.overlap import Overlap
+from grpo.trainer.rollout.in_flight import InFlight
 from grpo.trainer.rollout.temperature import Temperature
 from grpo.trainer.rollout.thumbnails import Thumbnails, strip_images
 from grpo.trainer.rollout.tool_calls import ToolCalls, is_answered, loggable
@@ -50,7 +52,7 @@ class Rollouts:
     """Whether the columns of the data, and small images, are logged with completions."""
     sampling: DynamicSampling | None = None
     """None to take the problems that the data loader gives."""
-    overlap: Overlap | None = None
+    in_flight: InFlight | None = None
     """None to generate when completions are needed."""
     tool_calls: ToolCalls | None = None
     stream: Stream | None = None
@@ -69,6 +71,8 @@ class Rollouts:
     """Whether completions get a `completion_id`, in the batch and in the table."""
     limits: dict[str, int] = field(default_factory=dict)
     """Of a mixture, the tokens of the longest completion of each task."""
+    scoring: Lock = field(default_factory=Lock)
+    """Reward functions are called by one thread at a time."""
     _limits: list[int] = field(default_factory=list, init=False)
     """Of the rollouts at hand, the tokens of the longest completion of each."""
     _made: int = field(default=0, init=False)
@@ -92,7 +96,7 @@ class Rollouts:
             self.temperature.begin(trainer)
         with self.clock.of("rollout", training):
             if self.stream and training:
-                self.stream.release(self.sampling.order.taken if self.sampling else rows[0][NUMBER])
+                self.stream.release(self._first(rows))
             if self.sampling and training:
                 batch = self._sampled(trainer, len(rows), stock)
             else:
@@ -108,6 +112,12 @@ class Rollouts:
         self._opened.clear()
         return batch | {"generated_at": torch.tensor(trainer.state.global_step)}
 
+    def _first(self, rows: list[Row]) -> int:
+        """Return the number of the first problem of a stream that is still needed."""
+        if self.in_flight and self.in_flight.first is not None:
+            return self.in_flight.first
+        return self.sampling.order.taken if self.sampling else rows[0][NUMBER]
+
     def _compare(self, trainer: Any, batch: Batch, training: bool) -> None:
         """Note how the rollouts were sampled: skipped completions, temperature, filters, policy and engine."""
         if self.degenerate and training:
@@ -118,7 +128,8 @@ class Rollouts:
         if self.filtered:
             trainer.note(self.filtered.over_all(trainer, batch))
         if trainer.use_vllm and training:
-            if self.filtered or not sampling_filters(trainer.args):
+            is_fresh = not self.in_flight or self.in_flight.is_fresh
+            if is_fresh and (self.filtered or not sampling_filters(trainer.args)):
                 trainer.note(self.engine_check.compare(trainer, batch))
             trainer.vllm_generation.checked = False  # of the policy after the update
         ratio = batch.get("importance_sampling_ratio")
@@ -130,7 +141,11 @@ class Rollouts:
         """Return as many rollouts, those of groups with different rewards first, as if generated at once."""
         assert self.sampling
         wanted = count * trainer.accelerator.num_processes // trainer.num_generations
-        self._kept, metrics = self.sampling.fill(wanted, partial(rounds.score_groups, trainer))
+        if self.in_flight:
+            with self.clock.of("generate"), self.memory.of("generate"):
+                self._kept, metrics = self.in_flight.fill(trainer, wanted)
+        else:
+            self._kept, metrics = self.sampling.fill(wanted, partial(self._round, trainer, trainer.num_generations))
         trainer.note(metrics)
         if self.has_taken_all(trainer.args):  # these are the last rollouts
             every = trainer.args.steps_per_generation * trainer.num_iterations
@@ -143,6 +158,12 @@ class Rollouts:
                 return self._by_trl(trainer, rows, stock)
         finally:
             self._kept = None
+
+    def _round(self, trainer: Any, size: int, number: int) -> list[tuple[Group, bool]]:
+        """Return the scored groups of the next problems, of `size` completions each, with whether rewards are equal."""
+        assert self.sampling
+        problems = self.sampling.order.take(number)
+        return rounds.score_groups(trainer, problems, rounds.rows_of(trainer, problems, size))
 
     def _by_trl(self, trainer: Any, rows: list[Row], stock: Callable[[list[Row]], Batch]) -> Batch:
         """Return rollouts as TRL makes them, with a `completion_id` where they need one."""
@@ -160,7 +181,8 @@ class Rollouts:
         """Return the scored groups of some problems, of `size` completions each, as a round of dynamic sampling is."""
         try:
             with replaced(trainer, "num_generations", size), self.clock.of("rollout"):
-                return [group for group, _ in rounds.score_groups(trainer, problems)]
+                rows = rounds.rows_of(trainer, problems, size)
+                return [group for group, _ in rounds.score_groups(trainer, problems, rows)]
         finally:
             self._opened.clear()
             if self.tool_calls:
@@ -168,7 +190,7 @@ class Rollouts:
 
     def has_taken_all(self, args: Any) -> bool:
         """Return whether all problems of all epochs have been taken, where no number of steps was asked for."""
-        if args.max_steps > 0 or not self.sampling:
+        if args.max_steps > 0 or not self.sampling or (self.in_flight and self.in_flight.pending):
             return False
         return self.sampling.order.taken >= args.num_train_epochs * self.sampling.order.count
 
@@ -215,9 +237,6 @@ class Rollouts:
             unanswered = torch.tensor([not is_answered(messages) for messages in found[3]], dtype=torch.float)
             fraction = trainer.accelerator.gather(unanswered.to(trainer.accelerator.device)).mean().item()
             trainer.note({"tools/unanswered": fraction})
-        if self.overlap and training:
-            trainer.note({"sampling/staleness": float(self.overlap.begun)})
-            self.overlap.begin_next(trainer, before=self.engine_check.next)
         return found
 
     def complete(
@@ -251,7 +270,8 @@ class Rollouts:
     ) -> torch.Tensor:
         """Return the rewards, (completions of all processes, rewards): given now, or when completions were kept."""
         if self._kept is None:
-            self._rewards = self._scored(trainer, rows, prompts, completions, ids, stock)
+            with self.scoring:
+                self._rewards = self._scored(trainer, rows, prompts, completions, ids, stock)
         else:
             self._rewards = torch.tensor([one.rewards for one in self._kept], device=trainer.accelerator.device)
             mine = own_part(trainer.accelerator, self._kept)
@@ -271,7 +291,7 @@ class Rollouts:
     ) -> torch.Tensor:
         """Score completions as TRL does. It adds up the rewards that are not NaN: a failed one would count as 0.
 
-        Degenerate completions have no rewards either.
+        Degenerate completions have no rewards either. Rollouts in flight are scored one batch at a time.
         """
         if self.keep_columns:
             progress = min(1.0, (trainer.state.global_step + 1) / max(1, trainer.state.max_steps))
@@ -298,16 +318,24 @@ class Rollouts:
         """Return the likeliest conversation that follows each row's prompt; see `episodes.answers`."""
         return episodes.answers(trainer, rows)
 
-    def reset(self, trainer: Any) -> None:
-        """Forget what an earlier training has begun."""
-        if self.overlap:
-            self.overlap.reset()
-            trainer.vllm_generation.forget_begun()
+    @contextmanager
+    def ahead(self, trainer: Any) -> Iterator[None]:
+        """While inside, rollouts may be in flight; none are before and afterwards."""
+        if not self.in_flight:
+            yield
+            return
+        self.in_flight.reset()
+        with own_values():
+            try:
+                yield
+            finally:
+                self.in_flight.stop(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next steps depend on."""
         order = self.sampling.order.state_dict() if self.sampling else None
-        return {"completions_at_once": self.at_once.limit, "order": order}
+        in_flight = self.in_flight.state_dict() if self.in_flight else None
+        return {"completions_at_once": self.at_once.limit, "order": order, "in_flight": in_flight}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` has returned."""
@@ -315,6 +343,8 @@ class Rollouts:
         self.at_once.limit = min((limit for limit in limits if limit), default=None)
         if self.sampling and state["order"]:
             self.sampling.order.load_state_dict(state["order"])
+        if self.in_flight and state.get("in_flight"):
+            self.in_flight.load_state_dict(state["in_flight"])
 
 
 def within(limits: list[int], ids: list, logps: list | None) -> tuple[list, list | None]:

@@ -12,12 +12,22 @@ from grpo.trainer.rollout.dynamic_sampling import Completion, Group, generation_
 from grpo.trainer.rollout.episodes import rollouts, without_metrics
 
 
-def score_groups(trainer: Any, problems: Sequence[int]) -> list[tuple[Group, bool]]:
-    """Return the groups of some problems, of all processes, each with whether all of its rewards are equal."""
+def rows_of(trainer: Any, problems: Sequence[int], size: int) -> list[dict[str, Any]]:
+    """Return the rows of this process's part of some problems, each as often as a group has completions."""
+    with trainer.rollouts.clock.of("data"):
+        return [trainer.problems[problem] for problem in own_part(trainer.accelerator, problems) for _ in range(size)]
+
+
+def score_groups(trainer: Any, problems: Sequence[int], given: list[dict[str, Any]]) -> list[tuple[Group, bool]]:
+    """Return the groups of some problems, of all processes, each with whether all of its rewards are equal.
+
+    Args:
+        trainer: an `ExactGRPOTrainer`.
+        problems: of all processes.
+        given: as of `rows_of`.
+    """
     size, accelerator = trainer.num_generations, trainer.accelerator
     mine = [problem for problem in own_part(accelerator, problems) for _ in range(size)]
-    with trainer.rollouts.clock.of("data"):
-        given = [trainer.problems[problem] for problem in mine]
     with without_metrics(trainer):  # TRL's metrics are of what is trained on
         rows, prompts, found = rollouts(trainer, given)
         prompt_ids, ids, masks, messages, logps, *_ = found
@@ -28,7 +38,8 @@ def score_groups(trainer: Any, problems: Sequence[int]) -> list[tuple[Group, boo
     by_row = [{name: values[row] for name, values in columns.items()} for row in range(len(mine))]
     own_rewards = own_part(accelerator, rewards.tolist())
     made = zip(mine, prompt_ids, ids, *optional, prompts, messages, own_rewards, by_row, strict=True)
-    everyones = gather_object([Completion(*values) for values in made])
+    own = [Completion(*values) for values in made]
+    everyones = own if accelerator.num_processes == 1 else gather_object(own)
     groups = [everyones[first : first + size] for first in range(0, len(everyones), size)]
     equal = zero_variance(*learned(trainer, rewards, size), size, trainer.multi_objective_aggregation)
     return list(zip(groups, equal.view(-1, size)[:, 0].tolist(), strict=True))

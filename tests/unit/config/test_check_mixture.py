@@ -88,10 +88,6 @@ def test_a_resolved_mixture_can_be_read_again(composed: Compose) -> None:
         ),
         ([*TWO, "task.tasks.sums.train.max_completion_length=0"], "max_completion_length=0: at least 1"),
         ([*TWO, "task.tasks.sums.task.eval.reward=corect"], r"sums\.task\.eval\.reward=corect: neither"),
-        (
-            [*TWO, "engine.staleness=1", "generation=vllm_server", "train.vllm_importance_sampling_correction=true"],
-            r"engine\.staleness=1: .* a mixture of tasks takes them",
-        ),
     ],
 )
 def test_a_wrong_mixture_is_one_line(composed: Compose, overrides: list[str], reason: str) -> None:

@@ -77,9 +77,9 @@ def test_dynamic_sampling_fills_a_batch_as_the_trainer_does() -> None:
             order = ProblemOrder(1000, 0, True)
             sampling = DynamicSampling(Rollout(True, rounds), order, 1, {"a": 1.0}, "a")
 
-            def score(problems: Any, fraction: float = fraction) -> list:
+            def score(number: int, fraction: float = fraction) -> list:
                 one = Completion(0, [], [], None, None, "", "", [1.0], {})
-                return [([one], bool(random.random() >= fraction)) for _ in problems]
+                return [([one], bool(random.random() >= fraction)) for _ in range(number)]
 
             _, metrics = sampling.fill(16, score)
             kept, made = kept + metrics["rollout/groups_kept"], made + metrics["rollout/groups_generated"]

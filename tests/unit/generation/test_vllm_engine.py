@@ -1,6 +1,7 @@
 import os
 import threading
 import weakref
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,7 @@ from grpo.config.schema import ROOT
 from grpo.generation import vllm_engine, watched_session
 from grpo.generation.local import Completer
 from grpo.generation.merged_weights import merged_weights, trains_tied_weight
+from grpo.generation.server_requests import ServerRequests
 from grpo.generation.vllm_engine import PolicyEngine, answer
 from grpo.rundir.resume import newest_checkpoint
 from grpo.trainer import ExactGRPOTrainer
@@ -124,7 +126,7 @@ class WithoutVLLM(PolicyEngine):
         self.accelerator = SimpleNamespace(is_main_process=True, device=torch.device("cpu"))
         self._dist = SimpleNamespace(is_fsdp=False)
         self.vllm_client = SimpleNamespace(base_url="http://127.0.0.1:9")
-        self._background = SimpleNamespace(wait=lambda: None)
+        self._requests = SimpleNamespace(paused=nullcontext)
         self.processing_class = None
 
     def check_transfer(self) -> None:
@@ -188,14 +190,29 @@ def test_a_transfer_that_ends_in_time_keeps_its_communicator(monkeypatch: pytest
     assert not engine.vllm_client.communicator.aborted.wait(0.5)
 
 
-def test_weights_wait_for_the_completions_by_those_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = WithoutVLLM(None, mode="server")
-    engine._server_started, done = "now", []
-    engine._background = SimpleNamespace(wait=lambda: done.append("completed"))
+def test_a_server_pauses_while_it_gets_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, done = WithoutVLLM(None, mode="server"), list[str]()
+
+    def post(url: str, **options: Any) -> SimpleNamespace:
+        done.append(url.rpartition("/")[2])
+        return SimpleNamespace(raise_for_status=lambda: None)
+
+    def generate(prompts: list[list[int]], generation_kwargs: Any) -> str:
+        engine.sync_weights()
+        return "completions"
+
+    engine._server_started = "now"
+    engine.vllm_client.session = SimpleNamespace(post=post)
+    engine.vllm_client.generate = generate
+    engine._requests = ServerRequests(engine.vllm_client)
     monkeypatch.setattr(vllm_engine, "started_at", lambda url: "now")
     monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: done.append("sent"))
+    assert engine._requests.generate(prompts=[[1]], generation_kwargs={"request_id": "a"}) == "completions"
+    recomputed = "reset_prefix_cache?reset_running_requests=true"
+    assert done == ["pause?mode=keep", "sent", recomputed, "resume"]
+    done.clear()
     engine.sync_weights()
-    assert done == ["completed", "sent"]
+    assert done == ["sent"], "nothing runs"
 
 
 def test_a_server_forgets_image_features_after_new_weights(monkeypatch: pytest.MonkeyPatch) -> None:

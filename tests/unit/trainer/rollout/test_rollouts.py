@@ -84,7 +84,10 @@ def test_rollouts_continue_where_they_were(tmp_path: Path) -> None:
 def test_groups_of_another_size_are_sampled_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, trainer, sizes = rollouts(tmp_path), stand_in(), []
 
-    def score(asked: Any, problems: list[int]) -> list[tuple[list[int], bool]]:
+    trainer.rollouts, trainer.problems = made, range(10)
+
+    def score(asked: Any, problems: list[int], rows: list[int]) -> list[tuple[list[int], bool]]:
+        assert rows == [5, 5, 5, 7, 7, 7]
         sizes.append(asked.num_generations)
         made._opened["picture"] = 1
         return [([problem], False) for problem in problems]

@@ -1,0 +1,67 @@
+"""Requests to a vLLM server that threads send while the policy trains, and that can be aborted."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from grpo.utils.errors import GenerationError
+
+
+class ServerRequests:
+    """Sends the requests of a client; those with an id in their `generation_kwargs` can be aborted.
+
+    Args:
+        client: TRL's `VLLMClient`.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._generate = client, client.generate
+        self._lock = threading.Lock()
+        self._running: dict[str, int] = {}
+        """Number of prompts of each request with an id."""
+        self._aborted: set[str] = set()
+
+    def generate(self, **request: Any) -> dict[str, Any]:
+        """Return completions as the client does.
+
+        Raises:
+            GenerationError: the request has been aborted.
+        """
+        name = (request.get("generation_kwargs") or {}).get("request_id")
+        if name is None:
+            return self._generate(**request)
+        with self._lock:
+            if name in self._aborted:
+                raise GenerationError(f"{name} has been aborted")
+            self._running[name] = len(request["prompts"])
+        try:
+            return self._generate(**request)
+        finally:
+            with self._lock:
+                del self._running[name]
+
+    def abort(self, name: str) -> None:
+        """Have the server stop a request, and refuse later ones with the same id."""
+        with self._lock:
+            self._aborted.add(name)
+            count = self._running.get(name, 0)
+        if count:
+            ids = [f"cmpl-{name}-{number}" for number in range(count)]  # as vLLM names the prompts of a request
+            self._client.session.post(f"{self._client.base_url}/abort_requests", json={"request_ids": ids})
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While inside, no token is generated; running requests continue with the weights that the server has then."""
+        if not self._running:
+            yield
+            return
+        self._post("pause?mode=keep")
+        try:
+            yield
+            self._post("reset_prefix_cache?reset_running_requests=true")  # their keys and values are of other weights
+        finally:
+            self._post("resume")
+
+    def _post(self, what: str) -> None:
+        self._client.session.post(f"{self._client.base_url}/{what}").raise_for_status()

@@ -1,0 +1,252 @@
+"""Rollouts in flight: a server makes them for later steps, by the policy of then, while the policy trains.
+
+Rank 0 makes them for all processes, each batch of a step in a thread of its own: completions, tool calls and rewards.
+A step takes the oldest batch that is finished. TRL's importance-sampling correction makes up for the updates in
+between: the log-probabilities are those of the policy that sampled each token.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import mean
+from threading import Thread
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+
+from grpo.generation.kept_tokens import KeptLogprob
+from grpo.trainer.rollout.alone import Belongings, alone, mark
+from grpo.trainer.rollout.dynamic_sampling import Completion, Group
+from grpo.trainer.rollout.engine_check import EVERY
+from grpo.trainer.rollout.extra_columns import from_tensor, to_tensor
+from grpo.trainer.rollout.rounds import rows_of, score_groups
+
+log = logging.getLogger(__name__)
+Scored = list[tuple[Group, bool]]
+
+
+@dataclass
+class Made:
+    """Finished rollouts, and what they add to the metrics of their step."""
+
+    groups: Scored
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    """That rewards have logged."""
+    degenerate: dict[str, list[int]] = field(default_factory=dict)
+    """As `Degenerate` counts them."""
+    dropped: int = 0
+    """Completions that were too old."""
+
+
+@dataclass
+class Begun:
+    """Rollouts of some problems."""
+
+    problems: list[int]
+    policy: int
+    """Number of updates of the policy when they began."""
+    name: str = ""
+    made: Future[Made] = field(default_factory=Future)
+
+    def is_finished(self) -> bool:
+        return self.made.done() and self.made.exception() is None
+
+
+class InFlight:
+    """Batches of rollouts that have begun and that no step has learned from.
+
+    Args:
+        staleness: largest number of updates between the policy that begins a rollout and the one that learns from it.
+    """
+
+    def __init__(self, staleness: int) -> None:
+        self.staleness = staleness
+        self.pending = 0
+        """Number of batches."""
+        self.first: int | None = None
+        """Smallest number of a problem of theirs; None without any."""
+        self.is_fresh = True
+        """Whether the policy has made the rollouts of this step since its last update."""
+        self._begun: list[Begun] = []
+        self._again = deque[list[int]]()
+        """Problems whose rollouts were too old, or lost with a checkpoint: they begin again."""
+        self._belongings: list[Belongings] = []
+        """Those that no rollouts use at the moment."""
+
+    def fill(self, trainer: Any, wanted: int) -> tuple[list[Completion], dict[str, float]]:
+        """Return the completions of a step, of all processes, and their metrics; a collective call.
+
+        Args:
+            trainer: an `ExactGRPOTrainer`.
+            wanted: groups in the batch.
+
+        Raises:
+            GenerationError: the engine failed, now or in a thread.
+        """
+        if trainer.state.global_step != trainer._last_loaded_step:
+            trainer.vllm_generation.sync_weights()
+            trainer._last_loaded_step = trainer.state.global_step
+        sampling, found = trainer.rollouts.sampling, list[Any]([None])
+        if trainer.accelerator.is_main_process:
+            notes = Made([])
+            kept, metrics = sampling.fill(wanted, partial(self._take, trainer, wanted, notes))
+            pending = [*(one.problems for one in self._begun), *self._again]
+            first = min((problem for problems in pending for problem in problems), default=None)
+            metrics |= {"rollout/dropped": notes.dropped, **ages(trainer.state.global_step, kept)}
+            found = [(kept, metrics, notes, (len(pending), first, sampling.order.state_dict()))]
+        broadcast_object_list(found)
+        kept, metrics, notes, (self.pending, self.first, order) = found[0]
+        self.is_fresh = metrics["sampling/staleness"] == 0
+        if trainer.accelerator.is_main_process:
+            for name, values in notes.metrics.items():
+                trainer._pending_metrics[name] += values
+        else:
+            sampling.order.load_state_dict(order)
+            notes.degenerate = {name: [0, 0] for name in notes.degenerate}
+        if trainer.rollouts.degenerate:
+            trainer.rollouts.degenerate.add(notes.degenerate)
+        return kept, metrics
+
+    def _take(self, trainer: Any, size: int, notes: Made, _: int) -> Scored:
+        """Return the oldest finished batch; begin as many as may be in flight."""
+        step = trainer.state.global_step
+        for one in [one for one in self._begun if step - one.policy > self.staleness]:
+            trainer.vllm_generation.abort(one.name)
+            self._begun.remove(one)
+            self._again.append(one.problems)
+            notes.dropped += len(one.problems) * trainer.num_generations
+        while len(self._begun) < self._most(trainer):
+            problems = self._again.popleft() if self._again else trainer.rollouts.sampling.order.take(size)
+            self._begun.append(self._begin(trainer, problems))
+        one = self._next(step)
+        self._begun.remove(one)
+        made = one.made.result()
+        for group, _ in made.groups:
+            for completion in group:
+                completion.policy = one.policy
+        for name, values in made.metrics.items():
+            notes.metrics.setdefault(name, []).extend(values)
+        for name, counts in made.degenerate.items():
+            notes.degenerate[name] = [
+                sum(both) for both in zip(notes.degenerate.get(name, [0, 0]), counts, strict=True)
+            ]
+        return made.groups
+
+    def _next(self, step: int) -> Begun:
+        """Return the oldest batch of those that are finished; without any, wait for one that would soon be too old."""
+        if not any(one.made.done() for one in self._begun):
+            last = [one.made for one in self._begun if step - one.policy == self.staleness]
+            wait(last[:1] or [one.made for one in self._begun], return_when=FIRST_COMPLETED)
+        return next(one for one in self._begun if one.made.done())
+
+    def _most(self, trainer: Any) -> int:
+        """Return how many batches may be in flight now, with that of this step.
+
+        A step that compares the engine with the policy has to learn from completions of that policy.
+        """
+        step, compared, args = trainer.state.global_step, trainer.rollouts.engine_check.next, trainer.args
+        order, epochs = trainer.rollouts.sampling.order, args.num_train_epochs
+        stale = any(one.policy < step for one in self._begun)
+        if (step >= compared and stale) or (args.max_steps <= 0 and order.taken >= epochs * order.count):
+            return max(1, len(self._begun))
+        last = min(trainer.state.max_steps, step + EVERY if step >= compared else compared)
+        return 1 + int(max(0, min(self.staleness, last - 1 - step)))
+
+    def _begin(self, trainer: Any, problems: list[int]) -> Begun:
+        own = self._belongings.pop() if self._belongings else Belongings(deepcopy(trainer.processing_class))
+        begun = Begun(problems, trainer.state.global_step)
+        begun.name = f"rollouts-{id(begun)}-{begun.policy}"
+        one = alone(trainer, own, begun.name)
+        rows = rows_of(one, problems, trainer.num_generations)  # now: the data may be read by this thread alone
+
+        def work() -> None:
+            mark()
+            try:
+                groups = score_groups(one, problems, rows)
+                counts = one.rollouts.degenerate.counts if one.rollouts.degenerate else {}
+                begun.made.set_result(Made(groups, dict(one._pending_metrics), counts))
+            except BaseException as error:  # for the thread that waits for them
+                begun.made.set_exception(error)
+            finally:
+                self._belongings.append(own)
+
+        Thread(target=work, name=begun.name, daemon=True).start()
+        return begun
+
+    def stop(self, trainer: Any) -> None:
+        """Have the engine make nothing more; what has been finished stays for a checkpoint."""
+        for one in self._begun:
+            if not one.is_finished():
+                with suppress(Exception):  # of an engine that is gone
+                    trainer.vllm_generation.abort(one.name)
+
+    def reset(self) -> None:
+        """Forget what an earlier training has begun."""
+        self._begun.clear()
+        self._again.clear()
+        self.pending, self.first = 0, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return finished batches, and the problems of the others."""
+        finished = [one for one in self._begun if one.is_finished()]
+        lost = [one.problems for one in self._begun if not one.is_finished()]
+        return {
+            "finished": [
+                {"policy": one.policy, "problems": one.problems} | saved(one.made.result()) for one in finished
+            ],
+            "again": [*self._again, *lost],
+            "pending": (self.pending, self.first),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with what `state_dict` has returned."""
+        self.reset()
+        for one in state["finished"]:
+            begun = Begun(one["problems"], one["policy"])
+            begun.made.set_result(loaded(one))
+            self._begun.append(begun)
+        self._again.extend(state["again"])
+        self.pending, self.first = state["pending"]
+        if lost := sum(map(len, self._again)):
+            kept = sum(len(one.problems) for one in self._begun)
+            log.warning(
+                "the rollouts of %d problems were in flight at the checkpoint and begin again; %d more were finished",
+                lost,
+                kept,
+            )
+
+
+def ages(step: int, kept: Sequence[Completion]) -> dict[str, float]:
+    """Return the mean and the largest number of updates since the completions of a step began."""
+    found = [step - one.policy for one in kept]
+    return {"sampling/staleness": mean(found), "sampling/staleness/max": float(max(found))}
+
+
+def saved(made: Made) -> dict[str, Any]:
+    """Return finished rollouts as `torch.load` takes them with `weights_only`."""
+    rows = []
+    for one in (one for group, _ in made.groups for one in group):
+        logps = one.logps and [value if value is None else float(value) for value in one.logps]
+        kept = one.logps and [list(getattr(value, "kept", ())) for value in one.logps]
+        rows.append(vars(one) | {"logps": logps, "kept": kept, "columns": to_tensor([one.columns])})
+    groups = [(len(group), equal) for group, equal in made.groups]
+    return {"groups": groups, "completions": rows, "metrics": made.metrics, "degenerate": made.degenerate}
+
+
+def loaded(state: dict[str, Any]) -> Made:
+    """Return what `saved` was given."""
+    completions = []
+    for row in state["completions"]:
+        kept, columns = row.pop("kept"), from_tensor(row["columns"])[0]
+        if kept and any(kept):
+            both = zip(row["logps"], kept, strict=True)
+            row["logps"] = [None if value is None else KeptLogprob(value, tokens) for value, tokens in both]
+        completions.append(Completion(**row | {"columns": columns}))
+    rest = iter(completions)
+    groups = [([next(rest) for _ in range(size)], equal) for size, equal in state["groups"]]
+    return Made(groups, state["metrics"], state["degenerate"])
