@@ -36,10 +36,13 @@ class ServerRequests:
                 raise GenerationError(f"{name} has been aborted")
             self._running[name] = len(request["prompts"])
         try:
-            return self._generate(**request)
+            found = self._generate(**request)
         finally:
             with self._lock:
                 del self._running[name]
+        if name in self._aborted:  # and its completions are truncated
+            raise GenerationError(f"{name} has been aborted")
+        return found
 
     def abort(self, name: str) -> None:
         """Have the server stop a request, and refuse later ones with the same id."""

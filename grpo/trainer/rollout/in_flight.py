@@ -6,6 +6,7 @@ between: the log-probabilities are those of the policy that sampled each token.
 """
 
 import logging
+import uuid
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -27,6 +28,8 @@ from grpo.trainer.rollout.extra_columns import from_tensor, to_tensor
 from grpo.trainer.rollout.rounds import rows_of, score_groups
 
 log = logging.getLogger(__name__)
+PATIENCE = 30
+"""Seconds that the end of a training waits for rewards and tools, which end after it."""
 Scored = list[tuple[Group, bool]]
 
 
@@ -50,7 +53,8 @@ class Begun:
     problems: list[int]
     policy: int
     """Number of updates of the policy when they began."""
-    name: str = ""
+    name: str = field(default_factory=lambda: f"rollouts-{uuid.uuid4().hex}")
+    """Of their requests to the engine."""
     made: Future[Made] = field(default_factory=Future)
 
     def is_finished(self) -> bool:
@@ -160,7 +164,6 @@ class InFlight:
     def _begin(self, trainer: Any, problems: list[int]) -> Begun:
         own = self._belongings.pop() if self._belongings else Belongings(deepcopy(trainer.processing_class))
         begun = Begun(problems, trainer.state.global_step)
-        begun.name = f"rollouts-{id(begun)}-{begun.policy}"
         one = alone(trainer, own, begun.name)
         rows = rows_of(one, problems, trainer.num_generations)  # now: the data may be read by this thread alone
 
@@ -179,11 +182,12 @@ class InFlight:
         return begun
 
     def stop(self, trainer: Any) -> None:
-        """Have the engine make nothing more; what has been finished stays for a checkpoint."""
+        """Have the engine make nothing more, and wait for what it has begun; finished batches stay for a checkpoint."""
         for one in self._begun:
             if not one.is_finished():
                 with suppress(Exception):  # of an engine that is gone
                     trainer.vllm_generation.abort(one.name)
+        wait([one.made for one in self._begun], timeout=PATIENCE)
 
     def reset(self) -> None:
         """Forget what an earlier training has begun."""
@@ -193,15 +197,13 @@ class InFlight:
 
     def state_dict(self) -> dict[str, Any]:
         """Return finished batches, and the problems of the others."""
-        finished = [one for one in self._begun if one.is_finished()]
-        lost = [one.problems for one in self._begun if not one.is_finished()]
-        return {
-            "finished": [
-                {"policy": one.policy, "problems": one.problems} | saved(one.made.result()) for one in finished
-            ],
-            "again": [*self._again, *lost],
-            "pending": (self.pending, self.first),
-        }
+        finished, again = list[dict[str, Any]](), [*self._again]
+        for one in self._begun:  # each is looked at once, as it may end in the meantime
+            if one.is_finished():
+                finished.append({"policy": one.policy, "problems": one.problems} | saved(one.made.result()))
+            else:
+                again.append(one.problems)
+        return {"finished": finished, "again": again, "pending": (self.pending, self.first)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` has returned."""
