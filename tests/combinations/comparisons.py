@@ -103,8 +103,8 @@ def check(row: Row, folder: Path) -> None:
         folder: shared by all processes.
     """
     mine, theirs, trainer = trained(row, folder)
-    # the steps of a quantized policy do not begin with the same weights on both sides; a frozen tower is in float32, and
-    # of a KL penalty rounding is what is left where the policy still is its reference
+    # the steps of a quantized policy do not begin with the same weights on both sides; a frozen tower is in float32,
+    # and rounding is what is left of a KL penalty where the policy still is its reference
     compare(mine, theirs, 1e-4 if row["weights"] in ("QLoRA", "frozen tower") else 1e-5)
     if row["resume"] == "yes":
         resumed = in_float64(ours(row, folder / "resumed", **RATE), row)
