@@ -2,9 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -13,17 +11,17 @@ from transformers import TrainerCallback
 from trl import GRPOConfig
 
 from grpo.config.options import Engine, Rollout
-from grpo.generation.backend import Backend
 from grpo.generation.kept_tokens import KeptLogprob
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout.dynamic_sampling import Completion
 from grpo.trainer.rollout.in_flight import Made, loaded, saved
 from grpo.utils.diagnosis import why_not_stale
 from grpo.utils.errors import GenerationError
+from tests.combinations.trainings import Scripted
 from tests.stock_trl import note_kept, ours
 
 
-class Scripted(Backend):
+class Slow(Scripted):
     """Completions of two tokens; the batch of one number waits, and that of another fails."""
 
     waits: ClassVar[int | None] = None
@@ -31,17 +29,6 @@ class Scripted(Backend):
     batches: ClassVar[list[list[int]]] = []
     ended = threading.Event()
     aborted: ClassVar[list[str]] = []
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        of_server = {"model_config": {"logprobs_mode": "processed_logprobs"}}
-        self.vllm_client = SimpleNamespace(get_server_info=lambda: of_server)
-
-    def sync_weights(self) -> None:
-        pass
-
-    def greedy(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def generate(self, prompts: list, images: list | None, num_generations: int, profiler: Any = None) -> tuple:
         self.batches.append(prompts[0])
@@ -59,16 +46,16 @@ class Scripted(Backend):
 
 @pytest.fixture(autouse=True)
 def _scripted() -> Iterator[None]:
-    Scripted.waits = Scripted.fails = None
-    Scripted.batches.clear()
-    Scripted.aborted.clear()
-    Scripted.ended.clear()
+    Slow.waits = Slow.fails = None
+    Slow.batches.clear()
+    Slow.aborted.clear()
+    Slow.ended.clear()
     yield
-    Scripted.ended.set()
+    Slow.ended.set()
 
 
 def trainer(folder: Path, staleness: int, **options: Any) -> ExactGRPOTrainer:
-    engine = Engine("merged", staleness=staleness, backend=f"{__name__}.Scripted")
+    engine = Engine("merged", staleness=staleness, backend=f"{__name__}.Slow")
     server = {"use_vllm": True, "vllm_mode": "server", "rollout_func": None, "reward_funcs": length}
     made = ours(folder, engine=engine, **server | {"max_steps": 6} | options)
     made.rollouts.engine_check.next = torch.inf  # these are log-probabilities of no policy
@@ -93,16 +80,16 @@ def test_each_step_learns_from_the_oldest_batch(tmp_path: Path) -> None:
     assert logged(made, "calls") == [1] * 6, "of the rewards of each batch"
     problems = [one.problem for batch in kept for one in batch[::4]]
     assert len(set(problems)) == len(problems) == 24
-    assert len(Scripted.batches) == 6, "nothing begins that no step would learn from"
+    assert len(Slow.batches) == 6, "nothing begins that no step would learn from"
 
 
 def test_a_batch_that_lasts_too_long_is_dropped_and_begun_again(tmp_path: Path) -> None:
-    Scripted.waits = 0
+    Slow.waits = 0
     made = trainer(tmp_path, 2)
     kept = note_kept(made)
     made.train()
     assert logged(made, "rollout/dropped") == [0, 0, 0, 16, 0, 0]
-    assert len(Scripted.aborted) == 1
+    assert len(Slow.aborted) == 1
     problems = [one.problem for batch in kept for one in batch[::4]]
     assert len(set(problems)) == len(problems) == 24, "its problems are among them"
     assert max(logged(made, "sampling/staleness/max")) == 2
@@ -120,7 +107,7 @@ def equal(completion_ids: list[list[int]], **columns: Any) -> list[float]:
 
 
 def test_a_failure_in_a_thread_ends_the_training(tmp_path: Path) -> None:
-    Scripted.fails = 2
+    Slow.fails = 2
     with pytest.raises(GenerationError, match="the server went away"):
         trainer(tmp_path, 1).train()
 
@@ -130,12 +117,12 @@ class EndsLater(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 2:
-            Scripted.ended.set()
+            Slow.ended.set()
 
 
 def test_a_checkpoint_has_what_was_finished(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saving = {"save_strategy": "steps", "save_steps": 1}
-    Scripted.waits = 1
+    Slow.waits = 1
     before = trainer(tmp_path / "before", 2, **saving, max_steps=3)
     kept = note_kept(before)
     before.add_callback(EndsLater())
