@@ -151,7 +151,8 @@ class ExactGRPOTrainer(GRPOTrainer):
             self.memory.asleep = self.budget.asleep = self.vllm_generation.asleep
         stock, size = super()._get_per_token_logps_and_entropies, self.model.config.get_text_config().hidden_size
         sharing = Sharing(lambda: self.model, stock, self.accelerator, self.update.share_prompts, self.sharded)
-        self.packing = Packing(size, sharing, self.pad_to_multiple_of)
+        traits = traits_of(self)
+        self.packing = Packing(size, sharing, self.pad_to_multiple_of, trims=traits.divisible)
         self.guard = NonFiniteGuard(folder / "skipped_rows.jsonl", self._tokenizer, self.update.max_skipped_steps)
         self.rollouts = rollouts_of(
             self, engine, rollout, stream, view, mixture, keep_columns, tool_counts, correct, log_tokens
@@ -160,7 +161,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         self.token_values = TokenValues(folder / "completions", self._tokenizer, image_token) if log_tokens else None
         self.step_update = StepUpdate(
             self.update,
-            traits_of(self),
+            traits,
             self._loss_of,
             accelerator=self.accelerator,
             budget=self.budget,

@@ -1,4 +1,8 @@
-"""How a policy's sequences are divided into micro-batches: by lengths, and by prompts where it shares these."""
+"""How a policy's sequences are divided into micro-batches: by lengths, and by prompts where it shares these.
+
+A loss that cannot be divided is computed with the padding of its batch, and so are the log-probabilities that it
+compares with the policy's: padding changes rounding, which cancels in the KL penalty of a policy that is its reference.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +23,15 @@ class Packing:
     """Tells whether completions of one prompt may go through the policy as one sequence."""
     multiple: int | None
     """Lengths are padded to a multiple of so many tokens."""
+    trims: bool
+    """Whether a micro-batch has less padding than its batch: its own, or none with shared prompts."""
 
     def divide(
         self, batch: Batch, rows: Sequence[int], tokens: int, weights: Sequence[float] | None = None
     ) -> list[Microbatch]:
         """Divide rows of a batch into micro-batches of at most so many tokens; see `grpo.trainer.microbatch.pack`."""
-        prompts = prompt_keys(batch) if self.sharing.applies(batch) else None
-        return pack(*lengths(batch), tokens, rows, weights, prompts, self.hidden_size)
+        if not self.trims:
+            prompts, completions = ([ids.size(1)] * len(ids) for ids in (batch["prompt_ids"], batch["completion_ids"]))
+            return pack(prompts, completions, tokens, rows, weights, hidden_size=self.hidden_size)
+        keys = prompt_keys(batch) if self.sharing.applies(batch) else None
+        return pack(*lengths(batch), tokens, rows, weights, keys, self.hidden_size)

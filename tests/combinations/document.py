@@ -10,11 +10,10 @@ FILE = ROOT / "docs" / "combinations.md"
 INTRODUCTION = """# Which features work together
 
 Tests train every pair of these values together for three steps (`tests/combinations/`), on one process and on two. On
-the same rollouts the gradient is stock TRL's within 1e-5 in float64 (frozen towers in float32; QLoRA, and frozen towers
-with a KL penalty and high-entropy tokens, within 1e-4), and a run that resumes from a checkpoint ends with the same
-weights bit for bit, unless rollouts are in flight. With dynamic sampling, stock TRL replays the kept completions. MaxRL
-and DPPO are variants of TRL's losses and are compared with them. Under top-k, stock TRL gets the importance ratio of
-the logits of all tokens.
+the same rollouts the gradient is stock TRL's within 1e-5 in float64 (frozen towers in float32; QLoRA within 1e-4), and
+a run that resumes from a checkpoint ends with the same weights bit for bit, unless rollouts are in flight. With dynamic
+sampling, stock TRL replays the kept completions. MaxRL and DPPO are variants of TRL's losses and are compared with
+them. Under top-k, stock TRL gets the importance ratio of the logits of all tokens.
 `make test` runs a part of the pairs, `make test-all` all.
 
 Other tests train each value with FSDP2 and with ZeRO-3 on two processes. The change of the weights in three steps is

@@ -187,6 +187,20 @@ def test_an_unknown_loss_is_computed_undivided_as_trl_would(tmp_path: Path) -> N
         assert relative_difference(gradient, stock) <= 1e-6
 
 
+def test_an_undivided_loss_and_its_reference_are_padded_alike(tmp_path: Path) -> None:
+    trainer = ours(tmp_path, Update(max_tokens_per_microbatch=100), top_entropy_quantile=0.2, beta=0.04)
+    widths: dict[str, list[int]] = {"policy": [], "reference": []}
+    for name, model in (("policy", trainer.model), ("reference", trainer.ref_model)):
+
+        def note(*args: Any, of: list[int] = widths[name]) -> None:
+            of.append(args[2]["input_ids"].size(1))
+
+        model.model.register_forward_pre_hook(note, with_kwargs=True)
+    trainer.train()
+    assert len(widths["reference"]) > len(widths["policy"]) == 2
+    assert set(widths["reference"]) == set(widths["policy"])
+
+
 @pytest.mark.parametrize("optimizer", ["galore_adamw_layerwise", "apollo_adamw_layerwise"])
 def test_optimizers_in_the_backward_pass_step_once_per_step(tmp_path: Path, optimizer: str) -> None:
     options = {"optim": optimizer, "optim_target_modules": ["mlp"], "max_steps": 2}
