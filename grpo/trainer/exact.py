@@ -34,6 +34,7 @@ from grpo.trainer.rollout.extra_columns import keep_writable
 from grpo.trainer.rollout.from_trainer import rollouts_of
 from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
 from grpo.trainer.rollout.tool_calls import Counts
+from grpo.trainer.sharded_head import gathered_with_its_norm
 from grpo.trainer.sharing.trial import Sharing
 from grpo.trainer.step import step
 from grpo.trainer.tiled_mlp import tile_mlps
@@ -225,7 +226,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         self.guard.reset()
         self.clock.reset()
         try:
-            with self.rollouts.ahead(self):
+            with self.rollouts.ahead(self), gathered_with_its_norm():
                 return super().train(*args, **kwargs)
         except BaseException:
             self._step, self._buffered_inputs = 0, None  # TRL's: the next step begins with rollouts of its own

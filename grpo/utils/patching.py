@@ -24,6 +24,8 @@ PATCHES = {
     "trl.generation.vllm_generation:LLM": "dtype, revision, LoRA and images of the engine; until TRL passes options on",
     "trl.generation.vllm_client:VLLMClient.init_communicator": "adapters travel as files, without NCCL; until TRL asks",
     "requests:Session": "a request to a server that hangs ends; until TRL's client has time-outs",
+    "accelerate.utils.fsdp_utils:_find_final_norm": "the norm before the output layer of a policy that sees images is "
+    "in its language model; until accelerate looks there",
     "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm": "vLLM's CPU build packs weights and throws the "
     "originals away, to which new ones are written; until it keeps them",
     "vllm.platforms.cpu:CpuPlatform.get_punica_wrapper": "vLLM's LoRA layers copy the adapter for each token on a CPU; "
