@@ -1,6 +1,7 @@
 """The arithmetic of a batch: processes, slices, completions, groups."""
 
 import math
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,39 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
+SLICES = ("gradient_accumulation_steps", "steps_per_generation")
+"""Keys of `train` with the number of slices of a process, of `per_device_train_batch_size` completions each."""
+
+
+def keep_batch(train: "DictConfig", before: int, now: int) -> list[str]:
+    """Give `now` processes as many slices in total as `before` had; return the changes as overrides."""
+    for key in (changed := [key for key in SLICES if train[key]]):
+        train[key] = train[key] * before // now
+    return [f"train.{key}={train[key]}" for key in changed]
+
+
+def node_range(config: "DictConfig") -> tuple[int, int]:
+    """Return the least and the largest number of machines, equal unless `launch.nodes` is a range such as 2:4.
+
+    Raises:
+        ConfigError: it is neither a number nor a range.
+    """
+    text = str(config.launch.nodes)
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    least, most = (int(number or found[1]) for number in found.groups()) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise ConfigError(f"launch.nodes={text}: a positive number of machines, or the least and the most, as in 2:4")
+    return least, most
+
+
 def processes(config: "DictConfig") -> int:
-    """Return how many processes train: as planned for, as `torchrun` started them, or as `launch` will start them."""
+    """Return how many processes train: as planned for, as `torchrun` started them, or as `launch` will start them.
+
+    Of a range of machines it starts the least at first.
+    """
     if config.plan.processes is not None:
         return config.plan.processes
-    return config.launch.processes * config.launch.nodes if world_size() == 1 else world_size()
+    return config.launch.processes * node_range(config)[0] if world_size() == 1 else world_size()
 
 
 def check_groups(train: "DictConfig", processes: int | None = None) -> None:

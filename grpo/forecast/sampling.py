@@ -18,7 +18,7 @@ from rich.progress import track
 from transformers import set_seed
 
 from grpo.cli import output_in
-from grpo.config.batch import completions, processes
+from grpo.config.batch import completions, keep_batch, processes
 from grpo.config.mixture import mixture_of, single_tasks
 from grpo.config.resolve import Resolved
 from grpo.data.images import COLUMN
@@ -71,9 +71,7 @@ def for_sampling(config: DictConfig) -> DictConfig:
     train = config.train
     config.launch.processes = config.launch.nodes = 1
     config.plan.processes = None
-    train.gradient_accumulation_steps *= count
-    if train.steps_per_generation:
-        train.steps_per_generation *= count
+    keep_batch(train, count, 1)
     train.fsdp = train.fsdp_config = train.deepspeed = None
     config.engine.staleness = 0
     train.log_completions, train.report_to = False, "none"

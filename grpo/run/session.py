@@ -50,7 +50,7 @@ from grpo.run.progress import ProgressBar
 from grpo.run.trainer import make_trainer
 from grpo.rundir.files import ERRORS_FILE, RESOLVED_CONFIG, read_json, write_json
 from grpo.rundir.history import has_been_run, name_of
-from grpo.rundir.resume import differences, named_checkpoint
+from grpo.rundir.resume import differences, named_checkpoint, processes_of
 from grpo.rundir.storage import storage_fault
 from grpo.rundir.summary import report
 from grpo.tools.running import Tools, running_tools
@@ -58,7 +58,7 @@ from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.resume import keep_steps, save_model
 from grpo.utils.device import kind_of_device
-from grpo.utils.distributed import agreed, is_main_process, log_name
+from grpo.utils.distributed import agreed, is_main_process, log_name, world_size
 from grpo.utils.errors import ConfigError, DirectoryLost
 from grpo.utils.hardware import gpu_utilization
 from rewards.isolation.reward import Reward, RewardError
@@ -141,13 +141,17 @@ def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path 
     # read whole, by one process
     found = agreed("checkpoint", lambda: str(named_checkpoint(resume_from, run_dir) or ""))
     checkpoint = Path(found) if found else None
-    if checkpoint and (other := differences(settings.config, checkpoint)):
+    # before that process writes its configuration there
+    other = agreed("differences", lambda: differences(settings.config, checkpoint) if checkpoint else None)
+    if checkpoint and other:
         if resume_from in ("auto", True):
             raise ConfigError(
                 f"{os.path.relpath(checkpoint)} is of a run with {other}; "
                 f"train.resume_from_checkpoint={os.path.relpath(checkpoint)} continues it all the same"
             )
         console.print(f"continues a checkpoint of a run with {other}", highlight=False, soft_wrap=True)
+    if checkpoint and (before := processes_of(checkpoint)) not in (None, world_size()):
+        console.print(f"processes: {before} before, {world_size()} now", highlight=False, soft_wrap=True)
     if resume_from:
         what = f"resuming from {os.path.relpath(checkpoint)}" if checkpoint else "nothing to resume: starting a new run"
         console.print(what, highlight=False, soft_wrap=True)

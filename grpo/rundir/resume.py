@@ -1,6 +1,7 @@
 """The choice of the checkpoint to resume from; a torn checkpoint never counts as complete."""
 
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,9 @@ from pathlib import Path
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.config.schema import Task
+from grpo.config.batch import SLICES, completions, node_range
+from grpo.config.nodes import why_fixed
+from grpo.config.schema import Launch, Task
 from grpo.rundir.files import RESOLVED_CONFIG, read_json
 from grpo.rundir.lock import is_running
 from grpo.utils.distributed import world_size
@@ -125,25 +128,50 @@ def named_checkpoint(resume_from: str | bool | None, run_dir: Path) -> Path | No
     return newest_checkpoint(named)
 
 
-def differences(config: DictConfig, checkpoint: Path) -> str | None:
-    """Return the difference of a run from a checkpoint's run, in `DECISIVE` or the number of processes; None if equal.
+def processes_of(checkpoint: Path) -> int | None:
+    """Return how many processes have written a checkpoint, of which each has a state; None if nobody knows."""
+    return len(list(checkpoint.glob("rng_state*.pth"))) or None
 
-    A checkpoint has a state per process.
+
+def differences(config: DictConfig, checkpoint: Path) -> str | None:
+    """Return the difference of a run from a checkpoint's run, in `DECISIVE` and in the batch; None if equal.
+
+    With another number of processes the batch is kept if each has as many more or fewer slices.
+
+    Raises:
+        ConfigError: this number of processes cannot continue it.
     """
+    now = world_size()
+    before = processes_of(checkpoint) or now
+    where = f"{os.path.relpath(checkpoint)} is of {before} process{'es' * (before > 1)} instead of {now}"
+    if before != now and (reason := why_fixed(config)):
+        raise ConfigError(f"{where}: {reason}")
     file = checkpoint.parent / RESOLVED_CONFIG
     if not file.is_file():
         return None
-    known = OmegaConf.create({"task": OmegaConf.to_container(OmegaConf.structured(Task))})
-    before = OmegaConf.merge(known, OmegaConf.load(file))  # keys that are newer than the checkpoint
+    groups = {"task": Task, "launch": Launch}
+    known = {name: OmegaConf.to_container(OmegaConf.structured(group)) for name, group in groups.items()}
+    saved = OmegaConf.merge(OmegaConf.create(known), OmegaConf.load(file))  # keys that are newer than the checkpoint
+    assert isinstance(saved, DictConfig)
+    then = saved.launch.processes * node_range(saved)[0]  # of the last start, which may have made no checkpoint
     found = []
     for key in DECISIVE:
-        old, new = (OmegaConf.select(each, key) for each in (before, config))
-        if old != new:
+        old, new = (OmegaConf.select(each, key) for each in (saved, config))
+        if then != now and key.removeprefix("train.") in SLICES and old and new:
+            if old * then != new * now:
+                keeps = f"{old * then // now} keeps" if old * then % now == 0 else "no number keeps"
+                found.append(f"{key}={old} on {then} instead of {new} on {now} ({keeps} the batch)")
+                if in_generation(saved.train, then, checkpoint):
+                    raise ConfigError(f"{where}, in the middle of a generation, with {found[-1]}")
+        elif old != new:
             found.append(f"{key}={text(old)} instead of {text(new)}")
-    states = len(list(checkpoint.glob("rng_state*.pth")))
-    if states and states != world_size():
-        found.append(f"{states} process{'es' * (states > 1)} instead of {world_size()}")
     return ", ".join(found) or None
+
+
+def in_generation(train: DictConfig, processes: int, checkpoint: Path) -> bool:
+    """Return whether later steps use completions that a checkpoint of so many processes has."""
+    slices = completions(train, processes) // (train.per_device_train_batch_size * processes)
+    return int(checkpoint.name[11:]) * train.gradient_accumulation_steps % (slices * train.num_iterations) != 0
 
 
 def text(value: object) -> str:

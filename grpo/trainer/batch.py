@@ -101,6 +101,26 @@ def by_row(batch: Batch) -> Batch:
     return batch if isinstance(batch.get("pixel_values"), list) else split_pixel_values_by_grid(batch)
 
 
+def padded_alike(slices: Sequence[Batch]) -> list[Batch]:
+    """Return batches without images padded to the longest prompt and the longest completion of all."""
+    prompt, completion = (max(part[f"{kind}_ids"].size(1) for part in slices) for kind in ("prompt", "completion"))
+    return [padded(part, prompt, completion) for part in slices]
+
+
+def padded(batch: Batch, prompt_length: int, completion_length: int) -> Batch:
+    """Return a batch without images with prompts padded on the left and completions on the right to these lengths."""
+    present = {of: batch[f"{of}_ids"].size(1) for of in ("prompt", "completion")}
+    before, after = prompt_length - present["prompt"], completion_length - present["completion"]
+    sides = {"prompt": (before, 0), "completion": (0, after), "sequence": (before, after)}
+    widths = present | {"sequence": sum(present.values())}
+    return {
+        key: torch.nn.functional.pad(value, sides[of], value=FIELDS[key].padding)
+        if (of := FIELDS[key].of) in sides and value.ndim == 2 and value.size(1) == widths[of]
+        else value
+        for key, value in batch.items()
+    }
+
+
 def join(slices: Sequence[Batch]) -> Batch:
     """Return one batch of all rows of slices of one generation, which are padded alike."""
     if len(slices) == 1:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers.trainer
+from accelerate.utils import set_seed
 from accelerate.utils.constants import FSDP_MODEL_NAME
 from safetensors import safe_open
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -17,6 +18,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from trl.trainer.utils import RepeatSampler
 
 from grpo.data.stream import Stream
+from grpo.trainer.resharding import resharded
 from grpo.trainer.rollout.extra_columns import from_tensor, to_tensor
 from grpo.trainer.rollout.rollouts import Rollouts
 from grpo.trainer.update.step_update import StepUpdate
@@ -104,9 +106,22 @@ class Resume:
                     own_shard(weight).copy_(saved)
 
     def load(self, trainer: Any, checkpoint: Path, device: torch.device) -> None:
-        """Continue from this process's part of a checkpoint, if it has one."""
-        if (file := state_file(trainer, checkpoint)).exists():
-            self.load_state_dict(trainer, torch.load(file, map_location=device, weights_only=True))
+        """Continue from this process's part of a checkpoint, or from all parts of another number of processes.
+
+        Raises:
+            ValueError: the loss depends on the number of processes, and it is another one.
+        """
+        files = sorted(checkpoint.glob("grpo_state*.pt"), key=lambda file: int(f"0{file.stem[11:]}"))
+        rank, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
+        if len(files) == processes:
+            self.load_state_dict(trainer, torch.load(files[rank], map_location=device, weights_only=True))
+        elif files:
+            traits = self.step_update.traits
+            if traits.by_slice or not traits.divisible:
+                raise ValueError(f"this loss depends on the number of processes: {len(files)} before, {processes} now")
+            states = [torch.load(file, map_location=device, weights_only=True) for file in files]
+            self.load_state_dict(trainer, resharded(states, rank, processes))
+            set_seed(trainer.args.seed + int(checkpoint.name[11:]), device_specific=True)  # of those that are new
 
     def begin_epoch(self, trainer: Any) -> None:
         """Continue the sum of the losses since the last log."""

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from grpo.rundir.files import RESOLVED_CONFIG
 from grpo.rundir.lock import LOCK
-from grpo.rundir.resume import continue_interrupted, differences, named_checkpoint, newest_checkpoint
+from grpo.rundir.resume import continue_interrupted, differences, named_checkpoint, newest_checkpoint, processes_of
 from grpo.utils.errors import ConfigError
 from grpo.utils.manifest import seal
 
@@ -218,13 +218,79 @@ def test_a_checkpoint_from_before_a_key_has_its_default(composed: Callable[..., 
     assert "task.buffer_size=1000 instead of 9" in (found or "")
 
 
-def test_a_checkpoint_of_two_processes_does_not_suit_one(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
-    OmegaConf.save(composed(), tmp_path / RESOLVED_CONFIG, resolve=True)
-    checkpoint = tmp_path / "checkpoint-1"
+BATCH = ("train.per_device_train_batch_size=16", "train.gradient_accumulation_steps=4")
+
+
+def written_by(processes: int, config: DictConfig, run_dir: Path, step: int = 1) -> Path:
+    """A checkpoint of a run on so many processes, as far as `differences` reads it."""
+    config = config.copy()
+    config.launch.processes = processes
+    OmegaConf.save(config, run_dir / RESOLVED_CONFIG, resolve=True)
+    checkpoint = run_dir / f"checkpoint-{step}"
     checkpoint.mkdir()
-    for rank in range(2):
-        (checkpoint / f"rng_state_{rank}.pth").touch()
-    assert differences(composed(), checkpoint) == "2 processes instead of 1"
+    for rank in range(processes):
+        (checkpoint / (f"rng_state_{rank}.pth" if processes > 1 else "rng_state.pth")).touch()
+    assert processes_of(checkpoint) == processes
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "change", "difference"),
+    [
+        (2, 4, "train.gradient_accumulation_steps=2", None),
+        (4, 1, "train.gradient_accumulation_steps=16", None),
+        (2, 4, "train.gradient_accumulation_steps=4", "=4 on 2 instead of 4 on 4 (2 keeps the batch)"),
+        (2, 3, "train.gradient_accumulation_steps=3", "=4 on 2 instead of 3 on 3 (no number keeps the batch)"),
+        (2, 4, "train.per_device_train_batch_size=8", "on 4 (2 keeps the batch)"),
+        (2, 2, "train.gradient_accumulation_steps=2", "train.gradient_accumulation_steps=4 instead of 2"),
+    ],
+)
+def test_another_number_of_processes_continues_with_the_batch(
+    composed: Callable[..., DictConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: int,
+    now: int,
+    change: str,
+    difference: str | None,
+) -> None:
+    checkpoint = written_by(before, composed(*BATCH), tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", str(now))
+    found = differences(composed(*BATCH, change), checkpoint)
+    assert (found is None) == (difference is None)
+    assert (difference or "") in (found or "")
+
+
+@pytest.mark.parametrize(("step", "is_refused"), [(1, True), (2, False)])
+def test_a_generation_continues_with_its_batch_alone(
+    composed: Callable[..., DictConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    is_refused: bool,
+) -> None:
+    config = composed(*BATCH, "train.num_iterations=2")
+    checkpoint = written_by(2, config, tmp_path, step)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    kept = composed(*BATCH, "train.num_iterations=2", "train.gradient_accumulation_steps=2")
+    assert differences(kept, checkpoint) is None
+    if is_refused:
+        with pytest.raises(ConfigError, match=r"2 processes instead of 4, in the middle of a generation, .*2 keeps"):
+            differences(config, checkpoint)
+    else:
+        assert "2 keeps the batch" in (differences(config, checkpoint) or "")
+
+
+def test_a_run_that_cannot_change_its_processes_says_why(
+    composed: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = composed(*BATCH, "train.loss_type=bnpo")
+    checkpoint = written_by(2, config, tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match=r"is of 2 processes instead of 4: train.loss_type=bnpo: .*; use dapo$"):
+        differences(config, checkpoint)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert differences(config, checkpoint) is None
 
 
 SMOLLM2 = pytest.param(("+experiment=smollm2",), marks=pytest.mark.slow)

@@ -1,0 +1,122 @@
+"""Rows saved by two processes and continued by another number of them: `none` and `fsdp2` as few as have all values.
+
+`torchrun --nproc-per-node=2 -m tests.combinations.at_another_size FOLDER SHARD` trains and saves; started again with
+another number of processes, it continues from the checkpoints, and compares. With `all` as SHARD it takes all rows.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils.constants import OPTIMIZER_NAME
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+from grpo.config.batch import SLICES
+from tests.combinations.array import Row, few, name, rows
+from tests.combinations.comparisons import RATE, in_float64, norm
+from tests.combinations.features import FEATURES
+from tests.combinations.trainings import ours, saved
+from tests.e2e.sharded import Weights, shard_options
+from tests.sharding_on_cpus import enable
+
+Tensors = dict[str, torch.Tensor]
+SAVED_BY = 2
+"""Processes."""
+
+
+def possible(row: Row, shard: str) -> Row:
+    """The row without what is refused: see `grpo.config.nodes.why_fixed`."""
+    row = row | {"entropy": "none", "loss": "dapo" if row["loss"] == "bnpo" else row["loss"]}
+    if (row["steps"] != "a slice" and row["steps"] != "four slices") or row["iterations"] == "2":
+        row |= {"policy": "full attention"} if row["policy"].startswith("images") else {}
+        row |= {"weights": "all"} if row["weights"] == "frozen tower" else {}
+    if shard == "fsdp2" and row["penalty"] == "KL, moving reference":
+        row |= {"penalty": "KL"}
+    return row
+
+
+def possible_rows(shard: str) -> list[Row]:
+    """All rows or few, with plain values in the place of what is refused."""
+    found = [possible(row, shard) for row in rows()]
+    return found if shard == "all" else few(found)
+
+
+def batch_of(row: Row, processes: int) -> dict[str, int]:
+    """The same batch for 1, 2 and 4 processes, in slices that are a quarter as large."""
+    usual = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1} | FEATURES["steps"][row["steps"]]
+    slices = {key: 4 * usual[key] * SAVED_BY // processes for key in SLICES if key in usual}
+    return {"per_device_train_batch_size": usual["per_device_train_batch_size"] // 4, **slices}
+
+
+class Loaded(Weights):
+    """The weights before and after a training, and whether FSDP2 has loaded those, and AdamW's moments, as saved."""
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        super().on_train_begin()
+        checkpoint, sharded = self.trainer.args.resume_from_checkpoint, self.trainer.is_fsdp_enabled
+        if checkpoint and sharded:
+            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+            moments = get_optimizer_state_dict(self.trainer.model, self.trainer.optimizer, options=options)
+            if self.before:
+                expected = torch.load(Path(checkpoint) / f"{OPTIMIZER_NAME}.bin")["state"]
+                assert any(moment["exp_avg"].any() for moment in expected.values())
+                torch.testing.assert_close(moments["state"], expected, rtol=0, atol=0)
+
+
+def trained(row: Row, folder: Path, shard: str, processes: int) -> tuple[Tensors, Tensors]:
+    """The weights before and after a training, on the first process; it saves, or continues from its first step."""
+    options = {**RATE, **batch_of(row, processes)}
+    checkpoint = str(folder / "checkpoint-1") if processes != SAVED_BY else None
+    options |= {"resume_from_checkpoint": checkpoint} if checkpoint else {"save_strategy": "steps", "save_steps": 1}
+    if shard == "fsdp2":
+        trainer = ours(row, folder, **shard_options(shard) | options)
+    else:
+        trainer = in_float64(ours(row, folder, **options), row)
+    if trainer.rollouts.sampling:  # rounds of as many problems, which are otherwise a multiple of the processes
+        trainer.rollouts.sampling.processes = 4
+    weights = Loaded(trainer)
+    trainer.add_callback(weights)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return weights.before, weights.now()
+
+
+def check(row: Row, folder: Path, shard: str, processes: int) -> None:
+    """Train and save with `SAVED_BY` processes; with others continue from there and compare the change of weights."""
+    begun, ended = trained(row, folder, shard, processes)
+    if processes == SAVED_BY:
+        if ended:
+            torch.save([begun, ended], folder / "weights.pt")
+    elif ended:
+        before, after = torch.load(folder / "weights.pt")
+        change = norm({key: after[key] - before[key] for key in after})
+        assert change > 1e-5, "nothing was trained"
+        assert norm({key: begun[key] - before[key] for key in after}) > 0, "begun anew"
+        if row["engine"] == "a server, two steps ahead":
+            return  # the first of its batches to finish is the next
+        difference = norm({key: ended[key] - after[key] for key in after}) / change
+        in_float32 = shard == "fsdp2" or row["weights"] in ("QLoRA", "frozen tower")  # whose rounding AdamW multiplies
+        assert difference <= (1e-5 if in_float32 else 1e-6), difference
+
+
+def main(folder: Path, shard: str) -> None:
+    """Write what went wrong with each row, or null, into a file for this number of processes."""
+    if shard == "fsdp2":
+        enable()
+    for policy in FEATURES["policy"]:
+        saved(policy)
+    state, found = PartialState(cpu=True), dict[str, str | None]()
+    for place, row in enumerate(possible_rows(shard)):
+        state.wait_for_everyone()
+        try:
+            check(row, folder / str(place), shard, state.num_processes)
+            found[f"{place}: {name(row)}"] = None
+        except Exception as error:  # of this row; the others run
+            found[f"{place}: {name(row)}"] = f"{type(error).__name__}: {error}"[:500]
+    (folder / f"found_{state.num_processes}_{state.process_index}.json").write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
