@@ -16,14 +16,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from grpo.cli import WANTS_TRACEBACK, check_can_train, leave, quick_imports, start
+from grpo.config.batch import node_range
 from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.data_files import check_files
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
 from grpo.environments.taskset import with_taskset
-from grpo.launching.elastic import STOPPED, launch
+from grpo.launching.causes import STOPPED
+from grpo.launching.elastic import launch
 from grpo.launching.processes import check_processes, with_processes, without_shard
-from grpo.launching.rendezvous import choose_directory, is_first
+from grpo.launching.rendezvous import choose_directory, has_several, is_first
 from grpo.planning.advice import advise
 from grpo.planning.fit import Plan, make_plan
 from grpo.rundir.files import write_json
@@ -97,9 +99,9 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
     check_files(config.task)
     if is_main_process() and BY_US not in os.environ and (is_launched() or is_first(config)):  # else another has it
         take(run_dir)
-    if config.launch.nodes > 1 or has_other_machines():
+    if has_several(config) or has_other_machines():
         end_silent_connections(config.launch.timeout / 3)
-    if config.launch.processes * config.launch.nodes > 1 and not is_launched():
+    if config.launch.processes * node_range(config)[1] > 1 and not is_launched():
         plan_first(config, overrides)
         check_named(config.train.resume_from_checkpoint)
         if not WANTS_TRACEBACK:  # Hydra's variable, which this process has set for itself

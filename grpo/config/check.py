@@ -18,6 +18,7 @@ from grpo.config.devices import check_device, check_facts, vendor_of
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import meant
 from grpo.config.mixture import generated
+from grpo.config.nodes import check_range
 from grpo.config.options import LOSS_MEANS, TILES_NEED_WHOLE_WEIGHTS, VLLM, Engine, Rollout, Update
 from grpo.config.recipes import check_recipes
 from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
@@ -65,6 +66,7 @@ def check(config: DictConfig) -> None:
     check_numbers(config)
     check_device(config)
     check_groups(config.train, processes(config))
+    check_range(config)
     check_precision(config)
     optimizers = optimizer_names()
     if config.train.optim is not None and config.train.optim not in optimizers:

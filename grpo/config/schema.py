@@ -273,8 +273,9 @@ class Launch:
 
     processes: Any = 1
     """Number of processes per machine, one per GPU; `auto`: one per visible GPU."""
-    nodes: int = 1
-    """Number of machines; the same command starts on each machine."""
+    nodes: Any = 1
+    """Number of machines; the same command starts on each machine. A range, `2:4`: the least and the most; the run goes
+    on as machines leave and come."""
     rendezvous: str | None = None
     """With several machines, `host:port` of the first machine, reachable from the others."""
     max_restarts: int = 0

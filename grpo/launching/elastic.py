@@ -4,22 +4,22 @@ import logging
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from grpo.config.batch import node_range
+from grpo.launching.causes import STOPPED, first_cause
+from grpo.launching.membership import machines_may_change
 from grpo.launching.rendezvous import is_first, meeting_point
 from grpo.rundir.files import read_json, write_json
 from grpo.rundir.resume import how_to_continue
-from grpo.utils.distributed import BY_US, LOST, address_towards
+from grpo.utils.distributed import BY_US, LOST, LOST_STATUS, address_towards
 from grpo.utils.errors import RunError
 
 SAME_COMMAND = "start the same command on each of them, with an address that all can reach"
-STOPPED = 130
-"""Exit status of a stopped run."""
-SIGTERM_TO_SIGKILL = 30
-"""Seconds that torchelastic gives the processes of a machine after a process has failed; it has no option."""
 
 
 def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
@@ -47,11 +47,12 @@ def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
     options, own = config.launch, [f"hydra.run.dir='{run_dir}'", "hydra.output_subdir=null"]
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // options.processes)))
     (host, port), first, summary = meeting_point(config), is_first(config), run_dir / "summary.json"
+    least, most = node_range(config)
     if first:
         write_json(summary, {"status": "running", "reason": None})
     how = LaunchConfig(
-        min_nodes=options.nodes,
-        max_nodes=options.nodes,
+        min_nodes=least,
+        max_nodes=most,
         nproc_per_node=options.processes,
         run_id=run_dir.name,
         rdzv_backend="c10d",
@@ -63,7 +64,8 @@ def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
         shutdown_timeout=options.timeout,
     )
     try:
-        elastic_launch(how, sys.executable)("-m", program, *sys.argv[1:], *own)
+        with machines_may_change(run_dir, program) if least < most else nullcontext():
+            elastic_launch(how, sys.executable)("-m", program, *sys.argv[1:], *own)
     except (ChildFailedError, SignalException, RendezvousError, DistError) as error:
         raise reported(error, config, summary) from error
     return read_json(summary)
@@ -85,32 +87,18 @@ def reported(error: Exception, config: DictConfig, summary: Path) -> BaseExcepti
     knows = is_first(config) and written.get("status") == "running"
     reason = "the other machines have ended or cannot be reached"
     if isinstance(error, ChildFailedError):
-        rank, failure = first_cause(error)
-        if failure.exitcode >= 0:
+        rank, failure = first_cause(error.failures)
+        if failure.exitcode == LOST_STATUS:
             said = written.get("status") == "failed" and written.get("reason") != LOST
-            if config.launch.nodes == 1 or said or failure.exitcode != 1:  # by the process itself
-                return SystemExit(failure.exitcode)
-            return RunError(f"failed: {LOST}, on another machine; {again}")
+            return SystemExit(1) if said else RunError(f"failed: {LOST}, on another machine; {again}")
+        if failure.exitcode >= 0:  # the process has said why
+            return SystemExit(failure.exitcode)
         knows, reason = True, f"process {rank} was killed by {signal.Signals(-failure.exitcode).name}"
     elif isinstance(error, RendezvousTimeoutError):
         where = f"{config.launch.rendezvous} within launch.timeout={config.launch.timeout} s"
-        reason, again = f"launch.nodes={config.launch.nodes}: not all machines came to {where}", SAME_COMMAND
+        least, most = node_range(config)
+        came = "not all machines came" if least == most else f"fewer than {least} machines came"
+        reason, again = f"launch.nodes={config.launch.nodes}: {came} to {where}", SAME_COMMAND
     if knows:
         write_json(summary, {**written, "status": "failed", "reason": reason})
     return RunError(f"failed: {reason}; {again}")
-
-
-def first_cause(error: Any) -> tuple[int, Any]:
-    """Return rank and failure of the process that failed first in a `ChildFailedError`.
-
-    A killed process reports nothing, and the others lose their connections to it. They then get SIGTERM, and SIGKILL if
-    SIGTERM does not end them.
-    """
-    first = min(failure.timestamp for failure in error.failures.values())
-
-    def order(one: tuple[int, Any]) -> tuple[int, int]:
-        code, seconds = one[1].exitcode, one[1].timestamp - first
-        ended_for_it = code == -signal.SIGTERM or (code == -signal.SIGKILL and seconds >= SIGTERM_TO_SIGKILL - 1)
-        return (1 if code >= 0 else 2 if ended_for_it else 0), one[1].timestamp
-
-    return min(error.failures.items(), key=order)

@@ -17,6 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from grpo.config.batch import node_range
 from grpo.rundir.lock import check_directory
 from grpo.rundir.resume import continue_interrupted
 from grpo.utils.distributed import is_launched
@@ -26,12 +27,15 @@ DIRECTORY = "grpo/directory"
 """Key of the store: the run directory."""
 
 
+def has_several(config: DictConfig) -> bool:
+    """Return whether a run may have several machines; ConfigError if `launch.nodes` is malformed."""
+    return node_range(config)[1] > 1
+
+
 def meeting_point(config: DictConfig) -> tuple[str, int]:
     """Return host and port of the first machine, alone any free port; ConfigError if missing or malformed."""
     nodes, rendezvous = config.launch.nodes, config.launch.rendezvous
-    if nodes < 1:
-        raise ConfigError(f"launch.nodes={nodes}: a positive number of machines")
-    if nodes == 1:
+    if not has_several(config):
         return "127.0.0.1", 0
     if not rendezvous:
         raise ConfigError(f"launch.nodes={nodes}: needs launch.rendezvous=host:port, of the first machine")
@@ -44,7 +48,7 @@ def meeting_point(config: DictConfig) -> tuple[str, int]:
 def is_first(config: DictConfig) -> bool:
     """Return whether this machine is the first of the run, or the only one; raises as `meeting_point` and `is_here`."""
     host, _ = meeting_point(config)
-    return config.launch.nodes == 1 or is_here(host)
+    return not has_several(config) or is_here(host)
 
 
 def is_here(host: str) -> bool:
@@ -125,7 +129,7 @@ def choose_directory(config: DictConfig) -> None:
         return
     host, port = meeting_point(config)
     store: Any = None
-    if config.launch.nodes > 1:
+    if has_several(config):
         store, first = meet(host, port, config.launch.timeout)
     if store and not first:
         try:

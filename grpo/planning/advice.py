@@ -8,6 +8,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from grpo.config.batch import node_range
 from grpo.config.check import check, check_shard
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.config.schema import ROOT
@@ -138,7 +139,7 @@ def more_gpus(config: DictConfig) -> Iterator[Change]:
         elif times * launch.processes <= MACHINE:
             yield {"launch.processes": str(times * launch.processes)}, effect
         else:
-            yield {"launch.nodes": str(times * launch.nodes)}, effect
+            yield {"launch.nodes": str(times * node_range(config)[0])}, effect
 
 
 def sharded_over_several(config: DictConfig, planner: Planner) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from grpo.config.batch import completions_per_process, processes
+from grpo.config.batch import completions_per_process, node_range, processes
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.config.schema import REWARD_MODEL, ROOT
 from grpo.config.transport import transport_of
@@ -149,7 +149,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         vllm_shards=train.vllm_tensor_parallel_size,
         sampling_filter=bool(train.top_k) or train.top_p < 1 or train.min_p is not None,
         device=device,
-        processes=min(processes(config), local_world_size() or -(-processes(config) // config.launch.nodes)),
+        processes=min(processes(config), local_world_size() or -(-processes(config) // node_range(config)[0])),
         sharding=sharding,
     )
 

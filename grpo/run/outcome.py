@@ -16,7 +16,7 @@ from grpo.rundir.files import read_json, write_json
 from grpo.rundir.storage import storage_fault
 from grpo.rundir.versions import git_commit, versions
 from grpo.trainer.memory_readings import MemoryReadings
-from grpo.utils.distributed import LOST, first_failure, is_loss, is_main_process, log_name, world_size
+from grpo.utils.distributed import LOST, LOST_STATUS, first_failure, is_loss, is_main_process, log_name, world_size
 from grpo.utils.errors import ConfigError, DirectoryLost, DoesNotFit, GenerationError, RunError
 from rewards.isolation.reward import RewardError
 
@@ -51,7 +51,7 @@ def ends_when_stuck(run_dir: Path, page: LivePage) -> Iterator[None]:
                     log.error("stuck %.0f s after another process had failed: %s", STUCK, elsewhere)
                     reason = {"status": "failed", "reason": elsewhere.removeprefix("failed: ")}
                     write_outcome(read_json(run_dir / "summary.json") | reason, run_dir, page)
-                    os._exit(1)
+                    os._exit(LOST_STATUS)
 
     threading.Thread(target=watch, daemon=True).start()
     before = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
@@ -124,14 +124,15 @@ class Outcome:
         elif isinstance(error, KeyboardInterrupt):
             if elsewhere := first_failure():  # its launcher stops this process for it
                 self.add(status="failed", reason=elsewhere.removeprefix("failed: "))
-                return RunError(elsewhere)
+                return RunError(elsewhere, LOST_STATUS)
             self.add(status="stopped", reason=str(error) or "interrupted")
         elif isinstance(error, Exception):
             log.error("the run failed", exc_info=error)
             self.add(status="failed", reason=reason_of(error, self.run_dir))
             file = self.run_dir / log_name()
             where = f"; the traceback is in {os.path.relpath(file)}" if self.run_dir.is_dir() else ""
-            return RunError(f"failed: {self.summary['reason']}{where}")
+            ended_for_another = first_failure() or is_loss(error)
+            return RunError(f"failed: {self.summary['reason']}{where}", LOST_STATUS if ended_for_another else 1)
         return None
 
 

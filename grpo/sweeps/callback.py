@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo.cli import leave
+from grpo.config.batch import node_range
 from grpo.rundir.files import read_json, write_json
 from grpo.rundir.resume import essential
 from grpo.rundir.sweep_dir import COLUMNS, EPOCHS, SWEEP, Sweep, read_sweep
@@ -139,8 +140,8 @@ def newest_sweep(typed: list[str], sweeps: Path) -> Path:
 
 def check_machines(config: DictConfig, swept: Sequence[str]) -> None:
     """Raise a ConfigError unless each job gets its number of machines; `swept` keys have several values."""
-    nodes, launcher = config.launch.nodes, config.hydra.launcher
-    if "launch.nodes" in swept:
+    (nodes, most), launcher = node_range(config), config.hydra.launcher
+    if "launch.nodes" in swept or nodes < most:
         raise ConfigError("launch.nodes: one number for all jobs of a sweep")
     if not launcher._target_.endswith("SlurmLauncher"):
         if nodes > 1:

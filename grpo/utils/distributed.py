@@ -23,8 +23,16 @@ BY_US = "GRPO_LAUNCHED"
 """Environment variable of the processes that `grpo.launching` has started: their run directory."""
 LOST = "lost the connection to another process"
 """Reason of a failure that is none of this process's."""
-LOSSES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
-"""Messages of gloo and NCCL in an operation after another process has died."""
+LOST_STATUS = 75
+"""Exit status of a process that ends because another has failed or died."""
+LOSSES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection timed out",
+    "Broken pipe",
+    "remote process exited",
+)
+"""Messages of gloo and NCCL in an operation after another process has died, or its machine has fallen silent."""
 FAILED = "failed"
 """Key of the store: how many processes have failed; with `/reason`, why the first of them did."""
 
@@ -42,6 +50,11 @@ def world_size() -> int:
 def local_world_size() -> int | None:
     """Return the number of processes on this machine; None without a launcher."""
     return int(os.environ["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in os.environ else None
+
+
+def machines() -> int:
+    """Return the number of machines that train, among processes that torchelastic has started."""
+    return int(os.environ["GROUP_WORLD_SIZE"])
 
 
 def has_other_machines() -> bool:

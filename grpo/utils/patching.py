@@ -26,6 +26,10 @@ PATCHES = {
     "requests:Session": "a request to a server that hangs ends; until TRL's client has time-outs",
     "accelerate.utils.fsdp_utils:_find_final_norm": "the norm before the output layer of a policy that sees images is "
     "in its language model; until accelerate looks there",
+    "torch.distributed.elastic.agent.server.local_elastic_agent:LocalElasticAgent._monitor_workers": "processes that "
+    "end because a machine has left or comes use up no restart; until torchelastic tells them from those that fail",
+    "torch.distributed.elastic.agent.server.local_elastic_agent:LocalElasticAgent._stop_workers": "a step and its "
+    "checkpoint may take longer than 30 s where a machine comes; until torchelastic has an option",
     "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm": "vLLM's CPU build packs weights and throws the "
     "originals away, to which new ones are written; until it keeps them",
     "vllm.platforms.cpu:CpuPlatform.get_punica_wrapper": "vLLM's LoRA layers copy the adapter for each token on a CPU; "

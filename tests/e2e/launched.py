@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow.parquet
 from safetensors.torch import load_file
 
 from grpo.config.schema import ROOT
@@ -51,6 +52,7 @@ def start(
     environment = {**ENVIRONMENT, **({MACHINE: machine} if machine else {})}
     if not forks:  # then it says by itself how much of torch is logged
         environment.pop("TORCH_CPP_LOG_LEVEL", None)
+        line = [*(("ip", "netns", "exec", machine) if machine else ()), *line]
     return (Forked if forks else subprocess.Popen)(line, env=environment, cwd=folder, text=True, **pipes)
 
 
@@ -69,6 +71,15 @@ def outcome(run_dir: Path) -> dict[str, Any]:
         "evaluation": json.loads((run_dir / "evaluation.json").read_text()),
         "weights": {name: one.tolist() for name, one in load_file(run_dir / "model" / "model.safetensors").items()},
     }
+
+
+def prompts_by_step(run_dir: Path) -> dict[int, list[str]]:
+    """The prompts of the completions of each step, in alphabetical order."""
+    found: dict[int, list[str]] = {}
+    for file in sorted((run_dir / "completions").glob("*.parquet")):
+        for row in pyarrow.parquet.read_table(file, columns=["step", "prompt"]).to_pylist():
+            found.setdefault(row["step"], []).append(str(row["prompt"]))
+    return {step: sorted(prompts) for step, prompts in found.items()}
 
 
 def processes_of(run_dir: Path) -> dict[int, psutil.Process]:

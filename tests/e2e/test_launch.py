@@ -1,6 +1,7 @@
 """One command line on two processes: the same run by our launcher and by torchrun, stopped, killed and resumed."""
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +14,19 @@ import yaml
 from grpo.config.schema import ROOT
 from grpo.utils.manifest import is_sealed
 from tests.commands import command
-from tests.e2e.launched import AUTO, ENVIRONMENT, RUN, TWO, ended, has_ended, outcome, processes_of, start, wait_for
+from tests.e2e.launched import (
+    AUTO,
+    ENVIRONMENT,
+    RUN,
+    TWO,
+    ended,
+    has_ended,
+    outcome,
+    processes_of,
+    prompts_by_step,
+    start,
+    wait_for,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +116,36 @@ def test_a_stopped_run_resumes_and_ends_like_an_unstopped_one(untouched: Path, t
     status, _, errors = ended(start(tmp_path, TWO, AUTO))
     assert status == 0, errors
     assert outcome(run_dir) == outcome(untouched)
+
+
+def test_one_process_continues_the_run_of_two(untouched: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(untouched, run_dir)
+    shutil.rmtree(run_dir / "checkpoint-5")
+    for arguments, says in (
+        ([AUTO], "=1 on 2 instead of 1 on 1 (2 keeps the batch); train.resume_from_checkpoint=run/checkpoint-4 cont"),
+        ([AUTO, "train.gradient_accumulation_steps=2", "train.loss_type=bnpo"], "its mean depends on the completions"),
+        ([AUTO, "train.gradient_accumulation_steps=2", "train.entropy_coef=0.1"], "an entropy bonus depends on the"),
+    ):
+        status, _, errors = ended(start(tmp_path, *arguments))
+        assert (status, errors.count("\n")) == (2, 1), errors
+        assert says in errors
+    status, _, errors = ended(start(tmp_path, "train.gradient_accumulation_steps=2", AUTO))
+    assert status == 0, errors
+    assert "processes: 2 before, 1 now" in errors
+    assert json.loads((run_dir / "summary.json").read_text())["completions_a_step"] == 16
+    assert steps_done(run_dir) == 5
+    assert prompts_by_step(run_dir) == prompts_by_step(untouched)
+
+
+def test_two_processes_continue_another_batch_of_one_if_named(tmp_path: Path) -> None:
+    status, _, errors = ended(start(tmp_path, "train.max_steps=2"))
+    assert status == 0, errors
+    status, _, errors = ended(start(tmp_path, TWO, "train.resume_from_checkpoint=run/checkpoint-2"))
+    assert status == 0, errors
+    assert "=1 on 1 instead of 1 on 2 (no number keeps the batch)" in errors
+    assert "processes: 1 before, 2 now" in errors
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["completions_a_step"] == 16
 
 
 def steps_done(run_dir: Path) -> int:

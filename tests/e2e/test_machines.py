@@ -1,10 +1,6 @@
-"""The same command on two machines: two network namespaces of this one, joined by a virtual cable.
-
-Needs root and iproute2; the delay of 50 ms needs the kernel's netem.
-"""
+"""The same command on two machines; the delay of 50 ms needs the kernel's netem."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,19 +13,16 @@ import pytest
 
 from grpo.config.schema import ROOT
 from tests.e2e.launched import ENVIRONMENT, RUN, TWO, ended, has_ended, outcome, processes_of, start, wait_for
+from tests.e2e.machines import ADDRESSES, CABLE, NODES, RENDEZVOUS, ip, on, three_machines
 
 pytestmark = pytest.mark.slow
 
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
-NODES = [f"grpo{os.getpid()}{letter}" for letter in "ab"]
-CABLE = [f"g{os.getpid()}{letter}" for letter in "ab"]
-RENDEZVOUS = f"{ADDRESSES[0]}:29500"
 BOTH = ("launch.nodes=2", f"launch.rendezvous={RENDEZVOUS}")
 SRUN = f"""#!/usr/bin/env bash
 [[ "$*" == *--nodes=2\\ --ntasks=2* || "$*" == *submitit* ]] || exit 9
 while [[ "$1" == -* ]]; do [[ "$1" == --output || "$1" == --error ]] && shift; shift; done
 number=0
-for node in {" ".join(NODES)}; do
+for node in {" ".join(NODES[:2])}; do
   SLURM_NODEID=$number SLURM_PROCID=$number SLURM_LOCALID=0 ip netns exec $node "$@" & echo $! >>"$TASKS"
   number=1
 done
@@ -46,45 +39,17 @@ grep -q -- --nodes=2 "$1" && grep -q -- --ntasks-per-node=1 "$1" || exit 9
 echo "Submitted batch job 7"
 """
 SCONTROL = f"""#!/usr/bin/env bash
-if [ "$1" = requeue ]; then echo "$2" >>"$REQUEUED"; else printf '%s\\n' {" ".join(ADDRESSES)}; fi
+if [ "$1" = requeue ]; then echo "$2" >>"$REQUEUED"; else printf '%s\\n' {" ".join(ADDRESSES[:2])}; fi
 """
 SCANCEL = """#!/usr/bin/env bash
 [ "$*" = "--signal=TERM 7.0" ] && kill -TERM $(cat "$TASKS")
 """
 
 
-def ip(*words: str) -> bool:
-    """Run a command of iproute2; return whether it did it."""
-    return subprocess.run(["ip", *words], capture_output=True, check=False).returncode == 0
-
-
-def on(node: int) -> tuple[str, ...]:
-    """The command that runs another one on a machine."""
-    return ("ip", "netns", "exec", NODES[node])
-
-
 @pytest.fixture(scope="module", autouse=True)
 def machines() -> Iterator[None]:
-    """Two machines that cannot resolve names."""
-    if not (shutil.which("ip") and ip("netns", "add", NODES[0])):
-        pytest.skip("no rights to add network namespaces")
-    settings = [Path("/etc/netns") / name for name in NODES]
-    try:
-        ip("netns", "add", NODES[1])
-        made = ip("link", "add", CABLE[0], "netns", NODES[0], "type", "veth", "peer", CABLE[1], "netns", NODES[1])
-        if not made:
-            pytest.skip("no virtual cables")
-        for folder, name, end, address in zip(settings, NODES, CABLE, ADDRESSES, strict=True):
-            folder.mkdir(parents=True)
-            (folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # an answer at once: nobody is there
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", end, "up")
+    with three_machines():
         yield
-    finally:
-        for folder, name in zip(settings, NODES, strict=True):
-            ip("netns", "delete", name)
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +150,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
         (programs / name).chmod(0o755)
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "2"}
-    job |= {"SLURM_JOB_NODELIST": ",".join(ADDRESSES), "SLURM_SUBMIT_DIR": str(tmp_path), "PROCESSES": "1"}
+    job |= {"SLURM_JOB_NODELIST": ",".join(ADDRESSES[:2]), "SLURM_SUBMIT_DIR": str(tmp_path), "PROCESSES": "1"}
     files = {"TASKS": str(tmp_path / "tasks"), "REQUEUED": str(tmp_path / "requeued")}
     return {**ENVIRONMENT, **job, **files, "PATH": f"{programs}:{os.environ['PATH']}"}
 
