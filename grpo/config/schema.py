@@ -274,8 +274,8 @@ class Launch:
     processes: Any = 1
     """Number of processes per machine, one per GPU; `auto`: one per visible GPU."""
     nodes: Any = 1
-    """Number of machines; the same command starts on each machine. A range, `2:4`: the least and the most; the run goes
-    on as machines leave and come."""
+    """Number of machines; the same command starts on each machine. A range, `2:4`: the least and the most; the run
+    continues as machines leave and join."""
     rendezvous: str | None = None
     """With several machines, `host:port` of the first machine, reachable from the others."""
     max_restarts: int = 0

@@ -63,6 +63,6 @@ def machines_may_change(run_dir: Path, program: str) -> Iterator[None]:
 
 
 def has_lost_a_machine(group: Any) -> bool:
-    """Return whether a machine has given no sign for 15 seconds, while the run goes on."""
+    """Return whether a machine has given no sign for 15 seconds, before the end of the run."""
     rendezvous = group.spec.rdzv_handler._state_holder.state
     return not rendezvous.closed and len(rendezvous.participants) < group.group_world_size
