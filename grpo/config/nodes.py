@@ -5,7 +5,7 @@ import math
 from omegaconf import DictConfig
 
 from grpo.config.batch import SLICES, completions, keep_batch, node_range
-from grpo.config.options import LOSS_MEANS
+from grpo.config.options import LOSS_MEANS, steps_in_backward
 from grpo.utils.errors import ConfigError
 
 
@@ -76,9 +76,7 @@ def why_fixed(config: DictConfig) -> str | None:
         f"train.loss_type={train.loss_type}: its mean {slices}; use dapo": LOSS_MEANS.get(train.loss_type) == "tokens",
         f"train.entropy_coef: an entropy bonus {slices}": train.entropy_coef or train.use_adaptive_entropy,
         f"train.top_entropy_quantile={train.top_entropy_quantile}: it {slices}": train.top_entropy_quantile < 1,
-        f"train.optim={train.optim}: it steps for each slice": any(
-            word in str(train.optim) for word in ("lomo", "layerwise")
-        ),
+        f"train.optim={train.optim}: it steps for each slice": steps_in_backward(str(train.optim)),
         "train.sync_ref_model=true: FSDP2 saves the moving reference by process; use shard=none": (
             train.sync_ref_model and train.fsdp
         ),

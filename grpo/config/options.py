@@ -19,8 +19,6 @@ LOSS_MEANS = {
 }
 """The set over which TRL averages each `loss_type`: the sequences or the tokens of a slice, or all tokens of a
 generation, a number that is the same for every micro-batch. Other losses are not divided into micro-batches."""
-
-
 FP8 = ("fp8", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 """vLLM's names of its online quantization to 8-bit floating point; `fp8` is `fp8_per_tensor`."""
 VLLM = "grpo.generation.vllm_engine.PolicyEngine"
@@ -165,3 +163,8 @@ class Rollout:
             raise ValueError(f"rollout.temperature_end={self.temperature_end:g}: a positive number, or null")
         if self.completions_at_once is not None and self.completions_at_once < 1:
             raise ValueError(f"rollout.completions_at_once={self.completions_at_once}: at least 1, or null")
+
+
+def steps_in_backward(optim: str) -> bool:
+    """Return whether an optimizer, as `train.optim` names it, steps during the backward pass of each slice."""
+    return "lomo" in optim or optim.endswith("_layerwise")

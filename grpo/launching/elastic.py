@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from grpo.config.batch import node_range
 from grpo.launching.causes import STOPPED, first_cause
 from grpo.launching.membership import machines_may_change
-from grpo.launching.rendezvous import is_first, meeting_point
+from grpo.launching.rendezvous import has_several, is_first, meeting_point
 from grpo.rundir.files import read_json, write_json
 from grpo.rundir.resume import how_to_continue
 from grpo.utils.distributed import BY_US, LOST, LOST_STATUS, address_towards
@@ -90,7 +90,8 @@ def reported(error: Exception, config: DictConfig, summary: Path) -> BaseExcepti
         rank, failure = first_cause(error.failures)
         if failure.exitcode == LOST_STATUS:
             said = written.get("status") == "failed" and written.get("reason") != LOST
-            return SystemExit(1) if said else RunError(f"failed: {LOST}, on another machine; {again}")
+            where = ", on another machine" if has_several(config) else ""
+            return SystemExit(1) if said else RunError(f"failed: {LOST}{where}; {again}")
         if failure.exitcode >= 0:  # the process has said why
             return SystemExit(failure.exitcode)
         knows, reason = True, f"process {rank} was killed by {signal.Signals(-failure.exitcode).name}"

@@ -226,7 +226,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         self.guard.reset()
         self.clock.reset()
         try:
-            with self.rollouts.ahead(self), gathered_with_its_norm():
+            with self.rollouts.ahead(self), gathered_with_its_norm() if self.is_fsdp_enabled else nullcontext():
                 return super().train(*args, **kwargs)
         except BaseException:
             self._step, self._buffered_inputs = 0, None  # TRL's: the next step begins with rollouts of its own

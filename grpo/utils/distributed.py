@@ -169,7 +169,11 @@ def agreed(name: str, choose: Callable[[], T]) -> T:
 
 def is_loss(error: BaseException) -> bool:
     """Return whether an error means that another process has died."""
-    return world_size() > 1 and isinstance(error, RuntimeError) and any(text in str(error) for text in LOSSES)
+    if world_size() == 1 or not any(text in str(error) for text in LOSSES):
+        return False
+    from torch.distributed import DistError
+
+    return type(error) is RuntimeError or isinstance(error, DistError)  # not one of ours, as of a vLLM server
 
 
 def is_first_to_fail(reason: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType, gather_object
 
-from grpo.config.options import LOSS_MEANS, Update
+from grpo.config.options import LOSS_MEANS, Update, steps_in_backward
 from grpo.trainer.batch import Batch, loss_mask, take
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import cost, has_work, loss_fractions, too_long
@@ -61,13 +61,12 @@ def traits_of(trainer: Any) -> LossTraits:
     """Return the traits of a trainer's loss."""
     mean = trainer.own_loss.MEAN if trainer.own_loss else LOSS_MEANS.get(trainer.loss_type)
     one_pass = trainer.top_entropy_quantile < 1.0 or trainer.aux_loss_enabled or mean is None
-    steps_in_backward = "lomo" in trainer.args.optim or trainer.args.optim.endswith("_layerwise")
     return LossTraits(
         mean,
         trainer.importance_sampling_level == "sequence",
         trainer._entropy_bonus_enabled,
         penalty=trainer.beta != 0.0,
-        divisible=not (one_pass or steps_in_backward or trainer.args.n_gpu > 1),
+        divisible=not (one_pass or steps_in_backward(trainer.args.optim) or trainer.args.n_gpu > 1),
     )
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed import DistBackendError
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from grpo.launching.causes import first_cause
@@ -16,7 +17,7 @@ from grpo.run import outcome
 from grpo.run.live_page import LivePage
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.utils import distributed
-from grpo.utils.errors import RunError
+from grpo.utils.errors import GenerationError, RunError
 from tests.commands import Forked
 
 
@@ -125,3 +126,21 @@ def test_a_process_that_is_stopped_for_another_has_its_reason(tmp_path: Path, mo
         stopped()
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["status"], summary["reason"]) == ("failed", "the reward is asleep")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_loss"),
+    [
+        (RuntimeError("gloo: Read error [10.0.0.2]:29928: Connection timed out"), True),
+        (DistBackendError("NCCL error: remote process exited or there was a network error"), True),
+        (RuntimeError("shape mismatch"), False),
+        (GenerationError("the vLLM server failed: Connection reset by peer"), False),
+    ],
+)
+def test_a_lost_connection_is_one_between_processes(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, is_loss: bool
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert distributed.is_loss(error) == is_loss
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert not distributed.is_loss(error)
