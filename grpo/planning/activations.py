@@ -2,6 +2,7 @@
 
 from grpo.planning.shape import QK_NORM, SANDWICH, Shape
 from grpo.planning.workload import Workload
+from grpo.utils.limits import head_width
 
 HEAD_TILE = (4096, 32768)
 """Tokens and vocabulary entries that TRL's head computes at once (trl/kernels/chunked_logprob.py)."""
@@ -136,9 +137,10 @@ def head_forward(shape: Shape, workload: Workload, scored: int) -> float:
 def head_tile(shape: Shape, workload: Workload, scored: int, copies: int) -> float:
     """Bytes of the logits that are computed at once.
 
-    On a CPU, without Triton, float32 copies of them are made, and only the part that a small vocabulary fills is used.
+    On a CPU, without Triton, they are fewer, float32 copies of them are made, and only the part that a small vocabulary
+    fills is used.
     """
     tokens, entries = min(scored, HEAD_TILE[0]), HEAD_TILE[1]
     if workload.device == "cpu":
-        return tokens * min(shape.vocab_size, entries) * (workload.compute_bytes + 4 * copies)
+        return tokens * min(shape.vocab_size, head_width(scored)) * (workload.compute_bytes + 4 * copies)
     return tokens * entries * workload.compute_bytes

@@ -18,6 +18,8 @@ PATCHES = {
     "trl.generation.vllm_generation:broadcast_object_list": "likewise",
     "trl.trainer.utils:_use_triton": "the head scores completions alone on a CPU too; until TRL leaves out prompts "
     "where it has no Triton",
+    "trl.trainer.utils:_CHUNKED_LOGPROB_CHUNK_SIZE": "without Triton the head's tiles stay in the CPU's caches; until TRL "
+    "has a size for CPUs",
     "trl.trainer.utils:_ChunkedLogProbFunction": "the head scores the tokens that a sampling filter has kept, too; "
     "until TRL's correction knows them (huggingface/trl#6789). Logits are divided by the temperature of the rollouts; "
     "until TRL's head takes it at each call",

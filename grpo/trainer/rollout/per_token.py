@@ -1,7 +1,7 @@
 """Log-probabilities of completions by the policy or its reference, in micro-batches under the token budget."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from grpo.trainer.packing import Packing
 from grpo.trainer.rollout.filtered import mass_of
 from grpo.trainer.sharing import scoring as sharing
 from grpo.trainer.token_budget import TokenBudget
+from grpo.utils.limits import head_width
 from grpo.utils.oom import smaller_until_it_fits
 from grpo.utils.patching import patched, replaced
 
@@ -88,14 +89,17 @@ def forward(
 ) -> Scores:
     """Score completions in one pass, with shared prompts where a micro-batch has any, or as TRL does."""
     _, attention_mask, length = sequences
-    head: AbstractContextManager[None] = nullcontext()
-    temperature: AbstractContextManager[None] = nullcontext()
-    if kept_tokens is not None:  # in host memory, but for those of this pass
-        scored = (attention_mask[:, -length:] != 0).to(kept_tokens.device)
-        head = mass_of(kept_tokens[scored].to(attention_mask.device))
-    if trainer.rollouts.temperature:
-        temperature = trainer.rollouts.temperature.of_head()
-    with patched("trl.trainer.utils:_use_triton", lambda device: True), head, temperature:
+    scored = attention_mask[:, -length:] != 0
+    with ExitStack() as within:
+        within.enter_context(patched("trl.trainer.utils:_use_triton", lambda device: True))
+        if attention_mask.device.type not in ("cuda", "xpu"):
+            width = head_width(int(scored.sum()))
+            within.enter_context(patched("trl.trainer.utils:_CHUNKED_LOGPROB_CHUNK_SIZE", width))
+        if kept_tokens is not None:  # in host memory, but for those of this pass
+            kept = kept_tokens[scored.to(kept_tokens.device)]
+            within.enter_context(mass_of(kept.to(attention_mask.device)))
+        if trainer.rollouts.temperature:
+            within.enter_context(trainer.rollouts.temperature.of_head())
         if part is None or not part.shared:
             return stock(model, *sequences, **options)
         images = {key: value for key, value in options.items() if not key.startswith("compute_")}

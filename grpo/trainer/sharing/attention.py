@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch.nn.attention.bias import causal_lower_right
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -43,7 +42,7 @@ class GroupMask:
     def __init__(self, groups: Sequence[Group], make: Callable[..., Any], options: dict[str, Any]) -> None:
         self.groups, self.options = groups, options
         self._make, self._made = make, dict[tuple[int, int, int], Any]()
-        self._of_short: torch.Tensor | None = None
+        self._of_short: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def is_causal(self, tokens: int) -> bool:
         """Return whether each of so many consecutive tokens sees all earlier ones."""
@@ -62,8 +61,8 @@ class GroupMask:
             self._made[key] = self._make(**{**self.options, **lengths, **own})
         return self._made[key]
 
-    def of_short(self, device: torch.device) -> torch.Tensor:
-        """Return which tokens of S groups, padded to L, see which, (S, 1, L, L)."""
+    def of_short(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return which tokens of S groups, padded to L, see which, (S, 1, L, L), and where all T tokens are, (T,)."""
         if self._of_short is None:
             width = max(group.end - group.start for group in self.groups)
             part = torch.full((len(self.groups), width), -1)
@@ -71,7 +70,8 @@ class GroupMask:
                 lengths = torch.tensor([group.prompt, *group.completions])
                 part[row, : group.end - group.start] = torch.arange(len(lengths)).repeat_interleave(lengths)
             seen = (part[:, None, :] == 0) | (part[:, None, :] == part[:, :, None])
-            self._of_short = seen.tril()[:, None].to(device)
+            places = (part.flatten() >= 0).nonzero()[:, 0]
+            self._of_short = seen.tril()[:, None].to(device), places.to(device)
         return self._of_short
 
 
@@ -150,13 +150,12 @@ def attend(
     groups = attention_mask.groups
     longest = max(group.prompt + max(group.completions) for group in groups)
     plain = attention_mask.is_causal(longest) and not options.get("dropout") and options.get("position_bias") is None
-    sizes = [group.end - group.start for group in groups]
-    if name == "sdpa" and plain and max(sizes) <= SHORT:
-        in_groups = (tensor[0].transpose(0, 1).split(sizes) for tensor in (query, key, value))
-        padded = (pad_sequence(parts, batch_first=True).transpose(1, 2) for parts in in_groups)
+    if name == "sdpa" and plain and max(group.end - group.start for group in groups) <= SHORT:
+        seen, places = attention_mask.of_short(query.device)
+        tensors = (padded(tensor, places, seen.size(0), seen.size(-1)) for tensor in (query, key, value))
         with replaced(module.config, "_attn_implementation", name):
-            output = function(module, *padded, attention_mask.of_short(query.device), **options)[0]
-        return torch.cat([row[:size] for row, size in zip(output, sizes, strict=True)])[None], None
+            output = function(module, *tensors, seen, **options)[0]
+        return output.flatten(0, 1).index_select(0, places)[None], None
     if name == "sdpa" and plain:
         tensors = tuple(as_computed(tensor) for tensor in (query, key, value))
         if can_merge(*tensors):
@@ -168,6 +167,13 @@ def attend(
             for tensors, mask in _parts(query, key, value, attention_mask, name)
         ]
     return torch.cat(parts, 1), None
+
+
+def padded(tensor: torch.Tensor, places: torch.Tensor, rows: int, length: int) -> torch.Tensor:
+    """Return (1, heads, T, size) as (rows, heads, length, size), with the tokens at these places of all rows."""
+    tokens = tensor[0].transpose(0, 1)
+    empty = tokens.new_zeros(rows * length, *tokens.shape[1:])
+    return empty.index_copy(0, places, tokens).unflatten(0, (rows, length)).transpose(1, 2)
 
 
 def _parts(
