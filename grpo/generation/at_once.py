@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig
+from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
 
 from grpo.generation.running_batch import RunningBatch, in_step, why_not_shared
 from grpo.generation.turns import Turns
 from grpo.utils.oom import half, is_out_of_memory, smaller_until_it_fits
+from grpo.utils.patching import patched
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +96,8 @@ class AtOnce:
         def hopeless(failed: bool, alone: bool) -> tuple[bool, bool]:
             return failed, alone and self.limit == 1  # else there were others beside it
 
-        smaller_until_it_fits(parts, work, shrink, lambda failed: advice, survives, hopeless)
+        with patched("transformers.integrations.sdpa_attention:use_gqa_in_sdpa", takes_grouped_keys):
+            smaller_until_it_fits(parts, work, shrink, lambda failed: advice, survives, hopeless)
         return [batch.ended[row] for row in range(count)]
 
     @contextmanager
@@ -113,6 +116,11 @@ class AtOnce:
             self._reasons.add(reason)
             log.info("each completion reads its prompt anew: %s", reason)
         return reason is None
+
+
+def takes_grouped_keys(mask: torch.Tensor | None, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Return whether PyTorch's attention takes keys of fewer heads than the queries'; on a CPU beside a mask, too."""
+    return use_gqa_in_sdpa(None if key.device.type == "cpu" else mask, key, value)
 
 
 @torch.no_grad()

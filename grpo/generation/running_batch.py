@@ -18,6 +18,7 @@ from transformers.generation import GenerationMode
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL as READ_WITH_PROMPTS
 from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
+from grpo.generation.growing_cache import growing_cache
 from grpo.generation.turns import Turns
 from grpo.utils.distributed import world_size
 
@@ -126,8 +127,8 @@ class RunningBatch:
             how: arguments of `generate`.
         """
         begun = self.turns and self.turns.take(inputs["input_ids"], inputs["attention_mask"], model.config)
-        cache = {"past_key_values": begun} if begun else {}
-        model.generate(**inputs, **cache, **how, custom_generate=partial(self.decode, numbers, most))
+        how |= {"past_key_values": begun or growing_cache(model.config)}
+        model.generate(**inputs, **how, custom_generate=partial(self.decode, numbers, most))
 
     def decode(
         self,

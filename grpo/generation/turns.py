@@ -6,6 +6,8 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache
 
+from grpo.generation.growing_cache import growing_cache
+
 Layers = list[tuple[torch.Tensor, ...]]
 """Keys and values of each layer for one sequence, (heads, tokens, size)."""
 
@@ -49,7 +51,7 @@ class Turns:
             rows = zip(kept, lengths, strict=True)
             return torch.stack([pad(row[layer][of][:, :length], (0, 0, width - length, 0)) for row, length in rows])
 
-        cache = DynamicCache(config=config.get_text_config(decoder=True))
+        cache = growing_cache(config)
         for layer in range(len(kept[0])):
             cache.update(batch(layer, 0), batch(layer, 1), layer)
             for row in kept:  # so that a layer exists twice, and not the cache

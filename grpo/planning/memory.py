@@ -203,7 +203,8 @@ def rollout(shape: Shape, workload: Workload) -> Components:
 
     In the first moment the distinct prompts pass through a layer, or their images through the tower. The second moment
     is the last token of completions at full length: temperature, softmax and sampling copy the logits in float32, and a
-    layer's keys and values are repeated per query head, because a mask is given.
+    layer's keys and values are repeated per query head, because a mask is given; on a CPU, or of a completion alone,
+    only its keys are copied, where they need more room.
     """
     parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "rollout")
     if workload.sharding.gathers_to_generate:
@@ -213,7 +214,6 @@ def rollout(shape: Shape, workload: Workload) -> Components:
     if workload.on_server:
         return parts if workload.sends_adapter else parts | {"transfer": TRANSFER}
     logits = workload.sequences * shape.vocab_size * (workload.compute_bytes + 12 + 16 * workload.sampling_filter)
-    repeated = workload.sequences * workload.sequence * 2 * shape.query_width * workload.compute_bytes
     tokens = workload.prompts_at_once * workload.prompt
     masked = workload.prompt if workload.prompts_at_once > 1 else 0
     prefill = layer_forward(shape, workload, tokens, masked) + tokens * masked
@@ -223,8 +223,11 @@ def rollout(shape: Shape, workload: Workload) -> Components:
         "activations": max(prefill, images.without_gradient(shape.vision, workload, "rollout")),
         "logits": workload.prompts_at_once * shape.vocab_size * workload.compute_bytes,
     }
-    alone = workload.sequences == 1  # without padding, and so without a mask
-    last = {"kv cache": kv_cache(shape, workload), "activations": 0.0 if alone else repeated, "logits": logits}
+    cache = kv_cache(shape, workload)
+    copied = workload.sequences * workload.sequence * 2 * shape.query_width * workload.compute_bytes
+    if workload.device == "cpu" or workload.sequences == 1:  # alone, it has no padding, and so no mask
+        copied = cache / shape.num_hidden_layers / 2
+    last = {"kv cache": cache, "activations": copied, "logits": logits}
     larger = reading if sum(reading.values()) > sum(last.values()) else last
     return parts | larger | {"dequantized": dequantized(shape, workload)}
 

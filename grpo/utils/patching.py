@@ -10,6 +10,8 @@ PATCHES = {
     "each group, for seconds; until Hydra lists the options without loading them",
     "transformers.trainer:rotate_checkpoints": "a checkpoint is sealed before older ones are deleted; until there is "
     "a callback between writing and deleting",
+    "transformers.integrations.sdpa_attention:use_gqa_in_sdpa": "attention on a CPU takes grouped keys beside a "
+    "mask, too, so that they are not copied per query head; until transformers asks for the device",
     "trl.trainer.grpo_trainer:VLLMGeneration": "the engine sends adapters, shares weights and is compared with the "
     "policy; until TRL takes an engine as an argument",
     "trl.trainer.grpo_trainer:gather": "rank 0 makes rollouts for all processes in threads, which must not wait for "
@@ -18,8 +20,8 @@ PATCHES = {
     "trl.generation.vllm_generation:broadcast_object_list": "likewise",
     "trl.trainer.utils:_use_triton": "the head scores completions alone on a CPU too; until TRL leaves out prompts "
     "where it has no Triton",
-    "trl.trainer.utils:_CHUNKED_LOGPROB_CHUNK_SIZE": "without Triton the head's tiles stay in the CPU's caches; until TRL "
-    "has a size for CPUs",
+    "trl.trainer.utils:_CHUNKED_LOGPROB_CHUNK_SIZE": "the head's tiles stay in a CPU's caches; until TRL has a size "
+    "for devices without Triton",
     "trl.trainer.utils:_ChunkedLogProbFunction": "the head scores the tokens that a sampling filter has kept, too; "
     "until TRL's correction knows them (huggingface/trl#6789). Logits are divided by the temperature of the rollouts; "
     "until TRL's head takes it at each call",

@@ -149,6 +149,14 @@ def test_completions_that_have_ended_are_not_computed() -> None:
     assert shapes == [(3, 23), *((sum(length > step for length in lengths), 1) for step in range(1, max(lengths)))]
 
 
+def test_keys_are_not_copied_per_query_head_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copied(*_: Any) -> None:
+        raise AssertionError("keys were copied")
+
+    monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", copied)
+    assert len(complete(policy("llama"), prompts(5, 23, 9))) == 3 * GROUP
+
+
 def test_waiting_completions_take_the_place_of_ended_ones() -> None:
     model, rows = policy("llama"), prompts(*range(4, 20))
     how = HOW | {"eos_token_id": list(range(2, 30)), "do_sample": True}

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
 
 from benchmarks.simulation import LONG, simulate
 from grpo.config.schema import ROOT
@@ -179,9 +180,12 @@ class Peak(TorchDispatchMode):
         self.now -= self.known.pop(storage)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(("prompt", "new"), [(200, 50), (20, 200)])
-def test_generation_takes_what_is_planned(prompt: int, new: int) -> None:
+def test_generation_takes_what_is_planned(prompt: int, new: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two prompts of different lengths, and completions that all become as long as they may."""
+    if device == "cuda":  # where keys are repeated for each query head
+        monkeypatch.setattr("grpo.generation.at_once.takes_grouped_keys", use_gqa_in_sdpa)
     policy = model(NUMBERS | {"max_position_embeddings": 512}).eval()
     rows = [[5] * length for length in (prompt, prompt // 2) for _ in range(4)]
 
@@ -192,7 +196,7 @@ def test_generation_takes_what_is_planned(prompt: int, new: int) -> None:
     how = {"do_sample": True, "top_k": 0, "temperature": 0.9, "max_new_tokens": new, "eos_token_id": None}
     with Peak(policy) as measured:
         AtOnce().complete(policy, first_equal(rows), inputs_of, ("input_ids", "attention_mask"), how, "", 4)
-    workload = replace(WORKLOAD, prompt=prompt, completion=new, sequences=8, completions_per_prompt=4)
+    workload = replace(WORKLOAD, prompt=prompt, completion=new, sequences=8, completions_per_prompt=4, device=device)
     planned = rollout(SHAPE, workload)
     held = sum(planned[name] for name in ("kv cache", "activations", "logits"))
     assert held == pytest.approx(measured.highest, rel=0.1)

@@ -1,0 +1,47 @@
+"""A cache with room for the next tokens; transformers' copies all keys and values for each token."""
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+ROOM = 16
+"""Tokens that fit into a layer before its keys and values are copied again."""
+
+
+class GrowingLayer(DynamicLayer):
+    """Keys and values of a layer, in the first tokens of tensors that are longer."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add tokens; return the keys and values of all tokens."""
+        if not self.is_initialized:
+            return super().update(key_states, value_states, *args, **kwargs)
+        self.keys = appended(self.keys, key_states)
+        self.values = appended(self.values, value_states)
+        return self.keys, self.values
+
+
+def growing_cache(config: Any) -> DynamicCache:
+    """Return an empty cache for a model with this configuration; layers with a window of tokens are transformers'."""
+    cache = DynamicCache(config=config.get_text_config(decoder=True))
+    cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def appended(tensor: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """Return (rows, heads, length, size) with new tokens behind it: in its own memory if it is the first part of more.
+
+    Strides tell how many tokens there is memory for.
+    """
+    rows, heads, length, size = tensor.shape
+    total = length + new.size(2)
+    room = tensor.stride(1) // size
+    if total > room or tensor.stride() != (heads * room * size, room * size, size, 1):
+        longer = tensor.new_empty(rows, heads, total + ROOM, size)
+        longer[:, :, :length] = tensor
+        tensor = longer
+    whole = tensor.as_strided((rows, heads, total, size), tensor.stride(), tensor.storage_offset())
+    whole[:, :, length:] = new
+    return whole
