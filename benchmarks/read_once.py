@@ -48,7 +48,9 @@ class Workload:
     description: str
     prompts: int
     words: int
-    """Tokens of each prompt's text."""
+    """Tokens of the longest prompt's text."""
+    shortest: int = 0
+    """Tokens of the shortest prompt; 0 for prompts of equal length."""
     side: int = 0
     """Pixels of the image of each prompt; 0 for none."""
 
@@ -56,6 +58,7 @@ class Workload:
 WORKLOADS = {
     "128": Workload("text of 128 tokens", 4, 128),
     "512": Workload("text of 512 tokens", 4, 512),
+    "uneven": Workload("text of 128 to 512 tokens", 4, 512, shortest=128),
     "images": Workload("an image of 5 tiles, 320 tokens", 2, 16, side=1024),
 }
 
@@ -105,8 +108,8 @@ def problems(workload: Workload) -> list[dict[str, Any]]:
     """Return rows of the data, each prompt as often as it has completions."""
     random = np.random.default_rng(0)
     rows = []
-    for _ in range(workload.prompts):
-        row: dict[str, Any] = {"prompt": " ".join(map(str, random.integers(0, 10, workload.words)))}
+    for words in np.linspace(workload.shortest or workload.words, workload.words, workload.prompts, dtype=int):
+        row: dict[str, Any] = {"prompt": " ".join(map(str, random.integers(0, 10, words)))}
         if workload.side:
             pixels = random.integers(0, 255, (workload.side, workload.side, 3), dtype=np.uint8)
             parts = [{"type": "image", "image": Image.fromarray(pixels)}, {"type": "text", "text": row["prompt"]}]

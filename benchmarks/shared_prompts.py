@@ -61,15 +61,20 @@ def trainer_of(kind: str, folder: str, rows: int, longest: int, budget: int, **o
 
 
 def compare(kinds: list[str], name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Return seconds, peak of host memory and difference of the gradients of an update by each kind, in its process."""
+    """Return seconds, peak of host memory and difference of the gradients of updates by each kind.
+
+    The kinds take turns, each time in a process of their own: a machine may become slower in the meantime.
+    """
     found: dict[str, Any] = {}
     gradients = {}
     with tempfile.TemporaryDirectory() as folder:
-        for kind in kinds:
+        for kind in kinds * args.repeats:
             command = [sys.executable, "-m", "benchmarks.shared_prompts", "--parts", name, "--kind", kind]
-            command += ["--repeats", str(args.repeats), "--layers", str(args.layers), "--into", f"{folder}/{kind}.pt"]
+            command += ["--layers", str(args.layers), "--into", f"{folder}/{kind}.pt"]
             subprocess.run(command, check=True)
-            found[kind], gradients[kind] = torch.load(f"{folder}/{kind}.pt")
+            result, gradients[kind] = torch.load(f"{folder}/{kind}.pt")
+            earlier = found.get(kind, {"seconds": []})["seconds"]
+            found[kind] = result | {"seconds": [*earlier, result["seconds"]]}
             print(kind, found[kind], flush=True)
     last = kinds[-1]
     found["gradient_difference"] = {kind: relative_difference(gradients[last], gradients[kind]) for kind in kinds[:-1]}
@@ -79,14 +84,14 @@ def compare(kinds: list[str], name: str, args: argparse.Namespace) -> dict[str, 
 
 def measure(trainer: GRPOTrainer, args: argparse.Namespace, inputs: list[dict[str, Any]] | None = None) -> None:
     """Write seconds, peak memory, metrics and gradient of an update into a file."""
-    results = [update(trainer, "", GROUP, inputs) for _ in range(args.repeats)]
+    seconds, _, gradients = update(trainer, "", GROUP, inputs)
     peak = read_peak()
     if isinstance(trainer, ExactGRPOTrainer):  # which resets the peak itself
         peak = max(peak, trainer.memory.highest["memory/update_gb"])
-    found = {"seconds": [round(seconds, 2) for seconds, _, _ in results], "peak_gib": round(peak, 2)}
+    found = {"seconds": round(seconds, 2), "peak_gib": round(peak, 2)}
     metrics = trainer._metrics["train"]
     names = ("update/microbatches", "update/padded_tokens")
-    torch.save((found | {name: metrics[name][-1] for name in names if name in metrics}, results[-1][2]), args.into)
+    torch.save((found | {name: metrics[name][-1] for name in names if name in metrics}, gradients), args.into)
 
 
 def plain(args: argparse.Namespace) -> dict[str, Any]:

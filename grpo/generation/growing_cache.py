@@ -12,6 +12,9 @@ ROOM = 16
 class GrowingLayer(DynamicLayer):
     """Keys and values of a layer, in the first tokens of tensors that are longer."""
 
+    keys: torch.Tensor
+    values: torch.Tensor
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:

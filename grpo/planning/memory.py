@@ -224,7 +224,7 @@ def rollout(shape: Shape, workload: Workload) -> Components:
         "logits": workload.prompts_at_once * shape.vocab_size * workload.compute_bytes,
     }
     cache = kv_cache(shape, workload)
-    copied = workload.sequences * workload.sequence * 2 * shape.query_width * workload.compute_bytes
+    copied: float = workload.sequences * workload.sequence * 2 * shape.query_width * workload.compute_bytes
     if workload.device == "cpu" or workload.sequences == 1:  # alone, it has no padding, and so no mask
         copied = cache / shape.num_hidden_layers / 2
     last = {"kv cache": cache, "activations": copied, "logits": logits}

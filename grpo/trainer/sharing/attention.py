@@ -152,9 +152,10 @@ def attend(
     plain = attention_mask.is_causal(longest) and not options.get("dropout") and options.get("position_bias") is None
     if name == "sdpa" and plain and max(group.end - group.start for group in groups) <= SHORT:
         seen, places = attention_mask.of_short(query.device)
-        tensors = (padded(tensor, places, seen.size(0), seen.size(-1)) for tensor in (query, key, value))
+        size = seen.size(0), seen.size(-1)
+        rows = (padded(tensor, places, *size) for tensor in (query, key, value))
         with replaced(module.config, "_attn_implementation", name):
-            output = function(module, *tensors, seen, **options)[0]
+            output = function(module, *rows, seen, **options)[0]
         return output.flatten(0, 1).index_select(0, places)[None], None
     if name == "sdpa" and plain:
         tensors = tuple(as_computed(tensor) for tensor in (query, key, value))
