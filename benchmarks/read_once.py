@@ -2,7 +2,7 @@
 
 Both make completions of the same lengths: the first token of each is forced, and says when it ends. Text by a policy of
 SmolLM2-135M's shape, images by one of SmolVLM-256M's, both in float32. `python -m benchmarks.read_once` prints a table
-and writes `benchmarks/read_once_cpu.json`; it takes a quarter of an hour on two cores.
+and writes `benchmarks/read_once_cpu.json`; it takes half an hour on two cores.
 """
 
 import argparse

@@ -178,8 +178,6 @@ class Workload:
         return min(self.sequence, self.tokens // 2) if self.masks else 0
 
     def scored(self, tokens: int) -> int:
-        """Tokens of a micro-batch in the head: on a GPU tokens of completions, on a CPU all tokens."""
-        if self.device == "cpu":
-            return tokens
+        """Tokens of a micro-batch in the head, which scores completions alone."""
         completions = self.completions_per_sequence * self.completion
         return -(-tokens * completions // (self.prompt + completions))

@@ -11,7 +11,7 @@ HOST_LIMIT = 0.95
 """The fraction of host memory above which a run stops itself before the system kills it."""
 UNMEASURED = 1024
 """Tokens of a micro-batch where memory is not measured: on a CPU more at once are not faster."""
-HEAD_TILE = 2**20
+CACHED_LOGITS = 2**20
 """Logits that TRL's head computes at once on a CPU: with float32 copies of them they stay in its caches."""
 PINNED_PIECE = 2**26
 """Bytes of a piece of page-locked memory: PyTorch rounds a tensor up to a power of two (`CachingHostAllocator.h`)."""
@@ -22,8 +22,8 @@ HELD_BY_WSL = 2 * GB
 
 
 def head_width(scored: int) -> int:
-    """Return the vocabulary entries of a tile of the head's logits on a CPU, for `scored` tokens."""
-    return min(2**15, max(2**8, HEAD_TILE // max(1, scored)))
+    """Return the vocabulary entries of a tile on a CPU, of at most 4,096 of the scored tokens, as TRL takes them."""
+    return CACHED_LOGITS // min(4096, max(1, scored))
 
 
 def working_set(memory: float) -> float:

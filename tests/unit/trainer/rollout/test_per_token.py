@@ -8,7 +8,7 @@ import torch
 from trl import GRPOTrainer
 from trl.kernels import chunked_logprob
 
-from grpo.utils.limits import HEAD_TILE
+from grpo.utils.limits import CACHED_LOGITS
 from tests.stock_trl import ours, tiny_llama
 
 COMPLETIONS, LENGTH = 8, 20
@@ -29,8 +29,8 @@ def test_on_a_cpu_the_head_computes_few_logits_at_once(tmp_path: Path, monkeypat
     given = (trainer.model, ids, torch.ones_like(ids), LENGTH)
     with torch.no_grad():
         found, entropies, _ = trainer._get_per_token_logps_and_entropies(*given, compute_entropy=True)
-        assert max(tiles) <= HEAD_TILE < COMPLETIONS * LENGTH * 30_000
+        assert max(tiles) <= CACHED_LOGITS < COMPLETIONS * LENGTH * 30_000
         expected = GRPOTrainer._get_per_token_logps_and_entropies(trainer, *given, compute_entropy=True)
-    assert max(tiles) > HEAD_TILE
+    assert max(tiles) > CACHED_LOGITS
     torch.testing.assert_close(found, expected[0])
     torch.testing.assert_close(entropies, expected[1])
