@@ -2,7 +2,7 @@
 
 from grpo.planning.shape import QK_NORM, SANDWICH, Shape
 from grpo.planning.workload import Workload
-from grpo.utils.limits import head_width
+from grpo.utils.limits import CACHED_LOGITS
 
 HEAD_TILE = (4096, 32768)
 """Tokens and vocabulary entries that TRL's head computes at once (trl/kernels/chunked_logprob.py)."""
@@ -142,5 +142,5 @@ def head_tile(shape: Shape, workload: Workload, scored: int, copies: int) -> flo
     """
     tokens, entries = min(scored, HEAD_TILE[0]), HEAD_TILE[1]
     if workload.device == "cpu":
-        return tokens * min(shape.vocab_size, head_width(scored)) * (workload.compute_bytes + 4 * copies)
+        return min(tokens * shape.vocab_size, CACHED_LOGITS) * (workload.compute_bytes + 4 * copies)
     return tokens * entries * workload.compute_bytes

@@ -21,11 +21,6 @@ HELD_BY_WSL = 2 * GB
 """GPU memory that WSL2 reports as free and does not give, in bytes: https://github.com/microsoft/WSL/issues/41176."""
 
 
-def head_width(scored: int) -> int:
-    """Return the vocabulary entries of a tile on a CPU, of at most 4,096 of the scored tokens, as TRL takes them."""
-    return CACHED_LOGITS // min(4096, max(1, scored))
-
-
 def working_set(memory: float) -> float:
     """Return how much of a Mac's memory its GPU may use, in the unit of `memory`, GiB.
 

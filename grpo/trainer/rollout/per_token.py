@@ -13,7 +13,7 @@ from grpo.trainer.packing import Packing
 from grpo.trainer.rollout.filtered import mass_of
 from grpo.trainer.sharing import scoring as sharing
 from grpo.trainer.token_budget import TokenBudget
-from grpo.utils.limits import head_width
+from grpo.utils.limits import CACHED_LOGITS
 from grpo.utils.oom import smaller_until_it_fits
 from grpo.utils.patching import patched, replaced
 
@@ -93,8 +93,8 @@ def forward(
     with ExitStack() as within:
         within.enter_context(patched("trl.trainer.utils:_use_triton", lambda device: True))
         if attention_mask.device.type not in ("cuda", "xpu"):
-            width = head_width(int(scored.sum()))
-            within.enter_context(patched("trl.trainer.utils:_CHUNKED_LOGPROB_CHUNK_SIZE", width))
+            tokens = min(4096, max(1, int(scored.sum())))  # of a tile, as TRL takes them
+            within.enter_context(patched("trl.trainer.utils:_CHUNKED_LOGPROB_CHUNK_SIZE", CACHED_LOGITS // tokens))
         if kept_tokens is not None:  # in host memory, but for those of this pass
             kept = kept_tokens[scored.to(kept_tokens.device)]
             within.enter_context(mass_of(kept.to(attention_mask.device)))
