@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
 
+from grpo.generation.prompt_cache import why_not_once
 from grpo.generation.running_batch import RunningBatch, in_step, why_not_shared
 from grpo.generation.turns import Turns
 from grpo.utils.oom import half, is_out_of_memory, smaller_until_it_fits
@@ -33,6 +34,7 @@ class AtOnce:
         self.turns: Turns | None = None
         """While a generation has several turns: the caches of those before."""
         self._reasons: set[str] = set()
+        self._once: bool | None = None
 
     def complete(
         self,
@@ -62,8 +64,9 @@ class AtOnce:
         Raises:
             DoesNotFit: a single completion does not fit.
         """
-        count, batch, begun = len(same), RunningBatch(self.turns), list[range]()
         shared = self._reads_once(model, names, how.get("generation_config"))
+        once = shared and len(set(same)) < len(same) and self._holds_once(model)
+        count, batch, begun = len(same), RunningBatch(self.turns, once), list[range]()
 
         def parts() -> list[range]:
             """Return the remaining prompts: first as many as fit, then a group at a time, which joins later."""
@@ -116,6 +119,14 @@ class AtOnce:
             self._reasons.add(reason)
             log.info("each completion reads its prompt anew: %s", reason)
         return reason is None
+
+    def _holds_once(self, model: Any) -> bool:
+        """Return whether completions share the keys of their prompt; tried at the first call."""
+        if self._once is None:
+            reason = "all processes compute together" if in_step(model) else why_not_once(model)
+            self._once = reason is None
+            log.info("keys of prompts are %s", "there once" if self._once else f"repeated for completions: {reason}")
+        return self._once
 
 
 def takes_grouped_keys(mask: torch.Tensor | None, key: torch.Tensor, value: torch.Tensor) -> bool:

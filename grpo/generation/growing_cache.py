@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 ROOM = 16
@@ -41,10 +42,24 @@ def appended(tensor: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     rows, heads, length, size = tensor.shape
     total = length + new.size(2)
     room = tensor.stride(1) // size
-    if total > room or tensor.stride() != (heads * room * size, room * size, size, 1):
+    if not length or total > room or tensor.stride() != (heads * room * size, room * size, size, 1):
         longer = tensor.new_empty(rows, heads, total + ROOM, size)
         longer[:, :, :length] = tensor
         tensor = longer
     whole = tensor.as_strided((rows, heads, total, size), tensor.stride(), tensor.storage_offset())
     whole[:, :, length:] = new
     return whole
+
+
+def widened(first: torch.Tensor, second: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Return two tensors as one; the tensor with fewer tokens is padded with zeros on the left.
+
+    Args:
+        first: tensor of some sequences.
+        second: tensor of other sequences.
+        tokens: the dimension of tokens: the last, after the sequences, or 2, if the sequences are the first.
+    """
+    most = max(first.size(tokens), second.size(tokens))
+    behind = (0, 0) if tokens == 2 else ()
+    padded = [pad(tensor, (*behind, most - tensor.size(tokens), 0)) for tensor in (first, second)]
+    return torch.cat(padded, 0 if tokens == 2 else -2)

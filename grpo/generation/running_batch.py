@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationMode
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL as READ_WITH_PROMPTS
 from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
-from grpo.generation.growing_cache import growing_cache
+from grpo.generation.growing_cache import growing_cache, widened
+from grpo.generation.prompt_cache import PromptCache, prompts_once
 from grpo.generation.turns import Turns
 from grpo.utils.distributed import world_size
 
@@ -96,10 +96,11 @@ class RunningBatch:
 
     Args:
         turns: keeps the caches of ended completions, and returns the caches of the beginnings of prompts.
+        once: whether the keys and values of prompts are there once, and not for each completion.
     """
 
-    def __init__(self, turns: Turns | None = None) -> None:
-        self.turns = turns
+    def __init__(self, turns: Turns | None = None, once: bool = False) -> None:
+        self.turns, self.once = turns, once
         self.ended: dict[int, list[int]] = {}
         """Tokens of completions that have ended, by their numbers."""
         self.cohorts: list[Cohort] = []
@@ -146,6 +147,8 @@ class RunningBatch:
         begins = [0] * len(input_ids) if mask is None else mask.argmax(1).tolist()
         outputs = model._prefill(input_ids, generation_config, inputs)
         inputs = model._update_model_kwargs_for_generation(outputs, inputs)
+        if self.once:
+            inputs["past_key_values"] = PromptCache(inputs["past_key_values"])
         of_prompt = [prompt for prompt, of in enumerate(numbers) for _ in of]
         rows = torch.tensor(of_prompt, device=input_ids.device)
         cohort = Cohort(
@@ -166,7 +169,7 @@ class RunningBatch:
             inputs = selected(inputs, rows[left])
             self.inputs = joined(self.inputs, inputs, len(self), len(left)) if self.cohorts else inputs
             self.cohorts.append(cohort)
-        with model._optimize_model_for_decode():
+        with model._optimize_model_for_decode(), prompts_once(model, self.inputs.get("past_key_values")):
             while model._has_unfinished_sequences(len(self) <= most, synced, input_ids.device):
                 self._step(model, synced)
         if not len(self):  # what was computed for other processes goes, too
@@ -231,26 +234,21 @@ def joined(under_way: dict[str, Any], new: dict[str, Any], rows: int, new_rows: 
         if inputs.get("attention_mask") is None:  # which `generate` drops where nothing is padded
             length = inputs["past_key_values"].get_seq_length() + 1
             inputs["attention_mask"] = torch.ones(count, length, dtype=torch.long, device=inputs["position_ids"].device)
-    result = new | {name: widened(under_way[name], new[name], -1) for name in BY_TOKEN if new.get(name) is not None}
-    for before, layer in zip(under_way["past_key_values"].layers, new["past_key_values"].layers, strict=True):
+    before, cache = under_way["past_key_values"], new["past_key_values"]
+    apart = [of.prompt_tokens if isinstance(of, PromptCache) else 0 for of in (before, cache)]
+    result = dict(new)
+    for name in BY_TOKEN:
+        if new.get(name) is not None:  # tokens of prompts and of completions, if the cache has them apart
+            tensors = zip((under_way[name], new[name]), apart, strict=True)
+            parts = [tensor.split((prompt, tensor.size(-1) - prompt), -1) for tensor, prompt in tensors]
+            result[name] = torch.cat([widened(*pair, -1) for pair in zip(*parts, strict=True)], -1)
+    if isinstance(cache, PromptCache):
+        cache.join(before)
+    for earlier, layer in zip(before.layers, cache.layers, strict=True):
         if not layer.is_initialized:  # its keys and values are those of an earlier layer
             continue
-        layer.keys, layer.values = widened(before.keys, layer.keys, 2), widened(before.values, layer.values, 2)
-        before.keys = before.values = None
+        layer.keys, layer.values = widened(earlier.keys, layer.keys, 2), widened(earlier.values, layer.values, 2)
+        earlier.keys = earlier.values = None
         if layer.is_sliding:
-            layer.cumulative_length = max(before.cumulative_length, layer.cumulative_length)
+            layer.cumulative_length = max(earlier.cumulative_length, layer.cumulative_length)
     return result
-
-
-def widened(first: torch.Tensor, second: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Return two tensors as one; the tensor with fewer tokens is padded with zeros on the left.
-
-    Args:
-        first: tensor of some sequences.
-        second: tensor of other sequences.
-        tokens: the dimension of tokens: the last, after the sequences, or 2, if the sequences are the first.
-    """
-    most = max(first.size(tokens), second.size(tokens))
-    behind = (0, 0) if tokens == 2 else ()
-    padded = [pad(tensor, (*behind, most - tensor.size(tokens), 0)) for tensor in (first, second)]
-    return torch.cat(padded, 0 if tokens == 2 else -2)

@@ -7,6 +7,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache
 
 from grpo.generation.growing_cache import growing_cache
+from grpo.generation.prompt_cache import sequence
 
 Layers = list[tuple[torch.Tensor, ...]]
 """Keys and values of each layer for one sequence, (heads, tokens, size)."""
@@ -20,12 +21,11 @@ class Turns:
 
     def keep(self, tokens: list[int], cache: Any, row: int) -> None:
         """Keep a row of a batch's cache, whose last columns are these tokens; not if a window has moved past some."""
-        if any(layer.get_seq_length() > layer.keys.size(2) for layer in cache.layers):
+        layers = sequence(cache, row)
+        if any(keys.size(1) < cache.get_seq_length() for keys, _ in layers):
             return
         last = slice(cache.get_seq_length() - len(tokens), None)
-        self.caches[tuple(tokens)] = [
-            (layer.keys[row, :, last].clone(), layer.values[row, :, last].clone()) for layer in cache.layers
-        ]
+        self.caches[tuple(tokens)] = [(keys[:, last].clone(), values[:, last].clone()) for keys, values in layers]
 
     def take(self, ids: torch.Tensor, mask: torch.Tensor, config: Any) -> DynamicCache | None:
         """Return a cache of the beginnings of the prompts, without their last tokens; None if one is unknown.

@@ -9,19 +9,18 @@ know it, too.
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.attention.bias import causal_lower_right
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from grpo.trainer.sharing.layout import Group
 from grpo.trainer.sharing.merged import MergedAttention, can_merge
+from grpo.utils.attention import attention_by
 from grpo.utils.patching import replaced
 
 PREFIX = "shared_prompts|"
@@ -75,27 +74,12 @@ class GroupMask:
         return self._of_short
 
 
-def policy_of(model: Any) -> PreTrainedModel:
-    """Return transformers' model within wrappers of PEFT, accelerate and DeepSpeed."""
-    return next(module for module in model.modules() if isinstance(module, PreTrainedModel))
-
-
-@contextmanager
-def shared_attention(model: Any) -> Iterator[None]:
-    """While inside, the language model of a policy can share prompts; others are computed as before.
+def shared_attention(model: Any) -> AbstractContextManager[None]:
+    """Return a context in which the language model of a policy can share prompts; others are computed as before.
 
     The backward pass belongs inside, too, where layers are computed again.
     """
-    decoder = policy_of(model).get_decoder()
-    configs = {id(module.config): module.config for module in decoder.modules() if hasattr(module, "config")}
-    with ExitStack() as stack:
-        for config in configs.values():
-            name = getattr(config, "_attn_implementation", None)
-            if name and not name.startswith(PREFIX):
-                AttentionInterface.register(PREFIX + name, partial(attend, name))
-                AttentionMaskInterface.register(PREFIX + name, partial(make_mask, name))
-                stack.enter_context(replaced(config, "_attn_implementation", PREFIX + name))
-        yield
+    return attention_by(model, PREFIX, attend, make_mask)
 
 
 @contextmanager

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from grpo.trainer.batch import FIELDS, as_batch
-from grpo.trainer.sharing.attention import grouped, policy_of, shared_attention
+from grpo.trainer.sharing.attention import grouped, shared_attention
 from grpo.trainer.sharing.layout import Packed, pack_rows
+from grpo.utils.attention import policy_of
 
 
 def score(

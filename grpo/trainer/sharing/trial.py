@@ -13,8 +13,8 @@ import torch
 from grpo.trainer.batch import FIELDS, Batch, as_sequences, images_of, on_device, pick, take, with_images
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.processes import any_of
-from grpo.trainer.sharing.attention import policy_of
 from grpo.trainer.sharing.scoring import score
+from grpo.utils.attention import policy_of
 
 log = logging.getLogger(__name__)
 LENGTHS = (13, 9)

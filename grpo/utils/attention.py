@@ -1,0 +1,49 @@
+"""The attention of a policy's language model, replaced for a while through transformers' `AttentionInterface`."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from grpo.utils.patching import replaced
+
+
+def policy_of(model: Any) -> PreTrainedModel:
+    """Return transformers' model within wrappers of PEFT, accelerate and DeepSpeed."""
+    return next(module for module in model.modules() if isinstance(module, PreTrainedModel))
+
+
+def implementations(model: Any) -> dict[str, list[Any]]:
+    """Return the names of the attention implementations in a language model, each with the configurations that say it.
+
+    Configurations that say none are left out.
+    """
+    decoder = policy_of(model).get_decoder()
+    configs = {id(module.config): module.config for module in decoder.modules() if hasattr(module, "config")}
+    found = dict[str, list[Any]]()
+    for config in configs.values():
+        if name := getattr(config, "_attn_implementation", None):
+            found.setdefault(name, []).append(config)
+    return found
+
+
+@contextmanager
+def attention_by(model: Any, prefix: str, attend: Callable[..., Any], make_mask: Callable[..., Any]) -> Iterator[None]:
+    """While inside, a language model calls these functions for its attention and for its masks.
+
+    Args:
+        model: with the language model.
+        prefix: of the names under which transformers knows the functions.
+        attend: takes the name of the implementation that the model had before, and what that takes.
+        make_mask: takes the name, too, and what a function of `AttentionMaskInterface` takes.
+    """
+    with ExitStack() as stack:
+        for name, configs in implementations(model).items():
+            if not name.startswith(prefix):
+                AttentionInterface.register(prefix + name, partial(attend, name))
+                AttentionMaskInterface.register(prefix + name, partial(make_mask, name))
+                for config in configs:
+                    stack.enter_context(replaced(config, "_attn_implementation", prefix + name))
+        yield
