@@ -204,7 +204,7 @@ def rollout(shape: Shape, workload: Workload) -> Components:
     In the first moment the distinct prompts pass through a layer, or their images through the tower. The second moment
     is the last token of completions at full length: temperature, softmax and sampling copy the logits in float32, and a
     layer's keys and values are repeated per query head, because a mask is given; on a CPU, or of a completion alone,
-    only its keys are copied, where they need more room.
+    only its keys are copied, where they need more room. A CPU has the prompts once in the cache.
     """
     parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "rollout")
     if workload.sharding.gathers_to_generate:
@@ -223,10 +223,12 @@ def rollout(shape: Shape, workload: Workload) -> Components:
         "activations": max(prefill, images.without_gradient(shape.vision, workload, "rollout")),
         "logits": workload.prompts_at_once * shape.vocab_size * workload.compute_bytes,
     }
-    cache = kv_cache(shape, workload)
+    once = workload.device == "cpu" and not shape.num_sliding_layers and not workload.sharding.library
+    growing = kv_cache(shape, replace(workload, prompt=0) if once else workload)
     copied: float = workload.sequences * workload.sequence * 2 * shape.query_width * workload.compute_bytes
     if workload.device == "cpu" or workload.sequences == 1:  # alone, it has no padding, and so no mask
-        copied = cache / shape.num_hidden_layers / 2
+        copied = growing / shape.num_hidden_layers / 2
+    cache = growing + (kv_cache(shape, read) if once else 0.0)
     last = {"kv cache": cache, "activations": copied, "logits": logits}
     larger = reading if sum(reading.values()) > sum(last.values()) else last
     return parts | larger | {"dequantized": dequantized(shape, workload)}
