@@ -16,7 +16,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from grpo.generation.growing_cache import GrowingLayer, growing_cache, widened
-from grpo.utils.attention import attention_by, implementations, policy_of
+from grpo.utils.attention import as_computed, attention_by, implementations, policy_of
 
 PREFIX = "prompts_once|"
 
@@ -95,12 +95,6 @@ def sequence(cache: DynamicCache, row: int) -> list[tuple[torch.Tensor, ...]]:
         )
         for layer in cache.layers
     ]
-
-
-def as_computed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in the type of autocast, where that is on, as `scaled_dot_product_attention` takes it."""
-    device = tensor.device.type
-    return tensor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tensor
 
 
 _cache: ContextVar[PromptCache | None] = ContextVar("cache", default=None)

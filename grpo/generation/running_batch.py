@@ -235,13 +235,13 @@ def joined(under_way: dict[str, Any], new: dict[str, Any], rows: int, new_rows: 
             length = inputs["past_key_values"].get_seq_length() + 1
             inputs["attention_mask"] = torch.ones(count, length, dtype=torch.long, device=inputs["position_ids"].device)
     before, cache = under_way["past_key_values"], new["past_key_values"]
-    apart = [of.prompt_tokens if isinstance(of, PromptCache) else 0 for of in (before, cache)]
+    apart = [(of.prompt_tokens if isinstance(of, PromptCache) else 0,) for of in (before, cache)]
     result = dict(new)
     for name in BY_TOKEN:
         if new.get(name) is not None:  # tokens of prompts and of completions, if the cache has them apart
             tensors = zip((under_way[name], new[name]), apart, strict=True)
-            parts = [tensor.split((prompt, tensor.size(-1) - prompt), -1) for tensor, prompt in tensors]
-            result[name] = torch.cat([widened(*pair, -1) for pair in zip(*parts, strict=True)], -1)
+            parts = zip(*(tensor.tensor_split(begin, -1) for tensor, begin in tensors), strict=True)
+            result[name] = torch.cat([widened(first, second, -1) for first, second in parts], -1)
     if isinstance(cache, PromptCache):
         cache.join(before)
     for earlier, layer in zip(before.layers, cache.layers, strict=True):

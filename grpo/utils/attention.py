@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from grpo.utils.patching import replaced
@@ -47,3 +48,9 @@ def attention_by(model: Any, prefix: str, attend: Callable[..., Any], make_mask:
                 for config in configs:
                     stack.enter_context(replaced(config, "_attn_implementation", prefix + name))
         yield
+
+
+def as_computed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the type of autocast, where that is on, as `scaled_dot_product_attention` takes it."""
+    device = tensor.device.type
+    return tensor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tensor

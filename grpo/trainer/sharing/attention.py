@@ -20,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from grpo.trainer.sharing.layout import Group
 from grpo.trainer.sharing.merged import MergedAttention, can_merge
-from grpo.utils.attention import attention_by
+from grpo.utils.attention import as_computed, attention_by
 from grpo.utils.patching import replaced
 
 PREFIX = "shared_prompts|"
@@ -182,11 +182,3 @@ def _parts(
             else:
                 yield (own[0], *before), mask.of(group, group.prompt, length)
             begin += length
-
-
-def as_computed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in the type of autocast, where that is on, as `scaled_dot_product_attention` takes it."""
-    device = tensor.device.type
-    if torch.is_autocast_enabled(device):
-        return tensor.to(torch.get_autocast_dtype(device))
-    return tensor

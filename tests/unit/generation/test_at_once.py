@@ -96,6 +96,7 @@ def test_greedy_completions_are_those_of_generate_alone(family: str) -> None:
             assert "LinearAttention" in (why_not_shared(model, ["input_ids"]) or "")
         else:
             assert read <= 3 * 23 if limit != 3 else 2 * 3 * 23, "each prompt is read once, or once per part of a group"
+    assert complete(model, rows, 5, group=1) == alone, "one joins when another has ended"
 
 
 def test_processes_that_compute_each_token_together_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

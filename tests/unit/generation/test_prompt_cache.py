@@ -1,5 +1,6 @@
 """A cache with each prompt once; test_at_once.py compares its completions with those of `generate` alone."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -68,10 +69,11 @@ def test_what_cannot_have_prompts_once_says_why(monkeypatch: pytest.MonkeyPatch)
     assert "eager" in (why_not_once(policy(attn_implementation="eager")) or "")
     assert "CPU" in (why_not_once(policy().to("meta")) or "")
 
-    def of_its_own(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+    def of_its_own(masked: bool, module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
         return sdpa_attention_forward(module, query, key, value, mask if masked else None, **options)
 
     functions = "transformers.models.llama.modeling_llama.ALL_ATTENTION_FUNCTIONS.get_interface"
-    monkeypatch.setattr(functions, lambda *_: of_its_own)
     for masked, reason in ((True, "PromptMask"), (False, "logits differ")):
+        attention = partial(of_its_own, masked)
+        monkeypatch.setattr(functions, lambda *_, attention=attention: attention)
         assert reason in (why_not_once(policy()) or "")

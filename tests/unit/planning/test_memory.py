@@ -182,14 +182,16 @@ class Peak(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize(("prompt", "new"), [(200, 50), (20, 200)])
-def test_generation_takes_what_is_planned(prompt: int, new: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("prompt", "new", "group"), [(200, 50, 4), (20, 200, 4), (100, 100, 16)])
+def test_generation_takes_what_is_planned(
+    prompt: int, new: int, group: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two prompts of different lengths, and completions that all become as long as they may."""
     if device == "cuda":  # where keys are repeated for each completion and each query head
         monkeypatch.setattr("grpo.generation.at_once.takes_grouped_keys", use_gqa_in_sdpa)
         monkeypatch.setattr("grpo.generation.at_once.why_not_once", lambda model: "not on a CPU")
     policy = model(NUMBERS | {"max_position_embeddings": 512}).eval()
-    rows = [[5] * length for length in (prompt, prompt // 2) for _ in range(4)]
+    rows = [[5] * length for length in (prompt, prompt // 2) for _ in range(group)]
 
     def inputs_of(places: list[int]) -> dict[str, torch.Tensor]:
         ids = torch.tensor([[0] * (prompt - len(rows[place])) + rows[place] for place in places])
@@ -197,9 +199,9 @@ def test_generation_takes_what_is_planned(prompt: int, new: int, device: str, mo
 
     how = {"do_sample": True, "top_k": 0, "temperature": 0.9, "max_new_tokens": new, "eos_token_id": None}
     with Peak(policy) as measured:
-        AtOnce().complete(policy, first_equal(rows), inputs_of, ("input_ids", "attention_mask"), how, "", 4)
-    workload = replace(WORKLOAD, prompt=prompt, completion=new, sequences=8, completions_per_prompt=4, device=device)
-    planned = rollout(SHAPE, workload)
+        AtOnce().complete(policy, first_equal(rows), inputs_of, ("input_ids", "attention_mask"), how, "", group)
+    workload = replace(WORKLOAD, prompt=prompt, completion=new, sequences=2 * group, completions_per_prompt=group)
+    planned = rollout(SHAPE, replace(workload, device=device))
     held = sum(planned[name] for name in ("kv cache", "activations", "logits"))
     assert held == pytest.approx(measured.highest, rel=0.1)
 
