@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
 
-from grpo.generation.prompt_cache import why_not_once
+from grpo.generation.prompt_cache import why_repeated
 from grpo.generation.running_batch import RunningBatch, in_step, why_not_shared
 from grpo.generation.turns import Turns
 from grpo.utils.oom import half, is_out_of_memory, smaller_until_it_fits
@@ -34,7 +34,7 @@ class AtOnce:
         self.turns: Turns | None = None
         """While a generation has several turns: the caches of those before."""
         self._reasons: set[str] = set()
-        self._once: bool | None = None
+        self._keys_shared: bool | None = None
 
     def complete(
         self,
@@ -65,8 +65,8 @@ class AtOnce:
             DoesNotFit: a single completion does not fit.
         """
         shared = self._reads_once(model, names, how.get("generation_config"))
-        once = shared and len(set(same)) < len(same) and self._holds_once(model)
-        count, batch, begun = len(same), RunningBatch(self.turns, once), list[range]()
+        shares_keys = shared and len(set(same)) < len(same) and self._shares_keys(model)
+        count, batch, begun = len(same), RunningBatch(self.turns, shares_keys), list[range]()
 
         def parts() -> list[range]:
             """Return the remaining prompts: first as many as fit, then a group at a time, which joins later."""
@@ -120,13 +120,14 @@ class AtOnce:
             log.info("each completion reads its prompt anew: %s", reason)
         return reason is None
 
-    def _holds_once(self, model: Any) -> bool:
+    def _shares_keys(self, model: Any) -> bool:
         """Return whether completions share the keys of their prompt; tried at the first call."""
-        if self._once is None:
-            reason = "all processes compute together" if in_step(model) else why_not_once(model)
-            self._once = reason is None
-            log.info("keys of prompts are %s", "there once" if self._once else f"repeated for completions: {reason}")
-        return self._once
+        if self._keys_shared is None:
+            reason = "all processes compute together" if in_step(model) else why_repeated(model)
+            self._keys_shared = reason is None
+            if reason:
+                log.info("each completion has a copy of its prompt's keys: %s", reason)
+        return self._keys_shared
 
 
 def takes_grouped_keys(mask: torch.Tensor | None, key: torch.Tensor, value: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 Completions attend to their prompt together, in one call, and each to its own tokens in another; the outputs are merged
 by their log-sum-exps. So a step reads a prompt's keys once and not once per completion, and no copy of them is made.
-GPUs have the prompts' keys repeated: there, the time of a step is in its number of calls.
+On GPUs the prompts' keys are repeated: the kernel that takes padding and returns these sums is a CPU's.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from grpo.generation.growing_cache import GrowingLayer, growing_cache, widened
 from grpo.utils.attention import as_computed, attention_by, implementations, policy_of
 
-PREFIX = "prompts_once|"
+PREFIX = "shared_keys|"
 
 
 class PromptLayer(GrowingLayer):
@@ -128,7 +128,7 @@ def bias(seen: torch.Tensor) -> torch.Tensor | None:
 
 
 @contextmanager
-def prompts_once(model: Any, cache: DynamicCache | None) -> Iterator[None]:
+def shared_keys(model: Any, cache: DynamicCache | None) -> Iterator[None]:
     """While inside, a policy computes the next tokens of completions; nothing changes for other caches."""
     if not isinstance(cache, PromptCache):
         yield
@@ -168,7 +168,7 @@ def attend(
         key: of the completions alone, (completions, key-value heads, tokens, size).
         value: like the keys.
         attention_mask: a `PromptMask`.
-        scaling: of the scores; the square root of the size if it is None.
+        scaling: of the scores; 1 / sqrt(size) if it is None.
         options: further ones of the implementation.
 
     Returns:
@@ -189,7 +189,7 @@ def attend(
     found = found.unflatten(2, (width, -1)).transpose(1, 2).flatten(0, 1)[places]
     found_sum = found_sum.unflatten(2, (width, -1)).transpose(1, 2).flatten(0, 1)[places]
     share = (found_sum - own_sum).sigmoid().to(own.dtype)[..., None]
-    return own.lerp(found, share).view(rows, 1, heads, -1), None
+    return own.lerp(found, share).reshape(rows, 1, heads, -1), None
 
 
 def kernel(
@@ -203,7 +203,7 @@ def kernel(
 
 
 @torch.no_grad()
-def why_not_once(model: Any) -> str | None:
+def why_repeated(model: Any) -> str | None:
     """Return why a policy has to repeat the keys of prompts for their completions, or None; found out by trying."""
     policy = policy_of(model)
     if policy.device.type != "cpu":
@@ -213,23 +213,23 @@ def why_not_once(model: Any) -> str | None:
     if (names := set(implementations(model))) != {"sdpa"}:
         return f"its attention is {', '.join(sorted(names))}"
     try:
-        repeated, once = (after_two_tokens(model, once) for once in (False, True))
+        repeated, shared = (after_two_tokens(model, shared) for shared in (False, True))
     except Exception as error:  # whatever a model makes of a cache that it does not know
         return f"{type(error).__name__}: {(str(error).strip() or 'without a message').splitlines()[0][:200]}"
-    difference = float((once - repeated).norm() / repeated.norm())
-    if difference <= torch.finfo(once.dtype).eps ** 0.5:  # never of nan
+    difference = float((shared - repeated).norm() / repeated.norm())
+    if difference <= torch.finfo(shared.dtype).eps ** 0.5:  # never of nan
         return None
     return f"logits differ by {difference:.1e}"
 
 
-def after_two_tokens(model: Any, once: bool) -> torch.Tensor:
-    """Return logits after two tokens of three completions of two prompts, with the prompts once in the cache or not."""
+def after_two_tokens(model: Any, shared: bool) -> torch.Tensor:
+    """Return logits after two tokens of three completions of two prompts, with shared or repeated keys."""
     config = policy_of(model).config
     ids = (torch.arange(2 * 5).view(2, 5) * 7919 + 5) % config.get_text_config().vocab_size
     rows, cache = torch.tensor([0, 0, 1]), growing_cache(config)
     model(input_ids=ids, past_key_values=cache, use_cache=True)
-    cache = PromptCache(cache) if once else cache
+    cache = PromptCache(cache) if shared else cache
     cache.batch_select_indices(rows)
-    with prompts_once(model, cache):
+    with shared_keys(model, cache):
         model(input_ids=ids[rows, :1], past_key_values=cache, use_cache=True)
         return model(input_ids=ids[[0, 1, 1], 1:2], past_key_values=cache, use_cache=True).logits

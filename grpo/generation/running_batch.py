@@ -18,7 +18,7 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
 from grpo.generation.growing_cache import growing_cache, widened
-from grpo.generation.prompt_cache import PromptCache, prompts_once
+from grpo.generation.prompt_cache import PromptCache, shared_keys
 from grpo.generation.turns import Turns
 from grpo.utils.distributed import world_size
 
@@ -96,11 +96,11 @@ class RunningBatch:
 
     Args:
         turns: keeps the caches of ended completions, and returns the caches of the beginnings of prompts.
-        once: whether the keys and values of prompts are there once, and not for each completion.
+        shares_keys: whether the keys and values of a prompt are there once for all its completions.
     """
 
-    def __init__(self, turns: Turns | None = None, once: bool = False) -> None:
-        self.turns, self.once = turns, once
+    def __init__(self, turns: Turns | None = None, shares_keys: bool = False) -> None:
+        self.turns, self.shares_keys = turns, shares_keys
         self.ended: dict[int, list[int]] = {}
         """Tokens of completions that have ended, by their numbers."""
         self.cohorts: list[Cohort] = []
@@ -147,7 +147,7 @@ class RunningBatch:
         begins = [0] * len(input_ids) if mask is None else mask.argmax(1).tolist()
         outputs = model._prefill(input_ids, generation_config, inputs)
         inputs = model._update_model_kwargs_for_generation(outputs, inputs)
-        if self.once:
+        if self.shares_keys:
             inputs["past_key_values"] = PromptCache(inputs["past_key_values"])
         of_prompt = [prompt for prompt, of in enumerate(numbers) for _ in of]
         rows = torch.tensor(of_prompt, device=input_ids.device)
@@ -169,7 +169,7 @@ class RunningBatch:
             inputs = selected(inputs, rows[left])
             self.inputs = joined(self.inputs, inputs, len(self), len(left)) if self.cohorts else inputs
             self.cohorts.append(cohort)
-        with model._optimize_model_for_decode(), prompts_once(model, self.inputs.get("past_key_values")):
+        with model._optimize_model_for_decode(), shared_keys(model, self.inputs.get("past_key_values")):
             while model._has_unfinished_sequences(len(self) <= most, synced, input_ids.device):
                 self._step(model, synced)
         if not len(self):  # what was computed for other processes goes, too

@@ -223,12 +223,12 @@ def rollout(shape: Shape, workload: Workload) -> Components:
         "activations": max(prefill, images.without_gradient(shape.vision, workload, "rollout")),
         "logits": workload.prompts_at_once * shape.vocab_size * workload.compute_bytes,
     }
-    once = workload.device == "cpu" and not shape.num_sliding_layers and not workload.sharding.library
-    growing = kv_cache(shape, replace(workload, prompt=0) if once else workload)
+    shared = workload.device == "cpu" and not shape.num_sliding_layers and not workload.sharding.library
+    growing = kv_cache(shape, replace(workload, prompt=0) if shared else workload)
     copied: float = workload.sequences * workload.sequence * 2 * shape.query_width * workload.compute_bytes
     if workload.device == "cpu" or workload.sequences == 1:  # alone, it has no padding, and so no mask
         copied = growing / shape.num_hidden_layers / 2
-    cache = growing + (kv_cache(shape, read) if once else 0.0)
+    cache = growing + (kv_cache(shape, read) if shared else 0.0)
     last = {"kv cache": cache, "activations": copied, "logits": logits}
     larger = reading if sum(reading.values()) > sum(last.values()) else last
     return parts | larger | {"dequantized": dequantized(shape, workload)}

@@ -14,7 +14,7 @@ from grpo.config.schema import ROOT
 from grpo.data.images import prompt_of
 from grpo.generation.at_once import AtOnce, each_alone, first_equal
 from grpo.generation.local import Completer, encode
-from grpo.generation.prompt_cache import why_not_once
+from grpo.generation.prompt_cache import why_repeated
 from grpo.generation.running_batch import why_not_shared
 from grpo.utils.errors import DoesNotFit
 from tests.vision_policies import FAMILIES as VISION_FAMILIES
@@ -71,7 +71,7 @@ def complete(model: Any, rows: list[list[int]], limit: int | None = None, how: A
 
 @contextmanager
 def computed(model: Any) -> Iterator[list[tuple[int, int]]]:
-    """Sequences and tokens of each forward pass, without those that try whether prompts can be there once."""
+    """Sequences and tokens of each forward pass, without those that try whether keys can be shared."""
     shapes: list[tuple[int, int]] = []
     hook = model.register_forward_pre_hook(
         lambda module, args, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
@@ -87,7 +87,7 @@ def test_greedy_completions_are_those_of_generate_alone(family: str) -> None:
     model, rows = policy(family, **(FAMILIES | STATE_SPACE)[family]), prompts(5, 23, 9)
     alone = each_alone(model, padded(rows)(list(range(len(rows)))), HOW)
     assert len({len(tokens) for tokens in alone}) > 1 or len(alone[0]) == LENGTH
-    assert (why_not_once(model) is None) == (family not in STATE_SPACE and "sliding_window" not in FAMILIES[family])
+    assert (why_repeated(model) is None) == (family not in STATE_SPACE and "sliding_window" not in FAMILIES[family])
     for limit in (None, 5, 3):
         with computed(model) as shapes:
             assert complete(model, rows, limit) == alone

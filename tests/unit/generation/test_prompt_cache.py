@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpo.generation.growing_cache import growing_cache
-from grpo.generation.prompt_cache import PromptCache, sequence, why_not_once
+from grpo.generation.prompt_cache import PromptCache, sequence, why_repeated
 
 SIZES = {
     **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -36,7 +36,7 @@ def cache_of(prompts: int, tokens: int, start: float = 0.0) -> PromptCache:
 def test_a_prompt_is_read_as_if_it_were_repeated(dtype: torch.dtype, autocast: bool) -> None:
     """Qwen3's norm makes keys of another type than values where autocast is on."""
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        assert why_not_once(policy("qwen3", dtype)) is None
+        assert why_repeated(policy("qwen3", dtype)) is None
 
 
 def test_completions_have_prompts_of_their_own_and_shared_keys() -> None:
@@ -64,10 +64,10 @@ def test_prompts_whose_completions_have_ended_are_dropped() -> None:
     assert cache.prompt_of.tolist() == [0, 1, 1, 2, 2]
 
 
-def test_what_cannot_have_prompts_once_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "window" in (why_not_once(policy("mistral", sliding_window=4)) or "")
-    assert "eager" in (why_not_once(policy(attn_implementation="eager")) or "")
-    assert "CPU" in (why_not_once(policy().to("meta")) or "")
+def test_what_cannot_share_keys_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "window" in (why_repeated(policy("mistral", sliding_window=4)) or "")
+    assert "eager" in (why_repeated(policy(attn_implementation="eager")) or "")
+    assert "CPU" in (why_repeated(policy().to("meta")) or "")
 
     def of_its_own(masked: bool, module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
         return sdpa_attention_forward(module, query, key, value, mask if masked else None, **options)
@@ -76,4 +76,4 @@ def test_what_cannot_have_prompts_once_says_why(monkeypatch: pytest.MonkeyPatch)
     for masked, reason in ((True, "PromptMask"), (False, "logits differ")):
         attention = partial(of_its_own, masked)
         monkeypatch.setattr(functions, lambda *_, attention=attention: attention)
-        assert reason in (why_not_once(policy()) or "")
+        assert reason in (why_repeated(policy()) or "")

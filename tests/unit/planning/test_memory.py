@@ -189,7 +189,7 @@ def test_generation_takes_what_is_planned(
     """Two prompts of different lengths, and completions that all become as long as they may."""
     if device == "cuda":  # where keys are repeated for each completion and each query head
         monkeypatch.setattr("grpo.generation.at_once.takes_grouped_keys", use_gqa_in_sdpa)
-        monkeypatch.setattr("grpo.generation.at_once.why_not_once", lambda model: "not on a CPU")
+        monkeypatch.setattr("grpo.generation.at_once.why_repeated", lambda model: "not on a CPU")
     policy = model(NUMBERS | {"max_position_embeddings": 512}).eval()
     rows = [[5] * length for length in (prompt, prompt // 2) for _ in range(group)]
 
