@@ -125,6 +125,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         sequences=per_generation,
         tokens=UNMEASURED if tokens == "auto" else tokens,
         completions_per_prompt=train.num_generations,
+        shares_keys=config.model.attn_implementation in (None, "sdpa") and sharding.weight_shards == 1,
         completions_per_sequence=train.num_generations if shared else 1,
         images=Images(per_generation, per_step, images_opened(config), config.task.max_pixels) if images else None,
         freeze=tuple(config.model.freeze),

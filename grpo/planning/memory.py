@@ -223,7 +223,7 @@ def rollout(shape: Shape, workload: Workload) -> Components:
         "activations": max(prefill, images.without_gradient(shape.vision, workload, "rollout")),
         "logits": workload.prompts_at_once * shape.vocab_size * workload.compute_bytes,
     }
-    shared = workload.device == "cpu" and not shape.num_sliding_layers and not workload.sharding.library
+    shared = workload.shares_keys and workload.device == "cpu" and not shape.num_sliding_layers
     growing = kv_cache(shape, replace(workload, prompt=0) if shared else workload)
     copied: float = workload.sequences * workload.sequence * 2 * shape.query_width * workload.compute_bytes
     if workload.device == "cpu" or workload.sequences == 1:  # alone, it has no padding, and so no mask

@@ -104,6 +104,8 @@ class Workload:
     """Parts of a vision-language model that are not trained: `vision`, `projector`."""
     completions_per_prompt: int = 1
     """Completions of a group, for which transformers reads the prompt once."""
+    shares_keys: bool = True
+    """Whether completions share their prompt's keys in a CPU's generation, if no layer has a window."""
     completions_per_sequence: int = 1
     """Number of completions behind a copy of their prompt: the group size with `update.share_prompts`, else 1."""
     weight_bytes: float = 2

@@ -343,6 +343,13 @@ def test_each_choice_of_shard_is_planned_as_what_it_is(composed: Compose, shard:
     assert workload.processes == 4, "host memory is that of one machine"
 
 
+def test_keys_are_shared_by_sdpa_with_whole_weights_alone(composed: Compose) -> None:
+    assert workload_of(composed(), "cpu").shares_keys
+    assert workload_of(composed("shard=zero2", "launch.processes=2"), "cpu").shares_keys
+    assert not workload_of(composed("model.attn_implementation=eager"), "cpu").shares_keys
+    assert not workload_of(composed("shard=fsdp2", "launch.processes=2"), "cpu").shares_keys
+
+
 def test_adapters_are_in_bfloat16_under_zero3_alone(composed: Compose) -> None:
     def adapter_of(*line: str) -> Any:
         return workload_of(composed("+gpu=h100", *line), "cuda").adapter

@@ -181,15 +181,16 @@ class Peak(TorchDispatchMode):
         self.now -= self.known.pop(storage)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("device", "shares_keys"), [("cpu", True), ("cpu", False), ("cuda", True)])
 @pytest.mark.parametrize(("prompt", "new", "group"), [(200, 50, 4), (20, 200, 4), (100, 100, 16)])
 def test_generation_takes_what_is_planned(
-    prompt: int, new: int, group: int, device: str, monkeypatch: pytest.MonkeyPatch
+    prompt: int, new: int, group: int, device: str, shares_keys: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two prompts of different lengths, and completions that all become as long as they may."""
-    if device == "cuda":  # where keys are repeated for each completion and each query head
+    if device == "cuda":  # where keys are repeated for each query head
         monkeypatch.setattr("grpo.generation.at_once.takes_grouped_keys", use_gqa_in_sdpa)
-        monkeypatch.setattr("grpo.generation.at_once.why_repeated", lambda model: "not on a CPU")
+    if device == "cuda" or not shares_keys:
+        monkeypatch.setattr("grpo.generation.at_once.why_repeated", lambda model: "not on a CPU, or not by sdpa")
     policy = model(NUMBERS | {"max_position_embeddings": 512}).eval()
     rows = [[5] * length for length in (prompt, prompt // 2) for _ in range(group)]
 
@@ -201,7 +202,7 @@ def test_generation_takes_what_is_planned(
     with Peak(policy) as measured:
         AtOnce().complete(policy, first_equal(rows), inputs_of, ("input_ids", "attention_mask"), how, "", group)
     workload = replace(WORKLOAD, prompt=prompt, completion=new, sequences=2 * group, completions_per_prompt=group)
-    planned = rollout(SHAPE, replace(workload, device=device))
+    planned = rollout(SHAPE, replace(workload, device=device, shares_keys=shares_keys))
     held = sum(planned[name] for name in ("kv cache", "activations", "logits"))
     assert held == pytest.approx(measured.highest, rel=0.1)
 
@@ -337,6 +338,7 @@ workloads = st.builds(
     activations_on_host=st.booleans(),
     mlp_tile=st.sampled_from([0, 1024]),
     masks=st.booleans(),
+    shares_keys=st.booleans(),
     device=st.sampled_from(["cuda", "cpu"]),
     images=st.none() | st.builds(Images, st.integers(1, 256), st.integers(1, 64), st.none() | st.integers(1, 10**7)),
     freeze=st.sampled_from([(), ("vision",), ("vision", "projector")]),
@@ -370,6 +372,7 @@ def test_what_saves_memory_saves_memory(shape: Shape, workload: Workload) -> Non
         {"reference": False},
         {"mlp_tile": min(plain.microbatch, 4096) // 2},
         {"masks": False},
+        {"shares_keys": True},
     ):
         if "adapter" in change:  # it keeps activations of its own, which for many tokens of a small model are more
             plain = replace(plain, tokens=min(plain.tokens, 4096))
