@@ -65,8 +65,7 @@ class AtOnce:
             DoesNotFit: a single completion does not fit.
         """
         shared = self._reads_once(model, names, how.get("generation_config"))
-        shares_keys = shared and len(set(same)) < len(same) and self._shares_keys(model)
-        count, batch, begun = len(same), RunningBatch(self.turns, shares_keys), list[range]()
+        count, batch, begun = len(same), RunningBatch(self.turns), list[range]()
 
         def parts() -> list[range]:
             """Return the remaining prompts: first as many as fit, then a group at a time, which joins later."""
@@ -87,7 +86,8 @@ class AtOnce:
                 numbers = [range(*of) for of in pairwise([*places, rows.stop])]
                 last = rows.stop == count or in_step(model)
                 most = 0 if last else (self.limit or count) - group
-                batch.begin(model, inputs_of(places), numbers, max(0, most), **how)
+                shares_keys = len(set(same)) < count and self._shares_keys(model)
+                batch.begin(model, inputs_of(places), numbers, max(0, most), shares_keys, **how)
             else:
                 batch.ended |= zip(rows, each_alone(model, inputs_of(list(rows)), how), strict=True)
 

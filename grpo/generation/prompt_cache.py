@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from grpo.generation.growing_cache import GrowingLayer, growing_cache, widened
 from grpo.utils.attention import as_computed, attention_by, implementations, policy_of
+from grpo.utils.oom import is_out_of_memory
 
 PREFIX = "shared_keys|"
 
@@ -215,6 +216,8 @@ def why_repeated(model: Any) -> str | None:
     try:
         repeated, shared = (after_two_tokens(model, shared) for shared in (False, True))
     except Exception as error:  # whatever a model makes of a cache that it does not know
+        if is_out_of_memory(error):
+            raise
         return f"{type(error).__name__}: {(str(error).strip() or 'without a message').splitlines()[0][:200]}"
     difference = float((shared - repeated).norm() / repeated.norm())
     if difference <= torch.finfo(shared.dtype).eps ** 0.5:  # never of nan

@@ -96,11 +96,10 @@ class RunningBatch:
 
     Args:
         turns: keeps the caches of ended completions, and returns the caches of the beginnings of prompts.
-        shares_keys: whether the keys and values of a prompt are there once for all its completions.
     """
 
-    def __init__(self, turns: Turns | None = None, shares_keys: bool = False) -> None:
-        self.turns, self.shares_keys = turns, shares_keys
+    def __init__(self, turns: Turns | None = None) -> None:
+        self.turns = turns
         self.ended: dict[int, list[int]] = {}
         """Tokens of completions that have ended, by their numbers."""
         self.cohorts: list[Cohort] = []
@@ -117,7 +116,9 @@ class RunningBatch:
         self.cohorts, self.inputs = [], {}
 
     @torch.no_grad()
-    def begin(self, model: Any, inputs: Any, numbers: Sequence[Sequence[int]], most: int, **how: Any) -> None:
+    def begin(
+        self, model: Any, inputs: Any, numbers: Sequence[Sequence[int]], most: int, shares_keys: bool, **how: Any
+    ) -> None:
         """Read prompts and generate until at most `most` completions are unfinished.
 
         Args:
@@ -125,16 +126,18 @@ class RunningBatch:
             inputs: tensors of distinct prompts, padded on the left, with their images.
             numbers: for each prompt, the numbers of its completions.
             most: unfinished completions to leave for a later call; 0 with sharded weights.
+            shares_keys: whether completions share the keys and values of their prompt; the same in each call of a batch.
             how: arguments of `generate`.
         """
         begun = self.turns and self.turns.take(inputs["input_ids"], inputs["attention_mask"], model.config)
         how |= {"past_key_values": begun or growing_cache(model.config)}
-        model.generate(**inputs, **how, custom_generate=partial(self.decode, numbers, most))
+        model.generate(**inputs, **how, custom_generate=partial(self.decode, numbers, most, shares_keys))
 
     def decode(
         self,
         numbers: Sequence[Sequence[int]],
         most: int,
+        shares_keys: bool,
         model: Any,
         input_ids: torch.Tensor,
         logits_processor: Any,
@@ -147,7 +150,7 @@ class RunningBatch:
         begins = [0] * len(input_ids) if mask is None else mask.argmax(1).tolist()
         outputs = model._prefill(input_ids, generation_config, inputs)
         inputs = model._update_model_kwargs_for_generation(outputs, inputs)
-        if self.shares_keys:
+        if shares_keys:
             inputs["past_key_values"] = PromptCache(inputs["past_key_values"])
         of_prompt = [prompt for prompt, of in enumerate(numbers) for _ in of]
         rows = torch.tensor(of_prompt, device=input_ids.device)
