@@ -126,7 +126,7 @@ class RunningBatch:
             inputs: tensors of distinct prompts, padded on the left, with their images.
             numbers: for each prompt, the numbers of its completions.
             most: unfinished completions to leave for a later call; 0 with sharded weights.
-            shares_keys: whether completions share the keys and values of their prompt; the same in each call of a batch.
+            shares_keys: whether completions share their prompt's keys and values; the same in each call of a batch.
             how: arguments of `generate`.
         """
         begun = self.turns and self.turns.take(inputs["input_ids"], inputs["attention_mask"], model.config)
