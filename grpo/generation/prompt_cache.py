@@ -1,7 +1,7 @@
 """A cache that has each prompt's keys and values once for all its completions, and the attention to it, on CPUs.
 
 Completions attend to their prompt together, in one call, and each to its own tokens in another; the outputs are merged
-by their log-sum-exps. So a step reads a prompt's keys once and not once per completion, and no copy of them is made.
+by their log-sum-exps. So for each token a prompt's keys are read once and not once per completion, without copies.
 On GPUs the prompts' keys are repeated: the kernel that takes padding and returns these sums is a CPU's.
 """
 
@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from grpo.generation.growing_cache import GrowingLayer, growing_cache, widened
 from grpo.utils.attention import as_computed, attention_by, implementations, policy_of
@@ -98,11 +96,11 @@ def sequence(cache: DynamicCache, row: int) -> list[tuple[torch.Tensor, ...]]:
     ]
 
 
-_cache: ContextVar[PromptCache | None] = ContextVar("cache", default=None)
+_cache: ContextVar[PromptCache] = ContextVar("cache")
 
 
 class PromptMask:
-    """Stands where a policy has its attention mask, in a step that computes a token of each completion.
+    """Stands where a policy has its attention mask, in a pass that computes a token of each completion.
 
     Args:
         cache: of the earlier tokens.
@@ -142,12 +140,9 @@ def shared_keys(model: Any, cache: DynamicCache | None) -> Iterator[None]:
         _cache.reset(token)
 
 
-def make_mask(name: str, *args: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> Any:
+def make_mask(name: str, *args: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> PromptMask:
     """Return the mask of the completions in the cache."""
-    cache = _cache.get()
-    if cache is None:
-        return ALL_MASK_ATTENTION_FUNCTIONS[name](*args, attention_mask=attention_mask, **options)
-    return PromptMask(cache, attention_mask)
+    return PromptMask(_cache.get(), attention_mask)
 
 
 def attend(
@@ -156,7 +151,7 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: Any,
+    attention_mask: PromptMask,
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -168,15 +163,13 @@ def attend(
         query: (completions, heads, 1, size).
         key: of the completions alone, (completions, key-value heads, tokens, size).
         value: like the keys.
-        attention_mask: a `PromptMask`.
+        attention_mask: stands in the place of the policy's.
         scaling: of the scores; 1 / sqrt(size) if it is None.
         options: further ones of the implementation.
 
     Returns:
         Output, (completions, 1, heads, size), and no weights.
     """
-    if not isinstance(attention_mask, PromptMask):
-        return ALL_ATTENTION_FUNCTIONS[name](module, query, key, value, attention_mask, scaling=scaling, **options)
     layer = attention_mask.cache.layers[module.layer_idx]
     rows, heads, _, size = query.shape
     pairs = key.size(1)

@@ -17,10 +17,7 @@ def policy_of(model: Any) -> PreTrainedModel:
 
 
 def implementations(model: Any) -> dict[str, list[Any]]:
-    """Return the names of the attention implementations in a language model, each with the configurations that say it.
-
-    Configurations that say none are left out.
-    """
+    """Return the names of a language model's attention implementations, each with the configurations that have it."""
     decoder = policy_of(model).get_decoder()
     configs = {id(module.config): module.config for module in decoder.modules() if hasattr(module, "config")}
     found = dict[str, list[Any]]()
