@@ -29,7 +29,8 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.utils import logging
 from trl import GRPOTrainer
 
-from benchmarks.update import build_policy, read_peak, reset_peak
+from benchmarks.peak import read_peak, reset_peak
+from benchmarks.update import build_policy
 from grpo.config.schema import ROOT
 from grpo.rundir.versions import versions
 from grpo.trainer import ExactGRPOTrainer

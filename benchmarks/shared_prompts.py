@@ -26,7 +26,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.utils import logging
 from trl import GRPOTrainer
 
-from benchmarks.update import build_policy, read_peak, rollout, update
+from benchmarks.peak import read_peak
+from benchmarks.update import build_policy, rollout, update
 from grpo.config.options import Update
 from grpo.config.schema import ROOT
 from grpo.trainer import ExactGRPOTrainer

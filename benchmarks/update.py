@@ -7,8 +7,6 @@ checkpointing, and writes `benchmarks/update_cuda.json`.
 """
 
 import argparse
-import ctypes
-import gc
 import json
 import math
 import os
@@ -30,6 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 from trl import GRPOTrainer
 
+from benchmarks.peak import read_peak, reset_peak
 from grpo.config.options import Update
 from grpo.config.schema import ROOT
 from grpo.trainer import ExactGRPOTrainer
@@ -143,26 +142,6 @@ def update(
         peak = max(peak, trainer.memory.highest["memory/update_gb"])
     gradients = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
     return seconds, peak - start_memory, gradients
-
-
-def reset_peak() -> float:
-    """Reset the peak of the memory and return the memory in use, GiB."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated() / 2**30
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    return read_peak()
-
-
-def read_peak() -> float:
-    """Return the peak of the memory in use, GiB."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 2**20
 
 
 def turns(repeats: int) -> list[tuple[str, str]]:
