@@ -9,8 +9,8 @@ verl and ms-swift need other versions of transformers and TRL. Each gets an envi
 The last prints a table and writes `benchmarks/peers_cpu.json`: SmolLM2-135M's shape in float32, half an hour on two
 cores. The loss is DAPO's, TRL's default, with which the gradients of all four are equal. An update is all computation
 between the rewards and the step of the optimizer. verl and ms-swift compute log-probabilities of the old policy in it,
-which TRL and this trainer need in later updates of the same completions alone. verl fills micro-batches as this trainer
-does, with as many tokens; with `padded` its completions are the rows of a batch, else one sequence.
+which TRL and this trainer need only in later updates of the same completions. verl's micro-batches have at most as many
+tokens as this trainer's; the completions of a micro-batch are packed into a sequence, or padded.
 """
 
 import argparse

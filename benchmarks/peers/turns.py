@@ -43,7 +43,7 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=os.environ | {"PYTHONPATH": str(Path.cwd())} | (environment or {}),
+                env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])} | (environment or {}),
             )
         self.ready = self._result()
 

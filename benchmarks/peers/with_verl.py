@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("tokens", type=int, help="per micro-batch")
-    parser.add_argument("--padded", action="store_true", help="completions side by side, not one after the other")
+    parser.add_argument("--padded", action="store_true", help="a padded batch instead of a packed sequence")
     args = parser.parse_args()
     engine = engine_of(args.folder, args.padded)
     rollouts = json.loads((args.folder / ROLLOUTS).read_text())

@@ -1,11 +1,15 @@
 """A cache with room for the next tokens; transformers' copies all keys and values for each token."""
 
+from inspect import signature
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
+from transformers import GenerationMixin
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+CACHE = "cache" if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
+"""Name of the cache among the inputs of a model: `cache` since transformers 5.24."""
 ROOM = 16
 """Tokens that fit into a layer before its keys and values are copied again."""
 

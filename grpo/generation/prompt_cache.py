@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from grpo.generation.growing_cache import GrowingLayer, growing_cache, widened
+from grpo.generation.growing_cache import CACHE, GrowingLayer, growing_cache, widened
 from grpo.utils.attention import as_computed, attention_by, implementations, policy_of
 from grpo.utils.oom import is_out_of_memory
 
@@ -223,9 +223,9 @@ def after_two_tokens(model: Any, shared: bool) -> torch.Tensor:
     config = policy_of(model).config
     ids = (torch.arange(2 * 5).view(2, 5) * 7919 + 5) % config.get_text_config().vocab_size
     rows, cache = torch.tensor([0, 0, 1]), growing_cache(config)
-    model(input_ids=ids, past_key_values=cache, use_cache=True)
+    model(input_ids=ids, **{CACHE: cache}, use_cache=True)
     cache = PromptCache(cache) if shared else cache
     cache.batch_select_indices(rows)
     with shared_keys(model, cache):
-        model(input_ids=ids[rows, :1], past_key_values=cache, use_cache=True)
-        return model(input_ids=ids[[0, 1, 1], 1:2], past_key_values=cache, use_cache=True).logits
+        model(input_ids=ids[rows, :1], **{CACHE: cache}, use_cache=True)
+        return model(input_ids=ids[[0, 1, 1], 1:2], **{CACHE: cache}, use_cache=True).logits

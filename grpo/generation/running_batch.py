@@ -17,7 +17,7 @@ from transformers.generation import GenerationMode
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL as READ_WITH_PROMPTS
 from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
-from grpo.generation.growing_cache import growing_cache, widened
+from grpo.generation.growing_cache import CACHE, growing_cache, widened
 from grpo.generation.prompt_cache import PromptCache, shared_keys
 from grpo.generation.turns import Turns
 from grpo.utils.distributed import world_size
@@ -89,6 +89,15 @@ class Cohort:
         self.numbers = [self.numbers[row] for row in rows.tolist()]
         self.begins = [self.begins[row] for row in rows.tolist()]
         self.ids = self.ids[rows]
+        select_in(self.processors, rows)
+
+
+def select_in(processors: Any, rows: torch.Tensor) -> None:
+    """Keep the state of these rows: since transformers 5.24 a repetition penalty has the padding of each."""
+    for processor in processors:
+        padding = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(padding, torch.Tensor):
+            processor.prompt_ignore_length = padding[rows.to(padding.device)]
 
 
 class RunningBatch:
@@ -130,7 +139,7 @@ class RunningBatch:
             how: arguments of `generate`.
         """
         begun = self.turns and self.turns.take(inputs["input_ids"], inputs["attention_mask"], model.config)
-        how |= {"past_key_values": begun or growing_cache(model.config)}
+        how |= {CACHE: begun or growing_cache(model.config)}
         model.generate(**inputs, **how, custom_generate=partial(self.decode, numbers, most, shares_keys))
 
     def decode(
@@ -151,9 +160,10 @@ class RunningBatch:
         outputs = model._prefill(input_ids, generation_config, inputs)
         inputs = model._update_model_kwargs_for_generation(outputs, inputs)
         if shares_keys:
-            inputs["past_key_values"] = PromptCache(inputs["past_key_values"])
+            inputs[CACHE] = PromptCache(inputs[CACHE])
         of_prompt = [prompt for prompt, of in enumerate(numbers) for _ in of]
         rows = torch.tensor(of_prompt, device=input_ids.device)
+        select_in(logits_processor, rows)
         cohort = Cohort(
             [number for of in numbers for number in of],
             input_ids[rows],
@@ -166,13 +176,13 @@ class RunningBatch:
         logits = outputs.logits[:, -1][rows]
         del outputs
         synced = in_step(model)
-        left = self._left(cohort, cohort.append(logits), synced, inputs["past_key_values"], of_prompt)
+        left = self._left(cohort, cohort.append(logits), synced, inputs[CACHE], of_prompt)
         if len(left):
             cohort.keep(left)
             inputs = selected(inputs, rows[left])
             self.inputs = joined(self.inputs, inputs, len(self), len(left)) if self.cohorts else inputs
             self.cohorts.append(cohort)
-        with model._optimize_model_for_decode(), shared_keys(model, self.inputs.get("past_key_values")):
+        with model._optimize_model_for_decode(), shared_keys(model, self.inputs.get(CACHE)):
             while model._has_unfinished_sequences(len(self) <= most, synced, input_ids.device):
                 self._step(model, synced)
         if not len(self):  # what was computed for other processes goes, too
@@ -192,7 +202,7 @@ class RunningBatch:
         for cohort in self.cohorts:
             size = len(cohort.numbers)
             ended = cohort.append(logits[start : start + size])
-            left = self._left(cohort, ended, synced, self.inputs["past_key_values"], range(start, start + size))
+            left = self._left(cohort, ended, synced, self.inputs[CACHE], range(start, start + size))
             if len(left) < size:
                 cohort.keep(left)
             kept.append(left + start)
@@ -226,7 +236,7 @@ def selected(inputs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
 
     Inputs of images are dropped.
     """
-    inputs["past_key_values"].batch_select_indices(rows)
+    inputs[CACHE].batch_select_indices(rows)
     by_token = {name: inputs[name].index_select(-2, rows) for name in BY_TOKEN if inputs.get(name) is not None}
     return {name: value for name, value in inputs.items() if name not in {*BY_TOKEN, *OF_IMAGES}} | by_token
 
@@ -235,9 +245,9 @@ def joined(under_way: dict[str, Any], new: dict[str, Any], rows: int, new_rows: 
     """Return a model's inputs for unfinished and new completions; the shorter sequences are padded on the left."""
     for inputs, count in ((under_way, rows), (new, new_rows)):
         if inputs.get("attention_mask") is None:  # which `generate` drops where nothing is padded
-            length = inputs["past_key_values"].get_seq_length() + 1
+            length = inputs[CACHE].get_seq_length() + 1
             inputs["attention_mask"] = torch.ones(count, length, dtype=torch.long, device=inputs["position_ids"].device)
-    before, cache = under_way["past_key_values"], new["past_key_values"]
+    before, cache = under_way[CACHE], new[CACHE]
     apart = [(of.prompt_tokens if isinstance(of, PromptCache) else 0,) for of in (before, cache)]
     result = dict(new)
     for name in BY_TOKEN:

@@ -203,8 +203,9 @@ def rollout(shape: Shape, workload: Workload) -> Components:
 
     In the first moment the distinct prompts pass through a layer, or their images through the tower. The second moment
     is the last token of completions at full length: temperature, softmax and sampling copy the logits in float32, and a
-    layer's keys and values are repeated per query head, because a mask is given; on a CPU, or of a completion alone,
-    only its keys are copied, where they need more room. A CPU has the prompts once in the cache.
+    layer's keys and values are repeated per query head, because a mask is given (not since transformers 5.24); on a
+    CPU, or of a completion alone, only its keys are copied, where they need more room. A CPU has the prompts once in
+    the cache.
     """
     parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "rollout")
     if workload.sharding.gathers_to_generate:

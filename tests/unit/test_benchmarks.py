@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from trl import GRPOTrainer
 
 from benchmarks import engine_check, preflight, update
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers.turns import Peer
 from benchmarks.preflight_cases import cases
 from grpo.config.schema import ROOT
 from tests.commands import command
@@ -29,6 +32,23 @@ def test_updates_discard_a_round_and_alternate_who_is_first(monkeypatch: pytest.
     assert order == ["trl", "ours", "ours", "trl", "trl", "ours", "ours", "trl"]
     assert result["seconds"] == {"trl": [4, 5, 8], "ours": [3, 6, 7]}
     assert 0 < result["gradient_difference"] <= 1e-5
+
+
+@pytest.mark.slow
+def test_trainers_in_their_own_processes_agree(tmp_path: Path) -> None:
+    peers.prepare(tmp_path, "b", "toy", rows=16)
+    started = peers.start(tmp_path, argparse.Namespace(workload="b", model="toy", rows=16, verl=None, swift=None))
+    results = peers.measure(started, tmp_path, repeats=1)
+    for peer in started.values():
+        peer.close()
+    assert list(results) == ["trl", "ours"]
+    assert 0 < results["ours"]["gradient_difference"] <= 1e-5
+    assert all(len(result["seconds"]) == 1 and result["peak_gib"][0] > 0 for result in results.values())
+
+
+def test_a_trainer_that_ends_early_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="no_such_trainer"):
+        Peer(sys.executable, "no_such_trainer", tmp_path)
 
 
 def test_each_engine_has_a_process_of_its_own() -> None:

@@ -10,6 +10,7 @@ from datasets import Dataset
 from benchmarks.exactness import FOUR, IMAGES, compare
 from grpo.config.options import Rollout, Update
 from grpo.data.images import View
+from grpo.generation.growing_cache import CACHE
 from grpo.trainer import ExactGRPOTrainer
 from tests.stock_trl import make, train
 from tests.vision_policies import FAMILIES, METHODS, options
@@ -49,7 +50,7 @@ def test_generation_with_images_is_split_between_prompts(tmp_path: Path) -> None
         trainer = make(ExactGRPOTrainer, tmp_path, **given)
 
         def within_memory(module: Any, args: Any, given: Any, limit: int = limit) -> None:
-            if not torch.is_grad_enabled() and given.get("past_key_values") and len(given["input_ids"]) > limit:
+            if not torch.is_grad_enabled() and given.get(CACHE) and len(given["input_ids"]) > limit:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
         trainer.model.register_forward_pre_hook(within_memory, with_kwargs=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from grpo.generation.growing_cache import CACHE
 from grpo.trainer import DoesNotFit, Update
 from tests.stock_trl import Record, ours, relative_difference, train
 
@@ -164,7 +165,7 @@ def test_generation_that_does_not_fit_is_split_between_prompts(tmp_path: Path) -
         trainer = ours(tmp_path, **options)
 
         def within_memory(module: Any, args: Any, given: Any, limit: int = limit) -> None:
-            if not torch.is_grad_enabled() and given.get("past_key_values") and len(given["input_ids"]) > limit:
+            if not torch.is_grad_enabled() and given.get(CACHE) and len(given["input_ids"]) > limit:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
         trainer.model.register_forward_pre_hook(within_memory, with_kwargs=True)
