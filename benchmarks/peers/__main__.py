@@ -2,9 +2,9 @@
 
 verl and ms-swift need other versions of transformers and TRL. Each gets an environment:
 
-    python -m venv build/verl && build/verl/bin/pip install verl==0.9.1 torch==2.13.0
-    python -m venv build/swift && build/swift/bin/pip install ms-swift==4.6.0 msgspec torch==2.13.0
-    python -m benchmarks.peers --verl build/verl/bin/python --swift build/swift/bin/python
+    python -m venv outputs/verl && outputs/verl/bin/pip install verl==0.9.1 torch==2.13.0
+    python -m venv outputs/swift && outputs/swift/bin/pip install ms-swift==4.6.0 msgspec torch==2.13.0
+    python -m benchmarks.peers --verl outputs/verl/bin/python --swift outputs/swift/bin/python
 
 The last prints a table and writes `benchmarks/peers_cpu.json`: SmolLM2-135M's shape in float32, half an hour on two
 cores. The loss is DAPO's, TRL's default, with which the gradients of all four are equal. An update is all computation
