@@ -31,7 +31,7 @@ TRANSFER = 3.0 * GB
 SLEEPING = 0.3 * GB
 """Memory that a sleeping vLLM engine keeps, bytes: CUDA graphs and communication buffers."""
 CPU_FRAGMENTS = 0.4
-"""Fragments of malloc, a fraction of the temporary memory: benchmarks/update_cpu.json shows 1.1 to 1.6 times it."""
+"""Fragments of malloc, a fraction of the temporary memory: updates on CPUs took 1.1 to 1.6 times of it."""
 
 Components = dict[str, float]
 
