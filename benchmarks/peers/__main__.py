@@ -33,11 +33,8 @@ from transformers.utils import logging
 from benchmarks.peers.turns import GRADIENT, POLICY, ROLLOUTS, Peer
 from benchmarks.update import GROUP, WORKLOADS, build_policy, rollout
 from grpo.config.schema import ROOT
+from grpo.utils.limits import UNMEASURED
 from tests.stock_trl import relative_difference
-
-TOKENS = 1024
-"""Of a micro-batch of verl: as many as this trainer takes on a CPU."""
-
 
 VERL = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "benchmarks.peers.verl_cpu"}
 """verl's environment."""
@@ -68,7 +65,7 @@ def start(folder: Path, args: argparse.Namespace) -> dict[str, Peer]:
     if args.verl:
         for padded in ([], ["--padded"]):
             name = "verl, padded" if padded else "verl"
-            given = (str(args.tokens), *padded)
+            given = (str(UNMEASURED), *padded)
             peers[name] = Peer(args.verl, "benchmarks.peers.with_verl", folder, *given, environment=VERL)
     if args.swift:
         peers["ms-swift"] = Peer(args.swift, "benchmarks.peers.with_swift", folder)
@@ -91,7 +88,7 @@ def measure(peers: dict[str, Peer], folder: Path, repeats: int) -> dict[str, Any
     return {
         name: {key: [found[key] for found in rounds[name]] for key in rounds[name][0]}
         | {"gradient_difference": relative_difference(gradients[name], gradients["trl"])}
-        | {"versions": peers[name].ready}
+        | {"versions": peers[name].versions}
         for name in order
     }
 
@@ -121,7 +118,6 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2_135m", help="a name of conf/model, or toy")
     parser.add_argument("--workload", default="b", choices=list(WORKLOADS))
     parser.add_argument("--rows", type=int, default=64, help="completions per step, in groups of 8")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="per micro-batch of verl")
     parser.add_argument("--repeats", type=int, default=2, help="updates by each that are counted")
     parser.add_argument("--no-write", action="store_true")
     args = parser.parse_args()
@@ -136,7 +132,7 @@ def main() -> None:
     show(results)
     if not args.no_write:
         content = {"date": str(date.today()), "cpu_cores": os.cpu_count(), "model": args.model, "rows": args.rows}
-        content |= {"workload": f"({args.workload}) {WORKLOADS[args.workload][0]}", "verl_tokens": args.tokens}
+        content |= {"workload": f"({args.workload}) {WORKLOADS[args.workload][0]}", "verl_tokens": UNMEASURED}
         path = ROOT / "benchmarks" / "peers_cpu.json"
         path.write_text(json.dumps(content | {"results": results}, indent=1) + "\n")
 

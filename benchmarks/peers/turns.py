@@ -45,7 +45,7 @@ class Peer:
                 text=True,
                 env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])} | (environment or {}),
             )
-        self.ready = self._result()
+        self.versions = self._result()
 
     def update(self, keep_gradient: bool = False) -> dict[str, Any]:
         """Return seconds and peak memory of an update."""

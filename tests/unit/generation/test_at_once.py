@@ -146,6 +146,25 @@ def test_penalties_and_ends_act_as_in_generate(options: dict[str, Any]) -> None:
         assert complete(model, rows, limit, how) == alone
 
 
+class KnowsPadding:
+    """A processor with a state per sequence, as the repetition penalty has it since transformers 5.24."""
+
+    def __init__(self, padding: list[int]) -> None:
+        self.prompt_ignore_length, self.sizes = torch.tensor(padding), list[int]()
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert self.prompt_ignore_length.tolist() == (ids != 0).int().argmax(1).tolist()
+        self.sizes.append(len(ids))
+        return scores
+
+
+def test_the_state_of_a_processor_follows_its_completions() -> None:
+    model, rows, processor = policy("llama"), prompts(5, 23, 9), KnowsPadding([18, 0, 14])
+    how = HOW | {"eos_token_id": list(range(2, 30)), "do_sample": True, "logits_processor": [processor]}
+    complete(model, rows, how=how)
+    assert processor.sizes[0] == len(rows) > len(set(processor.sizes)) > 3, "completions end one after the other"
+
+
 def test_completions_that_have_ended_are_not_computed() -> None:
     model, rows = policy("llama"), prompts(5, 23, 9)
     how = HOW | {"eos_token_id": list(range(2, 30)), "do_sample": True}
