@@ -19,6 +19,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_manage
 
 from grpo.generation.growing_cache import CACHE, growing_cache, widened
 from grpo.generation.prompt_cache import PromptCache, shared_keys
+from grpo.generation.sampling import drawn
 from grpo.generation.turns import Turns
 from grpo.utils.distributed import world_size
 
@@ -80,7 +81,7 @@ class Cohort:
     def append(self, logits: torch.Tensor) -> torch.Tensor:
         """Choose the next token of each completion from logits, (completions, vocabulary); return which have ended."""
         scores = self.processors(self.ids, logits.to(copy=True, dtype=torch.float32))
-        chosen = torch.multinomial(scores.softmax(-1), 1) if self.sample else scores.argmax(-1, keepdim=True)
+        chosen = drawn(scores) if self.sample else scores.argmax(-1, keepdim=True)
         self.ids = torch.cat((self.ids, chosen), 1)
         return self.criteria(self.ids, None)
 

@@ -59,7 +59,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_a_run_leaves_what_the_run_directory_promises(
     composed: Compose, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    summary = train(composed, tmp_path)
+    summary = train(composed, tmp_path, "train.num_completions_to_print=2")
     assert summary == json.loads((tmp_path / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("completed", 2)
     assert summary["versions"]["trl"]
