@@ -10,8 +10,8 @@ BLOCK = 128
 def drawn(scores: torch.Tensor) -> torch.Tensor:
     """Return a token of each row, (rows, 1), drawn by the softmax of scores, (rows, vocabulary).
 
-    `torch.multinomial` draws a random number for each token of the vocabulary. On a CPU that takes half as long as a
-    pass of SmolLM2-135M, so there a block of tokens is drawn by the sum of its probabilities, and then a token of it.
+    `torch.multinomial` draws a random number for each token of the vocabulary, on a CPU one after the other. So there a
+    block of tokens is drawn by the sum of its probabilities, and then a token of it.
 
     Raises:
         ValueError: a row has no probabilities, as a logit is NaN or infinite.
