@@ -7,12 +7,13 @@ Nothing is downloaded. `--toy` tries the code without a GPU.
 """
 
 import argparse
-import json
-import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from datetime import date
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,14 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from benchmarks import gpu_experiments, memory
-from benchmarks.gpu_experiments import EXPERIMENTS, NEEDS_VLLM, REAL, TOY
+from benchmarks.gpu_experiments import EXPERIMENTS, NEEDS_VLLM, REAL, TOY, Scale
 from grpo.config.schema import ROOT, register
+from grpo.measuring.processes import sent_by
 from grpo.rundir.files import read_json, write_json
 from grpo.rundir.versions import versions
 from grpo.utils.hardware import gpus_of_driver, use_expandable_segments
 from grpo.utils.limits import GB, USABLE
 
-RESULT = "RESULT "
-"""Precedes the line with an experiment's result."""
 LONGEST = 300
 """Seconds after which an experiment is ended."""
 TOY_CELLS = ("full 0.5B",)
@@ -48,7 +48,7 @@ def machine() -> dict[str, Any]:
 
 
 def names(toy: bool) -> list[str]:
-    """Return the experiments in their order, with the cells of docs/memory.md that fit this GPU."""
+    """Return the experiments in their order, and behind them the cells of docs/memory.md that fit this GPU."""
     cells: list[str] = list(TOY_CELLS)
     if not toy:
         register()
@@ -56,20 +56,28 @@ def names(toy: bool) -> list[str]:
             room = USABLE * torch.cuda.get_device_properties(0).total_memory / GB
             planned = memory.plan_cells(None)
         cells = [name for name, plan in planned.items() if plan["planned_gb"] + 1.5 <= room]
-    order = list(EXPERIMENTS)
-    behind = order.index("vllm asleep") + 1
-    return [*order[:behind], *(f"cell {name}" for name in cells), *order[behind:]]
+    return [*EXPERIMENTS, *(f"cell {name}" for name in cells)]
 
 
 def run_in_process(name: str, toy: bool, seconds: float) -> dict[str, Any]:
-    """Run an experiment in a process of its own; return its result, or an `error`."""
-    line = [sys.executable, "-m", "benchmarks.gpu", "--experiment", name, *(["--toy"] if toy else [])]
+    """Run an experiment in a process of its own; return its result, an `error`, or why it is `skipped`."""
+    if name in NEEDS_VLLM and find_spec("vllm") is None:
+        return {"skipped": "vLLM is not installed: make vllm"}
     try:
-        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": f"not done after {seconds:.0f} s", "cut_off": True}
-    results = [text.removeprefix(RESULT) for text in done.stdout.splitlines() if text.startswith(RESULT)]
-    return json.loads(results[-1]) if results else {"error": "\n".join(done.stderr.splitlines()[-12:])}
+        result = sent_by(send_result, name, TOY if toy else REAL, seconds=seconds)
+    except ChildProcessError as error:
+        return {"error": str(error)}
+    return result or {"error": f"not done after {seconds:.0f} s", "cut_off": True}
+
+
+def send_result(name: str, scale: Scale, sender: Connection) -> None:
+    """Run an experiment and send its result, or the end of the traceback as its `error`."""
+    if name not in NEEDS_VLLM:  # whose sleep mode refuses them; as in grpo.train
+        use_expandable_segments()
+    try:
+        sender.send(gpu_experiments.run(name, scale))
+    except Exception:
+        sender.send({"error": "\n".join(traceback.format_exc().splitlines()[-12:])})
 
 
 def markdown(content: dict[str, Any], missing: list[str]) -> str:
@@ -107,14 +115,7 @@ def main() -> None:
     )
     parser.add_argument("--toy", action="store_true", help="tiny shapes, also without a GPU, to try the code")
     parser.add_argument("--output", type=Path, help="JSON file; a .md file is written beside it; default: gpu.json")
-    parser.add_argument("--experiment", help=argparse.SUPPRESS)  # for the processes of the experiments
     options = parser.parse_args()
-    if options.experiment:
-        if options.experiment not in NEEDS_VLLM:  # whose sleep mode refuses them; as in grpo.train
-            use_expandable_segments()
-        result = gpu_experiments.run(options.experiment, TOY if options.toy else REAL)
-        print(RESULT + json.dumps(result), flush=True)
-        return
     if not (options.toy or torch.cuda.is_available()):
         sys.exit("benchmarks.gpu: needs an NVIDIA GPU; --toy tries the code without one")
     console, until = Console(), time.monotonic() + 60 * options.minutes

@@ -10,9 +10,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -39,6 +38,8 @@ from tests.stock_trl import Record, make, relative_difference, rollouts, train
 LORA = LoraConfig(r=16, target_modules="all-linear")
 CASES = ("grpo", "dapo", "bnpo, entropy bonus, 4 slices", "KL", "sequence level", "LoRA, KL, checkpointing")
 """Cases of benchmarks.exactness that are compared on a GPU."""
+PLANNED = 16384
+"""Tokens of a micro-batch that a plan for 80 GB chooses; a smaller GPU runs out of memory once and halves it."""
 Result = dict[str, Any]
 
 
@@ -125,6 +126,7 @@ PHASES: dict[str, Callable[[Any], tuple[Any, str]]] = {
 
 def out_of_memory(scale: Scale) -> Result:
     """Run out of memory in each phase, and compare completions and weights with those of a run that did not."""
+    scale = replace(scale, completion=scale.completion // 2)
     one_microbatch = Update(scale.completions * (scale.completion + 128))
     # an adapter, as memory that stays, such as gradients and optimizer state, does not shrink with the micro-batch
     common = {"num_iterations": 2, "max_steps": 2, "update": one_microbatch, "peft_config": LORA}
@@ -208,6 +210,7 @@ def deterministic() -> Iterator[None]:
 @deterministic()
 def offloaded(scale: Scale) -> Result:
     """Train all weights with everything on the GPU, and with a part offloaded to CPU: memory, time and weights."""
+    scale = replace(scale, completions=16)
     found: dict[str, Result] = {}
     weights = {}
     parts: dict[str, dict[str, Any]] = {
@@ -235,10 +238,11 @@ def offloaded(scale: Scale) -> Result:
 def bitsandbytes(scale: Scale) -> Result:
     """Train by each 8-bit optimizer, and an adapter on a base in NF4."""
     found: Result = {}
+    common = {"max_steps": 3, "update": Update(4096)}
     optimizers = ("adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit") if scale.device == "cuda" else ("adamw_8bit",)
     for optimizer in optimizers:
         with tempfile.TemporaryDirectory() as folder:
-            made = trainer(scale, folder, torch.bfloat16, max_steps=3, optim=optimizer, gradient_checkpointing=True)
+            made = trainer(scale, folder, torch.bfloat16, optim=optimizer, gradient_checkpointing=True, **common)
             logs = train(made).logs
         found[optimizer] = summary_of(made, logs)
         del made
@@ -247,8 +251,7 @@ def bitsandbytes(scale: Scale) -> Result:
         quantization = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
         )
-        options = {"quantization_config": quantization, "peft_config": LORA, "max_steps": 3}
-        made = trainer(scale, folder, **options | {"model": folder})
+        made = trainer(scale, folder, model=folder, quantization_config=quantization, peft_config=LORA, **common)
         found["NF4"] = summary_of(made, train(made).logs)
     return found
 
@@ -295,17 +298,17 @@ def cell(name: str, scale: Scale) -> Result:
     register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         planned = memory.plan_cells([name])[name]
-        measured = memory.run_cell(planned["overrides"], None, toy=scale is TOY)
+        measured = memory.run_cell(planned["overrides"], None, toy=scale == TOY)
     return {"planned_gb": planned["planned_gb"], "reference_gb": planned["reference_gb"], **measured}
 
 
 def update_speed(scale: Scale) -> Result:
     """Time the update in turns with stock TRL and its fused head; see benchmarks.update."""
     args = argparse.Namespace(
-        model="qwen2_5_1_5b" if scale is REAL else "toy", device=scale.device, rows=scale.completions, repeats=2
+        model="qwen2_5_1_5b" if scale == REAL else "toy", device=scale.device, rows=scale.completions, repeats=2
     )
-    args.budget = "auto"
-    return {letter: update.measure(letter, args) for letter in (update.WORKLOADS if scale is REAL else "a")}
+    args.budget = PLANNED if scale == REAL else "auto"
+    return {letter: update.measure(letter, args) for letter in (update.WORKLOADS if scale == REAL else "a")}
 
 
 def generation(scale: Scale) -> Result:
@@ -313,19 +316,22 @@ def generation(scale: Scale) -> Result:
     from benchmarks import generation as rates  # imports vLLM
 
     with tempfile.TemporaryDirectory() as folder:
-        name = rates.random_weights("qwen2_5_1_5b" if scale is REAL else "toy", folder, scale.device)
-        return {"tokens per second": rates.generation(name, rates.COUNTS if scale is REAL else (4,))}
+        name = rates.random_weights("qwen2_5_1_5b" if scale == REAL else "toy", folder, scale.device)
+        return {"tokens per second": rates.generation(name, rates.COUNTS if scale == REAL else (4,))}
 
 
 def whole_step(scale: Scale) -> Result:
     """Time whole steps, generation by transformers included, by stock TRL and by ours."""
+    scale = replace(scale, completion=scale.completion // 4)
     found: Result = {}
     for name, kind in (("trl", GRPOTrainer), ("ours", ExactGRPOTrainer)):
-        options = generating(scale, trainer_class=kind, max_steps=3, peft_config=LORA)
+        options = generating(scale, trainer_class=kind, max_steps=2, peft_config=LORA)
         if scale.device == "cuda":
             options |= {"bf16": True, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 8}
         with tempfile.TemporaryDirectory() as folder:
             started = time.perf_counter()
+            if kind is ExactGRPOTrainer:
+                options |= {"update": Update(PLANNED)}
             record: Record = train(trainer(scale, folder, torch.bfloat16, **options))
         steps = [row["step_time"] for row in record.logs]
         found[name] = {"step_s": min(steps), "with loading_s": time.perf_counter() - started}
@@ -344,14 +350,12 @@ EXPERIMENTS: dict[str, Callable[[Scale], Result]] = {
     "generation": generation,
     "whole step": whole_step,
 }
-"""By name, in the order in which they are worth the time; the cells of docs/memory.md come after vLLM."""
+"""By name, in the order in which they are worth the time."""
 NEEDS_VLLM = ("vllm awake", "vllm asleep", "generation")
 
 
 def run(name: str, scale: Scale) -> Result:
     """Run an experiment or a cell by its name, `cell LoRA 3B`."""
-    if name in NEEDS_VLLM and find_spec("vllm") is None:
-        return {"skipped": "vLLM is not installed: make vllm"}
     if name.startswith("cell "):
         return cell(name.removeprefix("cell "), scale)
     return EXPERIMENTS[name](scale)

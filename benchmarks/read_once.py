@@ -1,8 +1,9 @@
 """The generation phase of a step by stock TRL and by ours, with transformers, in turns: time and memory.
 
 Both make completions of the same lengths: the first token of each is forced, and says when it ends. Text by a policy of
-SmolLM2-135M's shape, images by one of SmolVLM-256M's, both in float32. `python -m benchmarks.read_once` prints a table
-and writes `benchmarks/read_once_cpu.json`; it takes half an hour on two cores.
+SmolLM2-135M's shape, images by one of SmolVLM-256M's, in float32, on a GPU in bfloat16. `python -m
+benchmarks.read_once` prints a table and writes `benchmarks/read_once_cpu.json`, which takes half an hour on two cores,
+or `read_once_cuda.json`.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from tests.stock_trl import make
 from tests.vision_policies import TEMPLATE, tokenizer_with
 
 GROUP, LONGEST = 8, 256
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WORDS, FIRST = 3, 100
 """The first token that ends nothing, and the first that says a length."""
 
@@ -68,12 +70,12 @@ class Lengths(LogitsProcessor):
     """Gives each completion its length: by its first token, which is forced."""
 
     def __init__(self, lengths: list[int], eos: int) -> None:
-        self.lengths, self.eos = torch.tensor(lengths), eos
+        self.lengths, self.eos = torch.tensor(lengths, device=DEVICE), eos
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         chosen = torch.full_like(scores, -math.inf)
         if len(input_ids) == len(self.lengths) and not (input_ids >= FIRST).any():
-            rows = torch.arange(len(scores))
+            rows = torch.arange(len(scores), device=DEVICE)
             chosen[rows, FIRST + rows] = 0.0
             return chosen
         first = (input_ids >= FIRST).int().argmax(1)
@@ -102,7 +104,9 @@ def smolvlm() -> tuple[Any, Any]:
     tower |= {"patch_size": 16, "image_size": 512}
     ids = {"image_token_id": processor.image_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = AutoConfig.for_model("idefics3", text_config=text, vision_config=tower, scale_factor=4, **ids)
-    return AutoModelForImageTextToText.from_config(config, dtype=torch.float32), processor
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    with torch.device(DEVICE):
+        return AutoModelForImageTextToText.from_config(config, dtype=dtype), processor
 
 
 def problems(workload: Workload) -> list[dict[str, Any]]:
@@ -125,7 +129,7 @@ def measure(workload: Workload, repeats: int) -> dict[str, Any]:
         model, processor = smolvlm()
         given = {"model": model, "processing_class": processor}
     else:
-        given = {"model": build_policy("smollm2_135m", "cpu")}
+        given = {"model": build_policy("smollm2_135m", DEVICE)}
     rows, wanted = problems(workload), lengths(workload.prompts * GROUP)
     found: dict[str, list[tuple[float, float]]] = {"trl": [], "ours": []}
     given["model"].eval()
@@ -177,7 +181,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.set_verbosity_error()
     table = Table("prompts", "completions", "TRL s", "ours s", "ratio", "TRL GiB", "ours GiB")
-    file = ROOT / "benchmarks" / "read_once_cpu.json"
+    file = ROOT / "benchmarks" / f"read_once_{DEVICE}.json"
     known = json.loads(file.read_text())["results"] if file.exists() else {}
     for name in args.workloads:
         known[name] = result = measure(WORKLOADS[name], args.repeats)
@@ -189,7 +193,11 @@ def main() -> None:
         table.add_row(
             result["workload"], str(result["completions"]), *medians[:2], f"{result['ratio']:.2f}x", *medians[2:]
         )
-        content = {"date": str(date.today()), "device": f"{os.cpu_count()} cores", "versions": versions()}
+        content = {
+            "date": str(date.today()),
+            "device": torch.cuda.get_device_name() if DEVICE == "cuda" else f"{os.cpu_count()} cores",
+            "versions": versions(),
+        }
         file.write_text(json.dumps(content | {"results": known}, indent=1) + "\n")
     Console().print(table)
 

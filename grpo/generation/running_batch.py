@@ -59,7 +59,12 @@ def why_not_shared(model: Any, inputs: Iterable[str], config: GenerationConfig |
 
 def in_step(model: Any) -> bool:
     """Return whether all processes have to compute each token together, as the weights are sharded."""
-    return world_size() > 1 and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
+    return world_size() > 1 and gathers_weights(model)
+
+
+def gathers_weights(model: Any) -> bool:
+    """Return whether a forward pass gathers sharded weights."""
+    return is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
 
 
 @dataclass
@@ -183,7 +188,9 @@ class RunningBatch:
             inputs = selected(inputs, rows[left])
             self.inputs = joined(self.inputs, inputs, len(self), len(left)) if self.cohorts else inputs
             self.cohorts.append(cohort)
-        with model._optimize_model_for_decode(), shared_keys(model, self.inputs.get(CACHE)):
+        # saves an eighth of the time; reading prompts stays outside, as an update may use the features of their images
+        quickly = torch.no_grad() if gathers_weights(model) else torch.inference_mode()
+        with quickly, model._optimize_model_for_decode(), shared_keys(model, self.inputs.get(CACHE)):
             while model._has_unfinished_sequences(len(self) <= most, synced, input_ids.device):
                 self._step(model, synced)
         if not len(self):  # what was computed for other processes goes, too

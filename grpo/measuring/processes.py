@@ -1,10 +1,10 @@
-"""Each case in a process of its own, forked from a process with the libraries loaded: an OOM ends one case only."""
+"""Each case in a process of its own, forked from a process with libraries loaded: an OOM ends one case only."""
 
 import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
@@ -12,8 +12,10 @@ from typing import Any
 from grpo.measuring.cases import Case
 from grpo.utils.errors import DoesNotFit
 
+PRELOADED = ["datasets", "transformers.models.auto.modeling_auto", "grpo.measuring.cases"]
+"""Not PEFT and what imports it: with it comes bitsandbytes, which initializes CUDA, and then no fork can use it."""
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["grpo.measuring.training"])
+FORKS.set_forkserver_preload(PRELOADED)
 
 
 def in_process(case: Case, device: str, seconds: float) -> tuple[dict[str, Any] | None, str]:
@@ -21,18 +23,33 @@ def in_process(case: Case, device: str, seconds: float) -> tuple[dict[str, Any] 
 
     Returns its `outcome` with the measured numbers, and the traceback of an error; None if it was not done in time.
     """
+    try:
+        return sent_by(report, case, device, seconds=seconds) or (None, f"not done after {seconds:.0f} s")
+    except ChildProcessError as error:  # ended by the system
+        return {"outcome": "failed", "error": str(error)}, ""
+
+
+def sent_by(function: Callable[..., None], *arguments: Any, seconds: float) -> Any:
+    """Return what a function sends from a process of its own, None if it has sent nothing in time.
+
+    Args:
+        function: gets the arguments and the connection to send by.
+        arguments: of the function.
+        seconds: after which the process is ended.
+
+    Raises:
+        ChildProcessError: the process has ended without sending; the text has its exit status.
+    """
     receiver, sender = FORKS.Pipe(duplex=False)
-    process = FORKS.Process(target=report, args=(case, device, sender))
+    process = FORKS.Process(target=function, args=(*arguments, sender))
     with silent():  # the libraries' warnings
         process.start()
     sender.close()
     try:
-        if not receiver.poll(max(0.0, seconds)):
-            return None, f"not done after {seconds:.0f} s"
-        return receiver.recv()
-    except EOFError:  # ended by the system
+        return receiver.recv() if receiver.poll(max(0.0, seconds)) else None
+    except EOFError:
         process.join()
-        return {"outcome": "failed", "error": f"exit status {process.exitcode}"}, ""
+        raise ChildProcessError(f"exit status {process.exitcode}") from None
     finally:
         process.kill()
         process.join()

@@ -19,7 +19,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from grpo.trainer.sharing.layout import Group
-from grpo.trainer.sharing.merged import MergedAttention, can_merge
+from grpo.trainer.sharing.merged import can_merge, layout_on, merged_attention
 from grpo.utils.attention import as_computed, attention_by
 from grpo.utils.patching import replaced
 
@@ -42,6 +42,7 @@ class GroupMask:
         self.groups, self.options = groups, options
         self._make, self._made = make, dict[tuple[int, int, int], Any]()
         self._of_short: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._layout: Any = None
 
     def is_causal(self, tokens: int) -> bool:
         """Return whether each of so many consecutive tokens sees all earlier ones."""
@@ -72,6 +73,12 @@ class GroupMask:
             places = (part.flatten() >= 0).nonzero()[:, 0]
             self._of_short = seen.tril()[:, None].to(device), places.to(device)
         return self._of_short
+
+    def layout(self, device: torch.device) -> Any:
+        """Return the groups as `merged_attention` takes them on a device."""
+        if self._layout is None:
+            self._layout = layout_on(device, self.groups)
+        return self._layout
 
 
 def shared_attention(model: Any) -> AbstractContextManager[None]:
@@ -144,7 +151,7 @@ def attend(
     if name == "sdpa" and plain:
         tensors = tuple(as_computed(tensor) for tensor in (query, key, value))
         if can_merge(*tensors):
-            output = MergedAttention.apply(*tensors, groups, options.get("scaling"))
+            output = merged_attention(*tensors, attention_mask.layout(query.device), options.get("scaling"))
             return output.transpose(1, 2).contiguous(), None
     with replaced(module.config, "_attn_implementation", name):
         parts = [

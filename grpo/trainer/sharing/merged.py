@@ -3,6 +3,8 @@
 All completions of a prompt attend to it in one call without a mask, and each to itself in a causal one. The two are
 merged by their log-sum-exps. A kernel's backward pass needs nothing of the forward pass but the output and the
 log-sum-exp: given the merged ones, it returns its part of the gradient, as in ring attention (2310.01889).
+
+On a CPU each prompt has calls of its own; on a GPU those of all prompts are two (`grpo/trainer/sharing/varlen.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,41 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from grpo.trainer.sharing.layout import Group
+from grpo.trainer.sharing.varlen import Segments, VarlenAttention, segments_of
 from grpo.utils.oom import is_out_of_memory
 
 aten = torch.ops.aten
-
-
-def forward_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]:
-    """Return output, log-sum-exp, and what the backward pass needs besides, of (number, heads, length, size)."""
-    if query.is_cuda:
-        found = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
-        return found[0], found[1], tuple(found[2:8])
-    output, sums = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
-    return output, sums, ()
-
-
-def backward_kernel(
-    given: torch.Tensor, tensors: Sequence[torch.Tensor], causal: bool, scale: float | None, besides: tuple[Any, ...]
-) -> tuple[torch.Tensor, ...]:
-    """Return the gradients of queries, keys and values, from that of the output.
-
-    Args:
-        given: the gradient of the output.
-        tensors: queries, keys, values, output and log-sum-exp.
-        causal: whether a token sees no later one.
-        scale: of the products of queries and keys.
-        besides: the rest of what `forward_kernel` has returned.
-    """
-    if not given.is_cuda:
-        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
-        return backward(given, *tensors, 0.0, causal, scale=scale)
-    *others, sums = tensors
-    places, random = besides[:4], besides[4:]
-    backward = aten._scaled_dot_product_flash_attention_backward
-    return backward(given, *others, sums.contiguous(), *places, 0.0, causal, *random, scale=scale)
 
 
 class Call(NamedTuple):
@@ -87,7 +58,7 @@ def part(tensor: torch.Tensor, place: tuple[int, int, int]) -> torch.Tensor:
 
 
 class MergedAttention(torch.autograd.Function):
-    """Attention of groups, from queries (1, heads, T, size), keys and values to (1, heads, T, size)."""
+    """Attention of groups on a CPU, from queries (1, heads, T, size), keys and values to (1, heads, T, size)."""
 
     @staticmethod
     def forward(
@@ -102,11 +73,9 @@ class MergedAttention(torch.autograd.Function):
         _, heads, length, size = query.shape
         output = query.new_empty(1, length, heads, size).transpose(1, 2)
         logsumexp = query.new_empty(1, length, heads, dtype=torch.float32).transpose(1, 2)
-        besides = []
         for call in calls_of(groups):
             tensors = part(query, call.query), part(key, call.key), part(value, call.key)
-            found, sums, rest = forward_kernel(*tensors, call.causal, scale)
-            besides.append(rest)
+            found, sums = aten._scaled_dot_product_flash_attention_for_cpu(*tensors, 0.0, call.causal, scale=scale)
             into, total = part(output, call.query), part(logsumexp, call.query)
             if call.merges:
                 merged = torch.logaddexp(total, sums)
@@ -117,7 +86,7 @@ class MergedAttention(torch.autograd.Function):
                 into.copy_(found)
                 total.copy_(sums)
         ctx.save_for_backward(query, key, value, output, logsumexp)
-        ctx.groups, ctx.scale, ctx.besides = groups, scale, besides
+        ctx.groups, ctx.scale = groups, scale
         return output
 
     @staticmethod
@@ -125,14 +94,40 @@ class MergedAttention(torch.autograd.Function):
         """Compute the gradient of each call from the merged output and log-sum-exp."""
         query, key, value, output, logsumexp = ctx.saved_tensors
         sums = [torch.zeros_like(tensor) for tensor in (query, key, value)]
-        for call, besides in zip(calls_of(ctx.groups), ctx.besides, strict=True):
+        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        for call in calls_of(ctx.groups):
             tensors = part(query, call.query), part(key, call.key), part(value, call.key)
             merged = part(output, call.query), part(logsumexp, call.query)
             given = part(gradients[0], call.query)
-            found = backward_kernel(given, (*tensors, *merged), call.causal, ctx.scale, besides)
+            found = backward(given, *tensors, *merged, 0.0, call.causal, scale=ctx.scale)
             for total, gradient, place in zip(sums, found, (call.query, call.key, call.key), strict=True):
                 part(total, place).add_(gradient)
         return *sums, None, None
+
+
+def layout_on(device: torch.device, groups: Sequence[Group]) -> Sequence[Group] | Segments:
+    """Return the groups of a sequence as `merged_attention` takes them on a device."""
+    return segments_of(groups, device) if device.type == "cuda" else groups
+
+
+def merged_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: Sequence[Group] | Segments,
+    scale: float | None,
+) -> torch.Tensor:
+    """Return the attention of groups, (1, heads, T, size).
+
+    Args:
+        query: (1, heads, T, size).
+        key: (1, key-value heads, T, size).
+        value: like the keys.
+        layout: from `layout_on`.
+        scale: of the products of queries and keys; None for that of `scaled_dot_product_attention`.
+    """
+    kind = VarlenAttention if query.is_cuda else MergedAttention
+    return kind.apply(query, key, value, layout, scale)
 
 
 def can_merge(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
@@ -161,14 +156,16 @@ def is_exact(device: torch.device, dtype: torch.dtype, heads: int, pairs: int, s
     random = (torch.randn(1, number, 23, size, generator=generator) for number in (heads, heads, pairs, pairs))
     given, *tensors = (value.to(device, dtype) for value in random)
     found = []
-    with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+    # within a checkpointed layer, too, whose hooks would count the tensors that are saved here as the layer's
+    unseen = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with unseen, torch.enable_grad(), torch.autocast(device.type, enabled=False):
         for merged in (True, False):
             query, key, value = leaves = [
                 tensor.detach().to(dtype if merged else torch.float32).requires_grad_() for tensor in tensors
             ]
             if merged:
                 try:
-                    output = MergedAttention.apply(query, key, value, groups, None)
+                    output = merged_attention(query, key, value, layout_on(device, groups), None)
                     output.backward(given)
                 except RuntimeError as error:  # of kernels that do not take these numbers
                     if is_out_of_memory(error):

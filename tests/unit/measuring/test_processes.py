@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -46,3 +48,10 @@ def test_a_killed_and_a_slow_process_leave_the_command_alive(monkeypatch: pytest
     started = time.monotonic()
     assert processes.in_process(CASE, "cpu", 1) == (None, "not done after 1 s")
     assert time.monotonic() - started < 30
+
+
+def test_what_is_loaded_before_a_fork_does_not_initialize_cuda() -> None:
+    """As bitsandbytes does, which asks for the capability of the GPU when it is imported."""
+    code = f"import sys; [__import__(name) for name in {processes.PRELOADED}]; print('bitsandbytes' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"
