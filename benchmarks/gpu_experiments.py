@@ -136,10 +136,11 @@ def out_of_memory(scale: Scale) -> Result:
         options = common | (greedy if phase == "generate" else {})
         with tempfile.TemporaryDirectory() as folder:
             free = trainer(scale, folder, **options)
+            clear_device_cache(garbage_collection=True)  # of the trainer before, too
             before = torch.cuda.memory_allocated() if scale.device == "cuda" else 0
             start = trained(free)
             train(free)
-            limit = before + 0.6 * (free.memory.highest[f"memory/{phase}_gb"] * GB - before)
+            room = 0.6 * (free.memory.highest[f"memory/{phase}_gb"] * GB - before)
             weights = trained(free)
             completions = list(free._logs["completion"])
             del free
@@ -148,8 +149,8 @@ def out_of_memory(scale: Scale) -> Result:
             owner, method = where(made)
             inner = getattr(owner, method)
 
-            def short(*args: Any, inner: Any = inner, made: Any = made, limit: float = limit, **kwargs: Any) -> Any:
-                with little_memory(made, limit):
+            def short(*args: Any, inner: Any = inner, made: Any = made, room: float = room, **kwargs: Any) -> Any:
+                with little_memory(made, room):
                     return inner(*args, **kwargs)
 
             with replaced(owner, method, short):
@@ -172,10 +173,11 @@ def trained(made: Any) -> dict[str, torch.Tensor]:
 
 
 @contextlib.contextmanager
-def little_memory(made: Any, limit: float) -> Iterator[None]:
-    """While inside, there are so many bytes of the GPU; on a CPU the first forward pass raises as a GPU does."""
+def little_memory(made: Any, room: float) -> Iterator[None]:
+    """While inside, so many bytes of the GPU are free; on a CPU the first forward pass raises as a GPU does."""
     if torch.cuda.is_available():
-        clear_device_cache(garbage_collection=True)  # of the trainer before, too
+        clear_device_cache(garbage_collection=True)
+        limit = torch.cuda.memory_reserved() + room  # in use are also the workspaces of libraries
         torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties().total_memory)
         try:
             yield

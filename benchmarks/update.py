@@ -113,6 +113,8 @@ def trainer_for(trainer_class: type[GRPOTrainer], workload: str, args: argparse.
         **({"update": Update(max_tokens_per_microbatch=args.budget)} if trainer_class is ExactGRPOTrainer else {}),
     )
     trainer.create_optimizer()
+    if on_gpu:  # as `train` does
+        trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
     trainer.current_gradient_accumulation_steps = args.rows // GROUP
     return trainer
 

@@ -12,9 +12,17 @@ CPU = torch.device("cpu")
 
 
 class PeakTracker(MemTracker):
-    """Follows the total peak only; with LoRA's many modules that of every module would take hours."""
+    """Follows the total peak only; with LoRA's many modules that of every module would take hours.
+
+    `torch.inference_mode`, in which completions are generated, has no place for the hooks of modules.
+    """
 
     follows = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        modules: Any = self._mod_tracker
+        modules._fw_pre_hook = modules._fw_post_hook = lambda *args: None
 
     def _update_peak_stats(self, peak_state: Any) -> None:
         if not self.follows:
@@ -23,10 +31,6 @@ class PeakTracker(MemTracker):
             if self._peak_mem.get(device, 0) < snapshot["Total"]:
                 self._peak_mem[device] = snapshot["Total"]
                 self._peak_mem_snap[device] = dict(snapshot)
-
-    def _pre_fw_hook(self, *args: Any) -> None: ...
-
-    _post_fw_hook = _pre_bw_hook = _post_bw_hook = _pre_fw_hook
 
     def take_peak(self) -> int:
         """Return the peak of CPU tensors since the last call, bytes, and begin at the tensors of this moment."""

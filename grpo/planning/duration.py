@@ -22,7 +22,7 @@ from grpo.planning.workload import Workload
 REACHED = {"cuda": 0.4, "mps": 0.4, "Ampere": 0.55, "cpu": 0.5}
 """The fraction of a device's operations per second that training and prompts reach: by published steps on A100 (Ampere)
 and H100 (benchmarks/published.json); other GPUs as H100."""
-LAYER = {"cuda": 5e-4, "mps": 5e-4, "cpu": 4e-4}
+LAYER = {"cuda": 1e-3, "mps": 1e-3, "cpu": 4e-4}
 """Seconds per layer and forward pass of transformers for Python and the start of kernels."""
 ENGINE_LAYER = {"cuda": 5e-5, "cpu": 2e-4}
 """The same for vLLM, which records them as CUDA graphs."""
@@ -30,7 +30,7 @@ MEAN_LENGTH = 0.5
 """Mean length of a completion, as a fraction of the limit."""
 OFF_BY = {"cuda": 3.0, "mps": 3.0, "cpu": 2.0}
 """The factor by which an estimate may be off; on a CPU the demo and SmolLM2 stay within it, on A100 and H100 published
-updates do. Generation on a GPU has not been compared."""
+updates do. Generation on a GPU has been compared with one run (docs/memory.md)."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Duration:
             text += "; train.max_steps gives the time and the cost of the run"
         if self.compared:
             return text + "; at the speed of this machine right now"
-        return text + "; generation never compared with a GPU"
+        return text + "; generation compared with one run on one GPU"
 
 
 def spoken(seconds: float) -> str:

@@ -12,6 +12,7 @@ from grpo.config.schema import ROOT, register
 from grpo.measuring.cases import cases
 from grpo.measuring.processes import in_process
 from grpo.planning.fit import HEADROOM
+from grpo.trainer.sharing.merged import is_exact
 from grpo.utils.hardware import free_gpu_memory, gpu_utilization
 from grpo.utils.limits import USABLE
 
@@ -33,6 +34,12 @@ def test_the_gradient_matches_stock_trl_and_bfloat16_is_no_worse() -> None:
     assert max(result["float32 against TRL"].values()) <= 1e-5
     theirs, ours = (result["error in bfloat16"][f"bfloat16 {trainer}"] for trainer in ("trl", "ours"))
     assert ours <= 1.2 * theirs
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0), reason="needs Ampere")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_kernels_of_shared_prompts_are_exact(dtype: torch.dtype) -> None:
+    assert is_exact(torch.device("cuda"), dtype, heads=14, pairs=2, size=64)
 
 
 def test_auto_grows_and_stays_within_the_gpu() -> None:

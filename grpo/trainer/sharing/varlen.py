@@ -45,31 +45,28 @@ class Segments(NamedTuple):
 
 def segments_of(groups: Sequence[Group], device: torch.device) -> Segments:
     """Return the segments of the groups of a sequence."""
-    shared = [group for group in groups if group.prompt and len(group.completions) > 1]
-    own = [
-        length
-        for group in groups
-        for length in (
-            (group.prompt, *group.completions)
-            if group in shared or not group.prompt
-            else (group.prompt + group.completions[0],)
-        )
-    ]
     places = torch.arange(groups[-1].end)
-    prompts = [places[group.start : group.start + group.prompt] for group in shared]
-    completions = [places[group.start + group.prompt : group.end] for group in shared]
+    own: list[int] = []
+    prompts, completions = [], []
+    for group in groups:
+        begin = group.start + group.prompt
+        if group.prompt and len(group.completions) > 1:
+            own += [group.prompt, *group.completions]
+            prompts.append(places[group.start : begin])
+            completions.append(places[begin : group.end])
+        else:
+            own += [group.prompt + group.completions[0], *group.completions[1:]]
 
     def parts(lengths: Sequence[int]) -> Parts:
         bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        # of a single token, the kernel would take heads in the place of tokens
+        # at most 1, and the kernel would lay out its log-sum-exp in another way
         return Parts(bounds.to(device), max(2, *lengths))
 
-    def joined(indices: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([places[:0], *indices]).to(device)
-
-    of = [[len(indices) for indices in each] or [0] for each in (completions, prompts)]
-    own = [length for length in own if length]
-    return Segments(parts(own), joined(completions), joined(prompts), parts(of[0]), parts(of[1]))
+    indices, lengths = [], []
+    for of in (completions, prompts):
+        indices.append(torch.cat([places[:0], *of]).to(device))
+        lengths.append(parts([len(part) for part in of] or [0]))
+    return Segments(parts(own), *indices, *lengths)
 
 
 def forward_kernel(

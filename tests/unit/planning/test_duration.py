@@ -61,7 +61,7 @@ def test_a_run_takes_its_steps_and_evaluations_and_costs_hourly(composed: Compos
     content = found.as_dict()
     assert content["cost"] == pytest.approx(found.run / 3600 * 3)
     assert content["run_s_range"] == [found.run / OFF_BY["cuda"], found.run * OFF_BY["cuda"]]
-    assert str(found).endswith("; generation never compared with a GPU")
+    assert str(found).endswith("; generation compared with one run on one GPU")
     assert ", cost " in str(found)
     assert "cost" not in expected(composed(*line)).as_dict()
 
