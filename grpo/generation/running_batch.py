@@ -188,7 +188,7 @@ class RunningBatch:
             inputs = selected(inputs, rows[left])
             self.inputs = joined(self.inputs, inputs, len(self), len(left)) if self.cohorts else inputs
             self.cohorts.append(cohort)
-        # saves an eighth of the time; reading prompts stays outside, as an update may use the features of their images
+        # saves a tenth of the time; reading prompts stays outside, as an update may use the features of their images
         quickly = torch.no_grad() if gathers_weights(model) else torch.inference_mode()
         with quickly, model._optimize_model_for_decode(), shared_keys(model, self.inputs.get(CACHE)):
             while model._has_unfinished_sequences(len(self) <= most, synced, input_ids.device):

@@ -151,7 +151,8 @@ def attend(
     if name == "sdpa" and plain:
         tensors = tuple(as_computed(tensor) for tensor in (query, key, value))
         if can_merge(*tensors):
-            output = merged_attention(*tensors, attention_mask.layout(query.device), options.get("scaling"))
+            layout = attention_mask.layout(query.device)
+            output = merged_attention(tensors, layout, options.get("scaling"))
             return output.transpose(1, 2).contiguous(), None
     with replaced(module.config, "_attn_implementation", name):
         parts = [

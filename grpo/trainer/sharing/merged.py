@@ -111,23 +111,17 @@ def layout_on(device: torch.device, groups: Sequence[Group]) -> Sequence[Group] 
 
 
 def merged_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    layout: Sequence[Group] | Segments,
-    scale: float | None,
+    tensors: Sequence[torch.Tensor], layout: Sequence[Group] | Segments, scale: float | None
 ) -> torch.Tensor:
     """Return the attention of groups, (1, heads, T, size).
 
     Args:
-        query: (1, heads, T, size).
-        key: (1, key-value heads, T, size).
-        value: like the keys.
+        tensors: queries, (1, heads, T, size), keys, (1, key-value heads, T, size), and values, like the keys.
         layout: from `layout_on`.
         scale: of the products of queries and keys; None for that of `scaled_dot_product_attention`.
     """
-    kind = VarlenAttention if query.is_cuda else MergedAttention
-    return kind.apply(query, key, value, layout, scale)
+    kind = VarlenAttention if tensors[0].is_cuda else MergedAttention
+    return kind.apply(*tensors, layout, scale)
 
 
 def can_merge(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
@@ -165,7 +159,7 @@ def is_exact(device: torch.device, dtype: torch.dtype, heads: int, pairs: int, s
             ]
             if merged:
                 try:
-                    output = merged_attention(query, key, value, layout_on(device, groups), None)
+                    output = merged_attention(leaves, layout_on(device, groups), None)
                     output.backward(given)
                 except RuntimeError as error:  # of kernels that do not take these numbers
                     if is_out_of_memory(error):

@@ -70,21 +70,19 @@ def segments_of(groups: Sequence[Group], device: torch.device) -> Segments:
 
 
 def forward_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: tuple[Parts, Parts], scale: float | None
+    tensors: Sequence[torch.Tensor], rows: tuple[Parts, Parts], scale: float | None
 ) -> tuple[torch.Tensor, ...]:
     """Return output, (queries, heads, size), log-sum-exp, (heads, queries), and what the backward pass needs besides.
 
     Args:
-        query: (queries, heads, size).
-        key: (keys, key-value heads, size).
-        value: like the keys.
+        tensors: queries, (queries, heads, size), keys, (keys, key-value heads, size), and values, like the keys.
         rows: parts of the queries and parts of the keys; equal ones are causal.
         scale: of the products of queries and keys.
     """
     of_queries, of_keys = rows
     bounds, longest = (of_queries.bounds, of_keys.bounds), (of_queries.longest, of_keys.longest)
     causal = of_queries is of_keys
-    return aten._flash_attention_forward(query, key, value, *bounds, *longest, 0.0, causal, False, scale=scale)[:4]
+    return aten._flash_attention_forward(*tensors, *bounds, *longest, 0.0, causal, False, scale=scale)[:4]
 
 
 def backward_kernel(
@@ -123,10 +121,10 @@ class VarlenAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         """Compute both calls, and merge."""
         tensors = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-        output, sums, *besides = forward_kernel(*tensors, (segments.own, segments.own), scale)
+        output, sums, *besides = forward_kernel(tensors, (segments.own, segments.own), scale)
         more: list[torch.Tensor] = []
         if len(segments.completions):
-            found, of_prompt, *more = forward_kernel(*across(tensors, segments), rows_across(segments), scale)
+            found, of_prompt, *more = forward_kernel(across(tensors, segments), rows_across(segments), scale)
             own, from_own = sums[:, segments.completions], output[segments.completions]
             merged = torch.logaddexp(own, of_prompt)
             from_own.mul_((own - merged).exp_().t()[..., None])
