@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 class PeakTracker(MemTracker):
     """Follows the total peak only; with LoRA's many modules that of every module would take hours.
 
-    `torch.inference_mode`, in which completions are generated, has no place for the hooks of modules.
+    The hooks of modules are off: they fail in `torch.inference_mode`, in which completions are generated.
     """
 
     follows = True

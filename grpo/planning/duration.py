@@ -22,7 +22,7 @@ from grpo.planning.workload import Workload
 REACHED = {"cuda": 0.4, "mps": 0.4, "Ampere": 0.55, "cpu": 0.5}
 """The fraction of a device's operations per second that training and prompts reach: by published steps on A100 (Ampere)
 and H100 (benchmarks/published.json); other GPUs as H100."""
-LAYER = {"cuda": 1e-3, "mps": 1e-3, "cpu": 4e-4}
+LAYER = {"cuda": 1e-3, "mps": 5e-4, "cpu": 4e-4}
 """Seconds per layer and forward pass of transformers for Python and the start of kernels."""
 ENGINE_LAYER = {"cuda": 5e-5, "cpu": 2e-4}
 """The same for vLLM, which records them as CUDA graphs."""

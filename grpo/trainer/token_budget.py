@@ -12,9 +12,6 @@ from grpo.utils.atomic import atomic
 from grpo.utils.distributed import is_main_process, rank
 from grpo.utils.limits import UNMEASURED, USABLE, held_back
 
-GROWTH = 8
-"""Factor by which the number of tokens grows at most from a step to the next."""
-
 
 class TokenBudget:
     """`max_tokens_per_microbatch` during a run: it grows while memory allows, and halves after an OOM."""
@@ -87,7 +84,7 @@ class TokenBudget:
             self.occupied = torch.cuda.memory_allocated() - self.asleep()
 
     def grow(self, largest: int) -> None:
-        """After an update whose largest micro-batch had so many tokens: grow by at most `GROWTH`, as memory allows."""
+        """After an update whose largest micro-batch had so many tokens: grow by at most two, as memory allows."""
         if self.measured and largest:
             total = torch.cuda.get_device_properties().total_memory * torch.cuda.get_per_process_memory_fraction()
             total -= held_back()
@@ -96,15 +93,13 @@ class TokenBudget:
     def grown(self, largest: int, peak: float, total: float) -> int:
         """Return the next budget, if `largest` tokens took the memory from `occupied` to `peak` bytes of `total`.
 
-        What a micro-batch takes is taken to be proportional to its tokens, which is too much for a larger one: a part
-        of it, such as the weights of a layer in another type, is the same for any number. Never more than `GROWTH`
-        times as much at once, never as much as did not fit before, and no change while micro-batches stay far below
-        the budget.
+        What a micro-batch takes is taken to be proportional to its tokens. Never twice as much at once, never as much
+        as did not fit before, and no change while micro-batches stay far below the budget.
         """
         if largest < self.tokens / 2:
             return self.tokens
         fits = largest * (USABLE * total - self.occupied) / max(1, peak - self.occupied)
-        return max(self.tokens, int(min(fits, GROWTH * self.tokens, self.ceiling - 1)))
+        return max(self.tokens, int(min(fits, 2 * self.tokens, self.ceiling - 1)))
 
     def state_dict(self) -> dict:
         """Return what the next steps depend on."""

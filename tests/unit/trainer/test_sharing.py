@@ -4,6 +4,7 @@ import copy
 from functools import partial
 from itertools import groupby
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,11 +18,14 @@ from trl.trainer import add_fused_lm_head
 from grpo.model.image_features import keep_image_features
 from grpo.trainer.batch import as_batch, images_of, take
 from grpo.trainer.microbatch import Microbatch, pack
+from grpo.trainer.sharing import attention, merged, varlen
 from grpo.trainer.sharing.attention import SHORT, grouped, shared_attention
 from grpo.trainer.sharing.layout import pack_rows
 from grpo.trainer.sharing.merged import is_exact
 from grpo.trainer.sharing.scoring import score
 from grpo.trainer.sharing.trial import text_rows, why_not
+from grpo.trainer.sharing.varlen import VarlenAttention, segments_of
+from tests.flash_kernel import Kernel
 
 SIZES = {
     "vocab_size": 50,
@@ -135,6 +139,31 @@ def test_shared_prompts_change_neither_scores_nor_gradients(family: str, monkeyp
             torch.testing.assert_close(shared[:2], plain[:2], rtol=1e-5, atol=2e-5)
             assert (shared[2] - plain[2]).norm() <= 1e-5 * plain[2].norm()
     assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("family", ["llama", "llama, a key for each query", "qwen3", "olmo2", "granite"])
+def test_the_two_calls_of_a_gpu_change_nothing_either(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel stands here as its formula."""
+    architecture, options = FAMILIES[family]
+    model = policy(architecture, **options)
+    plain = results(model, alone)
+    calls = Mock(wraps=VarlenAttention.apply)
+    monkeypatch.setattr(varlen, "aten", Kernel)
+    monkeypatch.setattr(merged, "MergedAttention", Mock(apply=calls))
+    for module in (merged, attention):
+        monkeypatch.setattr(module, "layout_on", lambda device, groups: segments_of(groups, device))
+    monkeypatch.setattr(attention, "SHORT", 0)
+    for checkpointing in (None, {"use_reentrant": False}, {"use_reentrant": True}):
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
+            model.enable_input_require_grads()
+        is_exact.cache_clear()
+        calls.reset_mock()
+        shared = results(model, partial(score, groups=[3, 2, 1]))
+        assert calls.call_count == 1 + (1 + bool(checkpointing)) * model.config.num_hidden_layers, "with the trial"
+        torch.testing.assert_close(shared[:2], plain[:2], rtol=1e-5, atol=2e-5)
+        assert (shared[2] - plain[2]).norm() <= 1e-5 * plain[2].norm()
+    is_exact.cache_clear()
 
 
 TOWER = {"hidden_size": 32, "intermediate_size": 32, "patch_size": 4, "initializer_range": 0.3}

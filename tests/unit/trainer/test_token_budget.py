@@ -57,7 +57,7 @@ def test_growth_stays_within_what_the_measurement_allows(tokens: int, occupied: 
     budget = measured(tokens)
     budget.occupied = int(occupied * 10**11)
     grown = budget.grown(tokens, peak=budget.occupied + taken * 10**11, total=10**11)
-    assert tokens <= grown <= 8 * tokens
+    assert tokens <= grown <= 2 * tokens
     predicted = budget.occupied + taken * 10**11 * grown / tokens
     assert grown == tokens or predicted <= 0.9 * 10**11 * (1 + 1e-9)
 
@@ -87,7 +87,7 @@ def test_auto_grows_within_the_gpus_share_of_the_process(
     cuda_driver.allocate(4 * GB)
     cuda_driver.allocate(-4 * GB)
     budget.grow(1000)
-    assert budget.tokens == int(1000 * (0.9 * 16 - 2) / 4)
+    assert budget.tokens == 2000
     cuda_driver.fraction = 0.5
     budget.tokens = 1000
     budget.grow(1000)
