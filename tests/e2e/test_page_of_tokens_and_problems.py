@@ -18,6 +18,12 @@ def run(composed, tmp_path_factory):
     return write_report(folder)
 
 
+def follow(page, problem: int) -> None:
+    """Click on a problem of the table, and wait for its completions: a browser follows a fragment after the click."""
+    page.locator("#problems a").nth(problem).click()
+    page.locator("#followed .group").first.wait_for()
+
+
 def background(span) -> str:
     return span.evaluate("element => getComputedStyle(element).backgroundColor")
 
@@ -84,7 +90,7 @@ def test_a_token_of_a_hostile_model_is_text(text, composed, tmp_path, opened):
     file = write_report(folder)
     page = opened(file, PHONE)
     page.locator("#overlay").select_option("logp")
-    page.locator("#problems a").first.click()
+    follow(page, 0)
     assert page.locator(".tokens img, .tokens script, #followed img, #followed script, #problems script").count() == 0
     assert page.title().startswith("GRPO run")
     assert page.locator("h1").count() == 1
@@ -99,13 +105,14 @@ def test_a_problem_is_followed_through_the_steps(size, run, opened):
     assert rows.count() == 3
     assert rows.first.locator("td").all_inner_texts()[1::2] == [str(STEPS), "50%", ""]
     assert rows.first.locator("circle").count() == STEPS
-    rows.nth(1).locator("a").click()
+    follow(page, 1)
     assert page.url.endswith("#problem=2")
     assert page.locator("#followed .group").count() == STEPS
     assert "step 1: accuracy 50%, 4 completions" in page.locator("#followed .group").first.inner_text()
     assert page.locator("#followed .completion").count() == 2 * STEPS
     assert fits(page)
     page.locator("#followed .completion a").first.click()
+    page.locator(".completion.named").first.wait_for()
     assert page.locator(".completion.named").count() == 1
     assert "answer 7" in page.locator(".completion.named").inner_text()
     page.go_back()
@@ -129,7 +136,7 @@ def test_problems_are_searched_and_sorted(run, opened):
 def test_everyone_can_read_and_use_the_page(scheme, run, opened):
     page = opened(run, color_scheme=scheme)
     page.locator("#overlay").select_option("logp")
-    page.locator("#problems a").first.click()
+    follow(page, 0)
     assert problems_of_access(page) == []
 
 
