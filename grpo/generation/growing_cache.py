@@ -30,6 +30,11 @@ class GrowingLayer(DynamicLayer):
         self.values = appended(self.values, value_states)
         return self.keys, self.values
 
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these rows, which may repeat."""
+        if self.is_initialized:
+            self.keys, self.values = rows_of(self.keys, indices), rows_of(self.values, indices)
+
 
 def growing_cache(config: Any) -> DynamicCache:
     """Return an empty cache for a model with this configuration; layers with a window of tokens are transformers'."""
@@ -38,21 +43,36 @@ def growing_cache(config: Any) -> DynamicCache:
     return cache
 
 
-def appended(tensor: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """Return (rows, heads, length, size) with new tokens behind it: in its own memory if it is the first part of more.
+def room_of(tensor: torch.Tensor) -> int:
+    """Return how many tokens (rows, heads, length, size) has memory for, as its strides tell."""
+    _, heads, length, size = tensor.shape
+    room = tensor.stride(1) // size
+    behind = length and tensor.stride() == (heads * room * size, room * size, size, 1)
+    return room if behind else length
 
-    Strides tell how many tokens there is memory for.
-    """
+
+def with_room(tensor: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Return so many tokens of (rows, heads, length, size), in the same memory."""
+    rows, heads, _, size = tensor.shape
+    return tensor.as_strided((rows, heads, tokens, size), tensor.stride(), tensor.storage_offset())
+
+
+def appended(tensor: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """Return (rows, heads, length, size) with new tokens behind it: in its own memory if there is room."""
     rows, heads, length, size = tensor.shape
     total = length + new.size(2)
-    room = tensor.stride(1) // size
-    if not length or total > room or tensor.stride() != (heads * room * size, room * size, size, 1):
+    if total > room_of(tensor):
         longer = tensor.new_empty(rows, heads, total + ROOM, size)
         longer[:, :, :length] = tensor
         tensor = longer
-    whole = tensor.as_strided((rows, heads, total, size), tensor.stride(), tensor.storage_offset())
+    whole = with_room(tensor, total)
     whole[:, :, length:] = new
     return whole
+
+
+def rows_of(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return these rows of (rows, heads, length, size), with as much room behind them."""
+    return with_room(tensor, room_of(tensor)).index_select(0, rows)[:, :, : tensor.size(2)]
 
 
 def widened(first: torch.Tensor, second: torch.Tensor, tokens: int) -> torch.Tensor:

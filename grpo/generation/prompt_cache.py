@@ -39,10 +39,6 @@ class PromptLayer(GrowingLayer):
         """Return the tokens of a prompt and a completion."""
         return self.prompt_keys.size(2) + self.keys.size(2)
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep these completions, which may repeat."""
-        self.keys, self.values = self.keys[indices], self.values[indices]
-
 
 class PromptCache(DynamicCache):
     """The cache of completions; those of a prompt are neighbours.

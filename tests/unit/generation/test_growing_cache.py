@@ -36,3 +36,12 @@ def test_many_tokens_are_added_before_a_layer_is_copied() -> None:
     cache = growing_cache(LLAMA)
     keys = [cache.update(*torch.ones(2, 3, 2, 1, 8), 0)[0] for _ in range(18)]  # all kept, so that no memory is reused
     assert len({tensor.untyped_storage().data_ptr() for tensor in keys}) == 2
+
+
+def test_rows_that_are_kept_have_room_for_more_tokens() -> None:
+    cache = growing_cache(LLAMA)
+    for _ in range(2):
+        cache.update(*torch.ones(2, 3, 2, 1, 8), 0)
+    cache.batch_select_indices(torch.tensor([2]))
+    before = cache.layers[0].keys.untyped_storage().data_ptr()
+    assert cache.update(*torch.ones(2, 1, 2, 1, 8), 0)[0].untyped_storage().data_ptr() == before
