@@ -52,8 +52,21 @@ class PromptCache(DynamicCache):
     def __init__(self, read: DynamicCache) -> None:
         super().__init__()
         self.layers = [PromptLayer(layer) for layer in read.layers]
-        self.prompt_of = torch.arange(len(self.layers[0].prompt_keys))
+        self._place(torch.arange(len(self.layers[0].prompt_keys)))
+
+    def _place(self, prompt_of: torch.Tensor) -> None:
+        self.prompt_of = prompt_of
         """The prompt of each completion."""
+        counts = prompt_of.bincount(minlength=len(self.layers[0].prompt_keys))
+        self.starts = counts.cumsum(0) - counts
+        """The first completion of each prompt."""
+        self.width = int(counts.max())
+        """Completions of the prompt that has most."""
+        numbers = torch.arange(len(prompt_of))
+        self.places = prompt_of * self.width + numbers - self.starts[prompt_of]
+        """Where each completion is among `width` places of each prompt."""
+        self.at_places = numbers.new_zeros(len(counts) * self.width).index_copy_(0, self.places, numbers)
+        """The completion of each place; any, where there is none."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -63,7 +76,7 @@ class PromptCache(DynamicCache):
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep these completions, which may repeat."""
         super().batch_select_indices(indices)
-        self.prompt_of = self.prompt_of[indices]
+        self._place(self.prompt_of[indices])
 
     def join(self, before: "PromptCache") -> None:
         """Put the prompts of completions under way before those of the cache; prompts without completions are dropped.
@@ -75,7 +88,7 @@ class PromptCache(DynamicCache):
             layer.prompt_keys = widened(earlier.prompt_keys[left], layer.prompt_keys, 2)
             layer.prompt_values = widened(earlier.prompt_values[left], layer.prompt_values, 2)
             del earlier.prompt_keys, earlier.prompt_values
-        self.prompt_of = torch.cat((renumbered, self.prompt_of + len(left)))
+        self._place(torch.cat((renumbered, self.prompt_of + len(left))))
 
 
 def sequence(cache: DynamicCache, row: int) -> list[tuple[torch.Tensor, ...]]:
@@ -105,15 +118,9 @@ class PromptMask:
 
     def __init__(self, cache: PromptCache, mask: torch.Tensor | None) -> None:
         self.cache = cache
-        counts = cache.prompt_of.bincount(minlength=len(cache.layers[0].prompt_keys))
-        starts = counts.cumsum(0) - counts
-        self.width = int(counts.max())
-        """Completions of the prompt that has most."""
-        self.places = cache.prompt_of * self.width + torch.arange(len(cache.prompt_of)) - starts[cache.prompt_of]
-        """Where each completion's queries are among `width` places of each prompt."""
         self.prompts = self.own = None
         if mask is not None:  # of a prompt without completions left, any
-            self.prompts = bias(mask[starts.clamp(max=len(mask) - 1), : cache.prompt_tokens])
+            self.prompts = bias(mask[cache.starts.clamp(max=len(mask) - 1), : cache.prompt_tokens])
             self.own = bias(mask[:, cache.prompt_tokens :])
 
 
@@ -166,18 +173,18 @@ def attend(
     Returns:
         Output, (completions, 1, heads, size), and no weights.
     """
-    layer = attention_mask.cache.layers[module.layer_idx]
+    cache = attention_mask.cache
+    layer = cache.layers[module.layer_idx]
     rows, heads, _, size = query.shape
     pairs = key.size(1)
     query = query.to(key.dtype).view(rows, pairs, heads // pairs, size)  # the heads of equal keys, like tokens
     own, own_sum = kernel(query, key, value, attention_mask.own, scaling)
 
-    prompts, width, places = len(layer.prompt_keys), attention_mask.width, attention_mask.places
-    together = query.new_zeros(prompts * width, *query.shape[1:]).index_copy_(0, places, query)
-    together = together.view(prompts, width, pairs, -1, size).transpose(1, 2).flatten(2, 3)
-    found, found_sum = kernel(together, layer.prompt_keys, layer.prompt_values, attention_mask.prompts, scaling)
-    found = found.unflatten(2, (width, -1)).transpose(1, 2).flatten(0, 1)[places]
-    found_sum = found_sum.unflatten(2, (width, -1)).transpose(1, 2).flatten(0, 1)[places]
+    together = query.index_select(0, cache.at_places).unflatten(0, (-1, cache.width)).transpose(1, 2).flatten(2, 3)
+    found, found_sum = (
+        values.unflatten(2, (cache.width, -1)).transpose(1, 2).flatten(0, 1).index_select(0, cache.places)
+        for values in kernel(together, layer.prompt_keys, layer.prompt_values, attention_mask.prompts, scaling)
+    )
     share = (found_sum - own_sum).sigmoid().to(own.dtype)[..., None]
     return own.lerp(found, share).reshape(rows, 1, heads, -1), None
 
