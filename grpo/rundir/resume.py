@@ -4,8 +4,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -23,6 +24,7 @@ KEY = "train.resume_from_checkpoint"
 NOT_ESSENTIAL = re.compile(rf"[+~]*(hydra[./]|{KEY}=|launch\.(rendezvous|timeout|max_restarts)=)")
 """Of a command line: Hydra's own options, the checkpoint to resume from, and how processes meet and end."""
 DECISIVE = (
+    "model.model_name_or_path",
     "train.seed",
     "task.dataset",
     "task.buffer_size",
@@ -62,6 +64,8 @@ DECISIVE = (
 The keys of `task` determine the problems and their order, because held-out problems and long prompts are filtered; the
 grader determines the problems that `rollout.prioritize` takes more often.
 """
+OF_TRAINING_ALONE = ("lora_alpha", "lora_dropout", "quantization")
+"""Keys of `peft` that change no adapter's shape."""
 MAX_VALUE = 100
 """Characters of a value in a message."""
 
@@ -139,7 +143,7 @@ def differences(config: DictConfig, checkpoint: Path) -> str | None:
     With another number of processes the batch is kept if each has as many more or fewer slices.
 
     Raises:
-        ConfigError: this number of processes cannot continue it.
+        ConfigError: this number of processes, or what differs, cannot continue it.
     """
     now = world_size()
     before = processes_of(checkpoint) or now
@@ -164,14 +168,57 @@ def differences(config: DictConfig, checkpoint: Path) -> str | None:
                 if in_generation(saved.train, then, checkpoint):
                     raise ConfigError(f"{where}, in the middle of a generation, with {found[-1]}")
         elif old != new:
-            found.append(f"{key}={text(old)} instead of {text(new)}")
+            found.append(change(key, old, new))
+            if key.removeprefix("train.") in SLICES and in_generation(saved.train, then, checkpoint):
+                raise ConfigError(
+                    f"{os.path.relpath(checkpoint)} is in the middle of a generation, with {found[-1]}: keep it, or "
+                    "name a checkpoint between two generations"
+                )
+            if key in SAVED_AS and SAVED_AS[key](old) != SAVED_AS[key](new):
+                raise ConfigError(
+                    f"{os.path.relpath(checkpoint)} is of a run with {found[-1]}, so its weights or the state of its "
+                    "optimizer do not fit: keep it, or begin a new run with its model as model.model_name_or_path"
+                )
     return ", ".join(found) or None
+
+
+def optimizer_state(optim: str | None) -> str:
+    """Return the same for values of `train.optim` whose optimizers have the same state."""
+    name = str(optim or "adamw_torch").removeprefix("paged_")
+    return {"adamw_torch_fused": "adamw_torch", "adamw_bnb_8bit": "adamw_8bit"}.get(name, name)
+
+
+def adapter_weights(peft: DictConfig | None) -> Any:
+    """Return what determines the weights of an adapter; None without one."""
+    return peft and {key: value for key, value in peft.items() if key not in OF_TRAINING_ALONE}
+
+
+def stage(deepspeed: DictConfig | None) -> Any:
+    """Return the stage of ZeRO; None without DeepSpeed."""
+    return deepspeed and OmegaConf.select(deepspeed, "zero_optimization.stage")
+
+
+SAVED_AS: dict[str, Callable[[Any], Any]] = {
+    "train.optim": optimizer_state,
+    "train.fsdp": bool,
+    "train.deepspeed": stage,
+    "peft": adapter_weights,
+}
+"""How the values of these keys change what a checkpoint has."""
 
 
 def in_generation(train: DictConfig, processes: int, checkpoint: Path) -> bool:
     """Return whether later steps use completions that a checkpoint of so many processes has."""
     slices = completions(train, processes) // (train.per_device_train_batch_size * processes)
     return int(checkpoint.name[11:]) * train.gradient_accumulation_steps % (slices * train.num_iterations) != 0
+
+
+def change(key: str, old: Any, new: Any) -> str:
+    """Return the difference of two values of a key, or of the keys below it, in a line."""
+    if not (OmegaConf.is_dict(old) and OmegaConf.is_dict(new)):
+        return f"{key}={text(old)} instead of {text(new)}"
+    different = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return ", ".join(change(f"{key}.{name}", old.get(name), new.get(name)) for name in different)
 
 
 def text(value: object) -> str:

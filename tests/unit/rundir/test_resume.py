@@ -1,6 +1,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -173,24 +174,20 @@ def test_auto_does_not_enter_a_run_that_is_still_running(outputs: Path) -> None:
         assert continue_interrupted(["train.seed=1", AUTO]) == ["train.seed=1", AUTO]
 
 
-ARITHMETIC = '{"streaming": false, "generator": "grpo.builtin.tasks.arithmetic.rows", "size": 2560, "seed": 0}'
-
-
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
         ("train.seed=7", "train.seed=42 instead of 7"),
-        ("train.optim=sgd", "train.optim=None instead of sgd"),
-        ("task.dataset.size=9", f"task.dataset={ARITHMETIC} instead of"),
-        ("task.dataset.streaming=true", f"task.dataset={ARITHMETIC} instead of"),
+        ("model.model_name_or_path=other", "model.model_name_or_path="),
+        ("train.optim=adamw_torch_fused", "train.optim=None instead of adamw_torch_fused"),
+        ("task.dataset.size=9", "task.dataset.size=2560 instead of 9"),
+        ("task.dataset.streaming=true", "task.dataset.streaming=False instead of True"),
         ("task.buffer_size=9", "task.buffer_size=1000 instead of 9"),
-        ("peft=lora", 'peft=None instead of {"task_type": "CAUSAL_LM"'),
         ("train.per_device_train_batch_size=64", "train.per_device_train_batch_size=128 instead of 64"),
-        ("shard=fsdp2", "train.fsdp=None instead of True"),
         ("task.eval.size=9", "task.eval.size=200 instead of 9"),
         ("task.eval.split=train", "task.eval.split=test instead of train"),
         ("task.max_prompt_length=9", "task.max_prompt_length=64 instead of 9"),
-        ("task.answer.pattern='(.)'", 'task.answer={"column": "answer", "pattern": null} instead of '),
+        ("task.answer.pattern='(.)'", "task.answer.pattern=None instead of (.)"),
         ("task.prompt='{question}'", "task.prompt={question}"),
         ("task.system_prompt=Hello", "task.system_prompt=None instead of Hello"),
         ("rollout.prioritize=true", "rollout.prioritize=False instead of True"),
@@ -205,6 +202,37 @@ def test_what_makes_a_checkpoint_one_of_another_run_is_said(
     assert differences(composed(), tmp_path / "checkpoint-1") is None
     found = differences(composed(change), tmp_path / "checkpoint-1")
     assert found == difference or (found or "").startswith(difference or "nothing")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "difference"),
+    [
+        ((), ("train.optim=sgd",), "train.optim=None instead of sgd"),
+        (("train.optim=paged_adamw_8bit",), (), "train.optim=paged_adamw_8bit instead of None"),
+        ((), ("peft=lora",), 'peft=None instead of {"task_type"'),
+        (("peft=lora",), (), 'peft={"task_type"'),
+        (("peft=lora",), ("peft=lora", "peft.r=8"), "peft.r=16 instead of 8,"),
+        ((), ("shard=fsdp2",), "train.fsdp=None instead of True"),
+        (("shard=zero2",), ("shard=zero3",), "train.deepspeed.zero_optimization.stage=2 instead of 3,"),
+        (("peft=lora",), ("peft=lora", "peft.lora_alpha=8"), None),
+        (("peft=qlora",), ("peft=lora",), None),
+        (("train.optim=paged_adamw_8bit",), ("train.optim=adamw_8bit",), None),
+        (("shard=fsdp2",), ("shard=fsdp2_offload",), None),
+    ],
+)
+def test_what_cannot_continue_a_checkpoint_is_refused(
+    composed: Callable[..., DictConfig],
+    tmp_path: Path,
+    before: tuple[str, ...],
+    now: tuple[str, ...],
+    difference: str | None,
+) -> None:
+    OmegaConf.save(composed(*before), tmp_path / RESOLVED_CONFIG, resolve=True)
+    if difference is None:
+        differences(composed(*now), tmp_path / "checkpoint-1")
+    else:
+        with pytest.raises(ConfigError, match=rf"checkpoint-1 is of a run with {re.escape(difference)}.* do not fit: "):
+            differences(composed(*now), tmp_path / "checkpoint-1")
 
 
 def test_a_checkpoint_from_before_a_key_has_its_default(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
@@ -279,6 +307,14 @@ def test_a_generation_continues_with_its_batch_alone(
             differences(config, checkpoint)
     else:
         assert "2 keeps the batch" in (differences(config, checkpoint) or "")
+
+
+def test_a_generation_that_is_begun_keeps_its_slices(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
+    checkpoint = written_by(1, composed(*BATCH, "train.num_iterations=2"), tmp_path)
+    other = composed(*BATCH, "train.num_iterations=2", "train.gradient_accumulation_steps=2")
+    with pytest.raises(ConfigError, match=r"checkpoint-1 is in the middle of a generation, with .*=4 instead of 2: "):
+        differences(other, checkpoint)
+    assert "=4 instead of 2" in (differences(other, checkpoint.rename(tmp_path / "checkpoint-2")) or "")
 
 
 def test_a_run_that_cannot_change_its_processes_says_why(
