@@ -1,14 +1,15 @@
 """The problems of several tasks as one data set, with the name of the task in a column."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from datasets import Dataset, Value, concatenate_datasets
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.mixture import has_own_tools, single_tasks, where
-from grpo.data.task import Problems, load_task, reward_columns
+from grpo.data.task import Problems, count_used, drop_held_out, load_task, reward_columns
 from grpo.utils.errors import ConfigError
 
 COLUMN = "task"
@@ -28,7 +29,8 @@ def load_problems(
 ) -> Problems:
     """Load the problems of a run, of one task or of the tasks of a mixture; see `load_task`.
 
-    In the data of a mixture, columns that a task lacks are None. `Problems.columns` has those of each task.
+    What a task of a mixture holds out, no task trains on. Columns that a task lacks are None. `Problems.columns` has
+    those of each task.
 
     Args:
         tools: returns what the prompts of a task describe, from its name; the single task of a run has none.
@@ -41,6 +43,11 @@ def load_problems(
         return load_task(task, processing_class, tools(""), seed)
     tasks, own_tools = single_tasks(task), has_own_tools(task)
     loaded = {name: load_one(name, one, task, processing_class, tools(name)) for name, one in tasks.items()}
+    for name, problems in loaded.items():
+        others = [of.held_out for other, of in loaded.items() if of.held_out is not None and other != name]
+        drop_held_out(problems, others)
+        with named_errors(name):
+            count_used("train", problems.counts["train"])
     train = {name: named(problems.train, name, own_tools) for name, problems in loaded.items()}
     held_out = {name: named(of.held_out, name, own_tools) for name, of in loaded.items() if of.held_out is not None}
     counts = {f"{name}/{split}": count for name, problems in loaded.items() for split, count in problems.counts.items()}
@@ -57,16 +64,23 @@ def load_one(name: str, one: DictConfig, task: DictConfig, processing_class: Any
     OmegaConf.set_readonly(one, False)
     if not task.eval.size:
         one.eval.size = 0
-    try:
+    with named_errors(name):
         problems = load_task(one, processing_class, tools)
-    except ConfigError as error:
-        raise ConfigError(f"{where(name)}: {str(error).removeprefix('task: ').removeprefix('task.')}") from error
     for column in (COLUMN, *([ENVIRONMENT] if has_own_tools(task) else [])):
         if column in problems.train.column_names:
             raise ConfigError(
                 f"{where(name)}: the data has a column {column}, which names the task in a mixture: rename it"
             )
     return problems
+
+
+@contextmanager
+def named_errors(task: str) -> Iterator[None]:
+    """Name the task of a mixture in its errors."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where(task)}: {str(error).removeprefix('task: ').removeprefix('task.')}") from error
 
 
 def named(problems: Dataset, name: str, own_tools: bool = False) -> Dataset:

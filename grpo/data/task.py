@@ -90,12 +90,17 @@ def load_task(
     problems = Problems(train, None, {"train": counts}, view)
     if task.eval.size:
         problems.held_out, problems.counts["held_out"] = load_held_out(task, processing_class, tools)
-        known = set(_questions(problems.held_out))
-        new = [question not in known for question in _questions(train)]
-        problems.train = _keep(train, new, counts, "held_out")
+        drop_held_out(problems, [problems.held_out])
     for split, count in problems.counts.items():
         count_used(split, count)
     return problems
+
+
+def drop_held_out(problems: Problems, held_out: Sequence[Dataset]) -> None:
+    """Filter the training problems that are among those held out, and count."""
+    known = {question for each in held_out for question in _questions(each)}
+    new = [question not in known for question in _questions(problems.train)]
+    problems.train = _keep(problems.train, new, problems.counts["train"], "held_out")
 
 
 def _stream(task: DictConfig, processing_class: Any, tools: Sequence[Any], seed: int | None) -> Problems:
@@ -166,8 +171,8 @@ def _questions(problems: Dataset) -> list[tuple[str, ...]]:
 
 
 def _keep(dataset: Dataset, keep: list[bool], counts: dict[str, int], why: str) -> Dataset:
-    counts[why] = len(keep) - sum(keep)
-    return dataset.select([row for row, kept in enumerate(keep) if kept]) if counts[why] else dataset
+    counts[why] += len(keep) - sum(keep)
+    return dataset if all(keep) else dataset.select([row for row, kept in enumerate(keep) if kept])
 
 
 def load_split(task: DictConfig, split: str, most: int | None = None) -> Dataset:

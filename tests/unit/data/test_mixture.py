@@ -40,6 +40,20 @@ def test_tasks_become_one_data_set_with_their_names(composed: Compose) -> None:
     assert load_problems(composed(*TWO, *SMALL, "task.eval.size=0").task).held_out is None
 
 
+def test_what_a_task_holds_out_no_task_trains_on(composed: Compose) -> None:
+    one, other = (f"+task@task.tasks.{name}=arithmetic" for name in ("one", "other"))
+    size, own = "task.tasks.one.task.dataset.size=20", "task.tasks.other.task"
+    tested = [f"{own}.eval.split=train", f"{own}.eval.size=4", "task.tasks.one.task.eval.size=0"]
+    problems = load_problems(composed("task=mixture", one, other, size, *tested).task)
+    assert problems.held_out is not None
+    assert not {*problems.train["question"]} & {*problems.held_out["question"]}
+    for name in ("one/train", "other/train"):
+        counts = problems.counts[name]
+        assert (counts["held_out"], counts["used"]) == (4, counts["rows"] - 4)
+    with pytest.raises(ConfigError, match=r"^task\.tasks\.one\.task: nothing left of train: 4 of 4 rows that are among"):
+        load_problems(composed("task=mixture", one, other, size.replace("20", "4"), *tested).task)
+
+
 def test_a_reward_gets_the_columns_of_all_its_tasks(composed: Compose) -> None:
     both = ["+reward@reward=brevity", "task.tasks.sums.rewards=[correctness]"]
     task = composed(*TWO, *SMALL, *both, "task.tasks.words.task.answer.column=null").task
