@@ -50,7 +50,7 @@ def test_what_a_task_holds_out_no_task_trains_on(composed: Compose) -> None:
     for name in ("one/train", "other/train"):
         counts = problems.counts[name]
         assert (counts["held_out"], counts["used"]) == (4, counts["rows"] - 4)
-    with pytest.raises(ConfigError, match=r"^task\.tasks\.one\.task: nothing left of train: 4 of 4 rows that are among"):
+    with pytest.raises(ConfigError, match=r"^task\.tasks\.one\.task: nothing left of train: 4 of 4 rows that"):
         load_problems(composed("task=mixture", one, other, size.replace("20", "4"), *tested).task)
 
 
