@@ -86,7 +86,7 @@ class Resume:
         """Put back what `state_dict` has returned."""
         self.rollouts.load_state_dict(state["rollouts"])
         self.step_update.load_state_dict(state["step_update"])
-        if self.stream:
+        if self.stream and state["stream"]:  # else a run whose data was no stream
             self.stream.load_state_dict(state["stream"])
         self.unlogged = state["unlogged"]
         trainer._step, trainer._buffered_inputs = state["step"], state["buffer"]
@@ -100,7 +100,7 @@ class Resume:
         trainer.entropy_coef = state["entropy_coef"]
         if self.rollouts.has_taken_all(trainer.args):
             trainer.state.max_steps = state["last_step"]
-        if "reference" in state:
+        if "reference" in state and trainer.ref_model is not None:
             with torch.no_grad():
                 for weight, saved in zip(trainer.ref_model.parameters(), state["reference"], strict=True):
                     own_shard(weight).copy_(saved)

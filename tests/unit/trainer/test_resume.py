@@ -11,6 +11,7 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from grpo.config.options import Rollout
+from grpo.data.stream import NUMBER, Stream
 from grpo.trainer import ExactGRPOTrainer, Update
 from grpo.utils.manifest import difference, is_sealed
 from tests.stock_trl import VOCABULARY, Record, ours, train
@@ -162,6 +163,15 @@ def test_a_checkpoint_of_the_model_alone_is_not_resumed(tmp_path: Path) -> None:
     ours(tmp_path, Update(100), **OPTIONS | {"max_steps": 1, "save_only_model": True}).train()
     assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()
     assert not is_sealed(tmp_path / "checkpoint-1")
+
+
+def test_a_checkpoint_continues_with_a_stream_and_without_a_reference(tmp_path: Path) -> None:
+    train(made(tmp_path, "a reference that moves"))
+    stream = Stream(PROMPTS.to_iterable_dataset(), lambda rows, first: (rows, {"rows": len(rows)}), 5, None, "rows")
+    numbers = {"train_dataset": Dataset.from_dict({NUMBER: range(len(PROMPTS))}), "shuffle_dataset": False}
+    again = ours(tmp_path / "again", Update(100), **OPTIONS | numbers, stream=stream)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert again.state.global_step == again.state.max_steps > 2
 
 
 def test_a_resumed_run_shares_prompts_if_the_first_run_did(tmp_path: Path) -> None:
