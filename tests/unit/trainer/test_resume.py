@@ -165,7 +165,7 @@ def test_a_checkpoint_of_the_model_alone_is_not_resumed(tmp_path: Path) -> None:
     assert not is_sealed(tmp_path / "checkpoint-1")
 
 
-def test_a_checkpoint_continues_with_a_stream_and_without_a_reference(tmp_path: Path) -> None:
+def test_a_checkpoint_may_lack_what_a_run_has(tmp_path: Path) -> None:
     train(made(tmp_path, "a reference that moves"))
     stream = Stream(PROMPTS.to_iterable_dataset(), lambda rows, first: (rows, {"rows": len(rows)}), 5, None, "rows")
     numbers = {"train_dataset": Dataset.from_dict({NUMBER: range(len(PROMPTS))}), "shuffle_dataset": False}
