@@ -43,9 +43,9 @@ def load_problems(
         return load_task(task, processing_class, tools(""), seed)
     tasks, own_tools = single_tasks(task), has_own_tools(task)
     loaded = {name: load_one(name, one, task, processing_class, tools(name)) for name, one in tasks.items()}
+    tested = [of.held_out for of in loaded.values() if of.held_out is not None]
     for name, problems in loaded.items():
-        others = [of.held_out for other, of in loaded.items() if of.held_out is not None and other != name]
-        drop_held_out(problems, others)
+        drop_held_out(problems, tested)
         with named_errors(name):
             count_used("train", problems.counts["train"])
     train = {name: named(problems.train, name, own_tools) for name, problems in loaded.items()}

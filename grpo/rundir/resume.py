@@ -193,9 +193,9 @@ def adapter_weights(peft: DictConfig | None) -> Any:
     return peft and {key: value for key, value in peft.items() if key not in OF_TRAINING_ALONE}
 
 
-def stage(deepspeed: DictConfig | None) -> Any:
-    """Return the stage of ZeRO; None without DeepSpeed."""
-    return deepspeed and OmegaConf.select(deepspeed, "zero_optimization.stage")
+def stage(deepspeed: DictConfig | str | None) -> Any:
+    """Return the stage of ZeRO, or the file that has it; None without DeepSpeed."""
+    return OmegaConf.select(deepspeed, "zero_optimization.stage") if OmegaConf.is_dict(deepspeed) else deepspeed
 
 
 SAVED_AS: dict[str, Callable[[Any], Any]] = {

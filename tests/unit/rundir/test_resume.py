@@ -214,6 +214,7 @@ def test_what_makes_a_checkpoint_one_of_another_run_is_said(
         (("peft=lora",), ("peft=lora", "peft.r=8"), "peft.r=16 instead of 8,"),
         ((), ("shard=fsdp2",), "train.fsdp=None instead of True"),
         (("shard=zero2",), ("shard=zero3",), "train.deepspeed.zero_optimization.stage=2 instead of 3,"),
+        (("train.deepspeed=one.json",), ("train.deepspeed=two.json",), "train.deepspeed=one.json instead of two.json"),
         (("peft=lora",), ("peft=lora", "peft.lora_alpha=8"), None),
         (("peft=qlora",), ("peft=lora",), None),
         (("train.optim=paged_adamw_8bit",), ("train.optim=adamw_8bit",), None),
