@@ -195,7 +195,7 @@ def adapter_weights(peft: DictConfig | None) -> Any:
 
 def stage(deepspeed: DictConfig | str | None) -> Any:
     """Return the stage of ZeRO, or the file that has it; None without DeepSpeed."""
-    return OmegaConf.select(deepspeed, "zero_optimization.stage") if OmegaConf.is_dict(deepspeed) else deepspeed
+    return OmegaConf.select(deepspeed, "zero_optimization.stage") if isinstance(deepspeed, DictConfig) else deepspeed
 
 
 SAVED_AS: dict[str, Callable[[Any], Any]] = {
