@@ -32,6 +32,7 @@ from grpo.trainer.resume import EpochSampler, Resume, load_weights
 from grpo.trainer.rollout import per_token
 from grpo.trainer.rollout.extra_columns import keep_writable
 from grpo.trainer.rollout.from_trainer import rollouts_of
+from grpo.trainer.rollout.once_per_group import once_per_group
 from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
 from grpo.trainer.rollout.tool_calls import Counts
 from grpo.trainer.sharded_head import gathered_with_its_norm
@@ -102,6 +103,7 @@ class ExactGRPOTrainer(GRPOTrainer):
     _pending_extra_logs: Any
     _current_train_step_time: float
     reward_funcs: list[Any]
+    processing_class: Any
 
     def __init__(
         self,
@@ -131,6 +133,7 @@ class ExactGRPOTrainer(GRPOTrainer):
 
         with patched("trl.trainer.grpo_trainer:VLLMGeneration", connection):
             super().__init__(*args, **kwargs)
+        self.processing_class = once_per_group(self.processing_class)
         self.update = update or Update()
         self.problems = stream or self.train_dataset
         self.sharded = self.accelerator.distributed_type.value in SHARDED

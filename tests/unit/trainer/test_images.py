@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -61,7 +62,8 @@ def test_generation_with_images_is_split_between_prompts(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("rollout", [Rollout(), Rollout(prioritize=True)], ids=["TRL's order", "prioritize"])
-def test_each_image_of_a_generation_is_opened_once(tmp_path: Path, rollout: Rollout) -> None:
+def test_a_generation_opens_and_prepares_an_image_once(tmp_path: Path, rollout: Rollout, monkeypatch: Any) -> None:
+    """The processor has it twice, for generation and for the update, of four completions."""
     given = options("qwen2_vl", "full") | {"rollout_func": None, "max_steps": 4, "num_iterations": 2}
     rows = list(given["train_dataset"])
     for place, row in enumerate(rows):
@@ -75,10 +77,14 @@ def test_each_image_of_a_generation_is_opened_once(tmp_path: Path, rollout: Roll
         return show(name)
 
     view.show = noted  # type: ignore[method-assign]
+    kind = type(given["processing_class"].image_processor)
+    prepared = Mock(side_effect=kind.__call__)
+    monkeypatch.setattr(kind, "__call__", lambda self, images, **options: prepared(self, images, **options))
     given |= {"train_dataset": Dataset.from_list(paths), "view": view, **FOUR, "log_completions": True}
     trainer = make(ExactGRPOTrainer, tmp_path, rollout=rollout, keep_columns=True, **given)
     logs = train(trainer).logs
     assert len(opened) == 2 * 16 // 4, "two generations of four prompts, each used for two steps of four slices"
     assert len(set(opened[:4])) == len(set(opened[4:])) == 4
+    assert [len(call.args[1]) for call in prepared.call_args_list] == [4] * 2 * 2
     assert [log["time/data"] > 0 for log in logs] == [True, False, True, False]
     assert len(list((tmp_path / "completions" / "images").iterdir())) == len(set(opened))
