@@ -16,6 +16,8 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoTokenizer,
     CLIPVisionConfig,
+    Idefics3Config,
+    Idefics3Processor,
     LlamaConfig,
     LlavaNextConfig,
     LlavaNextImageProcessor,
@@ -24,6 +26,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen2_5_VLProcessor,
 )
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from grpo.config.schema import ROOT
@@ -109,6 +112,22 @@ def make_policy(family: str, processor: Any) -> PreTrainedModel:
             **{f"{name}_token_id": token for name, token in sides.items()},
         )
     )
+
+
+def idefics() -> tuple[PreTrainedModel, Any]:
+    """A random policy whose tensors have the images of a row side by side, and its processor."""
+    tokenizer = tokenizer_with("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+    images = Idefics3ImageProcessorPil(size={"longest_edge": 32}, max_image_size={"longest_edge": 32})
+    processor = Idefics3Processor(images, tokenizer, 4, chat_template=TEMPLATE.replace("IMAGE", "<image>"))
+    torch.manual_seed(0)
+    config = Idefics3Config(
+        vision_config={**TEXT, "image_size": 32, "patch_size": 8},
+        text_config=LlamaConfig(**TEXT, vocab_size=len(tokenizer), initializer_range=0.2),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return AutoModelForImageTextToText.from_config(config), processor
 
 
 def problems() -> Dataset:

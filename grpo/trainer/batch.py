@@ -98,7 +98,13 @@ def images_of(batch: Batch) -> Batch:
 
 def by_row(batch: Batch) -> Batch:
     """Return a batch with the tensors of images as lists of one per row; tensors with a row each stay tensors."""
-    return batch if isinstance(batch.get("pixel_values"), list) else split_pixel_values_by_grid(batch)
+    done = isinstance(batch.get("pixel_values"), list) or has_images_by_row(batch)
+    return batch if done else split_pixel_values_by_grid(batch)
+
+
+def has_images_by_row(batch: Batch) -> bool:
+    """Return whether the images of a row are side by side in a tensor, as in Idefics and SmolVLM."""
+    return "pixel_attention_mask" in batch and "spatial_shapes" not in batch
 
 
 def padded_alike(slices: Sequence[Batch]) -> list[Batch]:

@@ -21,7 +21,7 @@ from grpo.config.options import TILES_NEED_WHOLE_WEIGHTS, Engine, Mixture, Rollo
 from grpo.data.images import View
 from grpo.data.stream import Stream
 from grpo.generation.backend import Backend, backend_class
-from grpo.trainer.batch import Batch
+from grpo.trainer.batch import Batch, by_row
 from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch
@@ -239,7 +239,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         """Keep a slice of the rollouts; with the last one of the optimizer step, compute its gradient."""
         if self.is_deepspeed_enabled:  # it steps within the backward pass, and checks gradients in half precision alone
             self.deepspeed.optimizer.check_grad_overflow = True
-        with self.clock.of("step"):
+        with self.clock.of("step"), patched("trl.trainer.grpo_trainer:split_pixel_values_by_grid", by_row):
             if self.step_update.traits.divisible:
                 loss = step(self, model, inputs)
             else:

@@ -14,6 +14,8 @@ PATCHES = {
     "mask, too, so that they are not copied per query head; until transformers asks for the device",
     "trl.trainer.grpo_trainer:VLLMGeneration": "the engine sends adapters, shares weights and is compared with the "
     "policy; until TRL takes an engine as an argument",
+    "trl.trainer.grpo_trainer:split_pixel_values_by_grid": "the images of a row stay together in Idefics and SmolVLM, "
+    "also if there are as many images as rows, which TRL takes for one each; until TRL looks at their mask",
     "trl.trainer.grpo_trainer:gather": "rank 0 makes rollouts for all processes in threads, which must not wait for "
     "the others; until TRL gathers rewards by its accelerator",
     "trl.generation.vllm_generation:gather_object": "likewise",

@@ -10,7 +10,7 @@ from trl.trainer.utils import pad
 
 from grpo.generation.at_once import AtOnce, first_equal
 from grpo.trainer.batch import FIELDS, Batch, pick
-from grpo.trainer.rollout.image_tokens import by_prompt, can_split
+from grpo.trainer.rollout.image_tokens import by_prompt, can_split, comparable
 
 
 def complete(
@@ -47,7 +47,7 @@ def complete(
             part = {key: value for key, value in pick(divided, places).items() if FIELDS[key].of != "row"}
         return inputs(trainer, [prompts[place] for place in places], part, with_tool_images)
 
-    shown = images or [None] * len(prompts)
+    shown = [comparable(of or []) for of in images or [[]] * len(prompts)]
     places = list(range(len(prompts)))
     with (
         unwrap_model_for_generation(

@@ -5,8 +5,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL.Image import Image as Picture
 
-from grpo.trainer.batch import FIELDS, Batch
+from grpo.trainer.batch import FIELDS, Batch, has_images_by_row
+
+
+def comparable(images: Sequence[Any]) -> list[Any]:
+    """Return what is equal for equal images: pictures and paths themselves; of others, as arrays, their identity."""
+    return [image if isinstance(image, (Picture, str)) else id(image) for image in images]
 
 
 def tiles(prompt_ids: Sequence[list[int]], processor: Any) -> list[int]:
@@ -19,8 +25,10 @@ def can_split(fields: Batch, images: list | None, prompt_ids: Sequence[list[int]
     """Tell whether it is known which part of the images' tensors, as generation has them, belongs to which prompt."""
     if not images or "pixel_values" not in fields:
         return True
-    return "spatial_shapes" not in fields and len(fields["pixel_values"]) in (
-        len(images),
+    count = len(fields["pixel_values"])
+    if has_images_by_row(fields):
+        return count == len(images)
+    return "spatial_shapes" not in fields and count in (
         sum(len(row or []) for row in images),
         sum(tiles(prompt_ids, processor)),
         sum(int(grid[0]) * int(grid[1]) * int(grid[2]) for grid in fields.get("image_grid_thw", [])),
@@ -33,8 +41,12 @@ def as_tensors(fields: Batch) -> Batch:
     With environments TRL gives each prompt to the processor alone, whose images then differ in their number of tiles:
     these are padded as the processor pads those of one call.
     """
-    lists = {key: value for key, value in fields.items() if key in FIELDS and FIELDS[key].of == "images"}
-    return fields | {key: padded(list(map(np.asarray, value))) for key, value in lists.items()}
+    found = dict(fields)
+    for key, value in fields.items():
+        if key in FIELDS and FIELDS[key].of == "images":
+            whole = isinstance(value, (np.ndarray, torch.Tensor))
+            found[key] = torch.as_tensor(value) if whole else padded(list(map(np.asarray, value)))
+    return found
 
 
 def padded(arrays: Sequence[np.ndarray]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from grpo.data.images import View
 from grpo.generation.growing_cache import CACHE
 from grpo.trainer import ExactGRPOTrainer
 from tests.stock_trl import make, train
-from tests.vision_policies import FAMILIES, METHODS, options
+from tests.vision_policies import FAMILIES, METHODS, idefics, options, problems
 
 
 @pytest.mark.parametrize("case", IMAGES)
@@ -42,6 +42,28 @@ def test_prompts_without_images_train_among_others(tmp_path: Path, family: str) 
     record = train(trainer)
     assert len(record.logs) == 3
     assert all(log["grad_norm"] > 0 for log in record.logs)
+
+
+def test_as_many_images_as_rows_stay_with_their_rows(tmp_path: Path) -> None:
+    """Two images and none in turns: in Idefics a tensor of a row, which TRL would take for that of an image."""
+    model, processor = idefics()
+    pictures = problems()[3]["images"]
+    rows = [row | {"images": pictures if place % 2 else []} for place, row in enumerate(problems())]
+    data = Dataset.from_list(rows, features=problems().features)
+    given = {"model": model, "processing_class": processor, "train_dataset": data, "rollout_func": None}
+    trainer, shown = make(ExactGRPOTrainer, tmp_path, **given, **FOUR), list[tuple[bool, bool]]()
+    gradient = trainer.step_update.gradient
+
+    def noted(policy: Any, slices: Any, **how: Any) -> Any:
+        for part in slices:
+            token = part["prompt_ids"] == processor.image_token_id
+            shown.extend(zip(token.any(1).tolist(), part["pixel_values"].flatten(1).any(1).tolist(), strict=True))
+        return gradient(policy, slices, **how)
+
+    trainer.step_update.gradient = noted
+    train(trainer)
+    assert all(text == picture for text, picture in shown)
+    assert {text for text, _ in shown} == {False, True}
 
 
 def test_generation_with_images_is_split_between_prompts(tmp_path: Path) -> None:

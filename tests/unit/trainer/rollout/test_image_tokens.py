@@ -28,6 +28,24 @@ def test_images_whose_tensors_cannot_be_told_apart_are_not_split() -> None:
     assert not can_split({"pixel_values": torch.arange(5)}, [["a"], ["b", "c"]], prompt_ids, processor(2))
 
 
+def test_tiles_are_not_taken_for_images_of_prompts() -> None:
+    """An image of three tiles, as in Aya Vision, and two prompts without."""
+    tiles = {"pixel_values": torch.arange(3)}
+    assert not can_split(tiles, [["a"], [], []], [[IMAGE] * 5, [4], [4]], SimpleNamespace(image_token_id=IMAGE))
+
+
+def test_images_side_by_side_stay_with_their_row() -> None:
+    """Two images, none, and one, padded to two, as in Idefics."""
+    given = ({name: torch.arange(6).view(3, 2) for name in ("pixel_values", "pixel_attention_mask")},)
+    given += ([["a", "b"], [], ["c"]], [[4]] * 3, SimpleNamespace())
+    assert can_split(*given)
+    assert [pick(by_prompt(*given), [row]).get("pixel_values", torch.tensor([])).tolist() for row in (0, 1, 2)] == [
+        [[0, 1]],
+        [],
+        [[4, 5]],
+    ]
+
+
 def test_a_completion_ends_before_an_image_that_it_writes() -> None:
     completions = [[4, 5, IMAGE, 6], [4, 5], [IMAGE, 4]]
     logprobs = [[-1.0, -2.0, -3.0, -4.0], [-1.0, -2.0], [-1.0, -2.0]]

@@ -3,12 +3,13 @@
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
 from grpo.trainer.rollout.image_tokens import as_tensors
 from grpo.trainer.rollout.once_per_group import once_per_group
-from tests.vision_policies import FAMILIES, make_processor, problems
+from tests.vision_policies import FAMILIES, idefics, make_processor, problems
 
 
 def flat(found: dict[str, Any]) -> dict[str, Any]:
@@ -33,6 +34,21 @@ def test_a_groups_images_are_prepared_once(family: str, padding: dict[str, Any],
     found = once_per_group(stock)(images=images, text=texts, **padding)
     assert flat(as_tensors(dict(found))) == flat(expected)
     assert [len(of) for of in calls.call_args.args[1]] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("stock", [idefics()[1], make_processor("llava_next")], ids=["idefics3", "llava_next"])
+def test_texts_without_images_get_those_of_no_other(stock: Any) -> None:
+    """Two images and none: as many images as texts, so that a tensor may be of an image or of a text."""
+    pictures = problems()[3]["images"]
+    given = {"text": ["<image><image>a"] * 4 + ["b"] * 2, "images": [pictures] * 4 + [[]] * 2, "padding": True}
+    given["return_tensors"] = "pt"
+    assert flat(once_per_group(stock)(**given)) == flat(stock(**given))
+
+
+def test_images_that_do_not_compare_are_taken_as_they_come() -> None:
+    stock = make_processor("llava_next")
+    given = {"text": ["<image>a"] * 2, "images": [[np.zeros((30, 30, 3), np.uint8)] for _ in range(2)]}
+    assert flat(as_tensors(dict(once_per_group(stock)(**given)))) == flat(as_tensors(dict(stock(**given))))
 
 
 def test_a_tokenizer_stays_as_it_is() -> None:
