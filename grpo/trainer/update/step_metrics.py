@@ -65,7 +65,8 @@ class StepMetrics:
         """Return the metrics of the step.
 
         A skipped completion has no advantage, so it is never clipped: the clip ratios count it, as in TRL. Its entropy
-        is unknown: `update/entropy` is over the computed ones, and `entropy` is logged only if none was skipped.
+        is unknown: `update/entropy` is over the computed ones, if there are any, and `entropy` is logged only if none
+        was skipped.
         """
         result = {}
         for name, total in self.sums.items():
@@ -77,7 +78,8 @@ class StepMetrics:
                 count = self.rows if self.by_sequence else self.tokens
             mean = total / count if count else 0.0  # of nothing, as in TRL
             if name in UNKNOWN_FOR_SKIPPED:
-                result[f"update/{name}"] = mean if count or not self.skipped_tokens else math.nan
+                if count or not self.skipped_tokens:
+                    result[f"update/{name}"] = mean
                 if self.skipped_tokens:
                     continue
             result[name] = mean
