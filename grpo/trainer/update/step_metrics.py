@@ -61,6 +61,12 @@ class StepMetrics:
         self.sums[name] = self.sums.get(name, 0.0) + total
         self.counts[name] = self.counts.get(name, 0) + count
 
+    def _of_computed(self, name: str, mean: float) -> dict[str, float]:
+        """Return the mean of a metric under its own name and TRL's, as far as skipped completions allow it."""
+        if not self.skipped_tokens:
+            return {f"update/{name}": mean, name: mean}
+        return {f"update/{name}": mean} if self.counts[name] else {}
+
     def result(self) -> dict[str, float]:
         """Return the metrics of the step.
 
@@ -77,12 +83,7 @@ class StepMetrics:
             if name in CLIP_RATIOS:
                 count = self.rows if self.by_sequence else self.tokens
             mean = total / count if count else 0.0  # of nothing, as in TRL
-            if name in UNKNOWN_FOR_SKIPPED:
-                if count or not self.skipped_tokens:
-                    result[f"update/{name}"] = mean
-                if self.skipped_tokens:
-                    continue
-            result[name] = mean
+            result |= self._of_computed(name, mean) if name in UNKNOWN_FOR_SKIPPED else {name: mean}
         unclipped = self.skipped if self.by_sequence else self.skipped_tokens
         for name, extreme in EXTREMES.items():
             if unclipped and (name in self.extremes or "clip_ratio/low_mean" in self.sums):
