@@ -9,8 +9,8 @@ from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import pad
 
 from grpo.generation.at_once import AtOnce, first_equal
-from grpo.trainer.batch import FIELDS, Batch, pick
-from grpo.trainer.rollout.image_tokens import by_prompt, can_split, comparable
+from grpo.trainer.batch import Batch
+from grpo.trainer.rollout.image_tokens import by_prompt, can_split, comparable, of_prompts
 
 
 def complete(
@@ -42,9 +42,7 @@ def complete(
     divided = by_prompt(fields, images, prompts, processor)
 
     def inputs_of(places: list[int]) -> Batch:
-        part = fields
-        if len(places) < len(prompts):
-            part = {key: value for key, value in pick(divided, places).items() if FIELDS[key].of != "row"}
+        part = of_prompts(divided, places) if len(places) < len(prompts) else fields
         return inputs(trainer, [prompts[place] for place in places], part, with_tool_images)
 
     shown = [comparable(of or []) for of in images or [[]] * len(prompts)]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from PIL.Image import Image as Picture
 
-from grpo.trainer.batch import FIELDS, Batch, has_images_by_row
+from grpo.trainer.batch import FIELDS, Batch, has_images_by_row, pick
 
 
 def comparable(images: Sequence[Any]) -> list[Any]:
@@ -64,6 +64,11 @@ def by_prompt(fields: Batch, images: list | None, prompt_ids: Sequence[list[int]
     if sum(count := tiles(prompt_ids, processor)) == len(fields.get("pixel_values", ())):
         found["num_tiles"] = count
     return found
+
+
+def of_prompts(divided: Batch, places: Sequence[int]) -> Batch:
+    """Return the tensors of some prompts, which may repeat, of what `by_prompt` has returned."""
+    return {key: value for key, value in pick(divided, places).items() if FIELDS[key].of != "row"}
 
 
 def end_before(token: int, eos: int, completions: list[list[int]], logprobs: list | None) -> tuple[list, list | None]:

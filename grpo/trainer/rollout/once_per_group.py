@@ -12,8 +12,8 @@ import torch
 from transformers import BatchFeature
 
 from grpo.generation.at_once import first_equal
-from grpo.trainer.batch import FIELDS, pick
-from grpo.trainer.rollout.image_tokens import as_tensors, by_prompt, can_split, comparable
+from grpo.trainer.batch import FIELDS
+from grpo.trainer.rollout.image_tokens import as_tensors, by_prompt, can_split, comparable, of_prompts
 
 
 def once_per_group(processor: Any) -> Any:
@@ -65,7 +65,7 @@ def repeated(found: BatchFeature, images: list[list], rows: list[int], processor
     ids = [torch.as_tensor(row).tolist() for row in tokens["input_ids"]]
     if fields.keys() - FIELDS.keys() or not can_split(fields, images, ids, processor):
         return None
-    picked = pick(by_prompt(fields, images, ids, processor), rows)
+    picked = of_prompts(by_prompt(fields, images, ids, processor), rows)
     for key, value in tokens.items():
         picked[key] = value[rows] if isinstance(value, torch.Tensor) else [list(value[row]) for row in rows]
-    return BatchFeature({key: value for key, value in picked.items() if key not in ("num_images", "num_tiles")})
+    return BatchFeature(picked)
