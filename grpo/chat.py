@@ -51,17 +51,17 @@ def answer(prompt: Any, model: Any, processing_class: Any, length: int, temperat
     from transformers import TextStreamer
 
     from grpo.generation.local import encode
+    from grpo.generation.settings import decoding, only
 
     class Streamer(TextStreamer):
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
             super().on_finalized_text(printable(text), stream_end)
 
-    inputs = encode(processing_class, [prompt])
-    decoding: dict[str, Any] = {"do_sample": bool(temperature), "repetition_penalty": 1.0}
-    if temperature:
-        decoding["temperature"] = temperature
+    inputs = encode(processing_class, [prompt]).to(model.device)
+    how = decoding(model, processing_class, length, temperature)
     streamer = Streamer(processing_class, skip_prompt=True, skip_special_tokens=True)
-    model.generate(**inputs.to(model.device), max_new_tokens=length, streamer=streamer, **decoding)
+    with only(model, how["generation_config"]):
+        model.generate(**inputs, **how, streamer=streamer)
 
 
 def main() -> None:
@@ -83,7 +83,9 @@ def main() -> None:
 
             from grpo.model import policy
 
-        model, processing_class = policy.load(run.model, run.config.model)
+        model, processing_class = policy.load(
+            run.model, run.config.model, template=run.config.train.get("chat_template_kwargs")
+        )
         images = images_of(args.image, run, processing_class) if args.image else []
 
         def ask(question: str) -> None:

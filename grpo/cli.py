@@ -23,7 +23,7 @@ from grpo.config.schema import register
 from grpo.config.secrets import refuse_secrets
 from grpo.rundir.lock import new_directory
 from grpo.utils.distributed import is_first_to_fail, log_name
-from grpo.utils.errors import ConfigError, RunError
+from grpo.utils.errors import ConfigError, RunError, described
 from grpo.utils.hardware import visible_gpus
 from grpo.utils.patching import patched
 from rewards.isolation.process import check_system
@@ -49,7 +49,7 @@ def leave(error: Exception, program: str) -> NoReturn:
     elif missing := missing_package(error):
         message, status = missing, 2
     else:
-        message, status = f"{type(error).__name__}: {error}", 1
+        message, status = f"{type(error).__name__}: {error}" if str(error) else described(error), 1
     if is_first_to_fail(message):
         print(f"{program}: {message}", file=sys.stderr)
     sys.exit(status)

@@ -25,7 +25,7 @@ from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
 from grpo.config.streaming import check_streaming
 from grpo.config.tools import check_tools, is_taskset, shards_weights
 from grpo.config.transport import why_merged
-from grpo.utils.diagnosis import why_biased, why_not_stale
+from grpo.utils.diagnosis import why_biased, why_not_generated, why_not_stale
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError
 from grpo.utils.local_gpu import local_gpu
@@ -254,7 +254,9 @@ def check_folder(name: str, gguf_file: str | None = None) -> None:
 
 
 def check_filters(train: DictConfig) -> None:
-    """Check that no filter biases the importance ratio between the policy and vLLM."""
+    """Check that vLLM generates groups, and that no filter biases the importance ratio between the policy and it."""
+    if reason := why_not_generated(train):
+        raise ConfigError(reason)
     if reason := why_biased(train):
         raise ConfigError(
             f"{reason}; otherwise leave it out, use generation=transformers, or "

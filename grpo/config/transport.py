@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from grpo.config.options import VLLM
+from grpo.utils.hardware import visible_gpus
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -39,6 +40,7 @@ ENDS = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "embedding", 
 
 QUANTIZES = "vllm_bnb_plugin"
 """The package with which vLLM quantizes as bitsandbytes does."""
+HALF_ADAPTERS = "vLLM's kernels for adapters take 16 bits on a GPU, and this run computes in float32"
 SAME_LAYOUT = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "granite")
 """Families whose weights in transformers are rows of vLLM's weights; a test compares them bit for bit."""
 
@@ -83,6 +85,9 @@ def why_merged(config: "DictConfig") -> str | None:
         return "the server is on another machine, and vLLM reads adapters from a file"
     if train.vllm_mode == "colocate" and train.vllm_enable_sleep_mode:
         return "a sleeping engine (train.vllm_enable_sleep_mode) discards adapters"
+    on_gpu = not train.use_cpu and bool(config.gpu or visible_gpus())
+    if on_gpu and train.vllm_mode == "colocate" and computed_in(config) == "float32":
+        return HALF_ADAPTERS
     return None if config.engine.lora == "adapter" else f"engine.lora={config.engine.lora}"
 
 

@@ -25,7 +25,8 @@ def evaluate_policy(trainer: Any, evaluation: Evaluation) -> dict[str, Any]:
     was_training = model.training
     model.eval()
     evaluation.own_file.unlink(missing_ok=True)
-    generate: Generate = Completer(model, trainer.processing_class, evaluation.decoding.max_new_tokens)
+    length, template = evaluation.decoding.max_new_tokens, trainer.chat_template_kwargs
+    generate: Generate = Completer(model, trainer.processing_class, length, template)
     if trainer.use_vllm:
         trainer.vllm_generation.sync_weights()
         generate = partial(answer, trainer, length=evaluation.decoding.max_new_tokens)

@@ -44,7 +44,8 @@ def evaluate_model(
     name = options.model or model.model_name_or_path
     if not options.model:
         policy.download(name, model.model_revision)
-    processing_class = policy.load_processing_class(model, name)
+    template = config.train.get("chat_template_kwargs")
+    processing_class = policy.load_processing_class(model, name, template)
     tasks = {task: one for task, one in tasks.items() if one.eval.size}
     loaded = {task: load_held_out_of(task, one, processing_class) for task, one in tasks.items()}
     longest, most_images = longest_of(config.task, [problems for problems, _ in loaded.values()], processing_class)
@@ -57,7 +58,7 @@ def evaluate_model(
         generate: Any = (
             with_vllm(name, model.dtype, longest, length, processing_class, most_images)
             if vllm
-            else with_transformers(name, model, config.peft, length, device)
+            else with_transformers(name, model, config.peft, length, device, template)
         )
         found = {}
         for task, one in tasks.items():
@@ -123,6 +124,7 @@ def fingerprint(config: DictConfig, name: str, engine: str, on_gpu: bool) -> str
         "name": name,
         "files": [(str(file), file.stat().st_mtime_ns) for file in files],
         "options": OmegaConf.to_container(OmegaConf.masked_copy(config, ["model", "peft"]), resolve=True),
+        "template": repr(config.train.get("chat_template_kwargs")),
         "pixels": (config.task.min_pixels, config.task.max_pixels),
         "engine": engine,
         "on_gpu": on_gpu,

@@ -88,7 +88,9 @@ def sample(settings: Resolved, folder: Path, console: Console) -> Result:
     options, name = settings.config.preflight, settings.model.gguf_file or settings.model.model_name_or_path
     settings = with_model(settings)
     with output_in(folder / log_name()), running_tools(settings.task, folder) as tools:
-        processing_class = policy.load_processing_class(settings.model)
+        processing_class = policy.load_processing_class(
+            settings.model, template=settings.train.get("chat_template_kwargs")
+        )
         problems = problems_of(settings, processing_class, tools, console)
         if problems.stream:
             batch = completions(settings.train, None) // settings.train.num_generations

@@ -7,11 +7,12 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
 from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
 
 from grpo.generation.prompt_cache import why_repeated
 from grpo.generation.running_batch import RunningBatch, in_step, why_not_shared
+from grpo.generation.settings import only, settings_of
+from grpo.generation.trial import why_not_joined
 from grpo.generation.turns import Turns
 from grpo.utils.oom import half, is_out_of_memory, smaller_until_it_fits
 from grpo.utils.patching import patched
@@ -34,6 +35,7 @@ class AtOnce:
         self.turns: Turns | None = None
         """While a generation has several turns: the caches of those before."""
         self._reasons: set[str] = set()
+        self._joined: bool | None = None
         self._keys_shared: bool | None = None
 
     def complete(
@@ -64,7 +66,9 @@ class AtOnce:
         Raises:
             DoesNotFit: a single completion does not fit.
         """
-        shared = self._reads_once(model, names, how.get("generation_config"))
+        how = settings_of(model, how)
+        shared = self._reads_once(model, names, how)
+        shares_keys = shared and len(set(same)) < len(same) and self._shares_keys(model)
         count, batch, begun = len(same), RunningBatch(self.turns), list[range]()
 
         def parts() -> list[range]:
@@ -86,7 +90,6 @@ class AtOnce:
                 numbers = [range(*of) for of in pairwise([*places, rows.stop])]
                 last = rows.stop == count or in_step(model)
                 most = 0 if last else (self.limit or count) - group
-                shares_keys = len(set(same)) < count and self._shares_keys(model)
                 batch.begin(model, inputs_of(places), numbers, max(0, most), shares_keys, **how)
             else:
                 batch.ended |= zip(rows, each_alone(model, inputs_of(list(rows)), how), strict=True)
@@ -99,7 +102,10 @@ class AtOnce:
         def hopeless(failed: bool, alone: bool) -> tuple[bool, bool]:
             return failed, alone and self.limit == 1  # else there were others beside it
 
-        with patched("transformers.integrations.sdpa_attention:use_gqa_in_sdpa", takes_grouped_keys):
+        with (
+            only(model, how["generation_config"]),
+            patched("transformers.integrations.sdpa_attention:use_gqa_in_sdpa", takes_grouped_keys),
+        ):
             smaller_until_it_fits(parts, work, shrink, lambda failed: advice, survives, hopeless)
         return [batch.ended[row] for row in range(count)]
 
@@ -112,18 +118,22 @@ class AtOnce:
         finally:
             self.turns = None
 
-    def _reads_once(self, model: Any, names: Collection[str], config: GenerationConfig | None) -> bool:
+    def _reads_once(self, model: Any, names: Collection[str], how: dict[str, Any]) -> bool:
         """Return whether each prompt is read once; the reason why not is logged once."""
-        reason = why_not_shared(model, names, config)
+        reason = why_not_shared(model, [*names, *how.keys() - {"generation_config"}], how["generation_config"])
+        if reason is None and self._joined is None:
+            reason = why_not_joined(model, shares_keys=False)
+            self._joined = reason is None
         if reason and reason not in self._reasons:
             self._reasons.add(reason)
             log.info("each completion reads its prompt anew: %s", reason)
-        return reason is None
+        return reason is None and self._joined is True
 
     def _shares_keys(self, model: Any) -> bool:
         """Return whether completions share the keys of their prompt; tried at the first call."""
         if self._keys_shared is None:
             reason = "all processes compute together" if in_step(model) else why_repeated(model)
+            reason = reason or why_not_joined(model, shares_keys=True)
             self._keys_shared = reason is None
             if reason:
                 log.info("each completion has a copy of its prompt's keys: %s", reason)
@@ -137,10 +147,11 @@ def takes_grouped_keys(mask: torch.Tensor | None, key: torch.Tensor, value: torc
 
 @torch.no_grad()
 def each_alone(model: Any, inputs: Any, how: dict[str, Any]) -> list[list[int]]:
-    """Return the tokens that `generate` adds to each prompt, up to the first that ends it."""
-    tokens = model.generate(**inputs, **how)[:, inputs["input_ids"].size(1) :]
-    of = (how.get("eos_token_id"), getattr(how.get("generation_config"), "eos_token_id", None))
-    eos = next((ids for ids in of if ids is not None), model.generation_config.eos_token_id)
+    """Return the tokens that `generate` adds to each prompt, up to the first that ends it; `how` as of `complete`."""
+    how = settings_of(model, how)
+    with only(model, how["generation_config"]):
+        tokens = model.generate(**inputs, **how)[:, inputs["input_ids"].size(1) :]
+    eos = how["generation_config"].eos_token_id
     ends = torch.isin(tokens, torch.tensor([] if eos is None else eos, device=tokens.device))
     kept = ends.cumsum(1) - ends.long() == 0
     return [row[keep].tolist() for row, keep in zip(tokens, kept, strict=True)]

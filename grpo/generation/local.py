@@ -1,6 +1,7 @@
 """Completions of prompts, plain or conversational, by transformers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_manage
 from trl import prepare_multimodal_messages
 
 from grpo.generation.at_once import AtOnce, first_equal
+from grpo.generation.settings import decoding
 from grpo.utils.oom import is_out_of_memory
 
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 Generate = Callable[[list[Any], float, list[int]], list[str]]
 """From prompts, a temperature (0 is greedy) and a seed for each to completions."""
 
@@ -26,10 +29,13 @@ class Completer:
         model: in evaluation mode.
         processing_class: the model's tokenizer or processor.
         length: length of the longest completion, tokens.
+        template: further arguments of the chat template, such as `enable_thinking`.
     """
 
-    def __init__(self, model: PreTrainedModel, processing_class: Any, length: int) -> None:
-        self.model, self.processing_class, self.length = model, processing_class, length
+    def __init__(
+        self, model: PreTrainedModel, processing_class: Any, length: int, template: Mapping[str, Any] = NO_ARGUMENTS
+    ) -> None:
+        self.model, self.processing_class, self.length, self.template = model, processing_class, length, template
         self.at_once = AtOnce()
 
     def __call__(
@@ -37,15 +43,12 @@ class Completer:
     ) -> list[str]:
         """Return the completion of each prompt, of `length` tokens at most; with temperature 0 the likeliest."""
         length = length or self.length
-        # whatever the model's generation_config.json says: rollouts are made without penalties and filters too
-        how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
         if temperature:
             torch.manual_seed(seeds[0])
-            how = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
-        how |= {"repetition_penalty": 1.0, "max_new_tokens": length}
 
         def inputs_of(places: list[int]) -> Any:
-            return encode(self.processing_class, [prompts[place] for place in places]).to(self.model.device)
+            some = [prompts[place] for place in places]
+            return encode(self.processing_class, some, **self.template).to(self.model.device)
 
         def survives(error: BaseException) -> bool:
             sharded = is_fsdp_managed_module(self.model) or is_deepspeed_zero3_enabled()
@@ -56,7 +59,7 @@ class Completer:
             first_equal(prompts),
             inputs_of,
             names=inputs_of([0]).keys(),
-            how=how,
+            how=decoding(self.model, self.processing_class, length, temperature),
             advice=f"a completion of {length} tokens does not fit into memory while it is generated",
             survives=survives,
             retry=lambda limit: clear_device_cache(garbage_collection=True),
@@ -64,8 +67,11 @@ class Completer:
         return self.processing_class.batch_decode(tokens, skip_special_tokens=True)
 
 
-def encode(processing_class: Any, prompts: list[Any]) -> Any:
-    """Return the inputs of a model for prompts, plain or conversational, with their images, padded on the left."""
+def encode(processing_class: Any, prompts: list[Any], **template: Any) -> Any:
+    """Return the inputs of a model for prompts, plain or conversational, with their images, padded on the left.
+
+    `template` are further arguments of the chat template.
+    """
     padding = {"padding": True, "padding_side": "left"}
     if isinstance(prompts[0], str):
         return processing_class(text=prompts, return_tensors="pt", **padding)
@@ -73,5 +79,5 @@ def encode(processing_class: Any, prompts: list[Any]) -> Any:
     if isinstance(processing_class, ProcessorMixin):  # which takes contents of one kind
         prompts, how = [prepare_multimodal_messages(prompt) for prompt in prompts], {"processor_kwargs": padding}
     return processing_class.apply_chat_template(
-        prompts, add_generation_prompt=True, tokenize=True, return_tensors="pt", return_dict=True, **how
+        prompts, add_generation_prompt=True, tokenize=True, return_tensors="pt", return_dict=True, **how, **template
     )

@@ -1,6 +1,7 @@
 """Generators of completions for a model that nobody trains: by transformers or by an engine of vLLM."""
 
 import os
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,19 @@ OF_GPU, OF_HOST = 0.9, 0.15
 
 
 def with_transformers(
-    name: str, model_group: "DictConfig", peft: "DictConfig | None", length: int, device: str
+    name: str,
+    model_group: "DictConfig",
+    peft: "DictConfig | None",
+    length: int,
+    device: str,
+    template: Mapping[str, Any] | None = None,
 ) -> Generate:
-    """Return a generator of completions of at most `length` tokens by transformers, of a model or an adapter."""
+    """Return a generator of completions of at most `length` tokens by transformers, of a model or an adapter.
+
+    `template` is as of `load_processing_class`.
+    """
     quantization = policy.quantization_config(peft) if policy.adapter_config(name) else None
-    model, tokenizer = policy.load(name, model_group, device=device, quantization=quantization)
+    model, tokenizer = policy.load(name, model_group, device=device, quantization=quantization, template=template)
     return Completer(model, tokenizer, length)
 
 
@@ -75,7 +84,10 @@ def with_vllm(
         elif hasattr(processing_class, "image_processor"):
             answers = engine.generate(with_images(prompts), how, lora_request=request)
         else:
-            answers = engine.chat(prompts, how, lora_request=request)
+            ids = processing_class.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True)[
+                "input_ids"
+            ]
+            answers = engine.generate([{"prompt_token_ids": row} for row in ids], how, lora_request=request)
         return [answer.outputs[0].text for answer in answers]
 
     return generate

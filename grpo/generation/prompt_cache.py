@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from grpo.generation.growing_cache import CACHE, GrowingLayer, growing_cache, widened
+from grpo.generation.growing_cache import GrowingLayer, growing_cache, widened
 from grpo.utils.attention import as_computed, attention_by, implementations, policy_of
-from grpo.utils.oom import is_out_of_memory
 
 PREFIX = "shared_keys|"
 
@@ -199,9 +198,8 @@ def kernel(
     return attention(query, key, value, attn_mask=added, scale=scale)
 
 
-@torch.no_grad()
 def why_repeated(model: Any) -> str | None:
-    """Return why a policy has to repeat the keys of prompts for their completions, or None; found out by trying."""
+    """Return why a policy has to repeat the keys of prompts for their completions, or None; see also the trial."""
     policy = policy_of(model)
     if policy.device.type != "cpu":
         return "it is not on a CPU"
@@ -209,26 +207,4 @@ def why_repeated(model: Any) -> str | None:
         return "some of its layers have a window of tokens"
     if (names := set(implementations(model))) != {"sdpa"}:
         return f"its attention is {', '.join(sorted(names))}"
-    try:
-        repeated, shared = (after_two_tokens(model, shared) for shared in (False, True))
-    except Exception as error:  # whatever a model makes of a cache that it does not know
-        if is_out_of_memory(error):
-            raise
-        return f"{type(error).__name__}: {(str(error).strip() or 'without a message').splitlines()[0][:200]}"
-    difference = float((shared - repeated).norm() / repeated.norm())
-    if difference <= torch.finfo(shared.dtype).eps ** 0.5:  # never of nan
-        return None
-    return f"logits differ by {difference:.1e}"
-
-
-def after_two_tokens(model: Any, shared: bool) -> torch.Tensor:
-    """Return logits after two tokens of three completions of two prompts, with shared or repeated keys."""
-    config = policy_of(model).config
-    ids = (torch.arange(2 * 5).view(2, 5) * 7919 + 5) % config.get_text_config().vocab_size
-    rows, cache = torch.tensor([0, 0, 1]), growing_cache(config)
-    model(input_ids=ids, **{CACHE: cache}, use_cache=True)
-    cache = PromptCache(cache) if shared else cache
-    cache.batch_select_indices(rows)
-    with shared_keys(model, cache):
-        model(input_ids=ids[rows, :1], **{CACHE: cache}, use_cache=True)
-        return model(input_ids=ids[[0, 1, 1], 1:2], **{CACHE: cache}, use_cache=True).logits
+    return None

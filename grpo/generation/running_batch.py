@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
-from transformers.generation import GenerationMode
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL as READ_WITH_PROMPTS
 from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
 from grpo.generation.growing_cache import CACHE, growing_cache, widened
 from grpo.generation.prompt_cache import PromptCache, shared_keys
 from grpo.generation.sampling import drawn
+from grpo.generation.settings import why_asked, why_not_by_row
 from grpo.generation.turns import Turns
+from grpo.utils.adapters import why_not_by_token
 from grpo.utils.distributed import world_size
 
 BY_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
@@ -37,18 +38,12 @@ def why_not_shared(model: Any, inputs: Iterable[str], config: GenerationConfig |
 
     Args:
         inputs: names of the model's inputs.
-        config: generation config, if not the model's own.
+        config: generation config; None for greedy completions.
     """
     if unknown := set(inputs) - {"input_ids", *BY_TOKEN, *OF_IMAGES}:
         return f"its input {min(unknown)} may be of prompts or of completions"
-    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        return "its adapter adds tokens to prompts"
-    for each in (config, model.generation_config):
-        if each and (mode := each.get_generation_mode()) not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-            return f"its generation_config asks for {mode.value}"
-        for name, usual in (("cache_implementation", "dynamic"), ("use_cache", True), ("num_return_sequences", 1)):
-            if getattr(each, name, None) not in (None, usual):
-                return f"its generation_config has {name}={getattr(each, name)}"
+    if reason := why_not_by_token(model) or why_asked(model) or why_not_by_row(config or GenerationConfig()):
+        return reason
     if model.config.is_encoder_decoder or not model._supports_default_dynamic_cache():
         return "its cache is of its own kind"
     for layer in DynamicCache(config=model.config.get_text_config(decoder=True)).layers:
@@ -254,7 +249,8 @@ def joined(under_way: dict[str, Any], new: dict[str, Any], rows: int, new_rows: 
     for inputs, count in ((under_way, rows), (new, new_rows)):
         if inputs.get("attention_mask") is None:  # which `generate` drops where nothing is padded
             length = inputs[CACHE].get_seq_length() + 1
-            inputs["attention_mask"] = torch.ones(count, length, dtype=torch.long, device=inputs["position_ids"].device)
+            device = next(layer.keys.device for layer in inputs[CACHE].layers if layer.is_initialized)
+            inputs["attention_mask"] = torch.ones(count, length, dtype=torch.long, device=device)
     before, cache = under_way[CACHE], new[CACHE]
     apart = [(of.prompt_tokens if isinstance(of, PromptCache) else 0,) for of in (before, cache)]
     result = dict(new)

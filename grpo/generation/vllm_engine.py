@@ -20,7 +20,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.import_utils import is_vllm_available
 
 from grpo.config.batch import longest_request
-from grpo.config.transport import LOOPBACK, engine_rank, why_not
+from grpo.config.transport import HALF_ADAPTERS, LOOPBACK, engine_rank, why_not
 from grpo.data.images import engine_options
 from grpo.generation.adapter import adapter_file, adapter_weights
 from grpo.generation.backend import Backend
@@ -34,7 +34,7 @@ from grpo.generation.server_weights import asked, can_be_asked, check_adapter_is
 from grpo.generation.vllm_on_cpu import cpu_options, loadable, one_adapter
 from grpo.generation.vllm_server import LAUNCHER, check_server, check_vllm, server_url, started_at
 from grpo.generation.watched_session import WatchedSession, aborted_where_gone
-from grpo.utils.errors import ConfigError, GenerationError
+from grpo.utils.errors import ConfigError, GenerationError, described
 from grpo.utils.patching import patched
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 COMPUTE = {"bf16": "bfloat16", "fp16": "float16"}
+ENDS = ("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos")
+"""Keys of `generation_kwargs` that say where completions end, in an evaluation, too."""
 AGAIN = f"start it again with {LAUNCHER}"
 BATCH = 1024
 """Prompts that an evaluation gives vLLM at once."""
@@ -62,6 +64,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         quantization: of its frozen weights, by vLLM's name; None for none.
         corrected: whether the trainer corrects for a difference between the engine and the policy.
         staleness: number of older adapters that requests to a server may still use.
+        seed: of the run; a colocated engine draws by it, and by the number of the process.
     """
 
     sends_adapter = False
@@ -79,12 +82,16 @@ class PolicyEngine(VLLMGeneration, Backend):
         quantization: str | None = None,
         corrected: bool = False,
         staleness: int = 0,
+        seed: int = 0,
         **options: Any,
     ) -> None:
         self._vocabulary = model.config.get_text_config().vocab_size
         self._most_kept = most_kept(options.get("top_k"), self._vocabulary) if corrected else 0
         self.sends_adapter = is_peft_model(model) and lora == "adapter"
-        if self.sends_adapter and (reason := why_not(model.peft_config["default"].to_dict())):
+        accelerator = args[0] if args else options["accelerator"]
+        on_gpu, wide = accelerator.device.type == "cuda", compute_type(accelerator, model) == "float32"
+        reason = why_not(model.peft_config["default"].to_dict()) if self.sends_adapter else None
+        if self.sends_adapter and (reason := reason or (HALF_ADAPTERS if on_gpu and wide else None)):
             raise ValueError(f"engine.lora=adapter: {reason}; use engine.lora=merged")
         self._most_images, self._quantization = most_images, quantization
         whole = self.sends_adapter and not getattr(model, "is_quantized", False)
@@ -93,6 +100,7 @@ class PolicyEngine(VLLMGeneration, Backend):
                 f"engine.quantization={quantization}: vLLM quantizes whole frozen weights beside an adapter "
                 "(engine.lora=adapter), with vllm_mode=colocate and vllm_importance_sampling_correction=True"
             )
+        self._seed = seed
         self._shares, self._transfer, self.checked, self._staleness = shares, CheckedTransfer(), True, staleness
         self._says_weights = False  # a server of those that it holds
         self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run
@@ -162,9 +170,13 @@ class PolicyEngine(VLLMGeneration, Backend):
                 options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
             quantized = {"quantization": self._quantization} if self._quantization else {}
             make = vllm_generation.LLM
+
+            def engine(seed: int, **given: Any) -> Any:
+                return make(**options | given | quantized, seed=self._seed + seed)  # TRL's is the number of the process
+
             os.environ.setdefault("MASTER_PORT", free_port())
             with (
-                patched("trl.generation.vllm_generation:LLM", lambda **given: make(**options | given | quantized)),
+                patched("trl.generation.vllm_generation:LLM", engine),
                 loadable() if on_cpu and (self._shares or not self.sends_adapter) else nullcontext(),
                 one_adapter() if on_cpu and self.sends_adapter else nullcontext(),
             ):
@@ -331,11 +343,12 @@ class PolicyEngine(VLLMGeneration, Backend):
 
     @contextmanager
     def greedy(self) -> Iterator[None]:
-        """While inside, the likeliest completions, without the filters and penalties of the rollouts."""
+        """While inside, the likeliest completions, which end as rollouts do, without their filters and penalties."""
         how = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0, "logprobs": 0}
         before = {name: getattr(self, name) for name in [*how, "generation_kwargs"]}
+        ends = {name: value for name, value in (self.generation_kwargs or {}).items() if name in ENDS}
         try:
-            self.__dict__.update(how, generation_kwargs={})
+            self.__dict__.update(how, generation_kwargs=ends)
             yield
         finally:
             self.__dict__.update(before)
@@ -384,8 +397,7 @@ class PolicyEngine(VLLMGeneration, Backend):
             reason = f"the vLLM server at {url} went away while it {what} ({type(error).__name__}): {AGAIN}"
             raise GenerationError(reason) from error
         except Exception as error:
-            reason = " ".join(str(error).split())[:300]
-            raise GenerationError(f"vLLM failed while it {what}: {type(error).__name__}: {reason}") from error
+            raise GenerationError(f"vLLM failed while it {what}: {described(error)}") from error
 
 
 def answer(

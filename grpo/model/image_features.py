@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from grpo.utils.attention import policy_of
+
 log = logging.getLogger(__name__)
 FEATURES = ("pooler_output", "deepstack_features")
 """Outputs of transformers' `get_image_features`: features of the last layer, and of lower layers (Qwen3-VL)."""
@@ -28,7 +30,11 @@ def keep_image_features(model: torch.nn.Module, most: int) -> None:
         most: images whose features stay on the device.
     """
     owners = [module for module in model.modules() if "get_image_features" in dir(type(module))]
-    if owners and not drops(model.config):
+    language = {id(weight) for weight in policy_of(model).get_decoder().parameters()}
+    if not owners or drops(model.config):
+        return
+    # not by the features themselves: the first may be those of a reference, that is with adapters off
+    if not any(weight.requires_grad and id(weight) not in language for weight in owners[-1].parameters()):
         owners[-1].get_image_features = KeptFeatures(owners[-1].get_image_features, most)
 
 

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -121,8 +123,13 @@ def without_weights(model: DictConfig) -> PreTrainedModel:
     return policy.to(device)
 
 
-def load_processing_class(model: DictConfig, name: str | None = None) -> Any:
+def load_processing_class(model: DictConfig, name: str | None = None, template: Mapping[str, Any] | None = None) -> Any:
     """Return the tokenizer of the configured model, or of another model or adapter; its processor if it takes images.
+
+    Args:
+        model: the `model` group.
+        name: of another model, or a folder.
+        template: `train.chat_template_kwargs`, with which every prompt is then built.
 
     Raises:
         ConfigError: there is none, or torchvision is missing, which Qwen's processors need.
@@ -130,7 +137,8 @@ def load_processing_class(model: DictConfig, name: str | None = None) -> Any:
     name = name or model.model_name_or_path
     revision = model.model_revision if name == model.model_name_or_path else None
     try:
-        return AutoProcessor.from_pretrained(name, revision=revision, truncation_side="left", padding_side="left")
+        sides = {"truncation_side": "left", "padding_side": "left"}
+        processing_class = AutoProcessor.from_pretrained(name, revision=revision, **sides)
     except (OSError, ValueError, ImportError) as error:
         reason = " ".join(str(error).split())
         if isinstance(error, ImportError) and "torchvision" in reason.casefold():
@@ -138,6 +146,9 @@ def load_processing_class(model: DictConfig, name: str | None = None) -> Any:
         if "preprocessor_config.json" in reason:
             reason = "the model takes images, and its processor is missing (preprocessor_config.json)"
         raise ConfigError(f"{name}: {reason}") from error
+    if template:
+        processing_class.apply_chat_template = partial(processing_class.apply_chat_template, **template)
+    return processing_class
 
 
 def adapter_config(name: str | Path) -> dict[str, Any] | None:
@@ -152,6 +163,7 @@ def load(
     dtype: str | None = None,
     device: str | None = None,
     quantization: BitsAndBytesConfig | None = None,
+    template: Mapping[str, Any] | None = None,
 ) -> tuple[PreTrainedModel, Any]:
     """Load a model, or an adapter and its base, with its tokenizer or processor.
 
@@ -162,6 +174,7 @@ def load(
         config: the `model` group; its revision applies if `name` is the model of the configuration.
         dtype: data type of the weights; None takes the configuration's.
         device: None takes the GPU if there is one.
+        template: as of `load_processing_class`.
 
     Raises:
         ConfigError: the model does not exist, or not as safetensors.
@@ -178,7 +191,7 @@ def load(
         model = auto.from_pretrained(base, dtype=dtype or config.dtype, quantization_config=quantization, **how)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{base}: {' '.join(str(error).split())}") from error
-    processing_class = load_processing_class(config, str(name))
+    processing_class = load_processing_class(config, str(name), template)
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if tokenizer.pad_token is None:  # as TRL does
         tokenizer.pad_token = tokenizer.eos_token

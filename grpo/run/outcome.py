@@ -17,7 +17,7 @@ from grpo.rundir.storage import storage_fault
 from grpo.rundir.versions import git_commit, versions
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.utils.distributed import LOST, LOST_STATUS, first_failure, is_loss, is_main_process, log_name, world_size
-from grpo.utils.errors import ConfigError, DirectoryLost, DoesNotFit, GenerationError, RunError
+from grpo.utils.errors import ConfigError, DirectoryLost, DoesNotFit, GenerationError, RunError, described
 from rewards.isolation.reward import RewardError
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def reason_of(error: Exception, run_dir: Path) -> str:
     if is_loss(error):
         return LOST
     kind = "" if isinstance(error, NAMED_FAILURES) else f"{type(error).__name__}: "
-    return storage_fault(error, run_dir) or f"{kind}{error}".splitlines()[0]
+    said = f"{kind}{error}".splitlines()[0] if str(error).strip() else described(error)
+    return storage_fault(error, run_dir) or said
 
 
 class Outcome:

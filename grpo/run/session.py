@@ -58,7 +58,7 @@ from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.resume import keep_steps, save_model
 from grpo.utils.device import kind_of_device
-from grpo.utils.distributed import agreed, is_main_process, log_name, world_size
+from grpo.utils.distributed import agreed, is_main_process, leave_process_group, log_name, world_size
 from grpo.utils.errors import ConfigError, DirectoryLost
 from grpo.utils.hardware import gpu_utilization
 from rewards.isolation.reward import Reward, RewardError
@@ -86,7 +86,9 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
         settings = with_model(settings)
         checkpoint = checkpoint_for(settings, run_dir, console)
         with output_in(run_dir / log_name()), running_tools(settings.task, run_dir) as tools:
-            processing_class = policy.load_processing_class(settings.model)
+            processing_class = policy.load_processing_class(
+                settings.model, template=settings.train.get("chat_template_kwargs")
+            )
             problems = problems_of(settings, processing_class, tools, console)
             write_decisions(settings, plan, run_dir)
             if is_new:
@@ -126,6 +128,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
                 finally:
                     outcome.add(steps=trainer.state.global_step)
                     outcome.summary.setdefault("reward_errors", errors_of(rewards))
+    leave_process_group()
     if is_main_process():
         report(outcome.summary, run_dir)
     return outcome.summary

@@ -103,6 +103,7 @@ class ExactGRPOTrainer(GRPOTrainer):
     _pending_extra_logs: Any
     _current_train_step_time: float
     reward_funcs: list[Any]
+    eos_token_ids: list[int]
     processing_class: Any
 
     def __init__(
@@ -128,12 +129,14 @@ class ExactGRPOTrainer(GRPOTrainer):
 
         def connection(*given: Any, **options: Any) -> Backend:
             options |= {"corrected": self.vllm_importance_sampling_correction, "quantization": engine.quantization}
-            options |= {"lora": engine.lora, "shares": shares, "staleness": engine.staleness}
+            options |= {"lora": engine.lora, "shares": shares, "staleness": engine.staleness, "seed": self.args.seed}
             return backend(*given, most_images=most_images, **options)
 
         with patched("trl.trainer.grpo_trainer:VLLMGeneration", connection):
             super().__init__(*args, **kwargs)
         self.processing_class = once_per_group(self.processing_class)
+        if self.use_vllm:  # TRL counts what ends otherwise as truncated
+            self.eos_token_ids = [*self.eos_token_ids, *(self.args.generation_kwargs or {}).get("stop_token_ids", ())]
         self.update = update or Update()
         self.problems = stream or self.train_dataset
         self.sharded = self.accelerator.distributed_type.value in SHARDED
@@ -156,7 +159,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         stock, size = super()._get_per_token_logps_and_entropies, self.model.config.get_text_config().hidden_size
         sharing = Sharing(lambda: self.model, stock, self.accelerator, self.update.share_prompts, self.sharded)
         traits = traits_of(self)
-        self.packing = Packing(size, sharing, self.pad_to_multiple_of, trims=traits.divisible)
+        self.packing = Packing(size, sharing, self.pad_to_multiple_of, traits.divisible)
         self.guard = NonFiniteGuard(folder / "skipped_rows.jsonl", self._tokenizer, self.update.max_skipped_steps)
         self.rollouts = rollouts_of(
             self, engine, rollout, stream, view, mixture, keep_columns, tool_counts, correct, log_tokens
@@ -331,6 +334,8 @@ class ExactGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: Any) -> Batch:
         self._rolled_out = False
+        if self.packing.divisible:
+            self.packing.sharing.decide()
         rollouts = self.rollouts.make(self, inputs, super()._generate_and_score_completions)
         self._rolled_out = True
         return rollouts

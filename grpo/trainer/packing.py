@@ -2,6 +2,7 @@
 
 A loss that cannot be divided is computed with the padding of its batch, and so are the log-probabilities that it
 compares with the policy's: padding changes rounding, which cancels in the KL penalty of a policy that is its reference.
+Policies whose log-probabilities depend on padding are computed with TRL's.
 """
 
 from collections.abc import Sequence
@@ -23,8 +24,13 @@ class Packing:
     """Tells whether completions of one prompt may go through the policy as one sequence."""
     multiple: int | None
     """Lengths are padded to a multiple of so many tokens."""
-    trims: bool
-    """Whether a micro-batch has less padding than its batch: its own, or none with shared prompts."""
+    divisible: bool
+    """Whether micro-batches add up to the loss."""
+
+    @property
+    def trims(self) -> bool:
+        """Whether a micro-batch has less padding than its batch: its own, or none with shared prompts."""
+        return self.divisible and not self.sharing.depends_on_padding()
 
     def divide(
         self, batch: Batch, rows: Sequence[int], tokens: int, weights: Sequence[float] | None = None

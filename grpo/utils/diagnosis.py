@@ -16,13 +16,38 @@ ADVICE = (
 """Advice against gradients that are not finite."""
 
 
+UNBIASED = (
+    *("max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "detokenize"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "request_id"),
+)
+"""Keys of `generation_kwargs` that leave the probabilities of tokens as they are; vLLM changes them by all others."""
+
+
 def sampling_filters(train: Any) -> list[str]:
     """Return the settings of a `trl.GRPOConfig`, or its group, that give vLLM's log-probabilities another meaning."""
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "temperature": train.temperature}
     kwargs = train.generation_kwargs or {}
     given = {name: getattr(train, name) for name in neutral if name not in kwargs}
     given |= {f"generation_kwargs.{name}": kwargs[name] for name in neutral if name in kwargs}
-    return [f"{key}={value}" for key, value in given.items() if value not in (None, neutral[key.rpartition(".")[2]])]
+    found = [f"{key}={value}" for key, value in given.items() if value not in (None, neutral[key.rpartition(".")[2]])]
+    found += [f"generation_kwargs.{name}={kwargs[name]}" for name in kwargs if name not in {*neutral, *UNBIASED}]
+    regex = train.vllm_structured_outputs_regex
+    return found + ([f"vllm_structured_outputs_regex={regex}"] if regex else [])
+
+
+def why_not_generated(train: Any) -> str | None:
+    """Return which of `generation_kwargs` vLLM cannot generate groups with; None if it can, `train` as above."""
+    kwargs = train.generation_kwargs or {}
+    if "seed" in kwargs:
+        return "train.generation_kwargs.seed: all completions of a group would be equal; use train.seed"
+    if "n" in kwargs:
+        return "train.generation_kwargs.n: use train.num_generations"
+    if kwargs.get("stop") and train.mask_truncated_completions:
+        return (
+            "train.generation_kwargs.stop: TRL takes completions that end with a text for truncated, which "
+            "train.mask_truncated_completions masks; use stop_token_ids"
+        )
+    return None
 
 
 def why_biased(train: Any) -> str | None:

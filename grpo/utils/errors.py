@@ -1,4 +1,6 @@
-"""The exceptions whose message is the line that the user reads."""
+"""The exceptions whose message is the line that the user reads, and others in a line."""
+
+import traceback
 
 
 class ConfigError(ValueError):
@@ -23,3 +25,11 @@ class GenerationError(RuntimeError):
 
 class DirectoryLost(RunError):
     """The run directory has been removed or replaced; nothing may be written there any more."""
+
+
+def described(error: BaseException) -> str:
+    """Return the kind of an exception and its message in a line; where it was raised, if it has none."""
+    message = " ".join(str(error).split())[:300]
+    if not message and (places := traceback.extract_tb(error.__traceback__)):
+        message = f"in {places[-1].name}, line {places[-1].lineno} of {places[-1].filename}"
+    return f"{type(error).__name__}: {message or 'without a message'}"

@@ -60,14 +60,10 @@ class EngineCheck:
         self.next = step + EVERY
         count = len(batch["prompt_ids"])
         some = pick(batch, range(0, count, -(-count // COMPLETIONS)))
-        trainer.model.eval()  # the engine has no dropout
-        try:
-            with torch.no_grad():
-                policy, _, _ = trainer._get_per_token_logps_and_entropies(
-                    trainer.model, *as_sequences(some), batch_size=1, **images_of(some)
-                )
-        finally:
-            trainer.model.train()
+        with torch.no_grad():
+            policy, _, _ = trainer._get_per_token_logps_and_entropies(
+                trainer.model, *as_sequences(some), batch_size=1, **images_of(some)
+            )
         found = difference(policy, some["sampling_per_token_logps"], loss_mask(some))
         written = trainer.vllm_generation.changed_weights()
         (differs,) = any_of(trainer.accelerator, not found <= self.allowed or bool(written))

@@ -23,7 +23,7 @@ from grpo.trainer.rollout.rollouts import Rollouts
 from grpo.trainer.rollout.temperature import Temperature
 from grpo.trainer.rollout.thumbnails import Thumbnails
 from grpo.trainer.rollout.tool_calls import Counts, ToolCalls
-from grpo.utils.diagnosis import sampling_filters, why_biased, why_not_sampled, why_not_stale
+from grpo.utils.diagnosis import sampling_filters, why_biased, why_not_generated, why_not_sampled, why_not_stale
 
 
 def rollouts_of(
@@ -94,7 +94,8 @@ def check_features(trainer: Any, engine: Engine, rollout: Rollout, mixture: Mixt
         raise ValueError(f"engine.staleness={engine.staleness}: {reason}")
     if reason := why_not_sampled(trainer.args, rollout, images):
         raise ValueError(reason)
-    if trainer.use_vllm and trainer.rollout_func is None and (reason := why_biased(trainer.args)):
+    by_vllm = trainer.use_vllm and trainer.rollout_func is None
+    if by_vllm and (reason := why_not_generated(trainer.args) or why_biased(trainer.args)):
         raise ValueError(reason)
 
 

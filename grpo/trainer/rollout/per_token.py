@@ -14,6 +14,7 @@ from grpo.trainer.rollout.filtered import mass_of
 from grpo.trainer.sharing import scoring as sharing
 from grpo.trainer.token_budget import TokenBudget
 from grpo.utils.limits import CACHED_LOGITS
+from grpo.utils.modes import without_dropout
 from grpo.utils.oom import smaller_until_it_fits
 from grpo.utils.patching import patched, replaced
 
@@ -36,8 +37,8 @@ def score(
 ) -> Scores:
     """Score completions as TRL's `_get_per_token_logps_and_entropies`, whose arguments these are.
 
-    Without a gradient it is done in micro-batches under the token budget. Rollouts that a filter has sampled are scored
-    over the tokens that it kept, see `grpo.trainer.rollout.filtered`.
+    Without a gradient it is done in micro-batches under the token budget, and without dropout. Rollouts that a filter
+    has sampled are scored over the tokens that it kept, see `grpo.trainer.rollout.filtered`.
 
     Args:
         trainer: an `ExactGRPOTrainer`.
@@ -51,10 +52,11 @@ def score(
     kept = filtered.take(logits_to_keep) if filtered else None
     if kept is not None:
         options |= {"kept_tokens": kept, "compute_entropy": True}
-    if options.get("compute_aux_loss") or trainer.sharded:
-        found = forward(trainer, None, stock, model, sequences, **options)
-    else:
-        found = in_microbatches(trainer, model, sequences, **options)
+    with without_dropout(model):
+        if options.get("compute_aux_loss") or trainer.sharded:
+            found = forward(trainer, None, stock, model, sequences, **options)
+        else:
+            found = in_microbatches(trainer, model, sequences, **options)
     return found if kept is None else (filtered.over_kept(*found[:2]), None, None)
 
 

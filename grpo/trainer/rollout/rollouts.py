@@ -30,6 +30,7 @@ from grpo.trainer.rollout.temperature import Temperature
 from grpo.trainer.rollout.thumbnails import Thumbnails, strip_images
 from grpo.trainer.rollout.tool_calls import ToolCalls, is_answered, loggable
 from grpo.utils.diagnosis import sampling_filters
+from grpo.utils.modes import without_dropout
 from grpo.utils.patching import replaced
 
 log = logging.getLogger(__name__)
@@ -255,11 +256,15 @@ class Rollouts:
             trainer.budget.retry()
             log.warning("out of memory in generation: %d completions at once from now on", limit)
 
-        if trainer.use_vllm or trainer.use_transformers_continuous_batching:
+        if trainer.use_vllm:
             found = stock(prompts, images, fields, group, has_tool_images)
         else:
-            given = (self.at_once, prompts, images, fields, group, has_tool_images, retry)
-            found = (by_transformers.complete(trainer, *given), None)
+            given = (prompts, images, fields, group, has_tool_images)
+            with without_dropout(trainer.model):
+                if trainer.use_transformers_continuous_batching:
+                    found = stock(*given)
+                else:
+                    found = (by_transformers.complete(trainer, self.at_once, *given, retry), None)
         if len(self._limits) == len(prompts):  # else of a later turn, with tools, whose limit is the longest
             found = within(self._limits, *found)
         token = getattr(trainer.processing_class, "image_token_id", None)

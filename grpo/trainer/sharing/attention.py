@@ -26,7 +26,7 @@ from grpo.utils.patching import replaced
 PREFIX = "shared_prompts|"
 SHORT = 256
 """Tokens of groups, each a prompt with its completions, that are attended in one call: many calls would cost more."""
-_groups: ContextVar[Sequence[Group] | None] = ContextVar("groups", default=None)
+_groups: ContextVar[tuple[Sequence[Group], list[Any]] | None] = ContextVar("groups", default=None)
 
 
 class GroupMask:
@@ -36,10 +36,13 @@ class GroupMask:
         groups: of the sequence.
         make: a function of transformers' `AttentionMaskInterface`.
         options: what the policy gives it.
+        attended: gets the layers that attend by it.
     """
 
-    def __init__(self, groups: Sequence[Group], make: Callable[..., Any], options: dict[str, Any]) -> None:
-        self.groups, self.options = groups, options
+    def __init__(
+        self, groups: Sequence[Group], make: Callable[..., Any], options: dict[str, Any], attended: list[Any]
+    ) -> None:
+        self.groups, self.options, self.attended = groups, options, attended
         self._make, self._made = make, dict[tuple[int, int, int], Any]()
         self._of_short: tuple[torch.Tensor, torch.Tensor] | None = None
         self._layout: Any = None
@@ -90,9 +93,9 @@ def shared_attention(model: Any) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def grouped(groups: Sequence[Group]) -> Iterator[None]:
-    """While inside, the policy's sequence consists of these groups."""
-    token = _groups.set(groups)
+def grouped(groups: Sequence[Group], attended: list[Any] | None = None) -> Iterator[None]:
+    """While inside, the policy's sequence consists of these groups; `attended` gets the layers that attend by them."""
+    token = _groups.set((groups, [] if attended is None else attended))
     try:
         yield
     finally:
@@ -102,8 +105,8 @@ def grouped(groups: Sequence[Group]) -> Iterator[None]:
 def make_mask(name: str, *args: Any, **options: Any) -> Any:
     """Return the mask of a policy whose attention is called so: of the groups, if there are any."""
     make = ALL_MASK_ATTENTION_FUNCTIONS[name]
-    groups = _groups.get()
-    return make(*args, **options) if groups is None or args else GroupMask(groups, make, options)
+    within = _groups.get()
+    return make(*args, **options) if within is None or args else GroupMask(within[0], make, options, within[1])
 
 
 def attend(
@@ -131,6 +134,9 @@ def attend(
 
     Returns:
         Output, (1, T, heads, size), and no weights.
+
+    Raises:
+        ValueError: the layer attends to other tokens than those of the groups.
     """
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
@@ -139,6 +145,9 @@ def attend(
         with replaced(module.config, "_attn_implementation", name):
             return function(module, query, key, value, attention_mask, **options)
     groups = attention_mask.groups
+    if not query.size(2) == key.size(2) == groups[-1].end:
+        raise ValueError(f"{query.size(2)} queries and {key.size(2)} keys of {groups[-1].end} tokens")
+    attention_mask.attended.append(module)
     longest = max(group.prompt + max(group.completions) for group in groups)
     plain = attention_mask.is_causal(longest) and not options.get("dropout") and options.get("position_bias") is None
     if name == "sdpa" and plain and max(group.end - group.start for group in groups) <= SHORT:

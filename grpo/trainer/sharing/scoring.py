@@ -17,6 +17,7 @@ def score(
     attention_mask: torch.Tensor,
     logits_to_keep: int,
     groups: Sequence[int],
+    attended: list[Any] | None = None,
     **fields: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return log-probability and entropy of each completion token, (rows, logits_to_keep), zero where there is none.
@@ -30,6 +31,7 @@ def score(
         attention_mask: of these.
         logits_to_keep: C.
         groups: number of consecutive rows that share each prompt.
+        attended: gets the layers that attend, see `grouped`.
         fields: tensors of images, and of kinds of tokens.
     """
     fields = {name: value for name, value in fields.items() if value is not None}
@@ -42,7 +44,7 @@ def score(
     inputs["position_ids"] = packed.position_ids
     if "image_grid_thw" in inputs and "mm_token_type_ids" in inputs:
         inputs["position_ids"] = positions_in_space(model, rows | fields, packed)
-    with shared_attention(model), grouped(packed.groups):
+    with shared_attention(model), grouped(packed.groups, attended):
         outputs = model(
             attention_mask=torch.ones_like(packed.labels),
             shift_labels=packed.labels,

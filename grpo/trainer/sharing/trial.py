@@ -1,30 +1,52 @@
-"""Whether a policy can share prompts is found by trying: one prompt and two completions, shared and on their own.
+"""Whether a policy can share prompts, and whether padding changes its log-probabilities, are found by trying.
 
-Layers that carry a state from token to token, or read other rows, show at once; so do positions that depend on padding.
+A policy shares prompts if all of its layers attend to all tokens or to a window of them, if its adapter acts on each
+token alone, and if completions of one prompt score alike shared and alone, within the rounding of the plain way.
+Log-probabilities that depend on padding (absolute positions, norms behind a rotation, adapters with tokens of their
+own) have to be computed with TRL's padding, by policy and reference alike: at equal weights the importance ratio is
+then 1, as in TRL.
 """
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from grpo.trainer.batch import FIELDS, Batch, as_sequences, images_of, on_device, pick, take, with_images
+from grpo.trainer.batch import FIELDS, Batch, as_sequences, images_of, on_device, pick, take, trim, with_images
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.processes import any_of
 from grpo.trainer.sharing.scoring import score
+from grpo.utils.adapters import why_not_by_token
 from grpo.utils.attention import policy_of
+from grpo.utils.errors import described
+from grpo.utils.modes import without_dropout
 
 log = logging.getLogger(__name__)
-LENGTHS = (13, 9)
-"""Tokens of the two completions. The prompt has as many as the first, or is one of the data with images."""
+LENGTHS = (13, 9, 1, 2, 1, 5)
+"""Tokens of the completions; the longest comes first. The prompt has as many, or is one of the data with images."""
+PADDING = 16
+"""Tokens of padding on the left of the prompt."""
+LAYERS = {"full_attention", "sliding_attention"}
+"""Kinds of layers that can share prompts."""
+NOISE = 4
+"""Times the rounding of the plain way with and without padding by which shared prompts may differ from it."""
 BY_LENGTH = ("dynamic", "longrope")
 """Rotations that depend on the length of the whole sequence, beyond that of any trial."""
 
 
+class Reasons(NamedTuple):
+    """Why a policy is not computed with fewer tokens than TRL's; None where it can be."""
+
+    padding: str | None
+    """Why micro-batches have TRL's padding."""
+    sharing: str | None
+    """Why completions do not share their prompts."""
+
+
 class Sharing:
-    """Whether a policy shares prompts; the first batch of text, and the first with images, finds it out.
+    """Whether a policy shares prompts, and depends on padding; tried before its first rollout, with its adapters on.
 
     Args:
         model: returns the policy.
@@ -41,21 +63,32 @@ class Sharing:
         self.model, self.plain, self.accelerator = model, plain, accelerator
         self.wanted, self.sharded = wanted, sharded
         self.found: dict[str, bool] = {}
-        """Whether it applies to prompts of `text`, and with `images`, once a trial has shown it."""
+        """Results: whether prompts of `text` are shared, and those with `images`; whether `padding` matters."""
+
+    def decide(self) -> None:
+        """Try the policy on text, on all processes at once, which then divide completions alike."""
+        if "text" in self.found:
+            return
+        model = self.model()
+        reasons = self._try(text_rows(model, self.accelerator.device))
+        padded, elsewhere = any_of(self.accelerator, reasons.padding is not None, reasons.sharing is not None)
+        self.found["padding"] = padded
+        if padded:
+            log.warning("completions are padded as in TRL, as %s", reasons.padding or "on another process")
+        self._note("text", reasons.sharing or ("not on another process" if elsewhere else None))
 
     def applies(self, batch: Batch) -> bool:
-        """Return whether completions of a batch can share their prompts."""
-        if not self.wanted:
-            return False
-        if "text" not in self.found:  # on all processes at once, which then divide completions alike
-            reason = self._try(text_rows(self.model(), self.accelerator.device))
-            (elsewhere,) = any_of(self.accelerator, reason is not None)
-            self._note("text", reason or ("not on another process" if elsewhere else None))
+        """Return whether completions of a batch can share their prompts.
+
+        The first update with images tries these. What is scored before it may be scored by the reference, that is with
+        adapters off, and does not share them.
+        """
+        self.decide()
         images = with_images(batch)
-        if images and self.sharded:
+        if not self.wanted or (images and (self.sharded or not self.found["text"])):
             return False
-        if images and "images" not in self.found and bool(batch["completion_mask"].any()):
-            self._note("images", self._try(image_rows(batch)))
+        if images and "images" not in self.found and torch.is_grad_enabled() and bool(batch["completion_mask"].any()):
+            self._note("images", self._try(image_rows(batch)).sharing)
         return self.found.get("images" if images else "text", False)
 
     def agree(self, batch: Batch) -> None:
@@ -64,45 +97,78 @@ class Sharing:
         if elsewhere and self.applies(batch):
             self._note("images" if with_images(batch) else "text", "not on another process")
 
-    def _try(self, rows: Batch) -> str | None:
+    def depends_on_padding(self) -> bool:
+        """Return whether padding changes the policy's log-probabilities by more than rounding."""
+        self.decide()
+        return self.found["padding"]
+
+    def _try(self, rows: Batch) -> Reasons:
         with self.accelerator.autocast():
             return why_not(self.model(), rows, self.plain)
 
     def _note(self, kind: str, reason: str | None) -> None:
         self.found[kind] = reason is None
-        if reason:
+        if reason and self.wanted:
             log.warning("completions do not share their prompts (%s): %s", kind, reason)
 
 
-def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> str | None:
-    """Return why a policy cannot share the prompt of two rows, or None.
+def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> Reasons:
+    """Return why a policy cannot do without TRL's padding, or share the prompt of some rows.
 
     The policy stays as it was, and the random numbers, too.
+
+    Args:
+        model: the policy.
+        rows: of one prompt, padded on the left, as of `with_completions`.
+        plain: computes log-probabilities, (rows, length), as TRL does.
     """
     config = policy_of(model).config.get_text_config()
+    reason = why_not_by_token(model)
     if kinds := rotations(getattr(config, "rope_parameters", None) or {}) & set(BY_LENGTH):
-        return f"its positions depend on the length of the sequence ({', '.join(kinds)})"
-    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
-        return "its attention is in chunks"
-    ids, mask, length = as_sequences(rows)
-    together = Microbatch((0, 1), ids.size(1) - length, length, shared=ids.size(1), groups=(2,))
-    one_by_one = 1 if "num_images" in rows else None
+        reason = reason or f"its positions depend on the length of the sequence ({', '.join(kinds)})"
+    if reason:
+        return Reasons(reason, reason)
+    trimmed = trim(rows, int(rows["prompt_mask"][0].sum()), LENGTHS[0])
+    with undisturbed(model):
+        alone, padded = (
+            plain(model, *as_sequences(of), batch_size=size, **images_of(of))[0]
+            for of, size in ((trimmed, 1), (rows, len(LENGTHS)))
+        )
+    noise, unit = distance(alone, padded, rows), relative_rounding(model, alone.device.type)
+    if not noise <= unit**0.5:  # never of nan
+        reason = f"padding changes its log-probabilities by {noise:.1e} on average"
+        return Reasons(reason, reason)
+    if others := set(getattr(config, "layer_types", None) or ()) - LAYERS:
+        return Reasons(None, f"some of its layers are neither full nor sliding attention ({', '.join(sorted(others))})")
     try:
-        with undisturbed(model):
-            alone = plain(model, ids, mask, length, batch_size=one_by_one, **images_of(rows))[0]
-            shared = score(model, ids, mask, length, together.groups, **images_of(take(rows, together)))[0]
+        shared, layers = shared_scores(model, rows)
     except Exception as error:  # whatever a model makes of a layout that it does not know
-        return f"{type(error).__name__}: {(str(error).strip() or 'without a message').splitlines()[0][:200]}"
-    real = rows["completion_mask"] != 0
-    difference = (alone - shared)[real].float().abs().mean().item()
-    if difference <= torch.finfo(computed(model, ids.device.type)).eps ** 0.5:  # never of nan
-        return None
-    return f"log-probabilities differ by {difference:.1e} on average"
+        return Reasons(None, described(error))
+    if layers < (expected := getattr(config, "num_hidden_layers", 0)):
+        return Reasons(None, f"{expected - layers} of its {expected} layers do not attend as transformers' layers do")
+    difference, allowed = distance(alone, shared, rows), NOISE * (noise + unit * float(alone.abs().mean()))
+    return Reasons(None, None if difference <= allowed else f"log-probabilities differ by {difference:.1e} on average")
 
 
-def computed(model: Any, device: str) -> torch.dtype:
-    """Return the type of the numbers that a policy computes with."""
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else policy_of(model).dtype
+def shared_scores(model: Any, rows: Batch) -> tuple[torch.Tensor, int]:
+    """Return log-probabilities of rows that share a prompt, (rows, length), and the number of layers that attend."""
+    ids, mask, length = as_sequences(rows)
+    together = Microbatch(tuple(range(len(ids))), ids.size(1) - length, length, shared=ids.size(1), groups=(len(ids),))
+    attended: list[Any] = []
+    with undisturbed(model):
+        images = images_of(take(rows, together))
+        return score(model, ids, mask, length, together.groups, attended=attended, **images)[0], len(attended)
+
+
+def distance(some: torch.Tensor, others: torch.Tensor, rows: Batch) -> float:
+    """Return the mean absolute difference of the log-probabilities of the tokens of completions."""
+    return (some - others)[rows["completion_mask"] != 0].float().abs().mean().item()
+
+
+def relative_rounding(model: Any, device: str) -> float:
+    """Return the relative rounding of the numbers that a policy computes with."""
+    autocast = torch.is_autocast_enabled(device)
+    return torch.finfo(torch.get_autocast_dtype(device) if autocast else policy_of(model).dtype).eps
 
 
 def rotations(parameters: dict[str, Any]) -> set[str]:
@@ -112,46 +178,41 @@ def rotations(parameters: dict[str, Any]) -> set[str]:
 
 
 def text_rows(model: Any, device: torch.device) -> Batch:
-    """Return two rows of text with one prompt, padded on the left: tokens from all over the vocabulary."""
+    """Return rows of text with one prompt, padded on the left: tokens from all over the vocabulary."""
     longest, size = LENGTHS[0], policy_of(model).config.get_text_config().vocab_size
-    tokens = (torch.arange(3 * longest, device=device) * 7919 + 5) % size
-    prompt = torch.nn.functional.pad(tokens[None, :longest], (3, 0))
+    tokens = (torch.arange((1 + len(LENGTHS)) * longest, device=device) * 7919 + 5) % size
+    prompt = torch.nn.functional.pad(tokens[None, :longest], (PADDING, 0))
     return with_completions(
-        {"prompt_ids": prompt, "prompt_mask": (torch.arange(longest + 3, device=device) >= 3).long()[None]},
+        {"prompt_ids": prompt, "prompt_mask": (torch.arange(longest + PADDING, device=device) >= PADDING).long()[None]},
         tokens[longest:],
     )
 
 
 def image_rows(batch: Batch) -> Batch:
-    """Return two rows with the first prompt of a batch that has images; tokens that a policy has written follow it."""
+    """Return rows with the first prompt of a batch that has images, padded; tokens that a policy has written follow."""
     written = batch["completion_ids"][batch["completion_mask"] != 0].flip(0)
     row = next(row for row, number in enumerate(batch.get("num_images") or [1]) if number)
-    chosen = on_device(pick(batch, [row, row]), batch["prompt_ids"].device)
+    chosen = on_device(pick(batch, [row] * len(LENGTHS)), batch["prompt_ids"].device)
     width = chosen["prompt_ids"].size(1)
     for name, value in chosen.items():
-        if FIELDS[name].of == "sequence":
-            chosen[name] = torch.nn.functional.pad(value[:, :width], (0, LENGTHS[0]))
-    return with_completions(chosen, written.repeat(-(-2 * LENGTHS[0] // len(written))))
+        if FIELDS[name].of in ("prompt", "sequence"):
+            after = LENGTHS[0] if FIELDS[name].of == "sequence" else 0
+            chosen[name] = torch.nn.functional.pad(value[:, :width], (PADDING, after))
+    return with_completions(chosen, written.repeat(-(-len(LENGTHS) * LENGTHS[0] // len(written))))
 
 
 def with_completions(prompts: Batch, tokens: torch.Tensor) -> Batch:
-    """Return two rows with these prompts, and completions of these tokens."""
-    longest = LENGTHS[0]
-    ids = tokens[: 2 * longest].view(2, longest)
+    """Return rows with these prompts, and completions of `LENGTHS` of these tokens."""
+    number, longest = len(LENGTHS), LENGTHS[0]
+    ids = tokens[: number * longest].view(number, longest)
     mask = (torch.arange(longest, device=ids.device) < torch.tensor(LENGTHS, device=ids.device)[:, None]).long()
     rows = {name: value for name, value in prompts.items() if FIELDS[name].of not in ("completion", "generation")}
-    rows |= {name: rows[name].expand(2, -1) for name in ("prompt_ids", "prompt_mask")}
+    rows |= {name: rows[name][:1].expand(number, -1) for name in ("prompt_ids", "prompt_mask")}
     return rows | {"completion_ids": ids, "completion_mask": mask}
 
 
 @contextmanager
 def undisturbed(model: Any) -> Iterator[None]:
     """While inside, the policy computes without gradients and dropout; after it all is as before."""
-    modes = [(module, module.training) for module in model.modules()]
-    with torch.no_grad(), torch.random.fork_rng():
-        try:
-            model.eval()
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
+    with torch.no_grad(), torch.random.fork_rng(), without_dropout(model):
+        yield

@@ -61,6 +61,7 @@ def traits_of(trainer: Any) -> LossTraits:
     """Return the traits of a trainer's loss."""
     mean = trainer.own_loss.MEAN if trainer.own_loss else LOSS_MEANS.get(trainer.loss_type)
     one_pass = trainer.top_entropy_quantile < 1.0 or trainer.aux_loss_enabled or mean is None
+    one_pass |= trainer.args.neftune_noise_alpha is not None  # whose noise is scaled by the length with padding
     return LossTraits(
         mean,
         trainer.importance_sampling_level == "sequence",
@@ -194,7 +195,7 @@ class StepUpdate:
         """
         processes = self.accelerator.num_processes
         self.budget.tokens = min(of_all(self.accelerator, self.budget.allowed()))  # all then divide alike
-        alone = processes == 1 or self.traits.by_slice
+        alone = processes == 1 or self.traits.by_slice or not self.packing.trims  # each process pads its own
         if alone or not can_move(self.accelerator, [batch for batch, _ in batches], self.sharded):
             return self._divided(batches, self.budget.tokens)
         everyone = [(everyones(self.accelerator, batch), slices * processes) for batch, slices in batches]
@@ -282,14 +283,14 @@ class StepUpdate:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next steps depend on."""
-        sharing = dict(self.packing.sharing.found)  # which a trial with other data may show otherwise
-        return {"budget": self.budget.state_dict(), "guard": self.guard.state_dict(), "sharing": sharing}
+        trials = dict(self.packing.sharing.found)  # which other data, or another machine, may show otherwise
+        return {"budget": self.budget.state_dict(), "guard": self.guard.state_dict(), "trials": trials}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` has returned."""
         self.budget.load_state_dict(state["budget"])
         self.guard.load_state_dict(state["guard"])
-        self.packing.sharing.found |= state.get("sharing", {})  # which version 0.2.0 did not save
+        self.packing.sharing.found |= state.get("trials", {})  # which version 0.2.0 did not save
 
     def drop_gradients(self, model: Any) -> None:
         """Drop the gradients, so that a step of the optimizer changes nothing."""

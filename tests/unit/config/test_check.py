@@ -313,12 +313,33 @@ def test_filters_are_allowed_where_no_importance_ratio_is_biased(
 
 
 @pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["+train.generation_kwargs.seed=7"], "all completions of a group would be equal; use train.seed"),
+        (["+train.generation_kwargs.n=2"], "use train.num_generations"),
+        (["+train.generation_kwargs.stop=[x]", "train.mask_truncated_completions=true"], "use stop_token_ids"),
+        (["+train.generation_kwargs.logit_bias={5:3.0}"], "with vLLM it biases the importance ratio"),
+        (["train.vllm_structured_outputs_regex=a+"], "with vLLM it biases the importance ratio"),
+    ],
+)
+def test_what_vllm_cannot_generate_groups_with_is_refused(
+    composed: Callable[..., DictConfig], overrides: list[str], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        check(composed("generation=vllm_colocate", *overrides))
+
+
+@pytest.mark.parametrize(
     ("overrides", "filters"),
     [
         ([], []),
         (["train.top_k=20", "train.min_p=0.1"], ["top_k=20", "min_p=0.1"]),
         (["train.top_p=0.9", "+train.generation_kwargs.top_p=1.0"], []),  # what vLLM is given wins
         (["+train.generation_kwargs.temperature=0.1"], ["generation_kwargs.temperature=0.1"]),
+        (["+train.generation_kwargs.frequency_penalty=0.5"], ["generation_kwargs.frequency_penalty=0.5"]),
+        (["+train.generation_kwargs.min_tokens=8"], ["generation_kwargs.min_tokens=8"]),
+        (["+train.generation_kwargs.stop_token_ids=[7]", "+train.generation_kwargs.max_tokens=9"], []),
+        (["train.vllm_structured_outputs_regex=a+"], ["vllm_structured_outputs_regex=a+"]),
     ],
 )
 def test_filters_are_those_that_vllm_is_given(

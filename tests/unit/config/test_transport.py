@@ -7,7 +7,7 @@ import pytest
 from omegaconf import DictConfig
 from peft import LoraConfig
 
-from grpo.config.transport import CHANGING, engine_rank, transport_of, why_not
+from grpo.config.transport import CHANGING, HALF_ADAPTERS, engine_rank, transport_of, why_not
 
 Compose = Callable[..., DictConfig]
 COLOCATED = ("generation=vllm_colocate", "peft=lora")
@@ -103,3 +103,11 @@ def test_a_family_of_unknown_layout_has_weights_of_its_own(composed: Compose) ->
 
 def test_an_engine_holds_the_rank_of_the_adapter() -> None:
     assert [engine_rank(rank) for rank in (1, 4, 16, 17, 512)] == [1, 8, 16, 32, 512]
+
+
+def test_an_adapter_in_float32_is_merged_on_a_gpu(composed: Compose) -> None:
+    """vLLM's kernels for adapters end in an assertion."""
+    assert transport_of(composed(*COLOCATED)).adapter
+    transport = transport_of(composed(*COLOCATED, "+gpu=rtx3080", "model.dtype=float32", "train.bf16=false"))
+    assert transport.merged_because == HALF_ADAPTERS
+    assert transport_of(composed(*COLOCATED, "+gpu=rtx3080", "model.dtype=bfloat16", "train.bf16=true")).adapter

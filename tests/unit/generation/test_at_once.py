@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo.config.schema import ROOT
 from grpo.data.images import prompt_of
 from grpo.generation.at_once import AtOnce, each_alone, first_equal
 from grpo.generation.local import Completer, encode
 from grpo.generation.prompt_cache import why_repeated
-from grpo.generation.running_batch import why_not_shared
+from grpo.generation.running_batch import RunningBatch, why_not_shared
+from grpo.generation.trial import why_not_joined
 from grpo.utils.errors import DoesNotFit
 from tests.vision_policies import FAMILIES as VISION_FAMILIES
 from tests.vision_policies import make_policy, make_processor, problems
@@ -38,7 +39,6 @@ STATE_SPACE = {
     "qwen3_next": EXPERTS,
 }
 GROUP, LENGTH = 4, 30
-TRIAL = 2 * [(2, 5), (3, 1), (3, 1)]
 HOW = {"do_sample": False, "max_new_tokens": LENGTH}
 
 
@@ -71,15 +71,21 @@ def complete(model: Any, rows: list[list[int]], limit: int | None = None, how: A
 
 @contextmanager
 def computed(model: Any) -> Iterator[list[tuple[int, int]]]:
-    """Sequences and tokens of each forward pass, without those that try whether keys can be shared."""
-    shapes: list[tuple[int, int]] = []
+    """Sequences and tokens of each forward pass, without those of trials."""
+    shapes, trials = list[tuple[int, int]](), list[int]()
     hook = model.register_forward_pre_hook(
         lambda module, args, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
     )
+    why_not_joined(model, shares_keys=False)
+    trials.append(len(shapes))
+    why_not_joined(model, shares_keys=True)
+    joined, shared = [*shapes[: trials[0]]], [*shapes[trials[0] :]]
+    shapes.clear()
     yield shapes
     hook.remove()
-    if shapes[: len(TRIAL)] == TRIAL:
-        del shapes[: len(TRIAL)]
+    for trial in (joined, shared):
+        if trial and shapes[: len(trial)] == trial:
+            del shapes[: len(trial)]
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *STATE_SPACE])
@@ -105,6 +111,8 @@ def test_processes_that_compute_each_token_together_wait(monkeypatch: pytest.Mon
     alone = complete(model, rows)
     for module in ("running_batch", "at_once"):
         monkeypatch.setattr(f"grpo.generation.{module}.in_step", lambda model: True)
+    for trial in ("why_not_joined", "why_repeated"):
+        monkeypatch.setattr(f"grpo.generation.at_once.{trial}", lambda model, **options: None)
     asked: list[bool] = []
     reduce = torch.distributed.all_reduce
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -161,7 +169,8 @@ class KnowsPadding:
 def test_the_state_of_a_processor_follows_its_completions() -> None:
     model, rows, processor = policy("llama"), prompts(5, 23, 9), KnowsPadding([18, 0, 14])
     how = HOW | {"eos_token_id": list(range(2, 30)), "do_sample": True, "logits_processor": [processor]}
-    complete(model, rows, how=how)
+    numbers = [range(start, start + GROUP) for start in range(0, len(rows), GROUP)]
+    RunningBatch().begin(model, padded(rows[::GROUP])([0, 1, 2]), numbers, 0, shares_keys=False, **how)
     assert processor.sizes[0] == len(rows) > len(set(processor.sizes)) > 3, "completions end one after the other"
 
 
@@ -294,15 +303,15 @@ def test_prompts_asked_several_times_are_read_once(conversational: bool) -> None
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"num_beams": 2}, "beam_search"),
+        ({"num_beams": 2}, "num_beams=2"),
+        ({"guidance_scale": 2.0}, "guidance_scale=2.0"),
         ({"cache_implementation": "static"}, "cache_implementation=static"),
         ({"use_cache": False}, "use_cache=False"),
     ],
 )
 def test_what_cannot_share_says_why(options: dict[str, Any], reason: str) -> None:
     model = policy("llama")
-    model.generation_config.update(**options)
-    assert reason in (why_not_shared(model, ["input_ids"]) or "")
+    assert reason in (why_not_shared(model, ["input_ids"], GenerationConfig(**options)) or "")
     assert "cross_attention_mask" in (why_not_shared(model, ["cross_attention_mask"]) or "")
 
 

@@ -10,6 +10,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpo.generation.growing_cache import growing_cache
 from grpo.generation.prompt_cache import PromptCache, sequence, why_repeated
+from grpo.generation.trial import why_not_joined
 
 SIZES = {
     **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -36,7 +37,7 @@ def cache_of(prompts: int, tokens: int, start: float = 0.0) -> PromptCache:
 def test_a_prompt_is_read_as_if_it_were_repeated(dtype: torch.dtype, autocast: bool) -> None:
     """Qwen3's norm makes keys of another type than values where autocast is on."""
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        assert why_repeated(policy("qwen3", dtype)) is None
+        assert why_not_joined(policy("qwen3", dtype), shares_keys=True) is None
 
 
 def test_completions_have_prompts_of_their_own_and_shared_keys() -> None:
@@ -76,4 +77,4 @@ def test_what_cannot_share_keys_says_why(monkeypatch: pytest.MonkeyPatch) -> Non
     for masked, reason in ((True, "PromptMask"), (False, "logits differ")):
         attention = partial(of_its_own, masked)
         monkeypatch.setattr(functions, lambda *_, attention=attention: attention)
-        assert reason in (why_repeated(policy()) or "")
+        assert reason in (why_not_joined(policy(), shares_keys=True) or "")

@@ -92,6 +92,7 @@ def test_adaptive_entropy_counts_once_when_a_step_is_repeated(tmp_path: Path) ->
 
 def test_a_row_that_does_not_fit_alone_ends_the_run_with_advice(tmp_path: Path) -> None:
     trainer = ours(tmp_path)
+    trainer.packing.sharing.decide()
     trainer.model.model.layers[0].register_forward_pre_hook(OutOfMemory(*range(1, 1000)))
     with pytest.raises(
         DoesNotFit, match=r"single sequence of \d+ prompt and \d+ completion tokens.*max_completion_length"
@@ -108,6 +109,7 @@ def test_a_loss_that_cannot_be_divided_gives_advice_after_an_oom(tmp_path: Path)
 
 def test_on_oom_raise_leaves_the_error_to_the_caller(tmp_path: Path) -> None:
     trainer = ours(tmp_path, Update(on_oom="raise", share_prompts=False))
+    trainer.packing.sharing.decide()
     trainer.model.model.layers[0].register_forward_pre_hook(OutOfMemory(1))
     with pytest.raises(torch.OutOfMemoryError):
         trainer.train()
@@ -127,7 +129,8 @@ def test_other_errors_are_not_taken_for_lack_of_memory(tmp_path: Path) -> None:
 def test_auto_first_tries_the_longest_row_without_a_gradient(tmp_path: Path) -> None:
     untouched = train(ours(tmp_path, beta=0.04))
     trainer = ours(tmp_path, beta=0.04)
-    trainer.budget.begun = False  # as `auto` on a card
+    trainer.packing.sharing.decide()
+    trainer.budget.begun = False  # as `auto` on a GPU
     lengths = []
     trainer.model.model.register_forward_pre_hook(
         lambda module, args, kwargs: lengths.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True

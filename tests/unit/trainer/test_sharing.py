@@ -10,7 +10,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import PromptTuningConfig, get_peft_model
+from peft import (
+    HRAConfig,
+    IA3Config,
+    LNTuningConfig,
+    LoHaConfig,
+    LoKrConfig,
+    LoraConfig,
+    MissConfig,
+    OFTConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from trl.trainer import add_fused_lm_head
@@ -126,7 +137,7 @@ def test_shared_prompts_change_neither_scores_nor_gradients(family: str, monkeyp
     architecture, options = FAMILIES[family]
     model = policy(architecture, **options)
     before = model.config._attn_implementation
-    assert why_not(model, text_rows(model, CPU), alone) is None
+    assert why_not(model, text_rows(model, CPU), alone) == (None, None)
     plain = results(model, alone)
     for checkpointing in (None, {"use_reentrant": False}, {"use_reentrant": True}):
         if checkpointing:
@@ -252,11 +263,36 @@ def test_images_of_shared_prompts_are_computed_once_and_alike(family: str) -> No
 @pytest.mark.parametrize(
     ("architecture", "options", "reason"),
     [
-        ("gpt2", {"n_layer": 1, "n_embd": 12, "initializer_range": 0.3}, "differ"),
-        ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, "differ"),
-        ("falcon_h1", {}, "differ"),
-        ("qwen3_next", {}, "differ"),
-        ("mamba", {}, "differ"),
+        ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, "neither full nor sliding attention"),
+        ("qwen3_next", {}, "neither full nor sliding attention"),
+        ("mamba", {}, "neither full nor sliding attention"),
+    ],
+)
+def test_policies_that_would_compute_something_else_are_found(
+    architecture: str, options: dict[str, Any], reason: str
+) -> None:
+    model = policy(architecture, **options)
+    padding, sharing = why_not(model, text_rows(model, CPU), alone)
+    assert padding is None
+    assert reason in str(sharing)
+
+
+def test_each_layer_has_to_attend() -> None:
+    class Recurrent(torch.nn.Module):
+        def forward(self, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
+            return hidden
+
+    model = policy("llama")
+    model.model.layers[1] = Recurrent()
+    padding, sharing = why_not(model, text_rows(model, CPU), alone)
+    assert padding is None
+    assert "1 of its 3 layers do not attend" in str(sharing)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "reason"),
+    [
+        ("gpt2", {"n_layer": 1, "n_embd": 12, "initializer_range": 0.3}, "padding changes"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}},
@@ -264,16 +300,44 @@ def test_images_of_shared_prompts_are_computed_once_and_alike(family: str) -> No
         ),
     ],
 )
-def test_policies_that_would_compute_something_else_are_found(
-    architecture: str, options: dict[str, Any], reason: str
-) -> None:
+def test_policies_that_depend_on_padding_are_found(architecture: str, options: dict[str, Any], reason: str) -> None:
     model = policy(architecture, **options)
-    assert reason in str(why_not(model, text_rows(model, CPU), alone))
+    assert all(reason in str(found) for found in why_not(model, text_rows(model, CPU), alone))
 
 
-def test_prompt_learning_does_not_share() -> None:
-    model = get_peft_model(policy("llama"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
-    assert why_not(model, text_rows(model, CPU), alone)
+ADAPTERS: dict[str, Any] = {
+    "LoRA": LoraConfig(r=4, init_lora_weights=False),
+    "DoRA": LoraConfig(r=4, init_lora_weights=False, use_dora=True),
+    "LoHa": LoHaConfig(r=4, init_weights=False),
+    "LoKr": LoKrConfig(r=4, init_weights=False),
+    "IA3": IA3Config(init_ia3_weights=False, target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
+    "OFT": OFTConfig(oft_block_size=8, init_weights=False, use_cayley_neumann=False),
+    "HRA": HRAConfig(r=4, init_weights=False),
+    "MiSS": MissConfig(r=4, init_weights=False),
+    "norms": LNTuningConfig(target_modules=["input_layernorm"]),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_adapters_that_act_on_each_token_share_prompts(name: str) -> None:
+    config = copy.deepcopy(ADAPTERS[name])
+    config.task_type = "CAUSAL_LM"
+    config.target_modules = config.target_modules or ["q_proj", "v_proj"]
+    model = get_peft_model(policy("llama"), config)
+    assert why_not(model, text_rows(model, CPU), alone) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+        LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], alora_invocation_tokens=[3]),
+    ],
+)
+def test_adapters_that_look_at_other_tokens_do_not(config: Any) -> None:
+    """The trial alone would not show it: its tokens do not activate the second one."""
+    model = get_peft_model(policy("llama"), config)
+    assert all("adapter" in str(reason) for reason in why_not(model, text_rows(model, CPU), alone))
 
 
 def test_the_trial_leaves_the_policy_as_it_was() -> None:
@@ -284,7 +348,7 @@ def test_the_trial_leaves_the_policy_as_it_was() -> None:
         [m.training for m in model.modules()],
         torch.get_rng_state(),
     )
-    assert why_not(model, text_rows(model, CPU), alone) is None
+    assert why_not(model, text_rows(model, CPU), alone) == (None, None)
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
