@@ -8,6 +8,7 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 PORTS = {"http": 80, "https": 443}
@@ -42,10 +43,17 @@ class OpenEnv:
 
     def reset(self, **columns: Any) -> str:
         """Begin an episode with the columns of a row and return the first observation."""
+        row = {key: value for key, value in columns.items() if key != "prompt"}
+        try:
+            return self._begun(row)
+        except ConnectionClosed:  # since the last episode: the server has started again, say
+            return self._begun(row)
+
+    def _begun(self, row: dict[str, Any]) -> str:
         if self._session is None:
             self._session = connect(self._address, open_timeout=LIMIT, max_size=None)
         self._total, self._ended = 0.0, False
-        return f"\n{self._read('reset', {key: value for key, value in columns.items() if key != 'prompt'})}"
+        return f"\n{self._read('reset', row)}"
 
     def step(self, action: str) -> str:
         """Act in the environment and read what follows.
@@ -63,8 +71,13 @@ class OpenEnv:
 
     def _read(self, kind: str, data: dict[str, Any]) -> str:
         assert self._session is not None
-        self._session.send(json.dumps({"type": kind, "data": data}))
-        reply = json.loads(self._session.recv(LIMIT))
+        try:
+            self._session.send(json.dumps({"type": kind, "data": data}))
+            reply = json.loads(self._session.recv(LIMIT))
+        except (ConnectionClosed, TimeoutError):  # a late reply would be taken for that to the next request
+            self._session.close()
+            self._session, self._ended = None, True
+            raise
         if reply["type"] == "error":
             raise ValueError(reply["data"].get("message", "the server refused it"))
         result = reply["data"]

@@ -175,7 +175,8 @@ def _answer_all(generate: Generate, evaluation: Evaluation) -> list[list[dict[st
     known = _read(file)
     for temperature, samples in ((0.0, [0]), (decoding.temperature, range(1, decoding.samples + 1))):
         missing = [(row, number) for number in samples for row in range(len(prompts)) if keys[row][number] not in known]
-        missing.sort(key=lambda one: len(str(prompts[one[0]])))  # batches of about equal length
+        # batches of about equal length, with the samples of a problem together, which then read its prompt once
+        missing.sort(key=lambda one: (len(str(prompts[one[0]])), *one))
         starts = range(0, len(missing), batch_size)
         activity = "sampling answers" if temperature else "evaluating"
         for start in track(starts, activity, console=console, transient=True, disable=not console.is_terminal):

@@ -21,6 +21,9 @@ class ServerRequests:
         self._running: dict[str, int] = {}
         """Number of prompts of each request with an id."""
         self._aborted: set[str] = set()
+        self._open = threading.Event()
+        """Clear while weights are sent: requests of threads wait, those that are between two turns as well."""
+        self._open.set()
 
     def generate(self, **request: Any) -> dict[str, Any]:
         """Return completions as the client does.
@@ -31,10 +34,7 @@ class ServerRequests:
         name = (request.get("generation_kwargs") or {}).get("request_id")
         if name is None:
             return self._generate(**request)
-        with self._lock:
-            if name in self._aborted:
-                raise GenerationError(f"{name} has been aborted")
-            self._running[name] = len(request["prompts"])
+        self._begin(name, len(request["prompts"]))
         try:
             found = self._generate(**request)
         finally:
@@ -43,6 +43,17 @@ class ServerRequests:
         if name in self._aborted:  # and its completions are truncated
             raise GenerationError(f"{name} has been aborted")
         return found
+
+    def _begin(self, name: str, count: int) -> None:
+        """Count a request of so many prompts as running, once no weights are being sent."""
+        while True:
+            self._open.wait()
+            with self._lock:
+                if name in self._aborted:
+                    raise GenerationError(f"{name} has been aborted")
+                if self._open.is_set():
+                    self._running[name] = count
+                    return
 
     def abort(self, name: str) -> None:
         """Have the server stop a request, and refuse later ones with the same id."""
@@ -56,15 +67,21 @@ class ServerRequests:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """While inside, no token is generated; running requests continue with the weights that the server has then."""
-        if not self._running:
-            yield
-            return
-        self._post("pause?mode=keep")
+        with self._lock:
+            self._open.clear()
+            running = bool(self._running)
         try:
+            if running:
+                self._post("pause?mode=keep")
             yield
-            self._post("reset_prefix_cache?reset_running_requests=true")  # their keys and values are of other weights
+            if running:  # their keys and values are of other weights
+                self._post("reset_prefix_cache?reset_running_requests=true")
         finally:
-            self._post("resume")
+            try:
+                if running:
+                    self._post("resume")
+            finally:
+                self._open.set()
 
     def _post(self, what: str) -> None:
         self._client.session.post(f"{self._client.base_url}/{what}").raise_for_status()

@@ -191,15 +191,21 @@ class Instance:
             result, failed, where = ask(self._line, (timeout, name, arguments), timeout + GRACE)
         except (EOFError, OSError):
             hung = time.monotonic() - start >= timeout
-            self._line.close()
-            self._line = None
-            with contextlib.suppress(OSError):  # the parent has ended, and with it all its children
-                self._parent.send(self.process)  # it alone knows whether the number is still that of its child
+            self.end()
             how = f"took longer than {timeout:g} s and was stopped" if hung else "its process ended"
             raise ToolError(how) from None
         if failed:
             raise ToolError(failed, where)
         return result
+
+    def end(self) -> None:
+        """End the process, if there is one; what it has kept of an episode goes with it."""
+        if self._line is None:
+            return
+        self._line.close()
+        self._line = None
+        with contextlib.suppress(OSError):  # the parent has ended, and with it all its children
+            self._parent.send(self.process)  # it alone knows whether the number is still that of its child
 
 
 def tools_of(source: Source) -> list[Callable[..., Any]]:
@@ -219,14 +225,22 @@ class Environment:
 
     def __init__(self) -> None:
         self._instance = Instance(self._source)  # without a process until `reset`, which can say that it was refused
+        self._refused: str | None = None  # why the episode has not begun
 
     def reset(self, **columns: Any) -> Any:
         """Begin an episode with the columns of a row, and return the text that is appended to the prompt."""
         given = {name: value for name, value in columns.items() if is_plain(value)}
         try:
-            return self._instance.call("reset", given, starts=True)
+            text, self._refused = self._instance.call("reset", given, starts=True), None
+            return text
         except ToolError as error:
-            return f" {FAILED}: {error}"
+            self._instance.end()  # with the last episode, on which the tools of this one would act
+            self._refused = f"{FAILED}: {error}"
+            return f" {self._refused}"
+
+    def _acted(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Return the result of a tool, or why the episode has not begun."""
+        return self._refused or self._instance.call(name, arguments)
 
     def _state(self) -> dict[str, Any]:
         """Return its public attributes; none if it has failed."""
@@ -248,7 +262,7 @@ def environment_of(source: Source) -> type[Environment]:
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
     def method(name: str) -> Callable[..., Any]:
-        return source.described(name, lambda self, **arguments: self._instance.call(name, arguments), own)
+        return source.described(name, lambda self, **arguments: self._acted(name, arguments), own)
 
     methods: dict[str, Any] = {name: method(name) for name in source.description["tools"]}
     if source.description["scores"]:

@@ -213,6 +213,14 @@ def lengths(batch: Batch) -> tuple[list[int], list[int]]:
     return batch["prompt_mask"].sum(1).tolist(), batch["completion_mask"].sum(1).tolist()
 
 
+def completion_tokens_of_images(batch: Batch) -> list[int]:
+    """Return for each row how many tokens of its completion are those of images, which tools have returned."""
+    kinds = [value for key, value in batch.items() if FIELDS[key].of == "sequence"]
+    if not (kinds and with_images(batch)):
+        return [0] * len(batch["prompt_ids"])
+    return (kinds[0][:, batch["prompt_ids"].size(1) :] != 0).sum(1).tolist()
+
+
 def idle(batch: Batch) -> tuple[Batch, Microbatch]:
     """Return a cheap micro-batch of weight zero: a short prompt, with images if there are any, and one masked token.
 
@@ -220,9 +228,11 @@ def idle(batch: Batch) -> tuple[Batch, Microbatch]:
     """
     prompts, _ = lengths(batch)
     without_images = [number == 0 for number in batch.get("num_images") or [0] * len(prompts)]
-    row = min(range(len(prompts)), key=lambda row: (without_images[row], prompts[row]))
-    part = Microbatch((0,), prompts[row], 1, weight=0.0)
-    picked = trim(pick(batch, [row]), prompts[row], 1)
+    tokens = completion_tokens_of_images(batch)
+    row = min(range(len(prompts)), key=lambda row: (without_images[row], tokens[row], prompts[row]))
+    length = batch["completion_ids"].size(1) if tokens[row] else 1  # an image needs all of its tokens
+    part = Microbatch((0,), prompts[row], length, weight=0.0)
+    picked = trim(pick(batch, [row]), prompts[row], length)
     picked.pop("old_per_token_logps", None)  # an importance weight of exactly 1
     return picked | {key: torch.zeros_like(picked[key]) for key in ("completion_mask", "advantages")}, part
 

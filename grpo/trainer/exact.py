@@ -17,7 +17,7 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 
 from grpo import losses
-from grpo.config.options import TILES_NEED_WHOLE_WEIGHTS, Engine, Mixture, Rollout, Update
+from grpo.config.options import TILES_NEED_WHOLE_WEIGHTS, Engine, Mixture, Rollout, Update, steps_in_backward
 from grpo.data.images import View
 from grpo.data.stream import Stream
 from grpo.generation.backend import Backend, backend_class
@@ -32,6 +32,7 @@ from grpo.trainer.resume import EpochSampler, Resume, load_weights
 from grpo.trainer.rollout import per_token
 from grpo.trainer.rollout.extra_columns import keep_writable
 from grpo.trainer.rollout.from_trainer import rollouts_of
+from grpo.trainer.rollout.image_tokens import without_image_tokens
 from grpo.trainer.rollout.once_per_group import once_per_group
 from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
 from grpo.trainer.rollout.tool_calls import Counts
@@ -59,7 +60,7 @@ class ExactGRPOTrainer(GRPOTrainer):
     """A drop-in for `trl.GRPOTrainer`: the same constructor with more arguments.
 
     `grpo.trainer.step` is a step: rollouts (`Rollouts`), then the gradient of all of them (`StepUpdate`). transformers
-    clips it and steps the optimizer; `Resume` has what a checkpoint needs of both. The 19 methods that are overridden,
+    clips it and steps the optimizer; `Resume` has what a checkpoint needs of both. The 20 methods that are overridden,
     each with the reason, and what would make it unnecessary:
 
     - `train`: an exception leaves nothing of its step to the next call; until transformers' loop resets itself.
@@ -71,6 +72,7 @@ class ExactGRPOTrainer(GRPOTrainer):
       finite; until transformers has a hook between clipping and stepping.
     - `_generate_and_score_completions`, `_generate`, `_generate_single_turn`, `_tokenize_prompts`,
       `_calculate_rewards`: see `Rollouts`; until TRL divides the first into generating, scoring and advantages.
+    - `_get_tool_suffix_ids`: tokens of images in the texts of tools; until TRL tokenizes these as text.
     - `_get_train_sampler`, `_run_epoch`: a resumed epoch has its own order, and a run that is over does not begin
       again; until transformers stores the sampler.
     - `log`: steps repeated and skipped, peak memory, columns that Arrow can write; until callbacks can add to a log.
@@ -199,6 +201,11 @@ class ExactGRPOTrainer(GRPOTrainer):
             raise ValueError(
                 "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
                 "optimizers: shard the gradients of several processes with FSDP or ZeRO"
+            )
+        if self.update.gradients_on_host and steps_in_backward(self.args.optim):
+            raise ValueError(
+                f"update.gradients_on_host: train.optim={self.args.optim} steps during the backward pass, and keeps no "
+                "gradients; leave it out"
             )
         if self.args.fp16 and self.accelerator.device.type in ("cpu", "mps"):
             raise ValueError("fp16=True: on this device accelerate does not scale the loss; use float32, or bf16=True")
@@ -351,6 +358,10 @@ class ExactGRPOTrainer(GRPOTrainer):
 
     def _tokenize_prompts(self, prompts: list) -> tuple[list, list | None, Batch]:
         return self.rollouts.tokenize(self, prompts, super()._tokenize_prompts)
+
+    def _get_tool_suffix_ids(self, tool_messages: list) -> list[int]:
+        messages = without_image_tokens(tool_messages, self.processing_class) if self._is_vlm else tool_messages
+        return super()._get_tool_suffix_ids(messages)
 
     def _calculate_rewards(self, inputs: list, prompts: list, completions: list, completion_ids: list) -> torch.Tensor:
         return self.rollouts.score(self, inputs, prompts, completions, completion_ids, super()._calculate_rewards)

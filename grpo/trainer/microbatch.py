@@ -91,14 +91,16 @@ def pack(
     """
     rows = range(len(prompt_lengths)) if rows is None else rows
     pairs = {row: (prompt_lengths[row], max(1, completion_lengths[row])) for row in rows}
-    orders = [
-        sorted(rows, key=lambda row: pairs[row]),
-        sorted(rows, key=lambda row: pairs[row][::-1]),
-        sorted(rows, key=lambda row: sum(pairs[row])),
-    ]
-    plans = [_divide([(row, *pairs[row]) for row in order], budget) for order in orders]
+    plans: list[list[Microbatch]] = []
     if prompts is not None and len({prompts[row] for row in rows}) < len(rows):
         plans.append(_with_shared_prompts({row: prompts[row] for row in rows}, pairs, budget))
+    if not plans or cost(plans[0], budget, hidden_size) > least_cost(list(pairs.values()), budget, hidden_size):
+        orders = [
+            sorted(rows, key=lambda row: pairs[row]),
+            sorted(rows, key=lambda row: pairs[row][::-1]),
+            sorted(rows, key=lambda row: sum(pairs[row])),
+        ]
+        plans = [_divide([(row, *pairs[row]) for row in order], budget) for order in orders] + plans
     best = min(plans, key=lambda parts: cost(parts, budget, hidden_size))
     if fractions is not None:
         best = [replace(part, weight=sum(fractions[row] for row in part.rows)) for part in best]
@@ -118,6 +120,13 @@ def cost(microbatches: Sequence[Microbatch], budget: int, hidden_size: int = 0) 
         if hidden_size:
             total += part.attention / (6 * hidden_size)
     return total
+
+
+def least_cost(pairs: Sequence[tuple[int, int]], budget: int, hidden_size: int = 0) -> float:
+    """Return what no division of rows (prompt and completion length) with prompts of their own costs less than."""
+    tokens = sum(map(sum, pairs))
+    attention = sum(sum(pair) ** 2 for pair in pairs) / (6 * hidden_size) if hidden_size else 0.0
+    return tokens + attention + OVERHEAD * budget * -(-tokens // max(budget, *map(sum, pairs)))
 
 
 def _with_shared_prompts(

@@ -44,7 +44,7 @@ def in_tiles(size: int, module: torch.nn.Module, hidden: torch.Tensor) -> torch.
     rows = hidden[..., 0, 0].numel()
     if rows * hidden.size(-2) <= size:
         return whole(hidden)
-    tiles = hidden.split(max(1, size // rows), dim=-2)
+    tiles = [tile.contiguous() for tile in hidden.split(max(1, size // rows), dim=-2)]  # GPT-2 views its input
     if torch.is_grad_enabled():
         return torch.cat([checkpoint(whole, tile, use_reentrant=False) for tile in tiles], dim=-2)
     return torch.cat([whole(tile) for tile in tiles], dim=-2)

@@ -82,3 +82,25 @@ def end_before(token: int, eos: int, completions: list[list[int]], logprobs: lis
     if logprobs is not None:
         logprobs = [values[:end] or [None] for values, end in zip(logprobs, ends, strict=True)]
     return kept, logprobs
+
+
+def without_image_tokens(messages: Sequence[dict[str, Any]], processor: Any) -> list[dict[str, Any]]:
+    """Return messages of tools whose texts have no token of an image: no image would belong to it.
+
+    A tool may echo what a policy has written, or a page of the web.
+    """
+    names = [getattr(processor, f"{kind}_token", None) for kind in ("image", "boi", "video")]
+
+    def cleaned(text: str) -> str:
+        for name in filter(None, names):
+            text = text.replace(name, "")
+        return text
+
+    def part_of(part: Any) -> Any:
+        return part | {"text": cleaned(part["text"])} if isinstance(part, dict) and "text" in part else part
+
+    return [
+        {**message, "content": cleaned(content) if isinstance(content, str) else list(map(part_of, content))}
+        for message in messages
+        for content in [message["content"]]
+    ]

@@ -18,6 +18,7 @@ from statistics import mean
 from threading import Thread
 from typing import Any
 
+import torch
 from accelerate.utils import broadcast_object_list
 
 from grpo.generation.kept_tokens import KeptLogprob
@@ -235,7 +236,8 @@ def saved(made: Made) -> dict[str, Any]:
     for one in (one for group, _ in made.groups for one in group):
         logps = one.logps and [value if value is None else float(value) for value in one.logps]
         kept = one.logps and [list(getattr(value, "kept", ())) for value in one.logps]
-        rows.append(vars(one) | {"logps": logps, "kept": kept, "columns": to_tensor([one.columns])})
+        columns = {name: to_tensor([value]) for name, value in one.columns.items()}  # one may be none of Arrow's
+        rows.append(vars(one) | {"logps": logps, "kept": kept, "columns": columns})
     groups = [(len(group), equal) for group, equal in made.groups]
     return {"groups": groups, "completions": rows, "metrics": made.metrics, "degenerate": made.degenerate}
 
@@ -244,7 +246,11 @@ def loaded(state: dict[str, Any]) -> Made:
     """Return what `saved` was given."""
     completions = []
     for row in state["completions"]:
-        kept, columns = row.pop("kept"), from_tensor(row["columns"])[0]
+        kept, columns = row.pop("kept"), row["columns"]
+        if isinstance(columns, torch.Tensor):  # of version 0.2.0
+            columns = from_tensor(columns)[0] or {}
+        else:
+            columns = {name: from_tensor(value)[0] for name, value in columns.items()}
         if kept and any(kept):
             both = zip(row["logps"], kept, strict=True)
             row["logps"] = [None if value is None else KeptLogprob(value, tokens) for value, tokens in both]

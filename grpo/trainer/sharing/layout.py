@@ -108,7 +108,4 @@ def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def real_tokens(ids: torch.Tensor, mask: torch.Tensor) -> list[tuple[int, ...]]:
     """Return each row's tokens without padding."""
-    return [
-        tuple(token for token, real in zip(row, keep, strict=True) if real)
-        for row, keep in zip(ids.tolist(), mask.tolist(), strict=True)
-    ]
+    return [tuple(row[keep].tolist()) for row, keep in zip(ids.cpu(), mask.cpu() != 0, strict=True)]

@@ -14,7 +14,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from grpo.trainer.batch import FIELDS, Batch, as_sequences, images_of, on_device, pick, take, trim, with_images
+from grpo.trainer.batch import (
+    FIELDS,
+    Batch,
+    as_sequences,
+    completion_tokens_of_images,
+    images_of,
+    on_device,
+    pick,
+    take,
+    trim,
+    with_images,
+)
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.processes import any_of
 from grpo.trainer.sharing.scoring import score
@@ -86,6 +97,8 @@ class Sharing:
         self.decide()
         images = with_images(batch)
         if not self.wanted or (images and (self.sharded or not self.found["text"])):
+            return False
+        if images and any(completion_tokens_of_images(batch)):  # of tools: those of a group differ
             return False
         if images and "images" not in self.found and torch.is_grad_enabled() and bool(batch["completion_mask"].any()):
             self._note("images", self._try(image_rows(batch)).sharing)
