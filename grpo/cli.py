@@ -114,7 +114,12 @@ def start(job: Callable[[], object], program: str) -> None:
     register_resolvers()
     RefuseSecrets.program = program
     try:
-        with patched("hydra._internal.config_loader_impl:ConfigLoaderImpl.get_group_options", choices):
+        with (
+            patched("hydra._internal.config_loader_impl:ConfigLoaderImpl.get_group_options", choices),
+            patched("argparse:ArgumentParser._check_help", lambda self, action: None)
+            if sys.version_info >= (3, 14)
+            else contextlib.nullcontext(),
+        ):
             job()
     except BrokenPipeError:  # whoever read the output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,6 +6,8 @@ from pkgutil import resolve_name
 from typing import Any
 
 PATCHES = {
+    "argparse:ArgumentParser._check_help": "Python 3.14 checks the help of an option, which has to be text, and Hydra "
+    "1.3.8 has an object that becomes text when it is printed; until Hydra has text (facebookresearch/hydra#3121)",
     "hydra._internal.config_loader_impl:ConfigLoaderImpl.get_group_options": "`--help` copies all configurations for "
     "each group, for seconds; until Hydra lists the options without loading them",
     "transformers.trainer:rotate_checkpoints": "a checkpoint is sealed before older ones are deleted; until there is "
