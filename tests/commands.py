@@ -61,8 +61,10 @@ class Forked(subprocess.Popen):
         streams = [Stream(number if stream == -1 else stream) for number, stream in enumerate(streams)]
         environment = dict(os.environ if arguments["env"] is None else arguments["env"])
         folder = os.fspath(arguments["cwd"] or Path.cwd())
-        how = (line, folder, environment, streams, arguments["start_new_session"])
         with replaced_main():
+            forkserver._forkserver.ensure_running()
+            key = getattr(forkserver._forkserver, "_forkserver_authkey", None)  # since Python 3.14
+            how = (line, folder, environment, streams, arguments["start_new_session"], key)
             self.fork = FORKS.Process(target=become, args=how)
             self.fork.start()
         self.pid, self._child_created = self.fork.pid, True
@@ -123,8 +125,15 @@ def runs(line: Any) -> list[str] | None:
     return words if words and words[0].endswith(".py") else None
 
 
-def become(line: list[str], folder: str, environment: dict[str, str], streams: Sequence[Stream], session: bool) -> None:
-    """Become a command, in a process that has just been forked."""
+def become(
+    line: list[str],
+    folder: str,
+    environment: dict[str, str],
+    streams: Sequence[Stream],
+    session: bool,
+    key: bytes | None,
+) -> None:
+    """Become a command, in a process that has just been forked; `key` is the one that the server asks for."""
     if session:
         os.setsid()
     for number, stream in enumerate(streams):
@@ -141,6 +150,7 @@ def become(line: list[str], folder: str, environment: dict[str, str], streams: S
     os.chdir(folder)
     sys.argv = list(line)
     forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]  # it is: we come from it
+    forkserver._forkserver._forkserver_authkey = key  # type: ignore[attr-defined]
     try:
         with replaced(subprocess, "Popen", Forked):
             if line[0].endswith(".py"):
