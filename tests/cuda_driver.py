@@ -33,6 +33,7 @@ class CudaDriver:
         for name in ("_exchange_device", "_maybe_exchange_device"):
             monkeypatch.setattr(torch.cuda, name, lambda index: index)
         monkeypatch.setattr(torch.cuda, "_initialized", True)
+        monkeypatch.setattr(torch.cuda, "_cached_device_count", None)  # else later tests would count this GPU
         monkeypatch.setattr(torch.cuda, "default_generators", (torch.Generator(),))
         monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
