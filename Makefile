@@ -1,4 +1,4 @@
-# `make demo` and `make test` set up everything on a machine with Python 3.11 or later; the first call installs.
+# `make demo` and `make test` set up everything on a machine with Python 3.11 to 3.14; the first call installs.
 .PHONY: install extras vllm deepspeed demo test test-all test-slow test-vllm test-gpu test-newest test-oldest lint
 .DELETE_ON_ERROR:
 

@@ -39,11 +39,14 @@ if [ "${1:-}" = vllm ]; then
   exit
 fi
 
-for python in "${PYTHON:-}" python3 python3.12 python3.11 python3.13; do
-  [ -n "$python" ] && "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
+if [ -n "${PYTHON:-}" ]; then names=("$PYTHON"); else names=(python3 python3.12 python3.11 python3.13 python3.14); fi
+others=
+for python in "${names[@]}"; do
+  version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+  case $version in 3.1[1-4]) break ;; ?*) others="$others${others:+, }$python is $version" ;; esac
   python=
 done
-[ -n "$python" ] || fail "no Python 3.11 or later found; install one, or name it: make PYTHON=/path/to/python3"
+[ -n "$python" ] || fail "needs Python 3.11 to 3.14 (found: ${others:-none}); install one, or name it: make PYTHON=/path/to/python3"
 "$python" -m venv "$venv" >/dev/null || fail "$python cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv"
 : >"$log"
 case "${1:-}" in

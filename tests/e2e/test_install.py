@@ -44,22 +44,36 @@ def test_a_dead_network_gives_one_clear_line(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv" / "installed").exists()
 
 
-def test_a_python_that_is_too_old_gives_one_clear_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("does", "named", "others"),
+    [
+        ("exit 1", {}, "none"),
+        ("echo 3.10", {"PYTHON": "python3.13"}, "python3.13 is 3.10"),
+        (
+            "[ $0 = ${0%.11} ] && echo 3.15",
+            {},
+            "python3 is 3.15, python3.12 is 3.15, python3.13 is 3.15, python3.14 is 3.15",
+        ),
+    ],
+)
+def test_a_python_that_is_not_supported_gives_one_clear_line(
+    tmp_path: Path, does: str, named: dict[str, str], others: str
+) -> None:
     copy(tmp_path)
     (tmp_path / "bin").mkdir()
-    for name in ("python3", "python3.11", "python3.12", "python3.13"):
-        (tmp_path / "bin" / name).write_text("#!/bin/sh\nexit 1\n")
+    for name in ("python3", "python3.11", "python3.12", "python3.13", "python3.14"):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     done = subprocess.run(
         ["launch/install.sh"],
         cwd=tmp_path,
-        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", **named},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("install: no Python 3.11 or later found")
+    assert done.stderr.startswith(f"install: needs Python 3.11 to 3.14 (found: {others}); install one, or name it")
     assert len(done.stderr.splitlines()) == 1
 
 
