@@ -195,6 +195,10 @@ def make(trainer_class: type[GRPOTrainer], directory: Path, **options: Any) -> G
     return trainer_class(**{**required, **arguments})
 
 
+ROUNDING = 2**-20
+"""Nats: the last bit of a float32 log-probability of 8 to 16 nats, as TRL's head computes it. A loss is rounded by
+less: it is a mean of terms that change by an advantage per nat, which is about 1."""
+
 SMALL = Update(max_tokens_per_microbatch=100, share_prompts=False)
 """Several micro-batches per step."""
 
@@ -203,6 +207,18 @@ def ours(directory: Path, update: Update = SMALL, **options: Any) -> ExactGRPOTr
     """Our trainer on the fixed rollouts; `options` as in `make`."""
     trainer = make(ExactGRPOTrainer, directory, update=update, **options)
     assert isinstance(trainer, ExactGRPOTrainer)
+    return trainer
+
+
+def doubled(trainer: Any) -> Any:
+    """Let a trainer compute in float64, so that a bound holds on all processors and with any number of threads.
+
+    They add in different orders. In float32 that moves a log-probability by some 1e-6, and a loss of several iterations
+    by its sum with ratios and with exp(KL). What stays float32 is softmax and norms of transformers, and TRL's head.
+    """
+    for model in (trainer.model, trainer.ref_model):
+        if model is not None:
+            model.double()
     return trainer
 
 

@@ -11,7 +11,7 @@ from tests.combinations.array import Row
 from tests.combinations.token_values import compare_values, note_values
 from tests.combinations.trainings import STEPS, ours, stock
 from tests.e2e.sharded import Weights, change, shard_options
-from tests.stock_trl import Record, note_kept, relative_difference, train
+from tests.stock_trl import Record, doubled, note_kept, relative_difference, train
 
 RATE = {"learning_rate": 1e-3}
 """At a higher one some policies run so far away that terms cancel and little but rounding is left of them."""
@@ -23,9 +23,7 @@ def in_float64(trainer: Any, row: Row) -> Any:
     A quantized policy cannot, and what a tower makes of images then depends on how many there are, by rounding.
     """
     if row["weights"] not in ("QLoRA", "frozen tower"):
-        for model in (trainer.model, trainer.ref_model):
-            if model is not None:
-                model.double()
+        doubled(trainer)
     return trainer
 
 

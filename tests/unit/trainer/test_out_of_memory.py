@@ -10,7 +10,7 @@ import torch
 
 from grpo.generation.growing_cache import CACHE
 from grpo.trainer import DoesNotFit, Update
-from tests.stock_trl import Record, ours, relative_difference, train
+from tests.stock_trl import Record, doubled, ours, relative_difference, train
 
 UpdateValues = tuple[int, bool, bool]
 
@@ -66,8 +66,8 @@ def test_the_gradient_is_the_same_after_memory_ran_out(
 @pytest.mark.parametrize("passes", [(1,), (2, 3)])
 def test_the_gradient_is_the_same_after_an_oom_in_scoring(tmp_path: Path, passes: tuple[int, ...]) -> None:
     options = {"beta": 0.04, "num_iterations": 2}
-    untouched = train(ours(tmp_path, Update(400, share_prompts=False), **options))
-    trainer = ours(tmp_path, Update(400, share_prompts=False), **options)
+    untouched = train(doubled(ours(tmp_path, Update(400, share_prompts=False), **options)))
+    trainer = doubled(ours(tmp_path, Update(400, share_prompts=False), **options))
     fault = OutOfMemory(*passes)
     trainer.ref_model.model.layers[0].register_forward_pre_hook(fault)
     faulty = train(trainer)

@@ -26,7 +26,9 @@ from grpo.trainer.rollout.episodes import answers
 from rewards.isolation.reward import Reward
 from tests.stock_trl import (
     KL_FOUR_SLICES,
+    ROUNDING,
     SMALL,
+    doubled,
     generated_at_once,
     make,
     note_kept,
@@ -105,14 +107,14 @@ def reward(completion_ids: list[list[int]], prompts: list, **columns: Any) -> li
 @pytest.mark.parametrize("options", [{"loss_type": "dapo"}, KL_FOUR_SLICES], ids=["dapo", "KL, two iterations, slices"])
 def test_the_gradient_with_tools_is_that_of_stock_trl(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
     given = {"environment_factory": Game} if kind == "environment" else {}
-    mine = train(with_tools(ExactGRPOTrainer, tmp_path, update=SMALL, **options, **given))
-    theirs = train(with_tools(GRPOTrainer, tmp_path, **options, **given), start_from=mine.weights)
+    mine = train(doubled(with_tools(ExactGRPOTrainer, tmp_path, update=SMALL, **options, **given)))
+    theirs = train(doubled(with_tools(GRPOTrainer, tmp_path, **options, **given)), start_from=mine.weights)
     for gradient, expected in zip(mine.gradients, theirs.gradients, strict=True):
         assert relative_difference(gradient, expected) < 1e-5
     assert mine.logs[0]["tools/call_frequency"] > 0.3
     for row, expected in zip(mine.logs, theirs.logs, strict=True):
         for name in ("loss", "reward", "tools/call_frequency", "tools/failure_frequency", "completions/mean_length"):
-            assert row.get(name) == pytest.approx(expected.get(name), abs=1e-6), name
+            assert row.get(name) == pytest.approx(expected.get(name), abs=ROUNDING), name
 
 
 @pytest.mark.parametrize("kind", ["tools", "environment"])

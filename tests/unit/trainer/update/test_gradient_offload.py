@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from grpo.trainer import ExactGRPOTrainer, Update
 from grpo.trainer.update.gradient_offload import OffloadedGradients
-from tests.stock_trl import make, train
+from tests.stock_trl import doubled, make, train
 
 PARTS = Update(max_tokens_per_microbatch=100, share_prompts=False)  # several micro-batches a step, so sums
 
@@ -69,6 +69,7 @@ def test_a_step_repeated_after_an_oom_has_the_same_gradient(tmp_path: Path) -> N
         trainer = make(
             ExactGRPOTrainer, tmp_path, update=replace(PARTS, gradients_on_host=True), max_steps=1, max_grad_norm=1.0
         )
+        doubled(trainer)
         compute, calls = trainer.compute_loss, []
 
         def loss(*args: Any, **kwargs: Any) -> torch.Tensor:
