@@ -5,6 +5,7 @@ sorted by length into micro-batches, each goes through TRL's own loss, and the l
 TRL's.
 """
 
+import logging
 import math
 from collections import Counter, defaultdict
 from contextlib import ExitStack, nullcontext
@@ -26,7 +27,14 @@ from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.packing import Packing
-from grpo.trainer.placement import check_one_device, keep_differentiable, prepare_for_fsdp, train_in_float32
+from grpo.trainer.placement import (
+    check_one_device,
+    has_router,
+    keep_differentiable,
+    prepare_for_fsdp,
+    show_to_trl,
+    train_in_float32,
+)
 from grpo.trainer.processes import LocalAccelerator
 from grpo.trainer.resume import EpochSampler, Resume, load_weights
 from grpo.trainer.rollout import per_token
@@ -52,7 +60,12 @@ from grpo.utils.errors import DoesNotFit
 from grpo.utils.oom import is_out_of_memory
 from grpo.utils.patching import patched, replaced
 
+log = logging.getLogger(__name__)
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+UNDIVIDED = (
+    "its loss cannot be divided (top_entropy_quantile below 1, a router's auxiliary loss, an unknown loss_type, LOMO, "
+    "layerwise optimizers)"
+)
 
 
 class ExactGRPOTrainer(GRPOTrainer):
@@ -102,6 +115,7 @@ class ExactGRPOTrainer(GRPOTrainer):
     _metrics: Any
     _pending_extra_logs: Any
     _current_train_step_time: float
+    aux_loss_enabled: bool
     reward_funcs: list[Any]
     processing_class: Any
 
@@ -140,6 +154,9 @@ class ExactGRPOTrainer(GRPOTrainer):
         self.own_loss = losses.find(self.loss_type)
         self._check_options()
         check_one_device(self.model)
+        for model in filter(None, (self.model, self.ref_model)):
+            show_to_trl(model)
+        self.aux_loss_enabled = self.aux_loss_enabled and has_router(self.model)
         keep_differentiable(self.model)
         if self.update.mlp_tile:
             tile_mlps(self.update.mlp_tile, self.model, self.ref_model)
@@ -156,6 +173,8 @@ class ExactGRPOTrainer(GRPOTrainer):
         stock, size = super()._get_per_token_logps_and_entropies, self.model.config.get_text_config().hidden_size
         sharing = Sharing(lambda: self.model, stock, self.accelerator, self.update.share_prompts, self.sharded)
         traits = traits_of(self)
+        if not traits.divisible:
+            log.warning("the update is TRL's, without shared prompts and skipped completions: %s", UNDIVIDED)
         self.packing = Packing(size, sharing, self.pad_to_multiple_of, trims=traits.divisible)
         self.guard = NonFiniteGuard(folder / "skipped_rows.jsonl", self._tokenizer, self.update.max_skipped_steps)
         self.rollouts = rollouts_of(
@@ -257,9 +276,8 @@ class ExactGRPOTrainer(GRPOTrainer):
             if not (self._rolled_out and self.survives(error)):
                 raise
             raise DoesNotFit(
-                "the update does not fit into memory, and its loss cannot be divided (top_entropy_quantile below 1, a "
-                "router's auxiliary loss, an unknown loss_type, LOMO, layerwise optimizers): lower "
-                "per_device_train_batch_size and raise gradient_accumulation_steps, or do without"
+                f"the update does not fit into memory, and {UNDIVIDED}: lower per_device_train_batch_size and raise "
+                "gradient_accumulation_steps, or do without"
             ) from error
 
     def _loss_of(self, model: Any, inputs: Batch, microbatch: StepMicrobatch, alone: bool) -> tuple[Any, Metrics]:
