@@ -28,8 +28,8 @@ from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.packing import Packing
 from grpo.trainer.placement import (
+    balance_routers_alone,
     check_one_device,
-    has_router,
     keep_differentiable,
     prepare_for_fsdp,
     show_to_trl,
@@ -48,7 +48,7 @@ from grpo.trainer.sharing.trial import Sharing
 from grpo.trainer.step import step
 from grpo.trainer.tiled_mlp import tile_mlps
 from grpo.trainer.token_budget import TokenBudget
-from grpo.trainer.update import own_loss
+from grpo.trainer.update import own_loss, router_loss
 from grpo.trainer.update.activation_offload import ActivationOffload
 from grpo.trainer.update.gradient_offload import OffloadedGradients
 from grpo.trainer.update.guard import NonFiniteGuard
@@ -63,7 +63,7 @@ from grpo.utils.patching import patched, replaced
 log = logging.getLogger(__name__)
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 UNDIVIDED = (
-    "its loss cannot be divided (top_entropy_quantile below 1, a router's auxiliary loss, an unknown loss_type, LOMO, "
+    "its loss cannot be divided (top_entropy_quantile below 1, a sharded router's loss, an unknown loss_type, LOMO, "
     "layerwise optimizers)"
 )
 
@@ -91,8 +91,8 @@ class ExactGRPOTrainer(GRPOTrainer):
       renamed weights; until transformers saves a trainer's own state.
 
     Losses that cannot be divided exactly are computed TRL's way, `per_device_train_batch_size` completions at once:
-    `top_entropy_quantile` below 1, the auxiliary loss of a router, a `loss_type` that is neither in `LOSS_MEANS` nor in
-    `grpo.losses`, and optimizers that step during the backward pass (LOMO, layerwise GaLore and APOLLO).
+    `top_entropy_quantile` below 1, the routers' loss of a sharded policy, a `loss_type` that is neither in `LOSS_MEANS`
+    nor in `grpo.losses`, and optimizers that step during the backward pass (LOMO, layerwise GaLore and APOLLO).
 
     Args:
         update: the `update` group of the configuration; its defaults if None.
@@ -115,7 +115,6 @@ class ExactGRPOTrainer(GRPOTrainer):
     _metrics: Any
     _pending_extra_logs: Any
     _current_train_step_time: float
-    aux_loss_enabled: bool
     reward_funcs: list[Any]
     processing_class: Any
 
@@ -156,7 +155,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         check_one_device(self.model)
         for model in filter(None, (self.model, self.ref_model)):
             show_to_trl(model)
-        self.aux_loss_enabled = self.aux_loss_enabled and has_router(self.model)
+        balance_routers_alone(self)
         keep_differentiable(self.model)
         if self.update.mlp_tile:
             tile_mlps(self.update.mlp_tile, self.model, self.ref_model)
@@ -294,6 +293,8 @@ class ExactGRPOTrainer(GRPOTrainer):
                 within.enter_context(replaced(self, "accelerator", LocalAccelerator(self.accelerator)))
                 weight, coefficient = microbatch.part.weight, self.entropy_coef * microbatch.token_fraction
                 within.enter_context(replaced(self, "entropy_coef", coefficient / weight if weight else 0.0))
+            if router_loss.FACTORS in inputs:
+                within.enter_context(router_loss.divided_loss(inputs, microbatch.part))
             within.enter_context(self.compute_loss_context_manager())
             return self.compute_loss(model, inputs), metrics
 

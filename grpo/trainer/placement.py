@@ -52,11 +52,16 @@ def show_to_trl(model: torch.nn.Module) -> None:
         type(config).attribute_map = {**config.attribute_map, "num_experts": name}
 
 
-def has_router(model: torch.nn.Module) -> bool:
-    """Return whether transformers can record the logits of any router of a policy.
+def balance_routers_alone(trainer: Any) -> None:
+    """Drop the loss of routers of a policy without any.
 
-    TRL adds a router's loss to all members of a family with experts, also to those without: Granite 4, Jamba and Doge.
+    TRL adds it to all members of a family with experts, also to those without: Granite 4, Jamba and Doge.
     """
+    trainer.aux_loss_enabled = trainer.aux_loss_enabled and has_router(trainer.model)
+
+
+def has_router(model: torch.nn.Module) -> bool:
+    """Return whether transformers can record the logits of any router of a policy."""
     for part in model.modules():
         recorders = (getattr(part, "_can_record_outputs", None) or {}).get("router_logits", [])
         for recorder in recorders if isinstance(recorders, list) else [recorders]:
