@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo.config.options import Update
@@ -41,6 +41,20 @@ def tiny_llama(vocabulary: int = VOCABULARY) -> str:
     folder = tempfile.mkdtemp(prefix="tiny-llama-")
     atexit.register(shutil.rmtree, folder)
     LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@functools.cache
+def tiny_mixture(family: str = "mixtral") -> str:
+    """A folder with a random mixture of four experts, whose routers' loss weighs as much as the policy's."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 4}
+    sizes |= {"num_experts_per_tok": 2, "vocab_size": VOCABULARY, "pad_token_id": 0}
+    config = AutoConfig.for_model(family, **sizes, router_aux_loss_coef=0.5, initializer_range=0.3)
+    folder = tempfile.mkdtemp(prefix="tiny-mixture-")
+    atexit.register(shutil.rmtree, folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
 

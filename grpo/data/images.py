@@ -114,9 +114,15 @@ class View:
             rows = {**rows, COLUMN: [[self.show(value) for value in images_of(cell)] for cell in rows[COLUMN]]}
         return rows
 
+    def fields(self) -> set[str]:
+        """Return the names of what the processor makes of an image, besides the tokens and their mask."""
+        return self._process(64, 64).keys() - {"input_ids", "attention_mask"}
+
     def _tokens(self, width: int, height: int) -> int:
-        blank = Image.new("RGB", (width, height))
-        return len(self.processor(text=[self.processor.image_token], images=[[blank]])["input_ids"][0])
+        return len(self._process(width, height)["input_ids"][0])
+
+    def _process(self, width: int, height: int) -> Any:
+        return self.processor(text=[self.processor.image_token], images=[[Image.new("RGB", (width, height))]])
 
 
 def images_of(cell: Any) -> list[Any]:
@@ -135,14 +141,21 @@ def view_of(task: "DictConfig", processor: Any) -> View | None:
     return View(processor, task.image_folder, task.min_pixels, task.max_pixels)
 
 
-def check_used(task: "DictConfig", model: "DictConfig", peft: "DictConfig | None", processor: Any) -> None:
-    """Raise a ConfigError if a vision-language model without images would train its vision weights."""
+def is_unused(task: "DictConfig", model: "DictConfig", peft: "DictConfig | None", processor: Any) -> bool:
+    """Return whether no image reaches the vision weights of a model that would train them.
+
+    Raises:
+        ConfigError: adapters on them are asked for by name, or the model takes no prompt without an image.
+    """
     sees = hasattr(processor, "image_processor") and not task.images
-    if sees and "vision" not in model.freeze and (peft is None or peft.get("vision")):
-        raise ConfigError(
-            f"{model.model_name_or_path} takes images, and task.images is not set: name their column, or train "
-            "the language model alone with model.freeze=[vision,projector] or peft=lora"
-        )
+    if sees:
+        try:
+            processor(text=["1"])
+        except ValueError as error:
+            raise ConfigError(f"{model.model_name_or_path}: task.images is not set: {error}") from error
+    if sees and peft is not None and peft.get("vision"):
+        raise ConfigError("peft.vision=true: task.images is not set, and no image would reach these adapters")
+    return sees and peft is None and "vision" not in model.freeze
 
 
 def with_sizes(dataset: Dataset, task: "DictConfig", view: View, split: str) -> Dataset:

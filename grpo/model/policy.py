@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import re
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -31,11 +31,13 @@ from transformers import (
     PreTrainedModel,
 )
 
-from grpo.model.vision import parts_of, takes_images
+from grpo.model.adapted import architecture_of, pattern_of, unfit
+from grpo.model.vision import parts, takes_images
 from grpo.utils.atomic import atomic
 from grpo.utils.device import kind_of_device
 from grpo.utils.errors import ConfigError
 
+log = logging.getLogger(__name__)
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
@@ -209,15 +211,24 @@ def load(
 def peft_config(peft: DictConfig | None, model: DictConfig) -> LoraConfig | None:
     """Return the adapter's configuration, or None to train every weight.
 
-    Of a vision-language model the language model has adapters; with `peft.vision` all of it has.
+    Of a vision-language model the language model has adapters; with `peft.vision` all of it has. `all-linear` means
+    the modules that PEFT can adapt.
     """
     if peft is None:
         return None
     options: dict[str, Any] = OmegaConf.to_container(peft, resolve=True)  # type: ignore[assignment]
     options.pop("quantization", None)
-    if not options.pop("vision", False) and not options.get("exclude_modules"):
-        without = chain.from_iterable(parts_of(model.model_name_or_path, model.model_revision).values())
-        options["exclude_modules"] = "|".join(f"{re.escape(name)}(\\..*)?" for name in without) or None
+    vision, all_linear = options.pop("vision", False), options.get("target_modules") == "all-linear"
+    if not options.get("exclude_modules"):
+        architecture = architecture_of(model.model_name_or_path, model.model_revision)
+        without = unfit(architecture) if all_linear else []
+        if without:
+            log.warning(
+                "no adapters on %s: PEFT cannot adapt them",
+                ", ".join(sorted({name.rpartition(".")[2] for name in without})),
+            )
+        without += [] if vision else chain.from_iterable(parts(architecture).values())
+        options["exclude_modules"] = pattern_of(without)
     return LoraConfig(**options)
 
 

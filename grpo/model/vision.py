@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
-from transformers import AutoConfig, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from grpo.config.schema import PARTS
 from grpo.utils.errors import ConfigError
@@ -14,7 +14,7 @@ from grpo.utils.errors import ConfigError
 
 def takes_images(architecture: PretrainedConfig) -> bool:
     """Whether models of an architecture take images beside text."""
-    return hasattr(architecture, "vision_config")
+    return getattr(architecture, "vision_config", None) is not None
 
 
 def parts(model: PreTrainedModel) -> dict[str, list[str]]:
@@ -33,7 +33,7 @@ def parts(model: PreTrainedModel) -> dict[str, list[str]]:
         name
         for name, module in model.named_modules()
         if name.rpartition(".")[0] == tower.rpartition(".")[0]
-        and name not in (tower, language)
+        and name not in ("", tower, language)
         and any(True for _ in module.parameters())
         and module is not model.get_output_embeddings()
     ]
@@ -63,18 +63,19 @@ def _ends(tower: torch.nn.Module, width: int) -> list[str]:
     ]
 
 
-def freeze(model: PreTrainedModel, what: Sequence[str]) -> None:
+def freeze(model: PreTrainedModel, what: Sequence[str], unused: bool = False) -> None:
     """Freeze parts of a model.
 
     Args:
         what: some of `PARTS`.
+        unused: freeze all parts that the model has, as no image reaches them.
 
     Raises:
-        ConfigError: the model lacks a part.
+        ConfigError: the model lacks a part of `what`.
     """
     for part, modules in parts(model).items():
-        if part in what:
-            if not modules:
+        if part in what or unused:
+            if part in what and not modules:
                 raise ConfigError(f"model.freeze: {part}: the model has none; leave it out")
             for name in modules:
                 model.get_submodule(name).requires_grad_(False)
@@ -97,12 +98,3 @@ def detach_frozen_tower(model: PreTrainedModel) -> None:
 
 def _detached(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
     return tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
-
-
-def parts_of(name: str, revision: str) -> dict[str, list[str]]:
-    """Return the result of `parts` for a model that is not loaded."""
-    architecture = AutoConfig.from_pretrained(name, revision=revision)
-    if not takes_images(architecture):
-        return {part: [] for part in PARTS}
-    with torch.device("meta"):
-        return parts(AutoModelForImageTextToText.from_config(architecture))

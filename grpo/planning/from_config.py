@@ -9,7 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from grpo.config.batch import completions_per_process, node_range, processes
 from grpo.config.library import DEFAULT_OPTIMIZER
-from grpo.config.schema import REWARD_MODEL, ROOT
+from grpo.config.schema import PARTS, REWARD_MODEL, ROOT
 from grpo.config.transport import transport_of
 from grpo.planning.shape import Shape, shape_of
 from grpo.planning.sharding import sharding_of
@@ -128,7 +128,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         shares_keys=config.model.attn_implementation in (None, "sdpa") and sharding.weight_shards == 1,
         completions_per_sequence=train.num_generations if shared else 1,
         images=Images(per_generation, per_step, images_opened(config), config.task.max_pixels) if images else None,
-        freeze=tuple(config.model.freeze),
+        freeze=tuple(config.model.freeze) if images else PARTS,
         weight_bytes=size,
         compute_bytes=2 if half else size,
         quantized=quantized,

@@ -11,15 +11,20 @@ SANDWICH = ("gemma2", "gemma3", "gemma3_text")
 QKV_BIAS = ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")
 # Families that tie input and output embedding without a word of it in `config.json`.
 TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "opt")
+FEED_FORWARD = ("mlp", "moe", "-", "E")
+"""Feed-forward layers of families that count them by themselves (Nemotron-H); here a layer has both."""
 # Names of the same numbers in other families' configurations.
 OTHER_NAMES = {
-    "num_experts": ("num_local_experts", "n_routed_experts"),
-    "num_experts_per_tok": ("num_experts_per_token", "moe_topk"),
+    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "moe_topk", "moe_k"),
     "hidden_size": ("n_embd", "d_model"),
-    "num_hidden_layers": ("n_layer", "num_layers"),
-    "num_attention_heads": ("n_head",),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
     "intermediate_size": ("n_inner", "ffn_dim"),
 }
+
+RECURRENT = {"state_size", "attention_hidden_size"}
+"""Numbers of families without attention heads (Mamba, RWKV), whose layers are planned as attention by a head."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     def number(name: str, default: int | None = None) -> int:
         for known in (name, *OTHER_NAMES.get(name, ())):
             value = text.get(known)
+            if isinstance(value, list) and value and all(isinstance(item, int) for item in value):
+                value = max(value)  # of all layers (Gemma 3n)
             if value is not None:
                 if not isinstance(value, int) or value < (0 if default is not None else 1):
                     raise ValueError(f"{known}={value}: a positive number is needed")
@@ -154,11 +161,16 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
             raise ValueError(f"{name} is missing")
         return default
 
-    hidden, heads, layers = number("hidden_size"), number("num_attention_heads"), number("num_hidden_layers")
+    kinds: list[str] = next(
+        (text[name] for name in ("layer_types", "layers_block_type", "hybrid_override_pattern") if text.get(name)), []
+    )
+    blocks = [kind for kind in kinds if kind not in FEED_FORWARD]
+    hidden = number("hidden_size")
+    heads = number("num_attention_heads", 1 if RECURRENT & text.keys() else None)
+    layers = len(blocks) if len(blocks) < len(kinds) else number("num_hidden_layers", len(kinds) or None)
     experts = number("num_experts", 0)
     width = number("intermediate_size", 4 * hidden)
     window = number("sliding_window", 0) if text.get("use_sliding_window", True) else 0
-    kinds = text.get("layer_types") or []
     every = text.get("sliding_window_pattern") or {"gemma2": 2, "gemma3_text": 6}.get(text.get("model_type", ""), 0)
     sliding = layers - layers // every if every else layers  # one layer in `every` attends to everything
     family = str(text.get("model_type", "llama"))

@@ -1,5 +1,6 @@
 """One run, top to bottom: prepare, evaluate, train, evaluate, write."""
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from grpo.config.batch import completions, evaluated_at_once
 from grpo.config.mixture import limit_of, single_tasks
 from grpo.config.resolve import Resolved
 from grpo.config.secrets import without_secrets
-from grpo.data.images import check_used
+from grpo.data.images import is_unused
 from grpo.data.mixture import load_problems
 from grpo.data.rewards import (
     check_grader,
@@ -85,7 +86,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
     with ends_when_stuck(run_dir, page), StopOnSignal() as stop, Outcome(run_dir, plan, memory, page) as outcome:
         settings = with_model(settings)
         checkpoint = checkpoint_for(settings, run_dir, console)
-        with output_in(run_dir / log_name()), running_tools(settings.task, run_dir) as tools:
+        with output_in(run_dir / log_name()), OnConsole(console), running_tools(settings.task, run_dir) as tools:
             processing_class = policy.load_processing_class(
                 settings.model, template=settings.train.get("chat_template_kwargs")
             )
@@ -132,6 +133,28 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
     if is_main_process():
         report(outcome.summary, run_dir)
     return outcome.summary
+
+
+class OnConsole(logging.Handler):
+    """While inside, prints what a model cannot share or adapt, as the log has it."""
+
+    LOGGERS = ("grpo.model.policy", "grpo.trainer.exact", "grpo.trainer.sharing.trial")
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self.console = console
+
+    def __enter__(self) -> None:
+        for name in self.LOGGERS:
+            logging.getLogger(name).addHandler(self)
+
+    def __exit__(self, *error: object) -> None:
+        for name in self.LOGGERS:
+            logging.getLogger(name).removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a warning above the progress."""
+        self.console.print(record.getMessage(), highlight=False, soft_wrap=True, markup=False)
 
 
 def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path | None:
@@ -182,7 +205,12 @@ def problems_of(settings: Resolved, processing_class: Any, tools: Tools, console
     Raises:
         ConfigError: the data cannot be loaded.
     """
-    check_used(settings.task, settings.model, settings.peft, processing_class)
+    if is_unused(settings.task, settings.model, settings.peft, processing_class):
+        console.print(
+            "the vision tower is frozen: task.images is not set, so that no image reaches it",
+            highlight=False,
+            soft_wrap=True,
+        )
     functions = tools.described()
     seed = settings.train.seed if settings.train.shuffle_dataset else None
     problems = load_problems(settings.task, processing_class, tools.described, seed)

@@ -24,6 +24,7 @@ from grpo.model.vision import detach_frozen_tower, freeze
 from grpo.planning.sharding import Sharding, sharding_of
 from grpo.tools.running import Tools
 from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.batch import check
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
@@ -50,6 +51,7 @@ def make_trainer(
     model, peft, task, rewarded = settings.model, settings.peft, settings.task, settings.reward
     scorers, shares = scorers_of(task, rewarded, rewards), settings.engine.share_weights is True
     try:
+        check(problems.view.fields() if problems.view else ())
         trainer = ExactGRPOTrainer(
             model=policy.without_weights(model) if shares else model.model_name_or_path,
             reward_funcs=[scorer for scorer, _ in scorers],
@@ -86,7 +88,7 @@ def make_trainer(
     used = trainer.args.model_init_kwargs or {}  # TensorBoard and others write them
     trainer.args.model_init_kwargs = {key: value for key, value in used.items() if not is_secret(key, value)}
     trainer.remove_callback(PrinterCallback)
-    freeze(trainer.model, model.freeze)
+    freeze(trainer.model, model.freeze, unused=peft is None and not task.images)
     detach_frozen_tower(trainer.model)
     if problems.view and not trainer.sharded:  # one process may not wait for another within the tower
         prompts = trainer.args.generation_batch_size // trainer.args.num_generations

@@ -51,6 +51,7 @@ FIELDS = {
     "generated_at": Field("generation"),  # ours: the step
     "temperature": Field("generation"),  # ours: of the sampling, where it changes
     "completion_id": Field("completion"),  # ours: a number of the row, also in the table of completions
+    "router_factors": Field("completion"),  # ours, in the update; see `update/router_loss.py`
     "kept_tokens": Field("completion", padding=-1),  # ours, while rollouts are scored; see `rollout/filtered.py`
 }
 """All keys of a batch of TRL, and some of ours."""

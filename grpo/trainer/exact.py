@@ -5,6 +5,7 @@ sorted by length into micro-batches, each goes through TRL's own loss, and the l
 TRL's.
 """
 
+import logging
 import math
 from collections import Counter, defaultdict
 from contextlib import ExitStack, nullcontext
@@ -26,7 +27,14 @@ from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.packing import Packing
-from grpo.trainer.placement import check_one_device, keep_differentiable, prepare_for_fsdp, train_in_float32
+from grpo.trainer.placement import (
+    balance_routers_alone,
+    check_one_device,
+    keep_differentiable,
+    prepare_for_fsdp,
+    show_to_trl,
+    train_in_float32,
+)
 from grpo.trainer.processes import LocalAccelerator
 from grpo.trainer.resume import EpochSampler, Resume, load_weights
 from grpo.trainer.rollout import per_token
@@ -41,7 +49,7 @@ from grpo.trainer.sharing.trial import Sharing
 from grpo.trainer.step import step
 from grpo.trainer.tiled_mlp import tile_mlps
 from grpo.trainer.token_budget import TokenBudget
-from grpo.trainer.update import own_loss
+from grpo.trainer.update import own_loss, router_loss
 from grpo.trainer.update.activation_offload import ActivationOffload
 from grpo.trainer.update.gradient_offload import OffloadedGradients
 from grpo.trainer.update.guard import NonFiniteGuard
@@ -53,7 +61,12 @@ from grpo.utils.errors import DoesNotFit
 from grpo.utils.oom import is_out_of_memory
 from grpo.utils.patching import patched, replaced
 
+log = logging.getLogger(__name__)
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+UNDIVIDED = (
+    "its loss cannot be divided (top_entropy_quantile below 1, a sharded router's loss, an unknown loss_type, LOMO, "
+    "layerwise optimizers)"
+)
 
 
 class ExactGRPOTrainer(GRPOTrainer):
@@ -80,8 +93,8 @@ class ExactGRPOTrainer(GRPOTrainer):
       renamed weights; until transformers saves a trainer's own state.
 
     Losses that cannot be divided exactly are computed TRL's way, `per_device_train_batch_size` completions at once:
-    `top_entropy_quantile` below 1, the auxiliary loss of a router, a `loss_type` that is neither in `LOSS_MEANS` nor in
-    `grpo.losses`, and optimizers that step during the backward pass (LOMO, layerwise GaLore and APOLLO).
+    `top_entropy_quantile` below 1, the routers' loss of a sharded policy, a `loss_type` that is neither in `LOSS_MEANS`
+    nor in `grpo.losses`, and optimizers that step during the backward pass (LOMO, layerwise GaLore and APOLLO).
 
     Args:
         update: the `update` group of the configuration; its defaults if None.
@@ -145,6 +158,9 @@ class ExactGRPOTrainer(GRPOTrainer):
         self.own_loss = losses.find(self.loss_type)
         self._check_options()
         check_one_device(self.model)
+        for model in filter(None, (self.model, self.ref_model)):
+            show_to_trl(model)
+        balance_routers_alone(self)
         keep_differentiable(self.model)
         if self.update.mlp_tile:
             tile_mlps(self.update.mlp_tile, self.model, self.ref_model)
@@ -161,6 +177,8 @@ class ExactGRPOTrainer(GRPOTrainer):
         stock, size = super()._get_per_token_logps_and_entropies, self.model.config.get_text_config().hidden_size
         sharing = Sharing(lambda: self.model, stock, self.accelerator, self.update.share_prompts, self.sharded)
         traits = traits_of(self)
+        if not traits.divisible:
+            log.warning("the update is TRL's, without shared prompts and skipped completions: %s", UNDIVIDED)
         self.packing = Packing(size, sharing, self.pad_to_multiple_of, traits.divisible)
         self.guard = NonFiniteGuard(folder / "skipped_rows.jsonl", self._tokenizer, self.update.max_skipped_steps)
         self.rollouts = rollouts_of(
@@ -267,9 +285,8 @@ class ExactGRPOTrainer(GRPOTrainer):
             if not (self._rolled_out and self.survives(error)):
                 raise
             raise DoesNotFit(
-                "the update does not fit into memory, and its loss cannot be divided (top_entropy_quantile below 1, a "
-                "router's auxiliary loss, an unknown loss_type, LOMO, layerwise optimizers): lower "
-                "per_device_train_batch_size and raise gradient_accumulation_steps, or do without"
+                f"the update does not fit into memory, and {UNDIVIDED}: lower per_device_train_batch_size and raise "
+                "gradient_accumulation_steps, or do without"
             ) from error
 
     def _loss_of(self, model: Any, inputs: Batch, microbatch: StepMicrobatch, alone: bool) -> tuple[Any, Metrics]:
@@ -286,6 +303,8 @@ class ExactGRPOTrainer(GRPOTrainer):
                 within.enter_context(replaced(self, "accelerator", LocalAccelerator(self.accelerator)))
                 weight, coefficient = microbatch.part.weight, self.entropy_coef * microbatch.token_fraction
                 within.enter_context(replaced(self, "entropy_coef", coefficient / weight if weight else 0.0))
+            if router_loss.FACTORS in inputs:
+                within.enter_context(router_loss.divided_loss(inputs, microbatch.part))
             within.enter_context(self.compute_loss_context_manager())
             return self.compute_loss(model, inputs), metrics
 

@@ -1,7 +1,12 @@
 """Where the weights of a policy are, and of which type, before it is trained."""
 
+from typing import Any
+
 import torch
 from accelerate.utils import is_peft_model
+
+EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Names of the number of experts in configurations that do not call it `num_experts`."""
 
 
 def check_one_device(model: torch.nn.Module) -> None:
@@ -29,6 +34,42 @@ def prepare_for_fsdp(model: torch.nn.Module) -> None:
     there = {type(module).__name__ for module in model.modules()}
     base._no_split_modules = sorted(there.intersection(base._no_split_modules or ()))
     base._is_fsdp_managed_module = True
+
+
+def show_to_trl(model: torch.nn.Module) -> None:
+    """Name the parts of a policy for TRL's head, which asks all families for them by the same names.
+
+    Llama 4 calls its decoder `language_model` and has none, so that TRL would take the whole model for it. Granite's
+    mixtures and Phi-3.5-MoE, among others, have another name for the number of their experts.
+    """
+    base = model.get_base_model() if is_peft_model(model) else model
+    if base.base_model is base:
+        embedding = base.get_input_embeddings()
+        base.base_model_prefix = next(name for name, part in base.named_children() if embedding in part.modules())
+    config = base.config.get_text_config()
+    name = next((name for name in EXPERTS if hasattr(config, name)), None)
+    if name and not hasattr(config, "num_experts"):
+        type(config).attribute_map = {**config.attribute_map, "num_experts": name}
+
+
+def balance_routers_alone(trainer: Any) -> None:
+    """Drop the loss of routers of a policy without any.
+
+    TRL adds it to all members of a family with experts, also to those without: Granite 4, Jamba and Doge.
+    """
+    trainer.aux_loss_enabled = trainer.aux_loss_enabled and has_router(trainer.model)
+
+
+def has_router(model: torch.nn.Module) -> bool:
+    """Return whether transformers can record the logits of any router of a policy."""
+    for part in model.modules():
+        recorders = (getattr(part, "_can_record_outputs", None) or {}).get("router_logits", [])
+        for recorder in recorders if isinstance(recorders, list) else [recorders]:
+            kind: Any = getattr(recorder, "target_class", recorder)
+            name = getattr(recorder, "layer_name", None) or ""
+            if any(isinstance(module, kind) and name in path for path, module in part.named_modules()):
+                return True
+    return False
 
 
 def train_in_float32(model: torch.nn.Module) -> None:

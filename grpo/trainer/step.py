@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from grpo.trainer.update import router_loss
+
 
 def step(trainer: Any, model: Any, inputs: Any) -> torch.Tensor:
     """Generate and score the rollouts of an optimizer step, and compute their gradient; return the loss.
@@ -38,6 +40,8 @@ def step(trainer: Any, model: Any, inputs: Any) -> torch.Tensor:
         entropies = partial(setattr, trainer, "_entropy_window_stats", trainer._entropy_window_stats)
         with trainer.memory.of("update"):
             grow = trainer.state.global_step > 0
+            if trainer.aux_loss_enabled:
+                router_loss.weigh(trainer, trainer.step_update.local(model), slices)
             loss, metrics = trainer.step_update.gradient(model, slices, restart=entropies, grow=grow)
             trainer.clock.wait()
         trainer.note(metrics)

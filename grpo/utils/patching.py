@@ -29,6 +29,8 @@ PATCHES = {
     "trl.trainer.utils:_ChunkedLogProbFunction": "the head scores the tokens that a sampling filter has kept, too; "
     "until TRL's correction knows them (huggingface/trl#6789). Logits are divided by the temperature of the rollouts; "
     "until TRL's head takes it at each call",
+    "transformers.models.mixtral.modeling_mixtral:load_balancing_loss_func": "a router's loss is a sum over "
+    "micro-batches; until TRL's loss takes the fractions of tokens as an argument",
     "trl.generation.vllm_generation:LLM": "dtype, revision, LoRA and images of the engine; until TRL passes options on",
     "trl.generation.vllm_client:VLLMClient.init_communicator": "adapters travel as files, without NCCL; until TRL asks",
     "requests:Session": "a request to a server that hangs ends; until TRL's client has time-outs",

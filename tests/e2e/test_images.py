@@ -174,11 +174,7 @@ def test_what_images_cannot_be_used_with_fails_with_one_line(tmp_path: Path) -> 
     qwen, halved = save_qwen(tmp_path / "qwen"), tmp_path / "halved"
     shutil.copytree(BUILT_IN, halved, ignore=shutil.ignore_patterns("p*.json", "__pycache__"))
     cases = {
-        "takes images, and task.images is not set": [
-            "task=arithmetic",
-            "model=tiny_vision",
-            "task.conversational=true",
-        ],
+        "peft.vision=true: task.images is not set": ["task=arithmetic", "peft=lora", "peft.vision=true"],
         "the model takes text alone": ["model=tiny"],
         "its processor is missing (preprocessor_config.json)": [f"model.model_name_or_path={halved}"],
         "its processor needs torchvision: pip install": [f"model.model_name_or_path={qwen}"],

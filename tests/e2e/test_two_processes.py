@@ -22,6 +22,7 @@ EXACT = (
     "sequence level, KL, 4 slices, 2 iterations",
     "adaptive entropy",
     "bnpo",
+    "mixture of experts",
     "undivided",
     *losses.NAMES,
     "dynamic sampling",

@@ -33,9 +33,11 @@ from tests.stock_trl import (
     note_kept,
     relative_difference,
     tiny_llama,
+    tiny_mixture,
     train,
 )
 
+tiny_mixture()
 tiny_llama()  # before there are several: afterwards only the first would save its whole policy
 RANK = PartialState(cpu=True).process_index
 OPTIONS: dict[str, Any] = {"use_cpu": True, "ddp_find_unused_parameters": False, "max_steps": 2}
@@ -54,6 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "adaptive entropy": {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 5.0, "max_steps": 3},
     "bnpo": {"loss_type": "bnpo"},
+    "mixture of experts": {"model": tiny_mixture(), **KL_FOUR_SLICES, "max_steps": 2},
     "undivided": {"top_entropy_quantile": 0.2},
 }
 

@@ -104,9 +104,9 @@ def forward(
             within.enter_context(trainer.rollouts.temperature.of_head())
         if part is None or not part.shared:
             return stock(model, *sequences, **options)
-        images = {key: value for key, value in options.items() if not key.startswith("compute_")}
+        options.pop("compute_entropy", None)
         with trainer.accelerator.autocast():
-            return *sharing.score(model, *sequences, part.groups, **images), None
+            return sharing.score(model, *sequences, part.groups, **options)
 
 
 def score_all(

@@ -49,7 +49,9 @@ class Packed(NamedTuple):
     """Where the prediction of each completion token is, among T, (B, C)."""
 
 
-def pack_rows(sizes: Sequence[int], prompt_mask: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Packed:
+def pack_rows(
+    sizes: Sequence[int], prompt_mask: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, with_last: bool = False
+) -> Packed:
     """Lay out rows in groups, of which each has one prompt.
 
     Args:
@@ -57,8 +59,9 @@ def pack_rows(sizes: Sequence[int], prompt_mask: torch.Tensor, ids: torch.Tensor
         prompt_mask: of prompts padded on the left, (B, P).
         ids: completions padded on the right, (B, C).
         mask: of the completions, (B, C).
+        with_last: whether the parts end with the last tokens of the completions, which routers see.
     """
-    prompts, completions = prompt_mask.sum(1).tolist(), mask.sum(1).tolist()
+    prompts, completions = prompt_mask.sum(1).tolist(), (mask.sum(1) + with_last).tolist()
     width, padded = ids.size(1), prompt_mask.size(1)
     groups: list[Group] = []
     source, positions, starts = list[int](), list[int](), list[int]()

@@ -18,9 +18,12 @@ def score(
     logits_to_keep: int,
     groups: Sequence[int],
     attended: list[Any] | None = None,
+    compute_aux_loss: bool = False,
     **fields: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return log-probability and entropy of each completion token, (rows, logits_to_keep), zero where there is none.
+
+    The third is the loss of routers, if it is wanted.
 
     The arguments are those of `GRPOTrainer._get_per_token_logps_and_entropies`, but for the images, which are those of
     the prompts of the groups. A reference has no entropy.
@@ -37,7 +40,7 @@ def score(
     fields = {name: value for name, value in fields.items() if value is not None}
     rows = as_batch(input_ids, attention_mask, logits_to_keep)
     mask = rows["completion_mask"]
-    packed = pack_rows(groups, rows["prompt_mask"], rows["completion_ids"], mask)
+    packed = pack_rows(groups, rows["prompt_mask"], rows["completion_ids"], mask, with_last=compute_aux_loss)
     kinds = {name: value for name, value in fields.items() if FIELDS[name].of == "sequence"}
     inputs = {name: value.flatten()[packed.source] for name, value in (kinds | {"input_ids": input_ids}).items()}
     inputs |= {name: value for name, value in fields.items() if FIELDS[name].of == "images"}
@@ -50,12 +53,13 @@ def score(
             shift_labels=packed.labels,
             fused_lm_head=True,
             **inputs,
+            **({"output_router_logits": True} if compute_aux_loss else {}),
         )
     logps, entropies = (
         None if values is None else values.flatten()[packed.index].masked_fill(mask == 0, 0)
         for values in (outputs.log_probs, outputs.entropy)
     )
-    return logps, entropies
+    return logps, entropies, outputs.aux_loss
 
 
 def positions_in_space(model: Any, rows: dict[str, torch.Tensor], packed: Packed) -> torch.Tensor:

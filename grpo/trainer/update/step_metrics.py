@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 CLIP_RATIOS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio")
+SUMS = ("policy_loss", "aux_loss")
 EXTREMES = {"clip_ratio/low_min": min, "clip_ratio/high_max": max}
 # Without a forward pass, skipped completions have no entropy and no importance weight; see `StepMetrics.result`.
 UNKNOWN_FOR_SKIPPED = ("entropy", "vespo/phi_seq_mean")
@@ -41,7 +42,7 @@ class StepMetrics:
         """Add what TRL recorded for a micro-batch with so many tokens of the loss and sequences.
 
         Args:
-            policy_weight: share of the micro-batch's `policy_loss` in the step's.
+            policy_weight: share of the micro-batch's losses in the step's.
         """
         for name, values in metrics.items():
             for value in values:
@@ -50,7 +51,7 @@ class StepMetrics:
                         self.extremes[name] = EXTREMES[name](self.extremes.get(name, value), value)
                 elif not tokens and not rows:  # nothing was computed, but there is such a metric
                     self._add(name, 0.0, 0)
-                elif name == "policy_loss":
+                elif name in SUMS:
                     self._add(name, value * policy_weight, 0)
                 elif name == "vespo/phi_seq_mean" or (self.by_sequence and name in CLIP_RATIOS):
                     self._add(name, value * rows, rows)
@@ -76,7 +77,7 @@ class StepMetrics:
         """
         result = {}
         for name, total in self.sums.items():
-            if name == "policy_loss":
+            if name in SUMS:
                 result[name] = total
                 continue
             count = self.counts[name]

@@ -48,6 +48,8 @@ class LossTraits:
     entropy_bonus: bool
     penalty: bool
     """Whether there is a KL penalty."""
+    router: bool = False
+    """Whether routers have a loss, which acts on all tokens of a slice (`grpo.trainer.update.router_loss`)."""
     divisible: bool = True
     """Whether micro-batches add up to the loss; if not, TRL computes it at once."""
 
@@ -60,13 +62,15 @@ class LossTraits:
 def traits_of(trainer: Any) -> LossTraits:
     """Return the traits of a trainer's loss."""
     mean = trainer.own_loss.MEAN if trainer.own_loss else LOSS_MEANS.get(trainer.loss_type)
-    one_pass = trainer.top_entropy_quantile < 1.0 or trainer.aux_loss_enabled or mean is None
+    one_pass = trainer.top_entropy_quantile < 1.0 or mean is None
+    one_pass |= trainer.aux_loss_enabled and trainer.sharded  # whose processes count together
     one_pass |= trainer.args.neftune_noise_alpha is not None  # whose noise is scaled by the length with padding
     return LossTraits(
         mean,
         trainer.importance_sampling_level == "sequence",
         trainer._entropy_bonus_enabled,
         penalty=trainer.beta != 0.0,
+        router=trainer.aux_loss_enabled,
         divisible=not (one_pass or steps_in_backward(trainer.args.optim) or trainer.args.n_gpu > 1),
     )
 
@@ -140,7 +144,7 @@ class StepUpdate:
         first = [] if self.budget.begun else [worst_case(batches, self.longest)]
         if first:  # `auto` on a GPU: the first step shows whether the longest sequence fits
             self.budget.begin(first[0].part.tokens)
-        local, attempt = self._local(model), Attempt()
+        local, attempt = self.local(model), Attempt()
 
         def divided() -> list[StepMicrobatch]:
             restart()
@@ -195,7 +199,8 @@ class StepUpdate:
         """
         processes = self.accelerator.num_processes
         self.budget.tokens = min(of_all(self.accelerator, self.budget.allowed()))  # all then divide alike
-        alone = processes == 1 or self.traits.by_slice or not self.packing.trims  # each process pads its own
+        alone = processes == 1 or self.traits.by_slice or self.traits.router
+        alone = alone or not self.packing.trims  # each process has its own padding
         if alone or not can_move(self.accelerator, [batch for batch, _ in batches], self.sharded):
             return self._divided(batches, self.budget.tokens)
         everyone = [(everyones(self.accelerator, batch), slices * processes) for batch, slices in batches]
@@ -219,11 +224,13 @@ class StepUpdate:
             advantages = None
             if self.options.skip_zero_advantage and only_advantage_acts:
                 advantages = batch["advantages"].reshape(len(tokens), -1).abs().amax(1).tolist()
-            rows = [row for row, work in enumerate(has_work(tokens, advantages)) if work]
+            rows = [row for row, work in enumerate(has_work(tokens, advantages)) if work or self.traits.router]
             token_fractions = loss_fractions(tokens)
             sequences = loss_fractions([1] * len(tokens))
             weights = {"sequences": sequences, "tokens": token_fractions}.get(str(self.traits.mean))
             for part in self.packing.divide(batch, rows, limit, weights):
+                if self.traits.router and not part.weight:  # no token of the policy's loss
+                    part = replace(part, weight=1.0)
                 if self.traits.mean != "generation":  # TRL divides the loss of each of its slices by their number
                     part = replace(part, weight=part.weight * slices)
                 counted = sum(tokens[row] for row in part.rows)
@@ -231,7 +238,7 @@ class StepUpdate:
                 microbatches.append(StepMicrobatch(batch, part, counted, fraction))
         return microbatches
 
-    def _local(self, model: Any) -> Any:
+    def local(self, model: Any) -> Any:
         """Return what computes a micro-batch on this process: no process waits for another, so DDP is bypassed.
 
         Sharded weights need all processes, so that each has as many micro-batches; their gradients are reduced and

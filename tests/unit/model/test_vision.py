@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import DictConfig
-from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PaliGemmaProcessor
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from grpo.builtin.build import vision_model, vision_processor
+from grpo.data.images import View, is_unused
 from grpo.data.task import load_task
 from grpo.model import policy
 from grpo.model.vision import detach_frozen_tower, freeze, parts
 from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.batch import check
 from grpo.utils.errors import ConfigError
 from tests import vision_policies
 from tests.stock_trl import make, ours, relative_difference, train
@@ -70,6 +73,36 @@ def test_a_text_model_has_nothing_to_freeze() -> None:
     model: Any = vision_model(vision_processor().tokenizer, 0).model.language_model
     with pytest.raises(ConfigError, match=r"model\.freeze: vision: the model has none"):
         freeze(model, ["vision"])
+
+
+def test_a_tower_that_no_image_reaches_is_frozen_by_itself() -> None:
+    model = vision_model(vision_processor().tokenizer, 0)
+    freeze(model, [], unused=True)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trained == {name for name, _ in model.named_parameters() if LANGUAGE in name or "lm_head" in name}
+
+
+def test_a_tower_beside_the_head_leaves_the_model_its_weights() -> None:
+    config = CONFIG_MAPPING["llama4"]()
+    for part in (config.text_config, config.vision_config):
+        part.num_hidden_layers = 1
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config)
+    assert parts(model)["projector"] == ["multi_modal_projector"]
+
+
+def test_a_model_that_trl_cannot_show_images_is_refused(composed: Callable[..., DictConfig]) -> None:
+    """PaliGemma's processor makes labels, and takes no prompt without an image."""
+    tokenizer = vision_policies.tokenizer_with("<image>")
+    tokenizer.bos_token = tokenizer.eos_token
+    images = SiglipImageProcessorPil(size={"height": 16, "width": 16})
+    images.image_seq_length = 4
+    processor = PaliGemmaProcessor(images, tokenizer)
+    with pytest.raises(ValueError, match="a batch with labels"):
+        check(View(processor, None, None, None).fields())
+    config = composed("task=arithmetic")
+    with pytest.raises(ConfigError, match=r"task\.images is not set: `images` are expected"):
+        is_unused(config.task, config.model, None, processor)
 
 
 LANGUAGE, PROJECTOR, TOWER_WEIGHTS = "language_model", "multi_modal_projector", "vision_tower"

@@ -124,7 +124,7 @@ def results(model: Any, function: Any) -> tuple[torch.Tensor, torch.Tensor, torc
     """Log-probabilities, entropies and the gradient of a weighted sum of them."""
     ids, mask, width = padded(ROWS)
     with shared_attention(model):
-        logps, entropies = function(model, ids, mask, width)
+        logps, entropies = function(model, ids, mask, width)[:2]
         (logps * torch.arange(1, width + 1) + entropies).sum().backward()
     gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     model.zero_grad()
@@ -241,7 +241,7 @@ def test_images_of_shared_prompts_are_computed_once_and_alike(family: str) -> No
     batch = {**as_batch(ids, mask, width), **images, "num_images": [1] * 4}
     once = images_of(take(batch, Microbatch((0, 1, 2, 3), ids.size(1) - width, width, groups=(2, 2))))
     for function, given_images in ((alone, images), (partial(score, groups=[2, 2]), once)):
-        logps, entropies = function(model, ids, mask, width, **given_images)
+        logps, entropies = function(model, ids, mask, width, **given_images)[:2]
         logps, entropies = (values.masked_fill(mask[:, -width:] == 0, 0) for values in (logps, entropies))
         (logps * torch.arange(1, width + 1) + entropies).sum().backward()
         gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
@@ -255,7 +255,7 @@ def test_images_of_shared_prompts_are_computed_once_and_alike(family: str) -> No
         weight.requires_grad_("language_model" in name or "text_model" in name)
     keep_image_features(model, most=2)
     for _ in range(2):  # the first time also as before, for comparison
-        kept = score(model, ids, mask, width, groups=[2, 2], **once)
+        kept = score(model, ids, mask, width, groups=[2, 2], **once)[:2]
         torch.testing.assert_close(kept, shared[:2], rtol=1e-5, atol=2e-5)
     assert sum(patches[2:]) == 2 * patches[1]
 

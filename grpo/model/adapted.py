@@ -1,0 +1,69 @@
+"""The linear modules of a policy that get no adapters of their own accord."""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from peft.tuners import tuners_utils
+from torch.nn import Linear
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+
+from grpo.model.vision import takes_images
+
+
+@functools.cache
+def architecture_of(name: str, revision: str) -> PreTrainedModel:
+    """Return a model without its weights."""
+    config = AutoConfig.from_pretrained(name, revision=revision)
+    auto = AutoModelForImageTextToText if takes_images(config) else AutoModelForCausalLM
+    with torch.device("meta"):
+        return auto.from_config(config)
+
+
+def pattern_of(modules: Sequence[str]) -> str | None:
+    """Return a pattern of the names of modules and of all within them, None for no module."""
+    return "|".join(f"{re.escape(name)}(\\..*)?" for name in modules) or None
+
+
+def unfit(model: PreTrainedModel) -> list[str]:
+    """Return the names of linear modules among all that PEFT cannot adapt.
+
+    PEFT refuses modules whose weights Mamba's kernels read by themselves. Routers of Phi-3.5-MoE and Llama 4 return
+    more than a product. Of Jamba's routers transformers records the output of each `Linear`, an adapter's, too.
+    """
+    recorded = [name for module in model.modules() for name in recorded_linears(module)]
+    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, Linear)]
+    return [
+        name
+        for name, module in linears
+        if refused(model, name) or not multiplies(module) or any(part in name for part in recorded)
+    ]
+
+
+def recorded_linears(module: Any) -> list[str]:
+    """Return parts of the names of the linear modules whose outputs transformers records for a model."""
+    recorders = (getattr(module, "_can_record_outputs", None) or {}).values()
+    return [one.layer_name for one in recorders if getattr(one, "target_class", None) is Linear and one.layer_name]
+
+
+def refused(model: PreTrainedModel, name: str) -> bool:
+    """Return whether PEFT refuses to adapt a module of a model."""
+    try:
+        tuners_utils._check_lora_target_modules_mamba(LoraConfig(), model, name.rpartition(".")[2])
+    except ValueError:
+        return True
+    return False
+
+
+def multiplies(module: Linear) -> bool:
+    """Return whether a module returns the product with its weight, as adapters expect."""
+    if type(module).forward is Linear.forward:
+        return True
+    try:
+        output = module(torch.empty(1, module.in_features, dtype=module.weight.dtype, device=module.weight.device))
+    except Exception:  # whatever a module of another shape makes of a matrix
+        return False
+    return isinstance(output, torch.Tensor) and output.shape == (1, module.out_features)
