@@ -97,6 +97,8 @@ class AtOnce:
         def shrink(failed: range | None) -> None:
             at_once = sum(row not in batch.ended for rows in begun for row in rows)
             self.limit = max(1, at_once - half(at_once, group))
+            if self.turns:
+                self.turns.drop()
             retry(self.limit)
 
         def hopeless(failed: bool, alone: bool) -> tuple[bool, bool]:
@@ -112,7 +114,7 @@ class AtOnce:
     @contextmanager
     def several_turns(self) -> Iterator[None]:
         """Context in which a prompt that begins with an earlier turn continues from the turn's cache."""
-        self.turns = Turns()
+        self.turns = Turns(self.limit)
         try:
             yield
         finally:

@@ -14,13 +14,25 @@ Layers = list[tuple[torch.Tensor, ...]]
 
 
 class Turns:
-    """Caches by their tokens; valid while the weights stay the same, for one generation."""
+    """Caches by their tokens; valid while the weights stay the same, for one generation.
 
-    def __init__(self) -> None:
+    Args:
+        most: number of caches to keep; None keeps those of all completions.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most
         self.caches: dict[tuple[int, ...], Layers] = {}
+
+    def drop(self) -> None:
+        """Drop all caches, and keep no more: completions that are under way need the memory."""
+        self.caches.clear()
+        self.most = 0
 
     def keep(self, tokens: list[int], cache: Any, row: int) -> None:
         """Keep a row of a batch's cache, whose last columns are these tokens; not if a window has moved past some."""
+        if self.most is not None and len(self.caches) >= self.most:
+            return
         layers = sequence(cache, row)
         if any(keys.size(1) < cache.get_seq_length() for keys, _ in layers):
             return

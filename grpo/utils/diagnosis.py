@@ -16,6 +16,8 @@ ADVICE = (
 """Advice against gradients that are not finite."""
 
 
+HOTTEST = 2.0
+"""Largest temperature that vLLM takes."""
 UNBIASED = (
     *("max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "detokenize"),
     *("skip_special_tokens", "spaces_between_special_tokens", "request_id"),
@@ -38,6 +40,8 @@ def sampling_filters(train: Any) -> list[str]:
 def why_not_generated(train: Any) -> str | None:
     """Return which of `generation_kwargs` vLLM cannot generate groups with; None if it can, `train` as above."""
     kwargs = train.generation_kwargs or {}
+    if (temperature := kwargs.get("temperature", train.temperature)) > HOTTEST:
+        return f"train.temperature={temperature:g}: vLLM takes at most {HOTTEST:g}"
     if "seed" in kwargs:
         return "train.generation_kwargs.seed: all completions of a group would be equal; use train.seed"
     if "n" in kwargs:

@@ -18,6 +18,8 @@ PATCHES = {
     "policy; until TRL takes an engine as an argument",
     "trl.trainer.grpo_trainer:split_pixel_values_by_grid": "the images of a row stay together in Idefics and SmolVLM, "
     "also if there are as many images as rows, which TRL takes for one each; until TRL looks at their mask",
+    "trl.trainer.grpo_trainer:parse_response": "a completion of a thousand brackets, as collapsed policies write, is "
+    "text and no RecursionError; until TRL catches that, too",
     "trl.trainer.grpo_trainer:gather": "rank 0 makes rollouts for all processes in threads, which must not wait for "
     "the others; until TRL gathers rewards by its accelerator",
     "trl.generation.vllm_generation:gather_object": "likewise",

@@ -21,6 +21,7 @@ def complete(
     fields: Batch,
     group: int,
     with_tool_images: bool,
+    longest: int,
     retry: Callable[[int], None],
 ) -> list[list[int]]:
     """Return the completion of each prompt, as TRL's `_generate_single_turn` does.
@@ -32,6 +33,7 @@ def complete(
         fields: tensors of the images.
         group: completions of a prompt.
         with_tool_images: whether tools have returned images.
+        longest: tokens of the longest completion.
         retry: is called after an OOM, with the completions at once from then on.
 
     Raises:
@@ -63,7 +65,7 @@ def complete(
             first_equal(list(zip(prompts, shown, strict=True))) if divisible else places,
             inputs_of,
             names=inputs_of(places[: 1 if divisible else None]),
-            how={"generation_config": trainer.generation_config},
+            how={"generation_config": trainer.generation_config, "max_new_tokens": longest},
             advice="a completion does not fit into memory while it is generated: lower max_completion_length, or use a "
             "smaller or quantized model",
             group=group,

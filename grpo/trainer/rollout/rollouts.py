@@ -28,10 +28,10 @@ from grpo.trainer.rollout.image_tokens import as_tensors, end_before
 from grpo.trainer.rollout.in_flight import InFlight
 from grpo.trainer.rollout.temperature import Temperature
 from grpo.trainer.rollout.thumbnails import Thumbnails, strip_images
-from grpo.trainer.rollout.tool_calls import ToolCalls, is_answered, loggable
+from grpo.trainer.rollout.tool_calls import ToolCalls, is_answered, loggable, parsed
 from grpo.utils.diagnosis import sampling_filters
 from grpo.utils.modes import without_dropout
-from grpo.utils.patching import replaced
+from grpo.utils.patching import patched, replaced
 
 log = logging.getLogger(__name__)
 Row = dict[str, Any]
@@ -75,7 +75,9 @@ class Rollouts:
     scoring: Lock = field(default_factory=Lock)
     """Reward functions are called by one thread at a time."""
     _limits: list[int] = field(default_factory=list, init=False)
-    """Of the rollouts at hand, the tokens of the longest completion of each."""
+    """Of the rollouts at hand, the tokens of the longest completion of each; none where all have TRL's."""
+    _begun: dict[tuple[int, ...], int] = field(default_factory=dict, init=False)
+    """Of the rollouts at hand, the tokens of the longest completion by the tokens of its prompt."""
     _made: int = field(default=0, init=False)
     """Completions of all processes so far."""
     _numbers: list[int] = field(default_factory=list, init=False)
@@ -213,6 +215,8 @@ class Rollouts:
     def tokenize(self, trainer: Any, prompts: list, stock: Callable[[list], Any]) -> tuple[list, list | None, Batch]:
         """Tokenize prompts; a backend that expands images itself gets those with images as text."""
         prompt_ids, images, fields = stock(prompts)
+        limits = self._limits or [trainer.max_completion_length] * len(prompts)
+        self._begun = dict(zip(map(tuple, prompt_ids), limits, strict=True))
         images = images and [row or [] for row in images]  # processors refuse None, which TRL has for no image
         if images and trainer.use_vllm and trainer.vllm_generation.expands_images:
             options = {"chat_template": trainer.chat_template, **trainer.chat_template_kwargs}
@@ -228,7 +232,8 @@ class Rollouts:
         else:
             text = bool(trainer.tools) and not trainer._is_vlm  # an image would be needed with its tokens
             turns = self.at_once.several_turns() if text else nullcontext()
-            with self.clock.of("generate", training), self.memory.of("generate"), turns:
+            parsing = patched("trl.trainer.grpo_trainer:parse_response", parsed)
+            with self.clock.of("generate", training), self.memory.of("generate"), turns, parsing:
                 found = stock(prompts)
         if self.degenerate and training and self._kept is None:
             self.degenerate.find(trainer, *found[:3])
@@ -256,19 +261,30 @@ class Rollouts:
             trainer.budget.retry()
             log.warning("out of memory in generation: %d completions at once from now on", limit)
 
+        given = (prompts, images, fields, group, has_tool_images)
+        limits = [self._left(prompt, trainer.max_completion_length) for prompt in prompts]
+        longest = max([1, *limits])
         if trainer.use_vllm:
-            found = stock(prompts, images, fields, group, has_tool_images)
+            engine = trainer.vllm_generation
+            shorter = hasattr(engine, "max_completion_length") and longest < engine.max_completion_length
+            with replaced(engine, "max_completion_length", longest) if shorter else nullcontext():
+                found = stock(*given)
         else:
-            given = (prompts, images, fields, group, has_tool_images)
             with without_dropout(trainer.model):
                 if trainer.use_transformers_continuous_batching:
                     found = stock(*given)
                 else:
-                    found = (by_transformers.complete(trainer, self.at_once, *given, retry), None)
-        if len(self._limits) == len(prompts):  # else of a later turn, with tools, whose limit is the longest
-            found = within(self._limits, *found)
+                    found = (by_transformers.complete(trainer, self.at_once, *given, longest, retry), None)
+        found = within(limits, *found)
         token = getattr(trainer.processing_class, "image_token_id", None)
         return found if token is None else end_before(token, trainer._tokenizer.eos_token_id, *found)
+
+    def _left(self, prompt: list[int], longest: int) -> int:
+        """Return the tokens that a completion may still have: in a later turn, with tools, those of before count."""
+        for length in sorted(set(map(len, self._begun)), reverse=True):
+            if (begun := tuple(prompt[:length])) in self._begun and length <= len(prompt):
+                return max(0, self._begun[begun] - (len(prompt) - length))
+        return longest
 
     def score(
         self, trainer: Any, rows: list[Row], prompts: list, completions: list, ids: list, stock: Callable[..., Any]

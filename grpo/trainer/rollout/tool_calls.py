@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from trl.chat_template_utils import parse_response
 
 from grpo.trainer.rollout.episodes import BY_TRL
 
@@ -59,3 +60,11 @@ def loggable(message: Message) -> Message:
         text = given if isinstance(given, str) else json.dumps(given if isinstance(given, dict) else {"": given})
         calls.append({"type": "function", "function": {"name": str(function.get("name")), "arguments": text}})
     return {**message, "tool_calls": calls}
+
+
+def parsed(tokenizer: Any, ids: list[int], **options: Any) -> Message:
+    """Return a completion as TRL parses it; nested too deeply for Python's parser, it is text, as others are."""
+    try:
+        return parse_response(tokenizer, ids, **options)
+    except RecursionError:
+        return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}

@@ -317,6 +317,7 @@ def test_filters_are_allowed_where_no_importance_ratio_is_biased(
     [
         (["+train.generation_kwargs.seed=7"], "all completions of a group would be equal; use train.seed"),
         (["+train.generation_kwargs.n=2"], "use train.num_generations"),
+        (["train.temperature=3"], "train.temperature=3: vLLM takes at most 2"),
         (["+train.generation_kwargs.stop=[x]", "train.mask_truncated_completions=true"], "use stop_token_ids"),
         (["+train.generation_kwargs.logit_bias={5:3.0}"], "with vLLM it biases the importance ratio"),
         (["train.vllm_structured_outputs_regex=a+"], "with vLLM it biases the importance ratio"),

@@ -331,3 +331,21 @@ def test_a_further_turn_continues_from_the_cache_of_the_last(family: str) -> Non
     longest = max(map(len, asked))
     assert shapes[0] == (8, 9 if family == "llama" else longest), "the last token of a turn, and eight of a result"
     assert at_once.turns is None
+
+
+def test_after_an_oom_no_caches_of_turns_are_kept() -> None:
+    model, rows = policy("llama"), prompts(5, 9)
+    names, at_once = ("input_ids", "attention_mask"), AtOnce(6)
+    with at_once.several_turns():
+        at_once.complete(model, first_equal(rows), padded(rows), names, HOW | {"max_new_tokens": 3}, "", GROUP)
+        assert at_once.turns is not None
+        assert len(at_once.turns.caches) <= 6, "no more than completions at once"
+
+        def too_many(module: Any, args: Any, given: Any) -> None:
+            if len(given["input_ids"]) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        hook = model.register_forward_pre_hook(too_many, with_kwargs=True)
+        at_once.complete(model, first_equal(rows), padded(rows), names, HOW | {"max_new_tokens": 3}, "", GROUP)
+        hook.remove()
+        assert not at_once.turns.caches

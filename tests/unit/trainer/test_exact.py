@@ -239,3 +239,9 @@ def test_nothing_of_a_step_that_failed_reaches_a_second_training(tmp_path: Path)
 def test_a_script_that_trains_loads_neither_hydra_nor_omegaconf() -> None:
     code = "import sys, grpo.trainer; print(sys.modules.keys() & {'hydra', 'omegaconf'})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_optimizers_in_the_backward_pass_offload_nothing(tmp_path: Path) -> None:
+    options = {"optim": "galore_adamw_layerwise", "optim_target_modules": ["mlp"]}
+    with pytest.raises(ValueError, match="steps during the backward pass"):
+        ours(tmp_path, Update(gradients_on_host=True), **options)

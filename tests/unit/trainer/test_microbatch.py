@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo.trainer.microbatch import cost, has_work, loss_fractions, pack
+from grpo.trainer.microbatch import cost, has_work, least_cost, loss_fractions, pack
 from grpo.utils.oom import half
 
 ROWS = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 80)), min_size=1, max_size=40)
@@ -61,6 +61,16 @@ def test_equal_rows_stay_in_order(count: int, prompt: int, completion: int, budg
 def test_the_largest_microbatch_comes_first(pairs: list[tuple[int, int]], budget: int) -> None:
     sizes = [part.tokens for part in pack(*zip(*pairs, strict=True), budget)]
     assert sizes == sorted(sizes, reverse=True)
+
+
+@given(ROWS, BUDGET, st.integers(0, 64))
+def test_no_division_costs_less_than_the_least_cost(
+    pairs: list[tuple[int, int]], budget: int, hidden_size: int
+) -> None:
+    """Below it, shared prompts are chosen without a look at other divisions."""
+    parts = pack(*zip(*pairs, strict=True), budget, hidden_size=hidden_size)
+    filled = [(prompt, max(1, completion)) for prompt, completion in pairs]
+    assert least_cost(filled, budget, hidden_size) <= cost(parts, budget, hidden_size) + 1e-6
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 30)), min_size=1, max_size=7), st.integers(30, 300))

@@ -52,6 +52,16 @@ def test_tiles_have_the_gradient_of_the_whole(family: str, checkpointing: bool) 
         torch.testing.assert_close(tiled(ids).logits, expected)
 
 
+def test_tiles_of_several_rows_are_contiguous() -> None:
+    """GPT-2's layers view their input."""
+    sizes = {"vocab_size": 32, "n_embd": 32, "n_layer": 1, "n_head": 2, "pad_token_id": 0}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **sizes)).eval()
+    ids = torch.randint(1, 32, (3, 11))
+    expected = model(ids).logits
+    tile_mlps(10, model)
+    torch.testing.assert_close(model(ids).logits, expected)
+
+
 def test_a_policy_of_mixtures_alone_is_refused() -> None:
     config = AutoConfig.for_model("qwen3_moe", **SIZES, num_experts=4, moe_intermediate_size=16, num_experts_per_tok=2)
     with pytest.raises(ValueError, match="no dense feed-forward layers"):

@@ -176,3 +176,10 @@ def test_what_cannot_be_in_flight_is_named(tmp_path: Path, options: dict[str, An
     args = GRPOConfig(str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=2, **options)
     found = why_not_stale(args, **given)
     assert found is None if reason is None else reason in (found or "")
+
+
+def test_a_column_that_arrow_does_not_know_is_lost_alone() -> None:
+    columns = {"mixed": [1, "a"], "large": 2**70, "keys": {1: 2}, "number": 3.5}
+    given = Made([([Completion(7, [1], [2, 3], None, None, "a", "b", [1.0], columns)], False)])
+    (((completion,), _),) = loaded(saved(given)).groups
+    assert completion.columns == {"mixed": None, "large": None, "keys": None, "number": 3.5}

@@ -23,6 +23,8 @@ from grpo.evaluation.in_training import evaluate_policy
 from grpo.evaluation.loop import Decoding, Evaluation
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout.episodes import answers
+from grpo.trainer.rollout.image_tokens import without_image_tokens
+from grpo.trainer.rollout.tool_calls import parsed
 from rewards.isolation.reward import Reward
 from tests.stock_trl import (
     KL_FOUR_SLICES,
@@ -270,3 +272,62 @@ def test_an_evaluation_has_no_more_environments_than_a_rollout(tmp_path: Path) -
     assert result["samples"] == 48 > rows
     (pool,) = trainer._environment_pool.values()
     assert len(pool) == rows
+
+
+def test_a_later_turn_generates_what_is_left_of_its_completion(tmp_path: Path) -> None:
+    trainer = make(ExactGRPOTrainer, tmp_path, rollout_func=None, max_completion_length=20)
+    trainer.generation_config.eos_token_id = trainer.eos_token_ids = [10_000]  # which no policy draws
+    computed: list[int] = []
+    trainer.model.register_forward_pre_hook(
+        lambda module, args, given: computed.append(given["input_ids"].size(1)), with_kwargs=True
+    )
+    ids, images, fields = trainer._tokenize_prompts(["How many ?", "1 2"])
+    turns = [[*ids[0], *range(3, 15)], [*ids[1], *range(3, 18)]]
+    trainer._generate_single_turn(turns, images, fields, 1)  # with the trials of a first generation
+    computed.clear()
+    completions, _ = trainer._generate_single_turn(turns, images, fields, 1)
+    assert list(map(len, completions)) == [20 - 12, 20 - 15]
+    assert len(computed) == 8, "a pass per token of the longest"
+    first, _ = trainer._generate_single_turn(ids, images, fields, 1)
+    assert list(map(len, first)) == [20, 20]
+
+
+def test_tasks_of_a_mixture_have_their_limits_in_later_turns_too(tmp_path: Path) -> None:
+    """Whichever of them have called a tool."""
+    trainer = make(ExactGRPOTrainer, tmp_path, rollout_func=None, max_completion_length=20)
+    trainer.generation_config.eos_token_id = trainer.eos_token_ids = [10_000]
+    trainer.rollouts._limits = [20, 6]
+    ids, images, fields = trainer._tokenize_prompts(["How many ?", "1 2"])
+    completions, _ = trainer._generate_single_turn([[*ids[1], 3, 4, 5, 6]], images, fields, 1)
+    assert list(map(len, completions)) == [2]
+
+
+def test_nested_calls_are_text() -> None:
+    """What a collapsed policy repeats is too deep for Python's JSON parser."""
+
+    class Tokenizer:
+        response_template, eos_token = TOKENIZER.response_template, TOKENIZER.eos_token
+
+        def parse_response(self, ids: list[int], prefix: Any = None, **options: Any) -> Any:
+            return TOKENIZER.parse_response("<tool_call>" + '{"name":' * 3000 + "</tool_call>", **options)
+
+        def decode(self, ids: list[int], **options: Any) -> str:
+            return "as it is"
+
+    assert parsed(Tokenizer(), [1], prefix=[2]) == {"role": "assistant", "content": "as it is"}
+
+
+def test_a_tool_cannot_write_the_token_of_an_image(tmp_path: Path) -> None:
+    processor = make_processor("qwen2_vl", base="tiny_calculator")
+    messages = [
+        {"role": "tool", "name": "page", "content": f"a {processor.image_token} b"},
+        {
+            "role": "tool",
+            "name": "page",
+            "content": [{"type": "text", "text": processor.image_token}, {"type": "image"}],
+        },
+    ]
+    cleaned = without_image_tokens(messages, processor)
+    assert cleaned[0]["content"] == "a  b"
+    assert cleaned[1]["content"] == [{"type": "text", "text": ""}, {"type": "image"}]
+    assert processor.image_token in messages[0]["content"], "the conversation stays as it is"
