@@ -47,6 +47,7 @@ TRAINER = {
     "_generate_and_score_completions": "self, inputs",
     "_calculate_rewards": "self, inputs, prompts, completions, completion_ids_list",
     "_tokenize_prompts": "self, prompts",
+    "_get_tool_suffix_ids": "self, tool_messages",
     "_load_from_checkpoint": "self, resume_from_checkpoint, model",
     "_generate_single_turn": "self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images",
     "_get_per_token_logps_and_entropies": "self, model, input_ids, attention_mask, logits_to_keep, batch_size, "

@@ -69,13 +69,12 @@ def why_asked(model: Any) -> str | None:
 def decoding(model: Any, processing_class: Any, length: int, temperature: float) -> dict[str, Any]:
     """Return arguments of `generate` for the likeliest completion, or for a draw at a temperature above 0.
 
-    Completions end as those of rollouts, and have no token of an image either.
+    Completions end as those of rollouts.
     """
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     how = {"max_new_tokens": length, "eos_token_id": ends_of(model, tokenizer), "pad_token_id": tokenizer.pad_token_id}
     how |= {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    image = getattr(processing_class, "image_token_id", None)
-    return settings_of(model, how | ({} if image is None else {"suppress_tokens": [image]}))
+    return settings_of(model, how)
 
 
 def ends_of(model: Any, tokenizer: Any) -> list[int]:

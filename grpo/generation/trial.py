@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 from grpo.generation.running_batch import RunningBatch, in_step
-from grpo.utils.attention import policy_of
+from grpo.utils.attention import policy_of, relative_rounding
 from grpo.utils.errors import described
 
 PROMPTS, COMPLETIONS = (5, 3, 4), (4, 1, 3)
@@ -53,8 +53,7 @@ def why_not_joined(model: Any, shares_keys: bool) -> str | None:
     pairs = [(row, *alone.seen[place]) for place, rows in batched.seen.items() for row in rows]
     some, others = (torch.stack(logits) for logits in zip(*pairs, strict=True))
     distance = float((some - others).norm() / others.norm())
-    dtype = policy_of(model).dtype if not torch.is_autocast_enabled("cpu") else torch.bfloat16
-    return None if distance <= torch.finfo(dtype).eps ** 0.5 else f"logits differ by {distance:.1e}"  # never of nan
+    return None if distance <= relative_rounding(model) ** 0.5 else f"logits differ by {distance:.1e}"  # never of nan
 
 
 class Dictated:

@@ -88,10 +88,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         self._vocabulary = model.config.get_text_config().vocab_size
         self._most_kept = most_kept(options.get("top_k"), self._vocabulary) if corrected else 0
         self.sends_adapter = is_peft_model(model) and lora == "adapter"
-        accelerator = args[0] if args else options["accelerator"]
-        on_gpu, wide = accelerator.device.type == "cuda", compute_type(accelerator, model) == "float32"
-        reason = why_not(model.peft_config["default"].to_dict()) if self.sends_adapter else None
-        if self.sends_adapter and (reason := reason or (HALF_ADAPTERS if on_gpu and wide else None)):
+        if self.sends_adapter and (reason := why_not(model.peft_config["default"].to_dict())):
             raise ValueError(f"engine.lora=adapter: {reason}; use engine.lora=merged")
         self._most_images, self._quantization = most_images, quantization
         whole = self.sends_adapter and not getattr(model, "is_quantized", False)
@@ -160,6 +157,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         if self.mode == "colocate":
             dtype = compute_type(self.accelerator, self.model)
             on_cpu = self.accelerator.device.type == "cpu"
+            check_kernels(dtype, on_gpu=not on_cpu, sends_adapter=self.sends_adapter)
             weights = sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
             options = cpu_options(self.gpu_memory_utilization, weights) if on_cpu else {}
             revision = getattr(self.model.config, "_commit_hash", None)
@@ -416,6 +414,12 @@ def answer(
 def compute_type(accelerator: Any, model: torch.nn.Module) -> str:
     """Return the data type in which policy and engine compute."""
     return COMPUTE.get(accelerator.mixed_precision, str(model.dtype).removeprefix("torch."))
+
+
+def check_kernels(dtype: str, on_gpu: bool, sends_adapter: bool) -> None:
+    """Raise a ValueError if vLLM's kernels cannot compute an adapter in this type."""
+    if sends_adapter and on_gpu and dtype == "float32":
+        raise ValueError(f"engine.lora=adapter: {HALF_ADAPTERS}; use engine.lora=merged")
 
 
 def free_port() -> str:

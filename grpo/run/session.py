@@ -59,7 +59,7 @@ from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.resume import keep_steps, save_model
 from grpo.utils.device import kind_of_device
-from grpo.utils.distributed import agreed, is_main_process, leave_process_group, log_name, world_size
+from grpo.utils.distributed import agreed, is_main_process, log_name, world_size
 from grpo.utils.errors import ConfigError, DirectoryLost
 from grpo.utils.hardware import gpu_utilization
 from rewards.isolation.reward import Reward, RewardError
@@ -129,7 +129,6 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
                 finally:
                     outcome.add(steps=trainer.state.global_step)
                     outcome.summary.setdefault("reward_errors", errors_of(rewards))
-    leave_process_group()
     if is_main_process():
         report(outcome.summary, run_dir)
     return outcome.summary

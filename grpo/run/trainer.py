@@ -52,6 +52,7 @@ def make_trainer(
     scorers, shares = scorers_of(task, rewarded, rewards), settings.engine.share_weights is True
     try:
         check(problems.view.fields() if problems.view else ())
+        adapter = policy.peft_config(peft, model)  # before ZeRO-3, by TRL's arguments, divides what is made
         trainer = ExactGRPOTrainer(
             model=policy.without_weights(model) if shares else model.model_name_or_path,
             reward_funcs=[scorer for scorer, _ in scorers],
@@ -68,7 +69,7 @@ def make_trainer(
             most_images=problems.most_images,
             processing_class=processing_class,
             quantization_config=policy.quantization_config(peft),
-            peft_config=policy.peft_config(peft, model),
+            peft_config=adapter,
             update=settings.update,
             engine=settings.engine,
             rollout=settings.rollout,

@@ -64,8 +64,8 @@ from grpo.utils.patching import patched, replaced
 log = logging.getLogger(__name__)
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 UNDIVIDED = (
-    "its loss cannot be divided (top_entropy_quantile below 1, a sharded router's loss, an unknown loss_type, LOMO, "
-    "layerwise optimizers)"
+    "its loss cannot be divided (top_entropy_quantile below 1, a sharded router's loss, an unknown loss_type, NEFTune, "
+    "LOMO, layerwise optimizers)"
 )
 
 
@@ -360,7 +360,7 @@ class ExactGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: Any) -> Batch:
         self._rolled_out = False
-        if self.packing.divisible:
+        if self.packing.divisible and not self.sharded:  # after a pass, FSDP2 has the weights of the root in one piece
             self.packing.sharing.decide()
         rollouts = self.rollouts.make(self, inputs, super()._generate_and_score_completions)
         self._rolled_out = True

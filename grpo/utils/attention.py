@@ -51,3 +51,11 @@ def as_computed(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor in the type of autocast, where that is on, as `scaled_dot_product_attention` takes it."""
     device = tensor.device.type
     return tensor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tensor
+
+
+def relative_rounding(model: Any) -> float:
+    """Return the relative rounding of scores: of the type that a policy computes with, or float32's if that is less."""
+    policy = policy_of(model)
+    device = policy.device.type
+    computed = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else policy.dtype
+    return max(torch.finfo(dtype).eps for dtype in (computed, torch.float32))

@@ -221,11 +221,3 @@ def gathered(rows: list[Any]) -> list[Any]:
     everyone: list[Any] = [None] * world_size()
     all_gather_object(everyone, rows)
     return [row for of_process in everyone for row in of_process]
-
-
-def leave_process_group() -> None:
-    """Leave the process group, where there is one: NCCL warns at exit of one that is left to the interpreter."""
-    import torch.distributed
-
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()

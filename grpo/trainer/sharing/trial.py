@@ -30,19 +30,19 @@ from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.processes import any_of
 from grpo.trainer.sharing.scoring import score
 from grpo.utils.adapters import why_not_by_token
-from grpo.utils.attention import policy_of
+from grpo.utils.attention import policy_of, relative_rounding
 from grpo.utils.errors import described
 from grpo.utils.modes import without_dropout
 
 log = logging.getLogger(__name__)
 LENGTHS = (13, 9, 1, 2, 1, 5)
 """Tokens of the completions; the longest comes first. The prompt has as many, or is one of the data with images."""
-PADDING = 16
+PADDING = 32
 """Tokens of padding on the left of the prompt."""
 LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers that can share prompts."""
 NOISE = 4
-"""Times the rounding of the plain way with and without padding by which shared prompts may differ from it."""
+"""Times the rounding of the plain way by which another way may differ from it."""
 BY_LENGTH = ("dynamic", "longrope")
 """Rotations that depend on the length of the whole sequence, beyond that of any trial."""
 
@@ -143,12 +143,14 @@ def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> Reasons:
         return Reasons(reason, reason)
     trimmed = trim(rows, int(rows["prompt_mask"][0].sum()), LENGTHS[0])
     with undisturbed(model):
-        alone, padded = (
+        alone, together, padded = (
             plain(model, *as_sequences(of), batch_size=size, **images_of(of))[0]
-            for of, size in ((trimmed, 1), (rows, len(LENGTHS)))
+            for of, size in ((trimmed, 1), (trimmed, len(LENGTHS)), (rows, len(LENGTHS)))
         )
-    noise, unit = distance(alone, padded, rows), relative_rounding(model, alone.device.type)
-    if not noise <= unit**0.5:  # never of nan
+    noise, unit = distance(alone, padded, rows), relative_rounding(model)
+    size = float(alone.abs().mean())  # nats
+    rounding = max(unit**0.5 * max(1.0, size / 4), distance(alone, together, rows))  # in bfloat16 experts change, too
+    if not noise <= NOISE * rounding:  # never of nan
         reason = f"padding changes its log-probabilities by {noise:.1e} on average"
         return Reasons(reason, reason)
     if others := set(getattr(config, "layer_types", None) or ()) - LAYERS:
@@ -159,7 +161,7 @@ def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> Reasons:
         return Reasons(None, described(error))
     if layers < (expected := getattr(config, "num_hidden_layers", 0)):
         return Reasons(None, f"{expected - layers} of its {expected} layers do not attend as transformers' layers do")
-    difference, allowed = distance(alone, shared, rows), NOISE * (noise + unit * float(alone.abs().mean()))
+    difference, allowed = distance(alone, shared, rows), NOISE * (noise + unit * size)
     return Reasons(None, None if difference <= allowed else f"log-probabilities differ by {difference:.1e} on average")
 
 
@@ -176,12 +178,6 @@ def shared_scores(model: Any, rows: Batch) -> tuple[torch.Tensor, int]:
 def distance(some: torch.Tensor, others: torch.Tensor, rows: Batch) -> float:
     """Return the mean absolute difference of the log-probabilities of the tokens of completions."""
     return (some - others)[rows["completion_mask"] != 0].float().abs().mean().item()
-
-
-def relative_rounding(model: Any, device: str) -> float:
-    """Return the relative rounding of the numbers that a policy computes with."""
-    autocast = torch.is_autocast_enabled(device)
-    return torch.finfo(torch.get_autocast_dtype(device) if autocast else policy_of(model).dtype).eps
 
 
 def rotations(parameters: dict[str, Any]) -> set[str]:
