@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 
+from grpo.utils.attention import policy_of
+
 EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names of the number of experts in configurations that do not call it `num_experts`."""
 
@@ -42,7 +44,7 @@ def show_to_trl(model: torch.nn.Module) -> None:
     Llama 4 calls its decoder `language_model` and has none, so that TRL would take the whole model for it. Granite's
     mixtures and Phi-3.5-MoE, among others, have another name for the number of their experts.
     """
-    base = model.get_base_model() if is_peft_model(model) else model
+    base = policy_of(model)  # the reference may be in an engine of DeepSpeed
     if base.base_model is base:
         embedding = base.get_input_embeddings()
         base.base_model_prefix = next(name for name, part in base.named_children() if embedding in part.modules())
