@@ -151,7 +151,10 @@ class ExactGRPOTrainer(GRPOTrainer):
             super().__init__(*args, **kwargs)
         self.processing_class = once_per_group(self.processing_class)
         if self.use_vllm:  # TRL counts what ends otherwise as truncated
-            self.eos_token_ids = [*self.eos_token_ids, *(self.args.generation_kwargs or {}).get("stop_token_ids", ())]
+            self.eos_token_ids = [
+                *self.eos_token_ids,
+                *((self.args.generation_kwargs or {}).get("stop_token_ids") or ()),
+            ]
         self.update = update or Update()
         self.problems = stream or self.train_dataset
         self.sharded = self.accelerator.distributed_type.value in SHARDED

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.vllm
 
 
 def test_the_demo_learns_with_vllm_and_leaves_no_process(tmp_path: Path) -> None:
-    overrides = ["train.max_steps=24", "task.eval.size=64", f"hydra.run.dir={tmp_path}/run"]
+    overrides = ["train.max_steps=16", "train.seed=1", "task.eval.size=64", f"hydra.run.dir={tmp_path}/run"]
     done, left = module("grpo.train", "generation=vllm_colocate", *overrides)
     assert done.returncode == 0, done.stderr
     assert not left
@@ -101,13 +101,13 @@ def test_an_engine_beside_a_quantized_policy_is_the_policy(tmp_path: Path) -> No
 
 
 def test_vllm_generates_with_frozen_weights_in_eight_bits(tmp_path: Path) -> None:
-    half = ["peft=lora", "model.dtype=bfloat16", "engine.quantization=fp8_per_channel"]
+    half = ["peft=lora", "model.dtype=bfloat16", "engine.quantization=fp8_per_channel", "train.seed=1"]
     done, left = module("grpo.train", *SMALL, *half, f"hydra.run.dir={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     assert not left
     assert "frozen weights of its own: vLLM packs quantized weights (engine.quantization)" in done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert 1e-4 < rows[0]["engine/logp_difference"] < rows[0]["engine/tolerance"] == 0.5
+    assert 1e-3 < rows[0]["engine/logp_difference"] < rows[0]["engine/tolerance"] == 0.5
     assert all(row["sampling/importance_sampling_ratio/mean"] != 1 for row in rows), "the correction is on"
 
 

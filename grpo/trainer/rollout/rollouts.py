@@ -235,6 +235,7 @@ class Rollouts:
             parsing = patched("trl.trainer.grpo_trainer:parse_response", parsed)
             with self.clock.of("generate", training), self.memory.of("generate"), turns, parsing:
                 found = stock(prompts)
+            self._limits, self._begun = [], {}  # an evaluation may tokenize other prompts next
         if self.degenerate and training and self._kept is None:
             self.degenerate.find(trainer, *found[:3])
         if self.filtered:

@@ -302,6 +302,15 @@ def test_tasks_of_a_mixture_have_their_limits_in_later_turns_too(tmp_path: Path)
     assert list(map(len, completions)) == [2]
 
 
+def test_limits_of_rollouts_do_not_outlive_them(tmp_path: Path) -> None:
+    """An evaluation by vLLM tokenizes prompts of its own, in another number."""
+    trainer = make(ExactGRPOTrainer, tmp_path, rollout_func=None, max_completion_length=20)
+    trainer.rollouts._limits = [20, 6]
+    trainer._generate(["How many ?", "1 2"])
+    trainer._tokenize_prompts(["1 2", "How many ?", "2"])
+    assert set(trainer.rollouts._begun.values()) == {20}
+
+
 def test_nested_calls_are_text() -> None:
     """What a collapsed policy repeats is too deep for Python's JSON parser."""
 
