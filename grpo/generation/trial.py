@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 from grpo.generation.running_batch import RunningBatch, in_step
 from grpo.utils.attention import policy_of, relative_rounding
 from grpo.utils.errors import described
+from grpo.utils.oom import is_out_of_memory
 
 PROMPTS, COMPLETIONS = (5, 3, 4), (4, 1, 3)
 """Tokens of each prompt, and of its completions."""
@@ -47,6 +48,8 @@ def why_not_joined(model: Any, shares_keys: bool) -> str | None:
             inputs = {name: given.pop(name) for name in ("input_ids", "attention_mask")}
             batch.begin(model, inputs, numbers, left, shares_keys, **given)
     except Exception as error:  # whatever a model makes of a batch that it does not know
+        if is_out_of_memory(error):  # of the device, not of the model
+            raise
         return described(error)
     if alone.seen.keys() != batched.seen.keys():
         return "its completions have other lengths"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from grpo.config.schema import ROOT
 
@@ -63,7 +64,7 @@ def test_the_metadata_are_those_of_the_project(site: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (wheel,) = distributions(path=[str(site)])
     assert (wheel.name, wheel.version) == (project["name"], project["version"])
-    assert wheel.metadata["Requires-Python"] == project["requires-python"]
+    assert SpecifierSet(wheel.metadata["Requires-Python"]) == SpecifierSet(project["requires-python"])
     assert wheel.metadata["License-Expression"] == project["license"]
     assert {Requirement(each) for each in wheel.requires or () if "extra ==" not in each} == {
         Requirement(each) for each in project["dependencies"]

@@ -33,6 +33,7 @@ from grpo.utils.adapters import why_not_by_token
 from grpo.utils.attention import policy_of, relative_rounding
 from grpo.utils.errors import described
 from grpo.utils.modes import without_dropout
+from grpo.utils.oom import is_out_of_memory
 
 log = logging.getLogger(__name__)
 LENGTHS = (13, 9, 1, 2, 1, 5)
@@ -158,6 +159,8 @@ def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> Reasons:
     try:
         shared, layers = shared_scores(model, rows)
     except Exception as error:  # whatever a model makes of a layout that it does not know
+        if is_out_of_memory(error):  # of the device, not of the model
+            raise
         return Reasons(None, described(error))
     if layers < (expected := getattr(config, "num_hidden_layers", 0)):
         return Reasons(None, f"{expected - layers} of its {expected} layers do not attend as transformers' layers do")
