@@ -71,7 +71,7 @@ def evaluate_in(output: Path, config: DictConfig) -> float:
     with quick_imports():
         from grpo.evaluation.model import evaluate_model
 
-    console, tasks = Console(file=sys.stderr), single_tasks(config.task)
+    console, tasks = Console(file=sys.stderr, markup=False), single_tasks(config.task)
     limits = {name: limit_of(name, config.task, config.train) for name in tasks}
     try:
         with output_in(output / "train.log"):
@@ -105,9 +105,9 @@ def show(result: dict[str, Any], output: Path) -> None:
         for k, estimate in result.get(name, {}).items():
             table.add_row(name.replace("k", k), with_interval(estimate["value"], estimate["interval"]))
     for kind, count in result.get("grader_errors", {}).items():
-        table.add_row("not graded", f"[red]{count} completions: {kind}[/]")
+        table.add_row("not graded", f"{count} completions: {kind}", style="red")
     table.add_row("in", os.path.relpath(output))
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def command_line(arguments: list[str]) -> list[str]:

@@ -64,7 +64,8 @@ def main() -> None:
         left = measure_all(chosen, device, 60 * options.minutes, about, file)
     except (ConfigError, RunError) as error:
         leave(error, PROGRAM)
-    Console().print(f"{file}" + (f"; not done in {options.minutes:g} minutes: {left} cases" if left else ""))
+    rest = f"; not done in {options.minutes:g} minutes: {left} cases" if left else ""
+    Console(markup=False).print(f"{file}{rest}")
 
 
 def prepared_device(wanted: str | None) -> str:
@@ -106,7 +107,7 @@ def measure_all(chosen: list[Case], device: str, seconds: float, about: dict[str
     Raises:
         RunError: the user has interrupted it; the file has the cases so far.
     """
-    console, until, rows = Console(), time.monotonic() + seconds, list[dict[str, Any]]()
+    console, until, rows = Console(markup=False), time.monotonic() + seconds, list[dict[str, Any]]()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console, transient=True) as progress:
@@ -120,7 +121,7 @@ def measure_all(chosen: list[Case], device: str, seconds: float, about: dict[str
                 write_json(file, about | {"cases": rows})
                 progress.advance(task)
                 if trace:
-                    console.print(trace, markup=False, highlight=False, soft_wrap=True)
+                    console.print(trace, highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         raise RunError(f"interrupted; {file} has the first {len(rows)} cases", status=130) from None
     console.print(as_table(rows))

@@ -14,6 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.check import check, check_shard
@@ -61,7 +62,7 @@ def job(config: DictConfig) -> None:
     if config.plan.format == "json":
         print(content)
     else:
-        show(plan, duration, Console())
+        show(plan, duration, Console(markup=False))
     if plan.problem and not sweep:
         sys.exit(1)
 
@@ -89,8 +90,8 @@ def show_many(config: DictConfig, overrides: list[str], run_dir: Path) -> None:
     if config.plan.format == "json":
         print(text)
         return
-    show_table(content, Console())
-    Console().print(f"{picture}", highlight=False, soft_wrap=True)
+    show_table(content, Console(markup=False))
+    Console(markup=False).print(f"{picture}", highlight=False, soft_wrap=True)
 
 
 def show(plan: Plan, duration: Duration | None, console: Console) -> None:
@@ -124,9 +125,9 @@ def show(plan: Plan, duration: Duration | None, console: Console) -> None:
     chosen = "  ".join(f"{key}={str(value).lower()}" for key, value in plan.settings.items())
     console.print(f"with {chosen}", highlight=False, soft_wrap=True)
     if plan.problem:
-        console.print(f"[bold red]does not fit[/]: {plan.problem}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble(("does not fit", "bold red"), f": {plan.problem}"), soft_wrap=True)
     else:
-        console.print("[bold green]fits[/]")
+        console.print("fits", style="bold green")
     unknown = "time: not estimated, as gpu.tflops and gpu.bandwidth_gb_s are not set"
     console.print(str(duration or unknown), highlight=False, soft_wrap=True)
     if plan.suggestions:
@@ -134,7 +135,7 @@ def show(plan: Plan, duration: Duration | None, console: Console) -> None:
     for suggestion in plan.suggestions:
         overrides = " ".join(suggestion["overrides"])
         effect = f"{suggestion['peak_gb']:.1f} GiB; {suggestion['effect']}"
-        console.print(f"  [bold]{overrides}[/]\n      {effect}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble((f"  {overrides}", "bold"), f"\n      {effect}"), soft_wrap=True)
 
 
 def main() -> None:

@@ -90,7 +90,7 @@ def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str
         from grpo.forecast.sampling import for_sampling, sample
         from grpo.forecast.text import show
     try:
-        result = sample(resolve(for_sampling(config), plan), folder, Console(file=sys.stderr))
+        result = sample(resolve(for_sampling(config), plan), folder, Console(file=sys.stderr, markup=False))
     except (ConfigError, RunError):
         raise
     except Exception as error:
@@ -101,7 +101,7 @@ def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str
     write_json(folder / "preflight.json", content)
     page = write_page(folder, content, result.problems, weights_of(config), config.task.eval.reward)
     if config.preflight.format == "text":
-        show(content, Console())
+        show(content, Console(markup=False))
         print(f"page: {os.path.relpath(page)}")
     return content
 

@@ -47,11 +47,11 @@ def main() -> None:
         for folder in given.folders:
             if given.text:
                 run = read_run(folder)
-                show_content(content_of(run, completions_of(run), followed(run)), Console())
+                show_content(content_of(run, completions_of(run), followed(run)), Console(markup=False))
             else:
                 print(write_report(folder))
         if len(compared) > 1 and given.text:
-            show_comparison(comparison_of(compared), Console())
+            show_comparison(comparison_of(compared), Console(markup=False))
         elif len(compared) > 1:
             print(write_comparison(compared, Path()))
     except (ConfigError, OmegaConfBaseException, OSError, ValueError) as error:

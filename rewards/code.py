@@ -10,7 +10,7 @@ from typing import Any
 
 from rewards.isolation.system import processors
 from rewards.sandbox import bubblewrap
-from rewards.sandbox.verdict import verdict
+from rewards.sandbox.verdict import Busy, verdict
 from rewards.text import text_of
 
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -27,7 +27,7 @@ def code(
 ) -> list[float | Exception]:
     """Run the last fenced block of each completion, or the whole completion without a block, and then its tests.
 
-    A row with unusable tests gets an error.
+    A row with unusable tests gets an error, and so does one that the machine was too busy for, twice.
 
     Args:
         tests: Python statements of each row, or lists of them, that raise an exception if the code is incorrect.
@@ -44,7 +44,8 @@ def code(
         return verdict(programs[row], statements[row], names[row], seconds, memory_mb, sandbox != "none")
 
     with ThreadPoolExecutor(processors()) as pool:
-        return list(pool.map(score, range(len(programs))))
+        scores = list(pool.map(score, range(len(programs))))
+    return [score(row) if isinstance(first, Busy) else first for row, first in enumerate(scores)]  # again, and alone
 
 
 def check(sandbox: str = "bubblewrap", **kwargs: Any) -> None:

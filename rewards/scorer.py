@@ -17,11 +17,10 @@ def load(
         ValueError: the model does not exist, or has more than one output.
     """
     try:
-        options = {"revision": revision, "dtype": getattr(torch, dtype), "use_safetensors": True}
-        model, found = AutoModelForSequenceClassification.from_pretrained(
-            model_name_or_path, num_labels=1, output_loading_info=True, **options
-        )
-        tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, revision=revision)
+        options = {"revision": revision, "trust_remote_code": False}
+        how = {"dtype": getattr(torch, dtype), "use_safetensors": True, "output_loading_info": True, **options}
+        model, found = AutoModelForSequenceClassification.from_pretrained(model_name_or_path, num_labels=1, **how)
+        tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, **options)
     except (OSError, RuntimeError, AttributeError) as error:
         raise ValueError(f"{model_name_or_path}: {' '.join(str(error).split())}") from error
     if missing := sorted(found["missing_keys"]):

@@ -9,15 +9,37 @@ import torch
 from peft import LoraConfig
 from peft.tuners import tuners_utils
 from torch.nn import Linear
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from grpo.model.vision import takes_images
+from grpo.utils.errors import ConfigError
+
+OWN_CODE = "it needs Python code of its own, which never runs here; use a model of an architecture of transformers"
+
+
+def config_of(name: str, revision: str | None) -> PretrainedConfig:
+    """Return the configuration of a model.
+
+    Raises:
+        ConfigError: there is none, or it names Python code.
+    """
+    try:
+        return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{name}: {OWN_CODE if 'custom code' in reason else reason}") from error
 
 
 @functools.cache
 def architecture_of(name: str, revision: str) -> PreTrainedModel:
-    """Return a model without its weights."""
-    config = AutoConfig.from_pretrained(name, revision=revision)
+    """Return a model without its weights; ConfigError if its architecture is unknown."""
+    config = config_of(name, revision)
     auto = AutoModelForImageTextToText if takes_images(config) else AutoModelForCausalLM
     with torch.device("meta"):
         return auto.from_config(config)

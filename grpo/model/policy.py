@@ -20,7 +20,6 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from omegaconf import DictConfig, OmegaConf
 from peft import LoraConfig, PeftModel
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoProcessor,
@@ -31,7 +30,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from grpo.model.adapted import architecture_of, pattern_of, unfit
+from grpo.model.adapted import OWN_CODE, architecture_of, config_of, pattern_of, unfit
 from grpo.model.vision import parts, takes_images
 from grpo.utils.atomic import atomic
 from grpo.utils.device import kind_of_device
@@ -81,8 +80,8 @@ def from_gguf(file: Path) -> Path:
         return folder
     try:
         how = {"gguf_file": file.name, "dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
-        model = AutoModelForCausalLM.from_pretrained(file.parent, **how)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        model = AutoModelForCausalLM.from_pretrained(file.parent, trust_remote_code=False, **how)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     except (ImportError, OSError, ValueError) as error:
         raise ConfigError(f"model.gguf_file={file.name}: {' '.join(str(error).split())}") from error
     # which token ends a text is right in the model's configuration, and not always in the tokenizer's
@@ -100,6 +99,7 @@ def model_init_kwargs(model: DictConfig) -> dict[str, Any]:
         "dtype": model.dtype,
         "attn_implementation": model.attn_implementation,
         "use_safetensors": True,
+        "trust_remote_code": False,
     }
 
 
@@ -109,7 +109,7 @@ def without_weights(model: DictConfig) -> PreTrainedModel:
     The engine's weights replace them (`grpo.generation.shared_weights`). Buffers have their values.
     """
     name, revision = model.model_name_or_path, model.model_revision
-    architecture = AutoConfig.from_pretrained(name, revision=revision)
+    architecture = config_of(name, revision)
     how = {"dtype": getattr(torch, model.dtype), "attn_implementation": model.attn_implementation}
     with init_empty_weights(include_buffers=False):
         policy = AutoModelForCausalLM.from_config(architecture, **how)
@@ -139,14 +139,16 @@ def load_processing_class(model: DictConfig, name: str | None = None, template: 
     name = name or model.model_name_or_path
     revision = model.model_revision if name == model.model_name_or_path else None
     try:
-        sides = {"truncation_side": "left", "padding_side": "left"}
-        processing_class = AutoProcessor.from_pretrained(name, revision=revision, **sides)
+        how = {"truncation_side": "left", "padding_side": "left", "trust_remote_code": False}
+        processing_class = AutoProcessor.from_pretrained(name, revision=revision, **how)
     except (OSError, ValueError, ImportError) as error:
         reason = " ".join(str(error).split())
         if isinstance(error, ImportError) and "torchvision" in reason.casefold():
             reason = "its processor needs torchvision: pip install -c constraints.txt -e '.[images]'"
         if "preprocessor_config.json" in reason:
             reason = "the model takes images, and its processor is missing (preprocessor_config.json)"
+        if "custom code" in reason:
+            reason = OWN_CODE
         raise ConfigError(f"{name}: {reason}") from error
     if template:
         processing_class.apply_chat_template = partial(processing_class.apply_chat_template, **template)
@@ -186,11 +188,12 @@ def load(
     revision = config.model_revision if base == config.model_name_or_path else "main"
     download(base, revision)
     transformers.utils.logging.disable_progress_bar()
-    how = {"revision": revision, "attn_implementation": config.attn_implementation, "use_safetensors": True}
+    how = {"attn_implementation": config.attn_implementation, "use_safetensors": True, "trust_remote_code": False}
+    architecture = config_of(base, revision)
     try:
-        architecture = AutoConfig.from_pretrained(base, revision=revision)
         auto = AutoModelForImageTextToText if takes_images(architecture) else AutoModelForCausalLM
-        model = auto.from_pretrained(base, dtype=dtype or config.dtype, quantization_config=quantization, **how)
+        dtype = dtype or config.dtype
+        model = auto.from_pretrained(base, revision=revision, dtype=dtype, quantization_config=quantization, **how)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{base}: {' '.join(str(error).split())}") from error
     processing_class = load_processing_class(config, str(name), template)

@@ -72,7 +72,7 @@ def longest_completions(overrides: Sequence[str]) -> dict[str, Any]:
     machine = planner.machine = machine_for(config)
     chosen = methods(config)
     rows: dict[str, dict[str, int | None]] = {}
-    for method, change in track(chosen.items(), "planning", console=Console(stderr=True), transient=True):
+    for method, change in track(chosen.items(), "planning", console=Console(stderr=True, markup=False), transient=True):
         rows[method] = {name: longest(planner, {**change, **engine}) for name, engine in GENERATION.items()}
     if not any(any(length is not None for length in row.values()) for row in rows.values()):
         raise ConfigError("plan.longest: nothing can be planned with this command line; try it without plan.longest")

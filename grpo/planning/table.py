@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from grpo.planning.advice import Planner
 from grpo.planning.fit import AT_ONCE, HEADROOM
@@ -57,7 +58,7 @@ def plan_cells(overrides: Sequence[str]) -> dict[str, Any]:
     machine = planner.machine = machine_for(planner.config({}))
     models = family_of(Planner(overrides).config({}).model)
     cells: list[Cell] = []
-    for model in track(models, "planning", console=Console(stderr=True), transient=True):
+    for model in track(models, "planning", console=Console(stderr=True, markup=False), transient=True):
         for method, change in METHODS.items():
             cells += plan_cell(planner, model, method, {**change, **ALIKE, "model": model})
     if not cells:
@@ -103,7 +104,7 @@ def as_text(content: dict[str, Any]) -> Table:
             table.add_section()
         name = "" if cell["model"] == model else cell["model"]
         model = cell["model"]
-        peak = f"{cell['peak_gb']:.1f}" if cell["fits"] else f"[red]{cell['peak_gb']:.1f}[/]"
+        peak = Text(f"{cell['peak_gb']:.1f}", "" if cell["fits"] else "red")
         table.add_row(name, cell["method"], peak, str(cell["completions_at_once"] or ""))
     return table
 

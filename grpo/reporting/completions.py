@@ -158,9 +158,17 @@ def said(completion: Any) -> dict[str, Any]:
             turns.append({"who": "tool" if message["role"] == "tool" else "policy", "text": shortened(text)})
         for call in message.get("tool_calls") or ():
             function = call["function"]
-            arguments = ", ".join(f"{name}={value!r}" for name, value in json.loads(function["arguments"]).items())
-            turns.append({"who": "call", "text": shortened(f"{function['name']}({arguments})")})
+            turns.append({"who": "call", "text": shortened(f"{function['name']}({listed(function['arguments'])})")})
     return {"turns": turns}
+
+
+def listed(arguments: str) -> str:
+    """Return the arguments of a call as Python writes them; those that are no JSON object as they are."""
+    try:
+        given = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return ", ".join(f"{name}={value!r}" for name, value in given.items()) if isinstance(given, dict) else arguments
 
 
 def number(value: float | None) -> float | None:

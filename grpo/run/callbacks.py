@@ -84,7 +84,7 @@ class MismatchWarning(TrainerCallback):
             text = f"{what} nats per token; likely causes: {'; '.join(mismatch_causes(self.train))}"
             log.warning("%s", text)
             if state.is_world_process_zero:
-                self.console.print(f"[yellow]{text}[/]", highlight=False, soft_wrap=True)
+                self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
 
 
 class StopOnSignal(TrainerCallback):
@@ -167,7 +167,7 @@ class DiskGuard(TrainerCallback):
             needs = f"a checkpoint needs {self.checkpoint_bytes / GB:.3g} GiB and {free / GB:.3g} GiB are free"
             text = f"step {state.global_step}: {needs} for {name}: make room before the next"
             log.warning("%s", text)
-            self.console.print(f"[yellow]{text}[/]", highlight=False, soft_wrap=True)
+            self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
             self.checkpoint_bytes = None
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -78,7 +78,7 @@ class Monitor(TrainerCallback):
                 f"in {self.folder / 'stacks.txt'}"
             )
             log.warning("%s", text)
-            self.console.print(f"[yellow]{text}[/]", highlight=False, soft_wrap=True)
+            self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
 
     def on_log(
         self,

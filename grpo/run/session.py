@@ -80,7 +80,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
         ConfigError: the input was wrong; nothing has been trained.
         RunError: the run broke; the log has the traceback.
     """
-    console = Console(file=sys.stderr, quiet=not is_main_process())
+    console = Console(file=sys.stderr, quiet=not is_main_process(), markup=False)
     memory = MemoryReadings(on_gpu=kind_of_device() != "cpu" and not settings.train.use_cpu)
     is_new, page = not has_been_run(name_of(settings.task), run_dir), LivePage(run_dir)
     with ends_when_stuck(run_dir, page), StopOnSignal() as stop, Outcome(run_dir, plan, memory, page) as outcome:
@@ -153,7 +153,7 @@ class OnConsole(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a warning above the progress."""
-        self.console.print(record.getMessage(), highlight=False, soft_wrap=True, markup=False)
+        self.console.print(record.getMessage(), highlight=False, soft_wrap=True)
 
 
 def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path | None:

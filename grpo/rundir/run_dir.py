@@ -1,5 +1,6 @@
 """Reading the directory of a run, for its page and for the table of its sweep."""
 
+import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from grpo.utils.errors import ConfigError
 
 PEAKS = ("memory/peak_reserved_gb", "memory/host_gb")
 """Keys of the peak memory in `summary.json`: of the GPU, or of the host for a run without a GPU."""
+READS = re.compile(r"\boc\.|\$\{[^:}]*\$\{")
+"""Interpolations by a function of OmegaConf's, or by one whose name is interpolated."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,7 @@ def read_run(folder: Path) -> Run:
     register()
     resolved, hydra = folder / RESOLVED_CONFIG, folder / ".hydra" / "hydra.yaml"
     typed = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text())
-    config = OmegaConf.load(resolved if resolved.is_file() else file)
-    assert isinstance(config, DictConfig)
+    config = OmegaConf.create(literal(yaml.safe_load((resolved if resolved.is_file() else file).read_text())))
     return Run(
         folder=folder,
         config=config,
@@ -132,6 +134,18 @@ def read_run(folder: Path) -> Run:
         plan=read_json(folder / "plan.json"),
         metrics=read_lines(folder / "metrics.jsonl"),
     )
+
+
+def literal(value: Any) -> Any:
+    """Return a stored configuration in which references that read the environment or others' text are text.
+
+    Secrets are stored as such references, and a reader's environment is none of the run's.
+    """
+    if isinstance(value, dict):
+        return {name: literal(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [literal(inner) for inner in value]
+    return re.sub(r"\\*\$\{", r"\\${", value) if isinstance(value, str) and READS.search(value) else value
 
 
 def config_flags(hydra: Any) -> list[str]:

@@ -36,7 +36,7 @@ def report(summary: dict[str, Any], run_dir: Path) -> None:
         table.add_row("held out", f"{evaluation['before']['samples']} problems, answered greedily")
     for name, kinds in summary.get("reward_errors", {}).items():
         counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-        table.add_row(f"reward.{name}", f"[red]skipped: {counts}[/]")
+        table.add_row(f"reward.{name}", f"skipped: {counts}", style="red")
     for row in memory_rows(summary):
         table.add_row(*row)
     table.add_row("time", f"{summary['wall_time_s']:.0f} s, {summary.get('steps', 0)} steps")
@@ -44,7 +44,7 @@ def report(summary: dict[str, Any], run_dir: Path) -> None:
     for name in FILES:
         if (run_dir / name).exists():
             table.add_row("", name)
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def with_interval(value: float, interval: Sequence[float]) -> str:

@@ -16,7 +16,6 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from grpo.cli import leave
 from grpo.config.batch import node_range
@@ -212,9 +211,9 @@ def print_sweep(sweep: Sweep) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for run in sweep.runs:
         cells = [cell(run) for cell in COLUMNS.values()]
-        values = [Text(sweep.value(run, key)) for key in sweep.varied]  # brackets in them are no markup
+        values = [sweep.value(run, key) for key in sweep.varied]
         table.add_row(sweep.name(run), *values, run.status, *cells)
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def note_if_killed(job_dir: Path) -> None:

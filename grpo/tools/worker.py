@@ -17,7 +17,7 @@ from multiprocessing.reduction import recv_handle
 from types import SimpleNamespace
 from typing import Any
 
-from rewards.isolation.call import awaited, plain
+from rewards.isolation.call import awaited, in_this_process, plain, valid_text
 from rewards.isolation.loader import load, what_and_where
 from rewards.isolation.supervisor import reap, supervise
 from rewards.isolation.worker import serve
@@ -131,13 +131,14 @@ def serve_instance(connection: Connection, make: Callable[[], Any]) -> None:
     def answer(run: Callable[..., Any], name: str | None, arguments: dict[str, Any]) -> tuple[Any, str, str]:
         nonlocal instance
         try:
-            instance = make() if instance is None else instance
-            if name is None:
-                return plain({key: one for key, one in vars(instance).items() if not key.startswith("_")}), "", ""
-            result = awaited(getattr(instance, name)(**arguments), run)
+            with in_this_process():
+                instance = make() if instance is None else instance
+                if name is None:
+                    return plain({key: one for key, one in vars(instance).items() if not key.startswith("_")}), "", ""
+                result = awaited(getattr(instance, name)(**arguments), run)
             return plain(result) if name == "get_reward" else as_text(result), "", ""
         except BaseException as error:  # SystemExit too
-            where = what_and_where(error)
+            where = valid_text(what_and_where(error))
             return None, PLACE.sub("", where)[:LONGEST], where
 
     serve(connection, answer)
@@ -145,8 +146,10 @@ def serve_instance(connection: Connection, make: Callable[[], Any]) -> None:
 
 def as_text(result: Any) -> str | None:
     """Return a tool's result as text for the model; None for a `reset` without text."""
-    text = result if isinstance(result, str) or result is None else str(result)
-    return text if text is None or len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    if result is None:
+        return None
+    text = valid_text(str(result))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 import datetime
 import inspect
 import math
+import os
+import sys
 import traceback
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from numbers import Real
@@ -18,6 +20,10 @@ FLOAT32 = 3.4028234663852886e38
 """The largest number of the type that rewards are summed in (IEEE 754)."""
 
 PLAIN = (bool, int, float, str, bytes, Decimal, datetime.datetime, datetime.date, datetime.time, datetime.timedelta)
+
+
+DEEPEST = 100
+"""Levels of nested lists and dictionaries; Python's own readers and writers end somewhere below a thousand."""
 
 
 @dataclass
@@ -62,7 +68,8 @@ def call(function: Callable[..., Any], arguments: dict[str, Any], run: Callable[
     """Call a reward function with TRL's arguments, awaiting it with `run` if it is async, and check its result."""
     outcome = Outcome()
     try:
-        returned = awaited(function(**arguments, log_extra=outcome.log_extra, log_metric=outcome.log_metric), run)
+        with in_this_process():
+            returned = awaited(function(**arguments, log_extra=outcome.log_extra, log_metric=outcome.log_metric), run)
         returned = returned.tolist() if hasattr(returned, "tolist") else returned
         count = len(arguments["completions"])
         if not isinstance(returned, list | tuple):
@@ -88,16 +95,51 @@ def fault_of(error: BaseException) -> Fault:
     return Fault(type(error).__name__, what_and_where(error), "".join(traceback.format_exception(error)))
 
 
-def plain(value: Any) -> Any:
-    """Return a value that another process can load; None for an object of a class that only this process knows."""
+def plain(value: Any, depth: int = DEEPEST) -> Any:
+    """Return a value that another process, a table and a page can hold: of plain types, with valid text.
+
+    None for an object of a class that only this process knows.
+
+    Raises:
+        RecursionError: lists and dictionaries are nested more deeply than this.
+    """
+    if depth == 0:
+        raise RecursionError(f"lists and dictionaries are nested more than {DEEPEST} deep")
     if hasattr(value, "tolist"):  # NumPy's and PyTorch's numbers and arrays
         with suppress(Exception):
             value = value.tolist()
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [plain(item, depth - 1) for item in value]
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {valid_text(str(key)): plain(item, depth - 1) for key, item in value.items()}
+    if type(value) is str:
+        return valid_text(value)
     return value if type(value) in PLAIN else None
+
+
+def valid_text(text: str) -> str:
+    """Return a text as valid Unicode: half of a UTF-16 pair is replaced, and two halves are joined."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+@contextmanager
+def in_this_process() -> Iterator[None]:
+    """Context that a process forked inside does not leave: it ends there, with the status of its `sys.exit`."""
+    own, status = os.getpid(), 1
+    try:
+        yield
+        status = 0
+    except BaseException as error:
+        if os.getpid() == own:
+            raise
+        if isinstance(error, SystemExit):
+            status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        else:
+            traceback.print_exception(error)
+    finally:
+        if os.getpid() != own:
+            sys.stdout.flush()
+            os._exit(status & 0xFF)
 
 
 def awaited(value: Any, run: Callable[..., Any]) -> Any:

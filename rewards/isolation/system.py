@@ -1,11 +1,14 @@
 """What Linux has for processes and macOS lacks, each with what comes closest to it there."""
 
+import contextlib
 import ctypes
+import math
 import os
 import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Options of prctl(2): a signal when the parent has died, and to become the parent of orphaned descendants."""
@@ -69,4 +72,30 @@ def is_zombie(process: int) -> bool:
 def processors() -> int:
     """Return the number of processors for this process, one of those that a launcher has started on this machine."""
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, there // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, int(min(there, quota())) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def quota(root: Path = Path("/")) -> float:
+    """Return the processors that a container may use of the machine's; without a quota, infinity.
+
+    The kernel enforces the smallest quota on the way from the process's control group to the root (cgroups(7)).
+    """
+    number = math.inf
+    with contextlib.suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, place = line.split(":", 2)
+            mount = root / "sys/fs/cgroup" / ("cpu" if "cpu" in controllers.split(",") else "")
+            for folder in (mount / place.lstrip("/"), *(mount / place.lstrip("/")).parents):
+                if folder.is_relative_to(mount):
+                    number = min(number, quota_of(folder))
+    return number
+
+
+def quota_of(folder: Path) -> float:
+    """Return the processors that a control group may use, of version 2 or 1; without a quota, infinity."""
+    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        files = [folder / name for name in names]
+        if all(file.is_file() for file in files):
+            used, period = " ".join(file.read_text() for file in files).split()
+            return int(used) / int(period) if used not in ("max", "-1") else math.inf
+    return math.inf

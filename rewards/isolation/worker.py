@@ -10,7 +10,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rewards.isolation.call import call
+from rewards.isolation.call import call, in_this_process
 from rewards.isolation.loader import bind, load, needs
 from rewards.isolation.supervisor import supervise
 
@@ -22,8 +22,9 @@ def main() -> None:
     connection = Connection(line)
     fn, name, kwargs = connection.recv()
     try:
-        unbound = load(fn, f"reward.{name}.fn={fn}")
-        function = bind(unbound, name, kwargs)
+        with in_this_process():
+            unbound = load(fn, f"reward.{name}.fn={fn}")
+            function = bind(unbound, name, kwargs)
     except ValueError as error:
         connection.send((str(error), []))
         return

@@ -10,6 +10,8 @@ from trl.chat_template_utils import parse_response
 
 from grpo.trainer.rollout.episodes import BY_TRL
 
+DEEPEST = 100
+"""Levels of nested arguments of a call; Python's own readers and writers end somewhere below a thousand."""
 Message = dict[str, Any]
 Counts = Callable[[], tuple[Counter[str], Counter[str]]]
 """Returns calls and errors of this process so far, by tool."""
@@ -57,14 +59,29 @@ def loggable(message: Message) -> Message:
     for call in message["tool_calls"]:
         function = call.get("function") or call
         given = function.get("arguments")
-        text = given if isinstance(given, str) else json.dumps(given if isinstance(given, dict) else {"": given})
-        calls.append({"type": "function", "function": {"name": str(function.get("name")), "arguments": text}})
+        text = json.dumps(given if isinstance(given, dict) else {"": given})
+        calls.append({"type": "function", "function": {"name": function.get("name"), "arguments": text}})
     return {**message, "tool_calls": calls}
 
 
 def parsed(tokenizer: Any, ids: list[int], **options: Any) -> Message:
-    """Return a completion as TRL parses it; nested too deeply for Python's parser, it is text, as others are."""
+    """Return a completion as TRL parses it, with valid text; one that is nested too deeply is text, as others are."""
     try:
-        return parse_response(tokenizer, ids, **options)
+        return valid(parse_response(tokenizer, ids, **options))
     except RecursionError:
         return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
+
+
+def valid(value: Any, depth: int = DEEPEST) -> Any:
+    """Return JSON whose texts are valid Unicode: half of a UTF-16 pair is replaced.
+
+    Raises:
+        RecursionError: it is nested more deeply than this.
+    """
+    if depth == 0:
+        raise RecursionError
+    if isinstance(value, dict):
+        return {valid(key, depth - 1): valid(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [valid(item, depth - 1) for item in value]
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else value

@@ -8,11 +8,13 @@ from typing import Any
 
 import pandas
 import pytest
+import yaml
 from hydra import compose
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from grpo.config.schema import ROOT
 from grpo.reporting.charts import accuracy_by_value, bars
 from grpo.reporting.completions import MAX_LENGTH, MAX_SIZE, as_data, said, sample, shortened
 from grpo.reporting.curves import MAX_POINTS, thinned
@@ -313,6 +315,28 @@ def test_tokens_per_second_count_steps_that_are_not_logged(composed, tmp_path):
     assert read_run(folder).tokens_per_second == 200
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "${oc.env:VICTIM}",
+        "a ${ oc.env:VICTIM,none} b",
+        "${oc.${reader}:VICTIM}",
+        "${${whole}:VICTIM}",
+        "${oc.decode:${part}}",
+    ],
+)
+def test_the_reader_of_a_run_does_not_resolve_its_environment(value, composed, tmp_path, monkeypatch):
+    """A secret is stored as a reference, and a run of somebody else may refer to whatever it likes."""
+    monkeypatch.setenv("VICTIM", "of-the-reader")
+    folder = write_run(tmp_path / "run", **RUN)
+    for name in ("resolved_config.yaml", ".hydra/config.yaml"):
+        content = OmegaConf.to_container(OmegaConf.load(folder / ".hydra" / "config.yaml"))
+        content |= {"reader": "env", "whole": "oc.env", "part": "\\${oc.env:VICTIM}"}
+        content["task"]["dataset"] |= {"path": value, "token": value}
+        (folder / name).write_text(yaml.safe_dump(content))
+        assert "of-the-reader" not in page_of(folder)
+
+
 def test_a_value_with_dollars_and_brackets_is_shown_as_it_is(composed, tmp_path, capsys):
     for number, prompt in enumerate([r"'{question} $\boxed{}$ [/x]'", "'{question}'"]):
         write_run(tmp_path / str(number), typed=(f"task.prompt={prompt}",), **RUN)
@@ -334,6 +358,13 @@ def test_a_run_configuration_with_a_library_option_is_read(composed, tmp_path):
     config = compose("config", ["peft=qlora"])
     (folder / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(config))
     assert "LoRA, r=" in page_of(folder)
+
+
+def test_no_console_takes_text_for_markup():
+    """Prompts, names of models and values of the configuration may have brackets such as `[/INST]`."""
+    for file in [*(ROOT / "grpo").rglob("*.py"), *(ROOT / "rewards").rglob("*.py")]:
+        for line_of_code in file.read_text().splitlines():
+            assert not re.search(r"\bConsole\((?!console\))", line_of_code) or "markup=False" in line_of_code, file
 
 
 def test_the_page_shows_engine_verdicts_of_a_run_they_ended(composed, tmp_path):

@@ -59,6 +59,23 @@ def where() -> int:
     """Return the process."""
     return os.getpid()
 
+def half(fails: bool = False) -> str:
+    """Return half of a UTF-16 pair.
+
+    Args:
+        fails: Whether it is in the text of an exception
+    """
+    if fails:
+        raise ValueError("7 \\ud800")
+    return "7 \\ud800"
+
+def forks() -> str:
+    """Fork, and return the status of the child."""
+    child = os.fork()
+    if child == 0:
+        raise SystemExit(3)
+    return str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
 def repeats(count: int) -> str:
     """Repeat.
 
@@ -132,7 +149,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def source(file: Path) -> Iterator[Source]:
-    names = ("add", "later", "hangs", "dies", "where", "repeats")
+    names = ("add", "later", "hangs", "dies", "where", "repeats", "half", "forks")
     source = Source([f"{file}:{name}" for name in names], is_environment=False, timeout=1.0)
     yield source
     source.close()
@@ -179,6 +196,16 @@ def test_a_tool_that_fails_says_so_and_the_next_call_works(
 
 def test_a_result_without_end_is_cut(tools: dict[str, Callable[..., Any]]) -> None:
     assert len(tools["repeats"](count=10_000_000)) == 100_001
+
+
+def test_the_text_of_a_tool_is_valid_unicode(tools: dict[str, Callable[..., Any]]) -> None:
+    assert tools["half"]() == "7 \ufffd"
+    with pytest.raises(ToolError, match="7 \ufffd"):
+        tools["half"](fails=True)
+
+
+def test_a_child_that_a_tool_forks_ends_where_it_exits(tools: dict[str, Callable[..., Any]]) -> None:
+    assert tools["forks"]() == "3"
 
 
 def test_each_environment_has_a_state_and_a_process_of_its_own(file: Path) -> None:

@@ -1,5 +1,6 @@
 """No signal goes to a number that another process may have got by then."""
 
+import math
 import os
 import signal
 import subprocess
@@ -12,7 +13,8 @@ import pytest
 
 from rewards.isolation.process import end_process, has_ended
 from rewards.isolation.reward import Reward
-from rewards.sandbox.verdict import verdict
+from rewards.isolation.system import quota
+from rewards.sandbox.verdict import verdict, was_starved
 
 
 @pytest.fixture
@@ -106,3 +108,44 @@ def test_windows_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(ValueError, match="need Linux or macOS, and this is Windows: use WSL2"):
         Reward("rewards.brevity.brevity", "brevity")
+
+
+@pytest.mark.parametrize(
+    ("code", "used", "starved"),
+    [
+        ("while True: pass", 0.0, True),
+        ("while True: pass", 60.0, False),
+        ("import time; time.sleep(60)", 0.0, False),
+        ("import os; os.kill(os.getpid(), 19)", 0.0, False),
+    ],
+)
+def test_only_what_would_run_is_starved(code: str, used: float, starved: bool) -> None:
+    """A program that sleeps or stops itself is too slow; one that gets no processor is not."""
+    process = started(code)
+    time.sleep(0.3)
+    assert was_starved(process, f"late {used} 1", 100.0) == starved
+    end_process(process)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "processors"),
+    [
+        ("0::/", {"cpu.max": "100000 100000"}, 1),
+        ("0::/a/b", {"cpu.max": "max 100000", "a/cpu.max": "150000 100000", "a/b/cpu.max": "400000 100000"}, 1.5),
+        ("0::/a", {"a/cpu.max": "max 100000"}, math.inf),
+        ("4:cpu,cpuacct:/\n0::/", {"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.5),
+        ("4:cpu:/docker/1", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, math.inf),
+        (None, {}, math.inf),
+    ],
+)
+def test_a_container_has_the_processors_of_its_quota(
+    cgroup: str | None, files: dict[str, str], processors: float, tmp_path: Path
+) -> None:
+    for name, text in {
+        "proc/self/cgroup": cgroup,
+        **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
+    }.items():
+        if text is not None:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+    assert quota(tmp_path) == processors

@@ -43,6 +43,16 @@ def reward(completions, **columns):
                         "error": ValueError("bad row")}.get(text, 1.0))
     return rewards
 
+def forks(completions, way="exits"):
+    child = os.fork()
+    if child == 0 and way == "exits":
+        sys.exit(3)
+    if child == 0 and way == "raises":
+        raise ValueError("of the child")
+    if child == 0:
+        return [9.0] * len(completions)
+    return [float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))] * len(completions)
+
 def mapping(completions):
     return {row: 1.0 for row in range(len(completions))}
 
@@ -164,6 +174,14 @@ def test_none_skips_a_completion_and_is_no_error(mine: Reward) -> None:
     assert mine.score(completions=["none", "a", "numpy", "true"]) == [None, 1, 0.5, 1]
     assert mine.errors.total() == before
     assert mine.faulted == []
+
+
+@pytest.mark.parametrize(("way", "status"), [("exits", 3), ("raises", 1), ("returns", 0)])
+def test_a_child_that_a_reward_forks_answers_no_call(file: Path, way: str, status: int) -> None:
+    reward = Reward(f"{file}:forks", "forks", kwargs={"way": way}, timeout=9)
+    assert reward.score(completions=["a", "b"]) == [status] * 2
+    assert reward.score(completions=["a"]) == [status]
+    reward.close()
 
 
 def test_arrays_are_rewards_too(file: Path) -> None:

@@ -99,7 +99,14 @@ ATTACKS = {
     "is a thread bomb": attempt(
         "import threading, time\nfor _ in range(10_000):\n    threading.Thread(target=time.sleep, args=(60,)).start()"
     ),
+    "is a bomb of threads with small stacks": attempt(
+        "import threading, time\nthreading.stack_size(32_768)\n"
+        "for _ in range(4000):\n    threading.Thread(target=time.sleep, args=(60,)).start()"
+    ),
     # disk, memory, kernel
+    "fills the memory of the system with empty files": attempt(
+        "for number in range(100_000):\n    open(f'/tmp/{number:0200}', 'w').close()"
+    ),
     "writes a large file": attempt("open('large', 'wb').write(b'x' * 10**8)"),
     "writes to the file system": attempt("open('/file', 'w')"),
     "changes the sandbox": attempt("open('/sandbox/wire.py', 'a').write('x')"),

@@ -15,16 +15,18 @@ from pandas import read_parquet
 from rich.console import Console
 from transformers import AutoTokenizer
 from trl import GRPOTrainer, prepare_multimodal_messages
+from trl.trainer.utils import print_prompt_completions_sample
 
 from grpo.builtin.tasks.calculator import calculator
 from grpo.config.options import Rollout
 from grpo.config.schema import ROOT
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.evaluation.loop import Decoding, Evaluation
+from grpo.reporting.completions import said
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout.episodes import answers
 from grpo.trainer.rollout.image_tokens import without_image_tokens
-from grpo.trainer.rollout.tool_calls import parsed
+from grpo.trainer.rollout.tool_calls import loggable, parsed, valid
 from rewards.isolation.reward import Reward
 from tests.stock_trl import (
     KL_FOUR_SLICES,
@@ -311,14 +313,29 @@ def test_limits_of_rollouts_do_not_outlive_them(tmp_path: Path) -> None:
     assert set(trainer.rollouts._begun.values()) == {20}
 
 
-def test_nested_calls_are_text() -> None:
-    """What a collapsed policy repeats is too deep for Python's JSON parser."""
+@pytest.mark.parametrize("arguments", ["1 + 2", '"1 + 2"', "[1, 2]", "", "{", 7, None, [1], {"a": "\ud800"}])
+def test_odd_arguments_of_a_call_are_logged_and_shown(arguments: Any) -> None:
+    call = {"type": "function", "function": {"name": "calculator", "arguments": arguments}}
+    messages = [valid({"role": "assistant", "content": "", "tool_calls": [call]})]
+    logged = [loggable(message) for message in messages]
+    print_prompt_completions_sample(["a"], [logged], {}, None, 1)
+    shown = said([*logged, {"role": "tool", "name": "calculator", "content": "an error"}])["turns"]
+    assert [turn["text"].startswith("calculator(") for turn in shown] == [True, False]
+
+
+@pytest.mark.parametrize("depth", [120, 3000])
+def test_nested_calls_are_text(depth: int) -> None:
+    """What a collapsed policy repeats is too deep for Python's JSON parser, or for what copies and writes it."""
+
+    def written(depth: int) -> str:
+        arguments = "[" * depth + "]" * depth
+        return f'<tool_call>{{"name": "calculator", "arguments": {{"expression": {arguments}}}}}</tool_call>'
 
     class Tokenizer:
         response_template, eos_token = TOKENIZER.response_template, TOKENIZER.eos_token
 
         def parse_response(self, ids: list[int], prefix: Any = None, **options: Any) -> Any:
-            return TOKENIZER.parse_response("<tool_call>" + '{"name":' * 3000 + "</tool_call>", **options)
+            return TOKENIZER.parse_response(written(depth), **options)
 
         def decode(self, ids: list[int], **options: Any) -> str:
             return "as it is"
