@@ -2,8 +2,10 @@
 
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from grpo.rundir.files import read_json, write_json
 from grpo.rundir.resume import how_to_continue
 from grpo.utils.distributed import BY_US, LOST, LOST_STATUS, address_towards
 from grpo.utils.errors import RunError
+from rewards.isolation.system import processors
 
 SAME_COMMAND = "start the same command on each of them, with an address that all can reach"
 
@@ -45,20 +48,26 @@ def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
     os.environ[BY_US] = str(run_dir)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # gloo would find the dead processes' addresses in it
     options, own = config.launch, [f"hydra.run.dir='{run_dir}'", "hydra.output_subdir=null"]
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // options.processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors() // options.processes)))
     (host, port), first, summary = meeting_point(config), is_first(config), run_dir / "summary.json"
     least, most = node_range(config)
     if first:
         write_json(summary, {"status": "running", "reason": None})
+    several, store = has_several(config), Path(tempfile.mkdtemp()) / "store"  # one machine's is a file, not a server
     how = LaunchConfig(
         min_nodes=least,
         max_nodes=most,
         nproc_per_node=options.processes,
         run_id=run_dir.name,
         rdzv_backend="c10d",
-        rdzv_endpoint=f"{host}:{port}",
+        rdzv_endpoint=f"{host}:{port}" if several else str(store),
         local_addr=host if first else address_towards(host),
-        rdzv_configs={"is_host": first, "join_timeout": options.timeout, "read_timeout": options.timeout},
+        rdzv_configs={
+            "store_type": "tcp" if several else "file",
+            "is_host": first,
+            "join_timeout": options.timeout,
+            "read_timeout": options.timeout,
+        },
         max_restarts=options.max_restarts,
         monitor_interval=0.5,
         shutdown_timeout=options.timeout,
@@ -68,6 +77,8 @@ def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
             elastic_launch(how, sys.executable)("-m", program, *sys.argv[1:], *own)
     except (ChildFailedError, SignalException, RendezvousError, DistError) as error:
         raise reported(error, config, summary) from error
+    finally:
+        shutil.rmtree(store.parent)
     return read_json(summary)
 
 

@@ -33,7 +33,7 @@ def has_several(config: DictConfig) -> bool:
 
 
 def meeting_point(config: DictConfig) -> tuple[str, int]:
-    """Return host and port of the first machine, alone any free port; ConfigError if missing or malformed."""
+    """Return host and port of the first machine, 0 for a machine alone; ConfigError if missing or malformed."""
     nodes, rendezvous = config.launch.nodes, config.launch.rendezvous
     if not has_several(config):
         return "127.0.0.1", 0
