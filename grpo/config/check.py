@@ -29,6 +29,7 @@ from grpo.utils.diagnosis import why_biased, why_not_generated, why_not_stale
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError
 from grpo.utils.local_gpu import local_gpu
+from grpo.utils.table import OF_COMPLETIONS
 
 LEVELS = ("token", "sequence")
 
@@ -116,6 +117,8 @@ def check_rewards(config: DictConfig) -> None:
         raise ConfigError(f"{key}: needs a value")
     for name, reward in config.reward.items():
         check_reward(f"reward.{name}", reward)
+        if name in OF_COMPLETIONS:
+            raise ConfigError(f"reward.{name}: a table of completions has this column; give the reward another name")
         if reward.fn != REWARD_MODEL:
             continue
         model = str(reward.kwargs.model_name_or_path)

@@ -137,6 +137,8 @@ def running_rewards(
             except ValueError as error:
                 raise ConfigError(str(error)) from error
             stack.callback(reward.close)
+            if name in columns[name]:
+                raise ConfigError(f"reward.{name}: the data has a column of this name; give the reward another name")
             if reward.compares and GROUP in columns[name]:
                 raise ConfigError(f"reward.{name}: gets {GROUP} from the trainer; rename this column of the data")
             if missing := reward.missing(columns[name]):

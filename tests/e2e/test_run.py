@@ -314,6 +314,8 @@ def test_a_missing_column_for_a_reward_fails_with_one_line(composed: Compose, tm
     (tmp_path / "mine.py").write_text("def mine(completions, level):\n    return [0.0] * len(completions)\n")
     with pytest.raises(ConfigError, match=r"reward\.mine: needs a column level; the data has: question, answer, steps"):
         train(composed, tmp_path / "run", f"+reward.mine.fn={tmp_path}/mine.py:mine")
+    with pytest.raises(ConfigError, match=r"reward\.steps: the data has a column of this name"):
+        train(composed, tmp_path / "run", f"+reward.steps.fn={tmp_path}/mine.py:mine")
 
 
 def test_completions_are_kept_with_the_columns_of_their_rows(composed: Compose, tmp_path: Path) -> None:

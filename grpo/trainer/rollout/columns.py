@@ -1,18 +1,14 @@
 """Columns beside the completions: the data's, so that these can be scored again later, and the numbers of groups."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
 from grpo.trainer.rollout.thumbnails import COLUMN, Thumbnails
+from grpo.utils.table import OF_COMPLETIONS
 
-TAKEN = {
-    *("prompt", "images", "step", "completion", "completion_id", "completion_ids", "advantage"),
-    *("tokens", "truncated", COLUMN),
-}
-"""Columns of a table of completions that are not the data's."""
 GROUP = "group_id"
 """Argument of rewards that compare the completions of a group."""
 
@@ -29,13 +25,30 @@ def kept_columns(
         progress: part of the run that is over after this step, 0 to 1.
     """
     found = {}
-    for column in (name for name in rows[0] if name not in TAKEN and name not in rewards):
+    for column in (name for name in rows[0] if name not in OF_COMPLETIONS and name not in rewards):
         values = [row[column] for row in rows]
         if all(isinstance(value, str | int | float | list | None) for value in values):
             found[column] = values
     if pictures and "images" in rows[0]:
         found[COLUMN] = [pictures.keep(row["images"], progress) for row in rows]
     return found
+
+
+def unique(logged: dict[str, list[Any]], others: Collection[str], count: int) -> dict[str, list[Any]]:
+    """Return columns that rewards have logged, of `count` values, under names that no other column of the table has.
+
+    Args:
+        logged: as TRL collects them: where several rewards have logged a column, one's values follow another's.
+        others: columns of this table.
+    """
+    columns: dict[str, list[Any]] = {}
+    for logged_name, values in logged.items():
+        for start in range(0, len(values), count):
+            name = logged_name
+            while name in others or name in columns or name in OF_COMPLETIONS:
+                name += "_"
+            columns[name] = values[start : start + count]
+    return columns
 
 
 def compares(reward: Any) -> bool:

@@ -1,6 +1,7 @@
 """From the problems of a step to scored completions."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.processes import own_part
 from grpo.trainer.rollout import advantages, by_transformers, engine_check, episodes, rounds
 from grpo.trainer.rollout.alone import own_values
-from grpo.trainer.rollout.columns import compares, kept_columns, with_groups
+from grpo.trainer.rollout.columns import compares, kept_columns, unique, with_groups
 from grpo.trainer.rollout.degenerate import Degenerate
 from grpo.trainer.rollout.dynamic_sampling import Completion, DynamicSampling, Group
 from grpo.trainer.rollout.engine_check import EngineCheck
@@ -325,8 +326,11 @@ class Rollouts:
         if any(map(compares, trainer.reward_funcs)):
             training = trainer.model.training
             rows = with_groups(rows, trainer.num_generations if training else trainer.num_generations_eval)
+        pending, trainer._pending_extra_logs = trainer._pending_extra_logs, defaultdict(list)
         with self.clock.of("reward", trainer.model.training):
             rewards = stock(rows, prompts, completions, ids)
+        logged, trainer._pending_extra_logs = trainer._pending_extra_logs, pending
+        pending |= unique(logged, {*pending, *trainer.reward_func_names}, len(prompts))
         failed = torch.zeros(len(prompts), dtype=torch.bool, device=trainer.accelerator.device)
         for function in trainer.reward_funcs:
             isolated = getattr(function, "isolated", None)

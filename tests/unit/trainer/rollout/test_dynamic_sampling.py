@@ -122,6 +122,33 @@ def test_a_column_of_one_step_is_empty_in_the_others(tmp_path: Path, logs_at: in
         assert table["length"].isna().all() == (step != logs_at)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_no_logged_column_takes_the_place_of_another(tmp_path: Path, dynamic: bool) -> None:
+    """Rewards log columns that the table, the data, a reward or another reward has."""
+
+    def first(prompts: list[str], completion_ids: list[list[int]], log_extra: Any, **kwargs: Any) -> list[float]:
+        for column in ("prompt", "step", "advantage", "first", "level", "length"):
+            log_extra(column, [f"first's {column}"] * len(prompts))
+        return reward(prompts, completion_ids)
+
+    def second(prompts: list[str], log_extra: Any, **kwargs: Any) -> list[float]:
+        log_extra("length", ["second's"] * len(prompts))
+        return [0.0] * len(prompts)
+
+    data = Dataset.from_dict({"prompt": ["How many ?", "1 2", "1", "2"], "level": [1, 2, 3, 4]})
+    options = {"reward_funcs": [first, second], "log_completions": True, "keep_columns": True, "train_dataset": data}
+    trainer = ours(tmp_path, max_steps=1, rollout=Rollout(dynamic_sampling=dynamic), **options)
+    train(trainer)
+    table = pandas.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    assert set(table["prompt"]) <= set(data["prompt"])
+    assert set(table["step"]) == {1}
+    assert set(table["level"]) <= {1, 2, 3, 4}
+    assert table["first"].dtype == table["advantage"].dtype == float
+    for column in ("prompt", "step", "advantage", "first", "level"):
+        assert set(table[f"{column}_"]) == {f"first's {column}"}
+    assert {*table["length"], *table["length_"]} == {"first's length", "second's"}
+
+
 def test_an_evaluation_generates_once(tmp_path: Path) -> None:
     problems = Dataset.from_dict({"prompt": ["How many ?", "1 2"]})
     trainer, kept = recorded(tmp_path, max_steps=1, eval_dataset=problems, per_device_eval_batch_size=8)

@@ -36,6 +36,7 @@ def stand_in() -> Any:
         accelerator=accelerator,
         num_generations=2,
         reward_funcs=[],
+        reward_func_names=[],
         reward_weights=torch.ones(1),
         multi_objective_aggregation="sum_then_normalize",
         own_loss=None,
