@@ -9,9 +9,6 @@ import argparse
 import itertools
 import json
 import os
-import subprocess
-import sys
-import time
 from datetime import date
 from itertools import accumulate
 from pathlib import Path
@@ -22,6 +19,7 @@ import matplotlib.pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.train import trained
 from grpo.config.schema import ROOT
 from grpo.rundir.versions import versions
 
@@ -40,11 +38,8 @@ LEVELS = {"demo": (0.6, 0.75, 0.9, 0.95), "smollm2": (0.5, 0.6, 0.7)}
 
 def run(task: str, kind: str, seed: int) -> dict[str, Any]:
     """Train once in a process of its own, and return the curve: a row per step."""
-    run_dir = ROOT / "outputs" / "benchmarks" / f"dynamic-{date.today()}-{time.time_ns()}-{task}-{kind}-{seed}"
-    trainer = "trl" if kind == "trl" else "ours"
-    command = [sys.executable, "-m", "benchmarks.train", "--only", trainer, "--directory", str(run_dir)]
     overrides = [f"train.seed={seed}", *TASKS[task], *KINDS[kind][2]]
-    subprocess.run([*command, *overrides], check=True, stdout=subprocess.DEVNULL)
+    run_dir = trained("trl" if kind == "trl" else "ours", f"dynamic-{task}-{kind}-{seed}", overrides)
     summary = json.loads((run_dir / "summary.json").read_text())
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     batch = summary["completions_a_step"]

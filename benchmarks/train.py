@@ -25,19 +25,17 @@ from benchmarks.demo import finish
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> None:
-    """Run the demo, with stock TRL's trainer for `trl`."""
-    from hydra import compose, initialize_config_dir
+def train_with_stock_trl(arguments: list[str]) -> None:
+    """Run `python -m grpo.train` with stock TRL's trainer, and OpenMP as users of TRL have it."""
+    import grpo.train  # before PyTorch, which then reads the variable
+
+    os.environ.pop("GOMP_SPINCOUNT")
     from trl import GRPOTrainer
     from trl.generation.vllm_generation import VLLMGeneration
     from trl.trainer import grpo_trainer
 
-    import grpo.run.session
     import grpo.run.trainer
-    from grpo.config.resolve import resolve
-    from grpo.config.schema import register
     from grpo.generation.vllm_engine import PolicyEngine
-    from grpo.planning.fit import make_plan
     from grpo.trainer.memory_readings import MemoryReadings
     from grpo.utils.patching import replaced
 
@@ -61,22 +59,23 @@ def run_in_this_process(trainer: str, run_dir: Path, overrides: list[str]) -> No
             self._metrics["train"]["time/generate"].append(time.perf_counter() - started)
             return result
 
-    register()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        config = compose("config", overrides)
-    if trainer == "trl":
-        grpo.run.trainer.ExactGRPOTrainer = StockTrainer  # type: ignore[misc,assignment]
-    run_dir.mkdir(parents=True)
-    plan = make_plan(config)
-    grpo.run.session.run(resolve(config, plan), run_dir, plan)
+    grpo.run.trainer.ExactGRPOTrainer = StockTrainer  # type: ignore[misc,assignment]
+    sys.argv = ["grpo.train", *arguments]
+    grpo.train.main()
 
 
 def run(trainer: str, seed: int, overrides: list[str]) -> dict[str, Any]:
-    """Run the demo in a process of its own and return its results."""
-    run_dir = ROOT / "outputs" / "benchmarks" / f"train-{date.today()}-{time.time_ns()}-{trainer}-{seed}"
-    command = [sys.executable, "-m", "benchmarks.train", "--only", trainer, "--directory", str(run_dir)]
-    subprocess.run([*command, f"train.seed={seed}", *overrides], check=True, stdout=subprocess.DEVNULL)
-    return measured(trainer, seed, run_dir)
+    """Run the demo by its command and return its results."""
+    return measured(trainer, seed, trained(trainer, f"train-{trainer}-{seed}", [f"train.seed={seed}", *overrides]))
+
+
+def trained(trainer: str, name: str, overrides: list[str]) -> Path:
+    """Run the command of a trainer, `trl` or `ours`, as a user does, and return the run directory."""
+    run_dir = ROOT / "outputs" / "benchmarks" / f"{date.today()}-{time.time_ns()}-{name}"
+    module = ["grpo.train"] if trainer == "ours" else ["benchmarks.train", "--stock"]
+    command = [sys.executable, "-m", *module, f"hydra.run.dir={run_dir}", *overrides]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return run_dir
 
 
 def measured(trainer: str, seed: int, run_dir: Path) -> dict[str, Any]:
@@ -111,14 +110,11 @@ def main() -> None:
     """Run, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument(
-        "--only", choices=["trl", "ours"], help="a single run in this process, for the benchmark itself"
-    )
-    parser.add_argument("--directory", type=Path, help="run directory for --only")
+    parser.add_argument("--stock", action="store_true", help="run grpo.train with stock TRL, for the benchmark itself")
     parser.add_argument("overrides", nargs="*", help="overrides of the configuration; with any, no files are written")
     args = parser.parse_args()
-    if args.only:
-        run_in_this_process(args.only, args.directory, args.overrides)
+    if args.stock:
+        train_with_stock_trl(args.overrides)
         return
     runs = []
     for seed in args.seeds:

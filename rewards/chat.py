@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletion
 
 MOST = 20_000
 """Replies that a process remembers; the oldest are forgotten first."""
+LONGEST = 2**20
+"""Bytes of the longest reply that is read."""
 Parsed = TypeVar("Parsed")
 _known: "OrderedDict[tuple[str, str, str], Any]" = OrderedDict()
 
@@ -24,8 +27,9 @@ class Chat:
     at_once: int
     """Concurrent requests."""
     retries: int
-    """Repetitions, after growing delays, of a request that fails or takes more than `seconds`."""
+    """Repetitions, after growing delays, of a request that fails or is silent for `seconds`."""
     seconds: float
+    """A request with its repetitions takes no longer than each of them may, and the delays."""
 
     async def ask(
         self,
@@ -42,12 +46,13 @@ class Chat:
         used = {"prompt_tokens": 0, "completion_tokens": 0}
         new = {c: p for c, p in zip(contents, parsers, strict=True) if (self.base_url, self.model, c) not in _known}
         options: dict[str, Any] = {"base_url": self.base_url, "api_key": key, "max_retries": self.retries}
+        pauses = sum(min(8.0, 0.5 * 2**number) for number in range(self.retries))  # between the library's repetitions
+        limit = self.seconds * (self.retries + 1) + pauses
         async with AsyncOpenAI(**options, timeout=self.seconds) as client:
 
             async def one(content: str, parse: Callable[[str], Parsed]) -> Parsed:
-                messages = [{"role": "user", "content": content}]
-                async with free:
-                    reply = await client.chat.completions.create(model=self.model, messages=messages, temperature=0.0)
+                async with free, asyncio.timeout(limit):
+                    reply = await self._reply(client, content)
                 for name in used if reply.usage else ():
                     used[name] += getattr(reply.usage, name) or 0
                 return parse(reply.choices[0].message.content or "")
@@ -64,3 +69,17 @@ class Chat:
             if log_metric:
                 log_metric(f"judge/{name}", float(value))
         return result
+
+    async def _reply(self, client: AsyncOpenAI, content: str) -> ChatCompletion:
+        """Return the reply to a content; ValueError if it is longer than `LONGEST`."""
+        messages: Any = [{"role": "user", "content": content}]
+        body = bytearray()
+        asked = client.chat.completions.with_streaming_response.create(
+            model=self.model, messages=messages, temperature=0.0
+        )
+        async with asked as response:
+            async for part in response.iter_bytes():
+                body += part
+                if len(body) > LONGEST:
+                    raise ValueError(f"the judge's reply is longer than {LONGEST:,} bytes")
+        return ChatCompletion.model_validate_json(body)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class JudgeServer:
-    """Answers each request with `reply` of its content; use it as a context."""
+    """Answers each request with `reply` of its content, one with "drip" byte by byte; use it as a context."""
 
     def __init__(self, reply: Callable[[str], str]) -> None:
         self.reply = reply
@@ -37,7 +37,9 @@ class JudgeServer:
                 handler.send_header("Content-Type", "application/json")
                 handler.send_header("Content-Length", str(len(text)))
                 handler.end_headers()
-                handler.wfile.write(text)
+                for part in [bytes([byte]) for byte in text] if "drip" in str(body["messages"]) else [text]:
+                    handler.wfile.write(part)
+                    threading.Event().wait(0.1 if len(part) == 1 else 0)
 
             def log_message(self, *args: Any) -> None:
                 pass

@@ -1,5 +1,6 @@
 """The LLM judge, against a server on this machine that speaks the protocol of OpenAI."""
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -67,6 +68,13 @@ def test_a_request_that_fails_is_made_again(judge: Reward, server: JudgeServer) 
 def test_a_reply_without_a_score_skips_its_completion_alone(judge: Reward, server: JudgeServer) -> None:
     assert judge.score(prompts=["?", "?"], completions=["unclear", "#### 5"]) == [None, 0.9]
     assert judge.errors == {"ValueError": 1}
+
+
+def test_a_reply_without_end_skips_its_completion_alone(server: JudgeServer) -> None:
+    reply, server.reply = server.reply, lambda content: "x" * 2**21 if "huge" in content else reply(content)
+    with contextlib.contextmanager(of)(server, retries=0, seconds=1.0) as judge:
+        assert judge.score(prompts=["?"] * 3, completions=["drip", "huge", "#### 5"]) == [None, None, 0.9]
+    assert judge.errors == {"TimeoutError": 1, "ValueError": 1}
 
 
 def test_an_absent_server_is_an_error_per_completion_and_no_zero() -> None:
