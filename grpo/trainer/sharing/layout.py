@@ -64,24 +64,29 @@ def pack_rows(
     prompts, completions = prompt_mask.sum(1).tolist(), (mask.sum(1) + with_last).tolist()
     width, padded = ids.size(1), prompt_mask.size(1)
     groups: list[Group] = []
-    source, positions, starts = list[int](), list[int](), list[int]()
+    source, positions, starts, total = list[range](), list[range](), list[int](), 0
     first = [end - size for size, end in zip(sizes, accumulate(sizes), strict=True)]
     for row in range(len(ids)):
-        begin = row * (padded + width)
+        last_of_prompt = row * (padded + width) + padded - 1
         if row in first:
-            groups.append(Group(len(source), prompts[row] - 1, ()))
-            source += range(begin + padded - prompts[row], begin + padded - 1)
-            positions += range(prompts[row] - 1)
-        starts.append(len(source))
-        source += range(begin + padded - 1, begin + padded - 1 + completions[row])
-        positions += range(prompts[row] - 1, prompts[row] - 1 + completions[row])
+            groups.append(Group(total, prompts[row] - 1, ()))
+            source.append(range(last_of_prompt - prompts[row] + 1, last_of_prompt))
+            positions.append(range(prompts[row] - 1))
+            total += prompts[row] - 1
+        starts.append(total)
+        source.append(range(last_of_prompt, last_of_prompt + completions[row]))
+        positions.append(range(prompts[row] - 1, prompts[row] - 1 + completions[row]))
+        total += completions[row]
         groups[-1] = groups[-1]._replace(completions=(*groups[-1].completions, completions[row]))
     device = ids.device
     within = torch.arange(width, device=device)
-    index = (torch.tensor(starts, device=device)[:, None] + within).clamp(max=len(source) - 1)
-    labels = torch.full((1, len(source)), -100, device=device)
+    index = (torch.tensor(starts, device=device)[:, None] + within).clamp(max=total - 1)
+    labels = torch.full((1, total), -100, device=device)
     labels[0, index[mask != 0]] = ids[mask != 0]
-    where, position_ids = (torch.tensor([values], device=device) for values in (source, positions))
+    where, position_ids = (
+        torch.cat([torch.arange(part.start, part.stop) for part in parts])[None].to(device)
+        for parts in (source, positions)
+    )
     return Packed(tuple(groups), first, where, position_ids, labels, index)
 
 
