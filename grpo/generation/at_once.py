@@ -14,10 +14,12 @@ from grpo.generation.running_batch import RunningBatch, in_step, why_not_shared
 from grpo.generation.settings import only, settings_of
 from grpo.generation.trial import why_not_joined
 from grpo.generation.turns import Turns
-from grpo.utils.oom import half, is_out_of_memory, smaller_until_it_fits
+from grpo.utils.oom import half, is_out_of_memory, smaller_until_it_fits, twice
 from grpo.utils.patching import patched
 
 log = logging.getLogger(__name__)
+LONG = 64
+"""Tokens of prompts from which on a CPU, too, shared keys take less time than copies (short ones: 10 to 20 % more)."""
 
 
 class AtOnce:
@@ -67,8 +69,10 @@ class AtOnce:
             DoesNotFit: a single completion does not fit.
         """
         how = settings_of(model, how)
-        shared = self._reads_once(model, names, how)
-        shares_keys = shared and len(set(same)) < len(same) and self._shares_keys(model)
+        shared = twice(lambda: self._reads_once(model, names, how), advice, survives)
+        repeats = shared and len(set(same)) < len(same)
+        may_share = repeats and twice(lambda: self._shares_keys(model), advice, survives)
+        shares_keys = False
         count, batch, begun = len(same), RunningBatch(self.turns), list[range]()
 
         def parts() -> list[range]:
@@ -84,13 +88,16 @@ class AtOnce:
             return [range(*part) for part in pairwise([start, *stops])]
 
         def work(rows: range) -> None:
+            nonlocal shares_keys
             begun.append(rows)
             if shared:
                 places = sorted({max(same[row], rows.start) for row in rows})
                 numbers = [range(*of) for of in pairwise([*places, rows.stop])]
                 last = rows.stop == count or in_step(model)
-                most = 0 if last else (self.limit or count) - group
-                batch.begin(model, inputs_of(places), numbers, max(0, most), shares_keys, **how)
+                most, inputs = 0 if last else (self.limit or count) - group, inputs_of(places)
+                if not batch.cohorts:  # those that join do as these
+                    shares_keys = may_share and is_long(inputs["input_ids"])
+                batch.begin(model, inputs, numbers, max(0, most), shares_keys, **how)
             else:
                 batch.ended |= zip(rows, each_alone(model, inputs_of(list(rows)), how), strict=True)
 
@@ -140,6 +147,11 @@ class AtOnce:
             if reason:
                 log.info("each completion has a copy of its prompt's keys: %s", reason)
         return self._keys_shared
+
+
+def is_long(prompts: torch.Tensor) -> bool:
+    """Return whether sharing the keys of prompts, (prompts, tokens), takes less time than copies of them."""
+    return prompts.device.type != "cpu" or prompts.size(1) >= LONG
 
 
 def takes_grouped_keys(mask: torch.Tensor | None, key: torch.Tensor, value: torch.Tensor) -> bool:

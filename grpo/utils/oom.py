@@ -9,6 +9,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from grpo.utils.errors import DoesNotFit
 
 Part = TypeVar("Part", bound=Sized)
+Result = TypeVar("Result")
 
 TEXTS = (
     "error: out of memory",
@@ -80,6 +81,17 @@ def smaller_until_it_fits(
         if hopeless:
             raise DoesNotFit(too_large(failed)) from reason
         shrink(failed)
+
+
+def twice(work: Callable[[], Result], too_large: str, survives: Callable[[RuntimeError], bool]) -> Result:
+    """Return the result of indivisible work, which is done again after an OOM; DoesNotFit after another."""
+    results: list[Result] = []
+
+    def do(part: range) -> None:
+        results.append(work())
+
+    smaller_until_it_fits(lambda: [range(1)], do, lambda failed: None, lambda failed: too_large, survives)
+    return results[0]
 
 
 def half(rows: int, group: int = 1) -> int:

@@ -33,7 +33,7 @@ from grpo.utils.adapters import why_not_by_token
 from grpo.utils.attention import policy_of, relative_rounding
 from grpo.utils.errors import described
 from grpo.utils.modes import without_dropout
-from grpo.utils.oom import is_out_of_memory
+from grpo.utils.oom import is_out_of_memory, twice
 
 log = logging.getLogger(__name__)
 LENGTHS = (13, 9, 1, 2, 1, 5)
@@ -46,6 +46,9 @@ NOISE = 4
 """Times the rounding of the plain way by which another way may differ from it."""
 BY_LENGTH = ("dynamic", "longrope")
 """Rotations that depend on the length of the whole sequence, beyond that of any trial."""
+
+
+TOO_LARGE = f"{len(LENGTHS)} completions of {LENGTHS[0]} tokens do not fit: use a smaller model, or a larger GPU"
 
 
 class Reasons(NamedTuple):
@@ -118,7 +121,7 @@ class Sharing:
 
     def _try(self, rows: Batch) -> Reasons:
         with self.accelerator.autocast():
-            return why_not(self.model(), rows, self.plain)
+            return twice(lambda: why_not(self.model(), rows, self.plain), TOO_LARGE, is_out_of_memory)
 
     def _note(self, kind: str, reason: str | None) -> None:
         self.found[kind] = reason is None

@@ -186,3 +186,24 @@ def test_a_completion_too_large_to_generate_ends_with_advice(tmp_path: Path) -> 
     trainer.model.generate = lambda **inputs: fault()
     with pytest.raises(DoesNotFit, match=r"a completion does not fit .* generated: lower max_completion_length"):
         trainer.train()
+
+
+@pytest.mark.parametrize("passes", [(1,), (2,), (5,)])
+def test_an_oom_in_a_trial_decides_nothing_about_a_policy(tmp_path: Path, passes: tuple[int, ...]) -> None:
+    trainer = ours(tmp_path, Update(400))
+    fault = OutOfMemory(*passes)
+    trainer.model.model.layers[0].register_forward_pre_hook(fault)
+    trainer.packing.sharing.decide()
+    prompts = [[3, 4], [3, 4]]
+    trainer.rollouts.at_once.complete(
+        trainer.model,
+        [0, 0],
+        lambda rows: {"input_ids": torch.tensor([prompts[row] for row in rows])},
+        ("input_ids",),
+        {"generation_config": trainer.generation_config},
+        "",
+    )
+    assert fault.raised == 1
+    assert trainer.packing.sharing.found == {"padding": False, "text": True}
+    assert trainer.rollouts.at_once._joined
+    assert trainer.rollouts.at_once._keys_shared
