@@ -1,5 +1,6 @@
 """TRL's connection to vLLM, with exact weights, greedy evaluation, and one-line errors."""
 
+import atexit
 import copy
 import logging
 import os
@@ -47,6 +48,14 @@ ENDS = ("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos")
 AGAIN = f"start it again with {LAUNCHER}"
 BATCH = 1024
 """Prompts that an evaluation gives vLLM at once."""
+
+
+def leave_groups() -> None:
+    """Leave vLLM's groups of processes, and PyTorch's, of which NCCL warns if it is left to the end of the process."""
+    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+
+    destroy_model_parallel()
+    destroy_distributed_environment()
 
 
 class PolicyEngine(VLLMGeneration, Backend):
@@ -179,6 +188,7 @@ class PolicyEngine(VLLMGeneration, Backend):
                 one_adapter() if on_cpu and self.sends_adapter else nullcontext(),
             ):
                 super()._init_vllm()
+            atexit.register(leave_groups)
             if self.sends_adapter:
                 divided = self.tensor_parallel_size > 1
                 self._beside = BesideAdapter(self.model, self._runner.model, self._shares, divided)
