@@ -26,6 +26,8 @@ from grpo.utils.distributed import world_size
 
 BY_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 """Inputs of a model whose last two dimensions are sequences and their tokens."""
+DROPPED = 8
+"""Rows are dropped once one in so many has ended, as the cache of the others is copied each time."""
 OF_IMAGES = {*READ_WITH_PROMPTS, "image_grid_thw", "spatial_shapes", "image_position_ids"}
 """Inputs that a model needs with the prompts, and not after them."""
 
@@ -67,7 +69,7 @@ class Cohort:
     """Completions that began together, by their numbers, with the inputs that `generate` has prepared."""
 
     numbers: list[int | None]
-    """None of a completion that has ended and is computed on, as other processes wait for it."""
+    """None of a completion that has ended and is computed on: its row is not dropped yet, or other processes wait."""
     ids: torch.Tensor
     """Prompts, padded on the left, and what has been generated so far, (completions, tokens)."""
     begins: list[int]
@@ -79,18 +81,29 @@ class Cohort:
     sample: bool
 
     def append(self, logits: torch.Tensor) -> torch.Tensor:
-        """Choose the next token of each completion from logits, (completions, vocabulary); return which have ended."""
+        """Choose the next token of each completion from logits, (completions, vocabulary); return which have ended.
+
+        Completions that had ended before take no random numbers.
+        """
         scores = self.processors(self.ids, logits.to(copy=True, dtype=torch.float32))
-        chosen = drawn(scores) if self.sample else scores.argmax(-1, keepdim=True)
+        chosen = self.ids[:, -1:].clone()
+        going = self.going()
+        scores = scores if len(going) == len(scores) else scores[going]
+        if going:
+            chosen[going] = drawn(scores) if self.sample else scores.argmax(-1, keepdim=True)
         self.ids = torch.cat((self.ids, chosen), 1)
         return self.criteria(self.ids, None)
 
-    def keep(self, rows: torch.Tensor) -> None:
+    def going(self) -> list[int]:
+        """Return the rows of completions that have not ended."""
+        return [row for row, number in enumerate(self.numbers) if number is not None]
+
+    def keep(self, rows: list[int]) -> None:
         """Drop the other completions."""
-        self.numbers = [self.numbers[row] for row in rows.tolist()]
-        self.begins = [self.begins[row] for row in rows.tolist()]
+        self.numbers = [self.numbers[row] for row in rows]
+        self.begins = [self.begins[row] for row in rows]
         self.ids = self.ids[rows]
-        select_in(self.processors, rows)
+        select_in(self.processors, torch.tensor(rows, dtype=torch.long))
 
 
 def select_in(processors: Any, rows: torch.Tensor) -> None:
@@ -177,8 +190,9 @@ class RunningBatch:
         logits = outputs.logits[:, -1][rows]
         del outputs
         synced = in_step(model)
-        left = self._left(cohort, cohort.append(logits), synced, inputs[CACHE], of_prompt)
-        if len(left):
+        self._note_ended(cohort, cohort.append(logits), inputs[CACHE], of_prompt)
+        left = cohort.going() or [0] * synced
+        if left:
             cohort.keep(left)
             inputs = selected(inputs, rows[left])
             self.inputs = joined(self.inputs, inputs, len(self), len(left)) if self.cohorts else inputs
@@ -188,6 +202,7 @@ class RunningBatch:
         with quickly, model._optimize_model_for_decode(), shared_keys(model, self.inputs.get(CACHE)):
             while model._has_unfinished_sequences(len(self) <= most, synced, input_ids.device):
                 self._step(model, synced)
+            self._drop_ended(synced)
         if not len(self):  # what was computed for other processes goes, too
             self.cohorts, self.inputs = [], {}
         return input_ids
@@ -201,37 +216,43 @@ class RunningBatch:
         self.inputs = model._update_model_kwargs_for_generation(outputs, self.inputs)
         logits = outputs.logits[:, -1]
         del outputs
-        kept, start = [], 0
+        start = 0
         for cohort in self.cohorts:
             size = len(cohort.numbers)
             ended = cohort.append(logits[start : start + size])
-            left = self._left(cohort, ended, synced, self.inputs[CACHE], range(start, start + size))
-            if len(left) < size:
-                cohort.keep(left)
-            kept.append(left + start)
+            self._note_ended(cohort, ended, self.inputs[CACHE], range(start, start + size))
             start += size
-        if sum(map(len, kept)) < start:
-            self.cohorts = [cohort for cohort in self.cohorts if cohort.numbers]
-            self.inputs = selected(self.inputs, torch.cat(kept)) if self.cohorts else {}
+        if (start - len(self)) * DROPPED >= start:
+            self._drop_ended(synced)
 
-    def _left(self, cohort: Cohort, ended: torch.Tensor, synced: bool, cache: Any, rows: Sequence[int]) -> torch.Tensor:
-        """Record ended completions; return the rows of the others, or a last row for which other processes wait.
+    def _drop_ended(self, synced: bool) -> None:
+        """Drop the rows of completions that have ended, all but one if other processes wait, and copy the others'."""
+        kept, start = [], 0
+        for cohort in self.cohorts:
+            rows = cohort.going() or [0] * synced
+            kept += [start + row for row in rows]
+            start += len(cohort.numbers)
+            if len(rows) < len(cohort.numbers):
+                cohort.keep(rows)
+        if len(kept) < start:
+            self.cohorts = [cohort for cohort in self.cohorts if cohort.numbers]
+            of_rows = torch.tensor(kept, dtype=torch.long, device=cohort.ids.device)
+            self.inputs = selected(self.inputs, of_rows) if self.cohorts else {}
+
+    def _note_ended(self, cohort: Cohort, ended: torch.Tensor, cache: Any, rows: Sequence[int]) -> None:
+        """Keep the tokens of completions that have ended.
 
         Args:
             ended: whether each completion has ended, (completions).
-            synced: whether all processes compute each token together.
             cache: cache of all tokens but the last.
             rows: rows of the completions in the cache.
         """
         for row in ended.nonzero()[:, 0].tolist():
             if (number := cohort.numbers[row]) is not None:
                 self.ended[number] = cohort.ids[row, cohort.prompt :].tolist()
+                cohort.numbers[row] = None
                 if self.turns:
                     self.turns.keep(cohort.ids[row, cohort.begins[row] : -1].tolist(), cache, rows[row])
-        if synced and ended.all():
-            cohort.numbers = [None] * len(cohort.numbers)
-            return torch.zeros(1, dtype=torch.long, device=ended.device)
-        return (~ended).nonzero()[:, 0]
 
 
 def selected(inputs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
