@@ -18,7 +18,7 @@ from grpo.config.data_files import arguments_of, from_file, in_one_line
 from grpo.data import images
 from grpo.data.stream import Stream
 from grpo.utils.errors import ConfigError
-from rewards.text import numbers
+from rewards.notation import numbers
 
 log = logging.getLogger(__name__)
 RESERVED = ("self", "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
