@@ -123,7 +123,8 @@ def _by_difficulty(difficulties: list[Any], correct: list[bool]) -> dict[str, di
     """Return accuracy, samples and interval of the problems of each difficulty."""
     groups = defaultdict(list)
     for value, is_correct in zip(difficulties, correct, strict=True):
-        groups[value].append(is_correct)
+        plain = isinstance(value, int | float | str) and value == value
+        groups[value if plain else str(value)].append(is_correct)
     return {
         str(value): {
             "accuracy": mean(groups[value]),
