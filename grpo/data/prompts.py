@@ -126,7 +126,7 @@ def prompts_from(task: DictConfig, columns: Container[str]) -> Callable[[Row], P
         while messages and messages[-1]["role"] == "assistant":  # the answer, which the policy is to give
             messages.pop()
         contents = [message["content"] for message in messages]
-        if None in contents or not any(str(content).strip() for content in contents[-1:]):
+        if not messages or None in contents or not (task.images or str(contents[-1]).strip()):
             return None
         own = messages[0]["role"] == "system"  # in place of the task's
         first = [messages.pop(0)] if own else [{"role": "system", "content": system}] if system else []
