@@ -1,7 +1,7 @@
 """The text of completions, and their final answer."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rewards.notation import LONGEST, NUMBER, WORDS, numbers, plain, signed, stated
@@ -102,7 +102,7 @@ def last_number(text: str) -> list[str]:
     return [signed(number) for number in list(NUMBER.finditer(text, max(0, last_digit - LONGEST)))[-1:]]
 
 
-FINDERS = {
+FINDERS: dict[str, Callable[[str], list[str]]] = {
     "hash": behind_hashes,
     "boxed": boxes,
     "answer": ANSWER.findall,

@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo.data.prompts import Row, value_of
 from grpo.utils.errors import ConfigError
+from rewards.notation import LONGEST
 
 EXACT = 15
 """Decimal digits that a float keeps."""
@@ -34,7 +35,7 @@ def final(text: str, pattern: str | None) -> str:
 
 
 def _text(value: Any) -> str:
-    if value is None or value != value:
+    if value is None or value != value or value == []:
         return ""
     if isinstance(value, float):
         return _decimal(value)
@@ -61,4 +62,5 @@ def _decimal(value: float) -> str:
         raise ValueError(
             f"{value:g} has lost digits, as numbers of this size are read as floats: write the answers as text"
         )
-    return format(digits, "f").removesuffix(".0")
+    text = format(digits, "f").removesuffix(".0")
+    return text if len(text) <= LONGEST else str(digits)

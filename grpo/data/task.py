@@ -279,8 +279,9 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
 
 def _check_columns(dataset: Dataset, task: DictConfig) -> None:
     names = dataset.column_names
+    template = template_of(task, names)
     try:
-        wanted = columns_of(template_of(task, names), names)
+        wanted = columns_of(template, names)
         groups = re.compile(task.answer.pattern or "()").groups
     except (ValueError, re.error) as error:
         raise ConfigError(f"task.prompt or task.answer.pattern: {error}; braces that are text are doubled") from error

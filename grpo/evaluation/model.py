@@ -52,7 +52,8 @@ def evaluate_model(
     longest, most_images = longest_of(config.task, [problems for problems, _ in loaded.values()], processing_class)
     if not policy.adapter_config(name):
         splits = [problems for problems, _ in loaded.values()]
-        check_limits(name, model.model_revision, processing_class, splits, max(limits.values()), longest)
+        revision = "main" if options.model else model.model_revision
+        check_limits(name, revision, processing_class, splits, max(limits.values()), longest)
     device = "cpu" if config.train.use_cpu else kind_of_device()
     vllm = find_spec("vllm") is not None and (device == "cuda" or config.train.use_vllm)
     graders, columns = graders_of(config, tasks, {task: problems for task, (problems, _) in loaded.items()})
