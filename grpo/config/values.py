@@ -6,7 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.utils.errors import ConfigError
 
-POSITIVE = ("train.temperature", "train.repetition_penalty", "evaluate.temperature")
+POSITIVE = ("train.temperature", "train.repetition_penalty")
 """Numbers that are positive; `POSITIVE_OR_NULL` may be null."""
 POSITIVE_OR_NULL = ("plan.hourly_price", "gpu.tflops", "gpu.bandwidth_gb_s")
 
