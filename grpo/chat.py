@@ -5,7 +5,6 @@ Prompts are built as in the run, with its system prompt and examples.
 
 import argparse
 import logging
-import string
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,14 @@ PROGRAM = "grpo.chat"
 
 def prompt_of(question: str, run: Run) -> Any:
     """Return the prompt for a question, built as in the run; ConfigError if that takes several columns."""
-    from grpo.data.task import prompts_from
+    from grpo.data.prompts import columns_of, prompts_from, template_of
 
     if run.config.task.get("tasks"):
         raise ConfigError(
             f"{run.folder}: a run of several tasks, each with its own prompt; chat needs a run with one task"
         )
     prompt = run.config.task.prompt
-    named = [name for _, name, _, _ in string.Formatter().parse(prompt) if name]
-    columns = [prompt] if prompt.isidentifier() else named
+    columns = [prompt] if prompt.isidentifier() else columns_of(template_of(run.config.task, ()), ())
     if len(set(columns)) != 1:
         raise ConfigError(f"task.prompt={prompt!r} is built from {len(columns)} columns, not from a question")
     return prompts_from(run.config.task, columns)({columns[0]: question})

@@ -18,13 +18,6 @@ ONE = rf"\s*+{DIGITS}\s*+"
 BOX = re.compile(rf"\[{ONE},{ONE},{ONE},{ONE}\]|\({ONE},{ONE}\)\s*+,\s*+\({ONE},{ONE}\)")
 
 
-def final_part(text: str) -> str:
-    """Return the last `<answer>…</answer>` of a text; without it, the text behind `</think>` and before a `<think>`."""
-    answers = [part.partition("</answer>") for part in text.split("<answer>")[1:]]
-    closed = [answer for answer, end, _ in answers if end]
-    return closed[-1] if closed else text.rpartition("</think>")[2].partition("<think>")[0]
-
-
 def read_boxes(text: str) -> numpy.ndarray:
     """Return the boxes in a text: every JSON list of four numbers, and every `(x1,y1),(x2,y2)`.
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from rewards.checking import options, print_table, read_rows, run
 from rewards.isolation.reward import Reward, RewardError
 from rewards.probing.probes import final
-from rewards.probing.trial import Probe, try_out
+from rewards.probing.trial import Probe, fails, try_out
 
 HERE = Path(__file__).parent
 LENGTH = 512
@@ -81,7 +81,8 @@ def check(args: Namespace, console: Console) -> list[str]:
     """
     fn, kwargs = fn_and_kwargs(args.fn, args.kwargs, args.run)
     name = args.name or re.split(r"[.:]", args.fn)[-1]  # of a run its key, as its function may have another
-    with closing(Reward(fn, name, kwargs, timeout=args.timeout)) as reward:
+    make = partial(Reward, fn, name, kwargs, timeout=args.timeout)
+    with closing(make()) as reward:
         problems: list[str] = []
         try:
             if args.run:
@@ -102,7 +103,10 @@ def check(args: Namespace, console: Console) -> list[str]:
                         "`answer` (with `question`, and `solution`, the way to the answer), or takes a correct "
                         "`completion`: rename the columns of this file"
                     )
-                problems = show(f"{fn} {kwargs}", *try_out(reward, rows), console)
+                as_messages = fails(make, rows[0]) and not fails(make, rows[0], as_messages=True)
+                if as_messages:
+                    console.print("completions are messages, as with task.conversational=true: it fails on text")
+                problems = show(f"{fn} {kwargs}", *try_out(reward, rows, as_messages), console)
         except RewardError as error:
             problems = [str(error)]
     return problems + [f"{count} completions could not be scored: {kind}" for kind, count in reward.errors.items()]

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from rewards.boxes import final_part
-from rewards.text import FINDERS, text_of
+from rewards.notation import BEGIN, UNSPACED
+from rewards.text import FINDERS, HEADING, final_part, text_of
 
-LETTER = r"(?<!\w)(?:[B-HJ]|[AI](?![ \t]+(?!and\b|or\b|is\b)\w\w))(?!-?\w)"  # not as in "A dog" and "I think"
+LETTER = rf"{BEGIN}(?:[B-HJ]|[AI](?![ \t]+(?!and\b|or\b|is\b)\w\w))(?!-?[^\W{UNSPACED}])"  # not "A dog", "I think"
 LABEL = re.compile(rf"\s*(?i:(?:option|choice|answer)\s+)?[(\[]?({LETTER})\s*(?:[)\].:,–—-]|$)")
 STATED = re.compile(r"\b(?i:answer|choice|option)\s*(?:is|would be|should be|must be|=|:)[\s:]*")
 MARKUP = re.compile(r"[*_`~$\"'“”‘’{}]|\\(?:text(?:bf)?|math(?:rm|bf))?")
@@ -34,9 +34,9 @@ def choice(
 def final_lines(text: str) -> list[str]:
     """Return the lines that state the final answer, or else those that begin with a letter, or else the last line."""
     text = final_part(text)
-    for kind in ("boxed", "hash"):
-        text = (FINDERS[kind].findall(text) or [text])[-1]
-    text = MARKUP.sub("", text)
+    text = (FINDERS["boxed"](text) or [text])[-1]
+    hashes = [line for line in FINDERS[HEADING](text) if LABEL.match(MARKUP.sub("", line))] or FINDERS["hash"](text)
+    text = MARKUP.sub("", (hashes or [text])[-1])
     if stated := list(STATED.finditer(text)):
         first, *others = text[stated[-1].end() :].split("\n")
         return [re.split(r"\b(?:because|since|not|rather|instead)\b", first)[0], *takewhile(LABEL.match, others)]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rewards.boxes import COORDINATES, best_sum, final_part, in_original, overlaps, read_boxes, read_reference, sound
-from rewards.text import text_of
+from rewards.boxes import COORDINATES, best_sum, in_original, overlaps, read_boxes, read_reference, sound
+from rewards.text import final_part, text_of
 
 
 def iou(

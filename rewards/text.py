@@ -1,30 +1,20 @@
-"""The text of completions, their final answer, and the number in it."""
+"""The text of completions, and their final answer."""
 
 import re
-import unicodedata
-from collections.abc import Sequence
-from fractions import Fraction
+from collections.abc import Callable, Sequence
 from typing import Any
 
-DIGITS = r"(?:\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
-FRACTION = r"(?:\d+ +)?\d+ ?/ ?\d+"
-NUMBER = re.compile(rf"(?<![\w.])[-+]?[$€£]?[-+]?(?:{FRACTION}|{DIGITS})(?:\s*%)?")
-# up to three words of a unit after a number, but none that calculates
-UNIT = r"(?:\s(?!(?:pi|plus|minus|times|over|or|and|to|hundred|thousand|million|billion|dozen)\b)[^\W\d_]{2,}){0,3}"
-WITH_UNIT = re.compile(
-    rf"([-+]?)[$€£]?([-+]?)(?:({DIGITS})|(\d+ +)?(\d+) ?/ ?(\d+))\s*(%|percent\b)?{UNIT}[.!]?", re.IGNORECASE
-)
-LONGEST = 200
-"""Characters of the longest number with its unit."""
-FINDERS = {
-    "hash": re.compile(r"####[ \t]*([^\n]*)"),
-    "boxed": re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"),
-    "answer": re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
-    "last_number": NUMBER,
-    "text": re.compile(rf"\A\s*(\S.{{0,{LONGEST}}}?)\s*\Z"),
-}
+from rewards.notation import LONGEST, NUMBER, WORDS, numbers, plain, signed, stated
+
+BRACES = re.compile(r"(\\+(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
+HASH = re.compile(r"####+[^\S\n]*(?:\n\s*)?((?:(?!####)[^\n])*)")
+ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)(?:</answer>|\Z)", re.DOTALL)
+THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+SHORT = re.compile(rf"\A\s*(\S.{{0,{LONGEST}}}?)\s*\Z")
 MARKED = ("hash", "boxed", "answer", "last_number")
 """Kinds of final answers with a mark in the text."""
+HEADING = "heading"
+"""The kind of text behind `####` with more text behind it, which is the answer if there is no other."""
 
 
 def text_of(completion: str | list[dict[str, Any]]) -> str:
@@ -45,55 +35,78 @@ def printable(text: str) -> str:
 def final_answer(text: str, find: Sequence[str] = MARKED) -> str:
     r"""Return the final answer of a text: the last answer of the first kind that occurs; empty if none occurs.
 
+    Thoughts, marks without content and headings behind `####` hold no answer.
+
     Args:
-        find: kinds in the order of the search: `hash` is the text after `####` on its line, `boxed` the content of
-            `\boxed{}`, `answer` the content of `<answer></answer>`, `last_number` the last number, `text` all of a
-            text of one short line.
+        find: kinds in the order of the search: `hash` is the text after `####` on its line or the next, `boxed` the
+            content of `\boxed{}`, `answer` the content of `<answer></answer>`, `last_number` the last number or time,
+            `text` all of a text of one short line.
     """
     return found_answer(text, find)[1]
 
 
 def found_answer(text: str, find: Sequence[str] = MARKED) -> tuple[str, str]:
     """Return the kind of the final answer of a text, and the answer; both empty if there is none."""
-    for kind in find:
-        answers = FINDERS[kind].findall(plain(text) if kind == "last_number" else text)
+    text = without_thoughts(text)
+    for kind in (*find, *(HEADING for kind in find if kind == "hash")):
+        answers = [answer for answer in map(str.strip, FINDERS[kind](text)) if answer]
         if answers:
-            return kind, answers[-1].strip()
+            return kind, answers[-1]
     return "", ""
 
 
-def plain(text: str) -> str:
-    """Return text with digits, signs, fractions and spaces of other scripts in ASCII."""
-    return text if text.isascii() else "".join(map(_plain_letter, text))
+def without_thoughts(text: str) -> str:
+    """Return what a text says outside of `<think></think>`, either of which may be missing."""
+    return THOUGHT.sub("", text).rpartition("</think>")[2]
 
 
-def _plain_letter(letter: str) -> str:
-    if letter in "\u2212\u2012\u2013\ufe63\uff0d":
-        return "-"
-    if unicodedata.decomposition(letter).startswith("<fraction>"):  # 3½ is 3 1/2, not 31/2
-        return " " + unicodedata.normalize("NFKC", letter).replace("\u2044", "/")
-    if unicodedata.category(letter) == "Zs":
-        return " "
-    return {"\u066b": ".", "\u066c": ",", "\u2044": "/"}.get(letter) or str(unicodedata.decimal(letter, letter))
+def final_part(text: str) -> str:
+    """Return the last `<answer>…</answer>` outside of thoughts; without it, the text outside of thoughts."""
+    said = without_thoughts(text)
+    answers = [part.partition("</answer>") for part in said.split("<answer>")[1:]]
+    closed = [answer for answer, end, _ in answers if end]
+    return closed[-1] if closed else said
 
 
-def numbers(answer: str) -> tuple[Fraction, ...]:
-    """Return the values that a final answer may mean; none if it is not a single number. 50 % may be 50 or 1/2.
+def boxes(text: str) -> list[str]:
+    r"""Return the contents of each `\boxed{}`, in the order of their beginnings; of one that never ends, the rest."""
+    opened: list[int] = []
+    ends: dict[int, int] = {}
+    for brace in BRACES.finditer(text) if "box" in text else ():
+        if brace[1]:
+            ends[brace.end()] = brace.end() + LONGEST + 1  # more than an answer
+        if brace[1] or brace[0] == "{":
+            opened.append(brace.end())
+        elif brace[0] == "}" and opened and (start := opened.pop()) in ends:
+            ends[start] = brace.start()
+    return [text[start:end] for start, end in ends.items()]
 
-    It may have signs, a currency, thousands separators, decimals, a fraction, percent, and a unit of up to three words.
-    """
-    if len(answer) > LONGEST:
-        return ()
-    bare = re.sub(r"\\[$%,! ]|[*_`]", lambda markup: markup[0].strip("\\,!*_` "), plain(answer)).strip()
-    if not (match := WITH_UNIT.fullmatch(bare)):
-        return ()
-    sign, inner_sign, decimal, integer, above, below, percent = match.groups()
-    if decimal:
-        value = Fraction(re.sub("[, ]", "", decimal))
-    elif int(below):
-        value = int(integer or 0) + Fraction(int(above), int(below))
-    else:
-        return ()
-    if "-" in sign + inner_sign:
-        value = -value
-    return (value, value / 100) if percent else (value,)
+
+def behind_hashes(text: str) -> list[str]:
+    """Return the answers behind `####`, not headings; of headings alone, the last if no text follows it."""
+    lines = list(HASH.finditer(text))
+    at_end = [line[1] for line in lines[-1:] if not text[line.end() :].strip()]
+    return [line[1] for line in lines if line[1] and not is_heading(line[1])] or at_end
+
+
+def is_heading(line: str) -> bool:
+    """Return whether the text behind `####` may be a heading: words that state no answer."""
+    says = "answer" in line.casefold() and bool(stated(line))
+    return bool(WORDS.search(plain(line))) and not numbers(line) and not says
+
+
+def last_number(text: str) -> list[str]:
+    """Return the last number or time in a text, if there is one."""
+    text = plain(text)
+    last_digit = max(map(text.rfind, "0123456789"))
+    return [signed(number) for number in list(NUMBER.finditer(text, max(0, last_digit - LONGEST)))[-1:]]
+
+
+FINDERS: dict[str, Callable[[str], list[str]]] = {
+    "hash": behind_hashes,
+    "boxed": boxes,
+    "answer": ANSWER.findall,
+    "last_number": last_number,
+    "text": SHORT.findall,
+    HEADING: HASH.findall,
+}

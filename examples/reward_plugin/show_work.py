@@ -4,7 +4,8 @@ import operator
 import re
 from fractions import Fraction
 
-from rewards.text import numbers, text_of
+from rewards.notation import numbers
+from rewards.text import text_of
 
 NUMBER = r"\d[\d,]{0,11}(?:\.\d{1,6})?"
 CALCULATION = re.compile(rf"(?<![-+*/] )(?<![-+*/.,\d])(-?{NUMBER}) ?([-+*/]) ?\$?({NUMBER}) ?= ?\$?(-?{NUMBER})(?!\d)")

@@ -1,6 +1,5 @@
 """Checks of a configuration, with one-line errors: key, likely intention, possible values. No heavy imports."""
 
-import math
 import os
 import re
 from dataclasses import fields
@@ -16,7 +15,7 @@ from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.check_mixture import check_mixture
 from grpo.config.devices import check_device, check_facts, vendor_of
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
-from grpo.config.messages import meant
+from grpo.config.messages import elsewhere, meant
 from grpo.config.mixture import generated
 from grpo.config.nodes import check_range
 from grpo.config.options import LOSS_MEANS, TILES_NEED_WHOLE_WEIGHTS, VLLM, Engine, Rollout, Update
@@ -25,6 +24,7 @@ from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
 from grpo.config.streaming import check_streaming
 from grpo.config.tools import check_tools, is_taskset, shards_weights
 from grpo.config.transport import why_merged
+from grpo.config.values import check_values
 from grpo.utils.diagnosis import why_biased, why_not_generated, why_not_stale
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError
@@ -46,7 +46,9 @@ def check(config: DictConfig) -> None:
     known = library_fields(GRPO_CONFIG)
     for key in config.train:  # `+train.key` gets past the schema
         if key not in known or key in NOT_SETTABLE:
-            raise ConfigError(f"train.{key}: {NOT_SETTABLE.get(key) or 'no such key' + meant(key, known)}")
+            places = " or ".join(elsewhere(str(key)))
+            guess = f"; did you mean {places}?" if places else meant(key, known)
+            raise ConfigError(f"train.{key}: {NOT_SETTABLE.get(key) or 'no such key' + guess}")
     check_folder(config.model.model_name_or_path, config.model.gguf_file)
     check_recipes(config)
     check_rewards(config)
@@ -64,7 +66,7 @@ def check(config: DictConfig) -> None:
             raise ConfigError(f"train.{key}={value}: unknown{meant(value, possible)}")
     if reason := losses.why_not(config.train):
         raise ConfigError(f"train.{reason}")
-    check_numbers(config)
+    check_values(config)
     check_device(config)
     check_groups(config.train, processes(config))
     check_range(config)
@@ -89,18 +91,9 @@ def check_top_level(config: DictConfig) -> None:
     """Check that each group is in the schema, or is a value that others refer to; `+name=value` bypasses the schema."""
     for name in (str(key) for key in config if key not in GROUPS):
         if not re.search(rf"\$\{{[^}}]*\b{re.escape(name)}\b", str(OmegaConf.to_container(config))):
-            known = f"; did you mean train.{name}?" if name in config.train else meant(name, GROUPS)
+            places = " or ".join(elsewhere(name))
+            known = f"; did you mean {places}?" if places else meant(name, GROUPS)
             raise ConfigError(f"{name}: no such group{known}; and no value refers to it as ${{{name}}}")
-
-
-def check_numbers(config: DictConfig) -> None:
-    """Check numbers that only the expected time and cost follow from."""
-    numbers = {"plan.hourly_price": config.plan.hourly_price}
-    if config.gpu is not None:
-        numbers |= {f"gpu.{name}": config.gpu[name] for name in ("tflops", "bandwidth_gb_s")}
-    for key, value in numbers.items():
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"{key}={value:g}: a positive number is needed, or null")
 
 
 def check_rewards(config: DictConfig) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.config.library import BUILDERS
+from grpo.config.library import BUILDERS, suffix_of
 from grpo.config.mixture import single_tasks, where
 from grpo.config.secrets import is_secret
 from grpo.utils.errors import ConfigError
@@ -43,17 +43,18 @@ def from_file(arguments: dict[str, Any]) -> dict[str, Any]:
     path, files = str(arguments.get("path") or ""), arguments.get("data_files")
     if not files and not path:
         raise ValueError("name your file: task.dataset.path=my_problems.jsonl")
-    if path and (files or Path(path).suffix not in BUILDERS):
+    if path and (files or not (suffix_of(path) in BUILDERS or Path(path).is_file())):
         return arguments  # a builder, a folder, or a data set on the hub
     first = files or path
     while isinstance(first, dict | list) and first:
         first = next(iter(first.values())) if isinstance(first, dict) else first[0]
-    suffix = Path(str(first)).suffix
+    suffix = suffix_of(first)
     if suffix not in BUILDERS:
-        raise ValueError(f"{first}: of files only these are read: {', '.join(BUILDERS)}")
+        raise ValueError(f"{first}: of files only these are read: {', '.join(BUILDERS)}, also as .gz")
     if "://" not in str(first) and "*" not in str(first) and not Path(str(first)).is_file():
         raise FileNotFoundError(f"there is no file {Path(str(first)).absolute()}")
-    return {**arguments, "path": BUILDERS[suffix], "name": None, "data_files": files or path}
+    separator = {"sep": "\t"} if suffix == ".tsv" else {}
+    return {**separator, **arguments, "path": BUILDERS[suffix], "name": None, "data_files": files or path}
 
 
 def in_one_line(arguments: dict[str, Any]) -> str:

@@ -88,4 +88,15 @@ def package_folder(name: str) -> str:
 DEFAULT_OPTIMIZER = "adamw_torch_fused"
 
 
-BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+BUILDERS = {
+    **{".jsonl": "json", ".json": "json", ".ndjson": "json"},
+    **{".csv": "csv", ".tsv": "csv", ".parquet": "parquet"},
+}
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+"""Suffixes behind those of `BUILDERS`."""
+
+
+def suffix_of(file: object) -> str:
+    """Return the suffix of a file in small letters, without that of its compression."""
+    path = Path(str(file).lower())
+    return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix

@@ -6,14 +6,14 @@ import shlex
 import sys
 from collections.abc import Iterable
 
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from grpo.config.library import GRPO_CONFIG, library_fields
-from grpo.config.schema import NOT_SETTABLE, ROOT
+from grpo.config.schema import GROUPS, NOT_SETTABLE, ROOT
 from grpo.utils.errors import ConfigError
 
 
@@ -24,6 +24,13 @@ def meant(word: object, possible: Iterable[object]) -> str:
     if close:
         return f"; did you mean {', '.join(close)}?"
     return f"; possible: {', '.join(names)}" if 0 < len(names) <= 40 else ""
+
+
+def elsewhere(key: str) -> list[str]:
+    """Return the keys of the same name in the groups of the configuration, such as `task.max_prompt_length`."""
+    schema = ConfigStore.instance().load("schema.yaml").node
+    parts = [(group, schema._get_node(group)) for group in GROUPS]
+    return [f"{group}.{key}" for group, node in parts if isinstance(node, DictConfig) and key in (node._content or ())]
 
 
 def explain(error: Exception) -> str:
@@ -54,8 +61,8 @@ def explain(error: Exception) -> str:
                 "reward": f"; a new reward is added with a plus: +{cause.full_key}.fn=…",
                 "peft": f"; any other field of peft.LoraConfig is added with a plus: +{cause.full_key}=…",
             }
-            known = f"; did you mean train.{key}?" if not group and key in library_fields(GRPO_CONFIG) else None
-            guess = known or meant(cause.key, _possible_keys(cause))
+            places = elsewhere(key)
+            guess = f"; did you mean {' or '.join(places)}?" if places else meant(cause.key, _possible_keys(cause))
             return f"{cause.full_key}: no such key{guess}{plus.get(group, '')}"
         return f"{cause.full_key}: {_wrong_value(cause)}"
     return _of_defaults(str(error))

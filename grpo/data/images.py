@@ -16,6 +16,7 @@ from transformers.image_utils import SizeDict
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from trl import prepare_multimodal_messages
 
+from grpo.data.prompts import template_errors
 from grpo.utils.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -220,7 +221,8 @@ def unexpanded(processor: Any, prompts: list[Any], tools: Sequence[Any] = (), **
     """Return the tokens of conversations with one token per image, as an engine takes them with the images."""
     messages, tokenizer = [prepare_multimodal_messages(prompt) for prompt in prompts], processor.tokenizer
     options |= {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
-    texts = processor.apply_chat_template(messages, **options)
+    with template_errors():
+        texts = processor.apply_chat_template(messages, **options)
     begun = tokenizer.bos_token is not None and texts[0].startswith(tokenizer.bos_token)  # as transformers decides
     return tokenizer(texts, add_special_tokens=not begun)["input_ids"]
 

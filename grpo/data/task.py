@@ -4,8 +4,7 @@ import copy
 import importlib
 import logging
 import re
-import string
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,9 +15,11 @@ from omegaconf import DictConfig
 
 from grpo.config.data_files import arguments_of, from_file, in_one_line
 from grpo.data import images
+from grpo.data.answers import answer_text, final
+from grpo.data.prompts import column_of, columns_of, prompts_from, template_errors, template_of
 from grpo.data.stream import Stream
 from grpo.utils.errors import ConfigError
-from rewards.text import numbers
+from rewards.notation import numbers
 
 log = logging.getLogger(__name__)
 RESERVED = ("self", "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
@@ -149,9 +150,10 @@ def prompt_lengths(prompts: list[Any], processing_class: Any, tools: Sequence[An
     if not plain and not processing_class.chat_template:
         raise ConfigError("task.conversational: the model has no chat template; use task.conversational=false")
     if not plain:
-        prompts = processing_class.apply_chat_template(
-            prompts, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
-        )
+        with template_errors():
+            prompts = processing_class.apply_chat_template(
+                prompts, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+            )
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     return [len(ids) for ids in tokenizer(prompts, add_special_tokens=plain)["input_ids"]]
 
@@ -242,22 +244,25 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
     """Add the prompts and the answers, filter rows without a question or an answer, and count."""
     _check_columns(dataset, task)
     counts = {"rows": len(dataset), "used": 0, **dict.fromkeys(FILTERED, 0), "not_a_number": 0}
-    named = _columns_of(template_of(task, dataset.column_names))
     make_prompt = prompts_from(task, dataset.column_names)
     column, pattern = task.answer.column, task.answer.pattern
-    keep: list[bool] = []
-    columns: dict[str, list[Any]] = {"prompt": [], "answer": []}
+    prompts: list[Any] = []
+    texts: list[str] = []
     try:
         for row in dataset.remove_columns(images.COLUMN) if task.images else dataset:
-            keep.append(all(row[name] is not None for name in named))
-            if keep[-1]:
-                columns["prompt"].append(make_prompt(row))
-                columns["answer"].append("" if column is None else _answer(row[column], pattern))
+            prompts.append(make_prompt(row))
+            texts.append("" if column is None else answer_text(row, column))
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"task.dataset={in_one_line(arguments_of(task))}: not UTF-8, {error}; save the file as UTF-8"
         ) from error
+    keep = [prompt is not None for prompt in prompts]
     dataset = _keep(dataset, keep, counts, "no_question")
+    texts = [text for text, kept in zip(texts, keep, strict=True) if kept]
+    columns = {
+        "prompt": [prompt for prompt in prompts if prompt is not None],
+        "answer": [final(text, pattern) for text in texts],
+    }
     # added anew: `map` would give an answer the type that its column has in the file, such as a number
     others = [name for name in dataset.column_names if name not in columns]
     prepared = dataset.select_columns(others) if others else Dataset.from_dict(columns)
@@ -266,89 +271,39 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
     prepared = prepared.select_columns(list(dict.fromkeys([*dataset.column_names, *columns])))
     if column is None:
         return prepared, counts
-    given = [_text(value).strip() != "" for value in dataset[column][:]]
-    prepared = _keep(prepared, given, counts, "no_answer")
-    found = [answer != "" for answer in prepared["answer"][:]]
-    prepared = _keep(prepared, found, counts, "unread_answer")
+    prepared = _keep(prepared, [text.strip() != "" for text in texts], counts, "no_answer")
+    prepared = _keep(prepared, [answer != "" for answer in prepared["answer"][:]], counts, "unread_answer")
     counts["not_a_number"] = sum(not numbers(answer) for answer in prepared["answer"][:])
     return prepared, counts
 
 
 def _check_columns(dataset: Dataset, task: DictConfig) -> None:
+    names = dataset.column_names
+    template = template_of(task, names)
     try:
-        wanted = _columns_of(template_of(task, dataset.column_names))
+        wanted = columns_of(template, names)
         groups = re.compile(task.answer.pattern or "()").groups
     except (ValueError, re.error) as error:
-        raise ConfigError(f"task.prompt or task.answer.pattern: {error}") from error
+        raise ConfigError(f"task.prompt or task.answer.pattern: {error}; braces that are text are doubled") from error
     if groups == 0:
         raise ConfigError(f"task.answer.pattern={task.answer.pattern}: put the final answer in parentheses")
     for name in RESERVED:
-        if name in dataset.column_names:
+        if name in names:
             raise ConfigError(f"task: a column is named {name}, as an argument of reward functions is: rename it")
-    for name in [task.answer.column, *wanted, task.eval.difficulty]:
-        if name is not None and name not in dataset.column_names:
+    for name in ("image", "images"):
+        if name in names and task.images is None:
             raise ConfigError(
-                f"task: the data has no column {name}; it has: {', '.join(dataset.column_names)}. task.prompt, "
+                f"task: TRL shows a column that is named {name} to the policy: set task.images, or rename it"
+            )
+    answer = None if task.answer.column is None else column_of(task.answer.column, names)
+    for name in [answer, *wanted, task.eval.difficulty]:
+        if name is not None and name not in names:
+            raise ConfigError(
+                f"task: the data has no column {name}; it has: {', '.join(names)}. task.prompt, "
                 "task.answer.column and task.eval.difficulty name them"
             )
-
-
-def template_of(task: DictConfig, columns: Container[str]) -> str:
-    """Return `task.prompt` with columns in braces; the name of a column alone stands for that column."""
-    return f"{{{task.prompt}}}" if task.prompt in columns else str(task.prompt)
-
-
-def _columns_of(template: str) -> list[str]:
-    """Return the columns that `task.prompt` names: `{question}`, `{row[name]}`, `{table.name}`."""
-    fields = [name for _, name, _, _ in string.Formatter().parse(template) if name]
-    return [re.split(r"[.\[]", name)[0] for name in fields]
-
-
-def prompts_from(task: DictConfig, columns: Container[str]) -> Callable[[dict[str, Any]], str | list[dict[str, str]]]:
-    """Return a function that builds the prompt of a row with these columns: system prompt, examples, question.
-
-    Raises:
-        ConfigError: an example lacks a column that `task.prompt` names.
-    """
-    template, system, shots = template_of(task, columns), task.system_prompt, []
-    for example in task.few_shot.examples:
-        try:
-            shots.append((template.format(**example), task.few_shot.completion.format(**example)))
-        except KeyError as error:
-            raise ConfigError(f"task.few_shot.examples: {example} lacks {error}, which task.prompt names") from error
-    named = task.prompt if task.prompt in columns else None
-    if not task.conversational:
-        before = (f"{system}\n\n" if system else "") + "".join(asked + said for asked, said in shots)
-
-        def text(row: dict[str, Any]) -> str:
-            if named and isinstance(row[named], list):
-                raise ConfigError(f"task.prompt={named}: a column of messages, which needs task.conversational=true")
-            return before + template.format(**row)
-
-        return text
-    turns = [("system", system)] if system else []
-    for asked, said in shots:
-        turns += [("user", asked), ("assistant", said)]
-
-    def conversation(row: dict[str, Any]) -> list[dict[str, str]]:
-        if named and isinstance(row[named], list):  # of messages, as in TRL's conversational data sets
-            asked = [(message["role"], message["content"]) for message in row[named]]
-        else:
-            asked = [("user", template.format(**row))]
-        return [{"role": role, "content": content} for role, content in [*turns, *asked]]
-
-    return conversation
-
-
-def _answer(value: Any, pattern: str | None) -> str:
-    """Return the answer in a value of the answers' column; empty if the pattern does not match."""
-    text = _text(value)
-    if pattern is None:
-        return text.strip()
-    found = re.search(pattern, text)
-    return found.group(1).strip() if found else ""
-
-
-def _text(value: Any) -> str:
-    """Return a value of the data as text; None and NaN become empty."""
-    return "" if value is None or value != value else str(value)
+    if not wanted and answer and not task.images:
+        raise ConfigError(
+            f"task.prompt={task.prompt!r}: it names no column, so that all rows have the same prompt; write columns in "
+            f"braces, as in {{{names[0]}}}; the data has: {', '.join(names)}"
+        )

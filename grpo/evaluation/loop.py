@@ -20,7 +20,8 @@ from grpo.rundir.files import write_lines
 from grpo.utils.distributed import gathered, is_main_process, rank, world_size
 from grpo.utils.estimators import majority_at_k, pass_at_k, wilson_interval
 from rewards.isolation.reward import Reward
-from rewards.text import final_answer, numbers
+from rewards.notation import numbers
+from rewards.text import final_answer
 
 GRADED_AT_ONCE = 64
 """Completions per call of the grader."""
@@ -122,7 +123,8 @@ def _by_difficulty(difficulties: list[Any], correct: list[bool]) -> dict[str, di
     """Return accuracy, samples and interval of the problems of each difficulty."""
     groups = defaultdict(list)
     for value, is_correct in zip(difficulties, correct, strict=True):
-        groups[value].append(is_correct)
+        plain = isinstance(value, int | float | str) and value == value
+        groups[value if plain else str(value)].append(is_correct)
     return {
         str(value): {
             "accuracy": mean(groups[value]),

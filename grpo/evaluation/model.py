@@ -11,6 +11,7 @@ from datasets import Dataset
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from grpo.data.limits import check_limits
 from grpo.data.mixture import named
 from grpo.data.rewards import check_grader, grader_of, running_rewards
 from grpo.data.task import count_used, load_held_out, prompt_lengths, reward_columns
@@ -49,6 +50,10 @@ def evaluate_model(
     tasks = {task: one for task, one in tasks.items() if one.eval.size}
     loaded = {task: load_held_out_of(task, one, processing_class) for task, one in tasks.items()}
     longest, most_images = longest_of(config.task, [problems for problems, _ in loaded.values()], processing_class)
+    if not policy.adapter_config(name):
+        splits = [problems for problems, _ in loaded.values()]
+        revision = "main" if options.model else model.model_revision
+        check_limits(name, revision, processing_class, splits, max(limits.values()), longest)
     device = "cpu" if config.train.use_cpu else kind_of_device()
     vllm = find_spec("vllm") is not None and (device == "cuda" or config.train.use_vllm)
     graders, columns = graders_of(config, tasks, {task: problems for task, (problems, _) in loaded.items()})

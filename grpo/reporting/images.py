@@ -14,8 +14,8 @@ from typing import Any
 import numpy
 from PIL import Image
 
-from rewards.boxes import COORDINATES, final_part, in_original, read_boxes, read_reference, sound
-from rewards.text import text_of
+from rewards.boxes import COORDINATES, in_original, read_boxes, read_reference, sound
+from rewards.text import final_part, text_of
 
 MAX_IMAGES = 300
 """Images on a page."""

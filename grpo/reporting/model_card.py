@@ -6,7 +6,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from grpo.config.library import BUILDERS
+from grpo.config.library import BUILDERS, suffix_of
 from grpo.config.mixture import single_tasks
 from grpo.rundir.files import read_json
 from grpo.rundir.run_dir import Run
@@ -44,7 +44,7 @@ def model_card(run: Run) -> str:
 def data_of(task: Any) -> str:
     """Return the data set of a task: its name on the hub, its generator, or the names of its files without folders."""
     path, files = str(task.dataset.get("path") or ""), task.dataset.get("data_files")
-    if files or (path and (Path(path).exists() or Path(path).suffix in BUILDERS)):
+    if files or (path and (Path(path).exists() or suffix_of(path) in BUILDERS)):
         named = files.values() if hasattr(files, "values") else [files or path]
         return ", ".join(Path(str(file)).name for file in named)
     return path or str(task.dataset.get("generator"))

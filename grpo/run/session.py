@@ -17,6 +17,7 @@ from grpo.config.mixture import limit_of, single_tasks
 from grpo.config.resolve import Resolved
 from grpo.config.secrets import without_secrets
 from grpo.data.images import is_unused
+from grpo.data.limits import check_limits
 from grpo.data.mixture import load_problems
 from grpo.data.rewards import (
     check_grader,
@@ -214,6 +215,13 @@ def problems_of(settings: Resolved, processing_class: Any, tools: Tools, console
     seed = settings.train.seed if settings.train.shuffle_dataset else None
     problems = load_problems(settings.task, processing_class, tools.described, seed)
     console.print(str(problems), highlight=False, soft_wrap=True)
+    model, limit = settings.model, settings.task.max_prompt_length if problems.stream or problems.view else None
+    splits = [split for split in (problems.train, problems.held_out) if split]
+    completion = settings.train.max_completion_length
+    if warning := check_limits(
+        model.model_name_or_path, model.model_revision, processing_class, splits, completion, limit
+    ):
+        console.print(warning, highlight=False, soft_wrap=True)
     if names := ", ".join(tool.__name__ for tool in functions):
         console.print(f"the policy may call {names}", highlight=False, soft_wrap=True)
     if settings.train.use_vllm:

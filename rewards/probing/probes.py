@@ -8,8 +8,8 @@ determines the completions: a number, boxes, an option, or any other text.
 import re
 from typing import Any
 
+from rewards.notation import numbers
 from rewards.probing import boxes
-from rewards.text import numbers
 
 STYLES = {
     "hash": "{solution}\n#### {answer}",

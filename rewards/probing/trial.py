@@ -1,9 +1,11 @@
 """The rewards of correct completions, incorrect completions, and cheats of policies."""
 
+import logging
 import re
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from statistics import mean
 from types import SimpleNamespace
@@ -40,18 +42,36 @@ def token_ids(text: str) -> list[int]:
 
 
 def score(
-    reward: Reward, rows: list[dict[str, Any]], completions: list[Any], tokenize: Callable[[str], list[int]] = token_ids
+    reward: Reward,
+    rows: list[dict[str, Any]],
+    completions: list[Any],
+    tokenize: Callable[[str], list[int]] = token_ids,
+    as_messages: bool = False,
 ) -> list[float | None]:
-    """Return the rewards of a completion per row."""
+    """Return the rewards of a completion per row; texts become conversations with `as_messages`."""
     columns = {key: [row.get(key) for row in rows] for key in rows[0]} if rows else {}
     ids = [tokenize(text_of(completion)) for completion in completions]
     prompts = [row.get("prompt", row.get("question", "")) for row in rows]
+    if as_messages:
+        prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        completions = [[{"role": "assistant", "content": completion}] for completion in completions]
     given = {"prompts": prompts, "completions": completions, "completion_ids": ids, "trainer_state": AT_THE_END}
     given[GROUP] = [*range(len(rows))]  # each completion alone
     return reward.score(**{**columns, **given})
 
 
-def try_out(reward: Reward, rows: list[dict[str, Any]]) -> tuple[list[Probe], float]:
+def fails(make: Callable[[], Reward], row: dict[str, Any], as_messages: bool = False) -> bool:
+    """Return whether a reward fails on a correct completion, as text or as messages; silently."""
+    logging.disable(logging.ERROR)
+    try:
+        with closing(make()) as reward:
+            score(reward, [row], [next(iter(correct(row).values()))], as_messages=as_messages)
+            return bool(reward.errors)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def try_out(reward: Reward, rows: list[dict[str, Any]], as_messages: bool = False) -> tuple[list[Probe], float]:
     """Return the rewards of each kind of completion, and the time per completion in seconds.
 
     An incorrect completion or a cheat should earn no more than the correct completion of the same row. It should earn
@@ -62,14 +82,17 @@ def try_out(reward: Reward, rows: list[dict[str, Any]]) -> tuple[list[Probe], fl
     styles = [style for style in right[0] if all(style in by_style for by_style in right)]
     if not styles:
         raise ValueError("some rows have a correct completion and others do not: give all of them one, or none")
-    earned = {style: score(reward, rows, [by_style[style] for by_style in right]) for style in styles}
+    earned = {
+        style: score(reward, rows, [by_style[style] for by_style in right], as_messages=as_messages) for style in styles
+    }
     best = max(earned, key=lambda style: average(earned[style]))
     probes = [Probe("correct", style, earned[style], earned[style]) for style in styles]
     for kind, make in (("incorrect", incorrect), ("cheat", cheats)):
         made = [make(row, best) for row in rows]
-        for name in dict.fromkeys(name for completions in made for name in completions):
-            tried = [index for index, completions in enumerate(made) if name in completions]
-            rewards = score(reward, [rows[index] for index in tried], [made[index][name] for index in tried])
+        for name in dict.fromkeys(name for by_name in made for name in by_name):
+            tried = [index for index, by_name in enumerate(made) if name in by_name]
+            completions = [made[index][name] for index in tried]
+            rewards = score(reward, [rows[index] for index in tried], completions, as_messages=as_messages)
             probes.append(Probe(kind, name, rewards, [earned[best][index] for index in tried]))
     averages = [average(probe.rewards) for probe in probes if probe.kind == "incorrect"]
     discriminates = bool(averages) and mean(averages) < average(earned[best]) - 1e-9

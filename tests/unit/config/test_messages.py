@@ -1,11 +1,13 @@
 """What a message says to type, typed in a shell."""
 
 import subprocess
+from collections.abc import Callable
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
 
-from grpo.config.messages import to_paste
+from grpo.config.messages import elsewhere, to_paste
 
 VALUES = [
     "{q}",
@@ -35,3 +37,11 @@ def test_what_is_printed_can_be_pasted(value: str) -> None:
 def test_plain_values_are_printed_as_the_documentation_has_them() -> None:
     assert to_paste("task.prompt={q}") == "\"task.prompt='{q}'\""
     assert to_paste("train.num_generations") is None
+
+
+def test_a_key_of_another_group_is_found_there(composed: Callable[..., DictConfig]) -> None:
+    assert composed()
+    assert elsewhere("attn_implementation") == ["model.attn_implementation"]
+    assert elsewhere("temperature") == ["train.temperature", "evaluate.temperature"]
+    assert elsewhere("dynamic_sampling") == ["rollout.dynamic_sampling"]
+    assert elsewhere("nothing") == []

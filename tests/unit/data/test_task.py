@@ -1,3 +1,4 @@
+import gzip
 import io
 import json
 from collections.abc import Callable
@@ -107,6 +108,9 @@ def test_without_evaluation_no_split_is_held_out(composed: Callable[..., DictCon
         ("task.dataset.path=null", "name your file: task.dataset.path=my_problems.jsonl"),
         ("task.split=test", 'Unknown split "test"'),
         ("task.prompt='{query}'", "no column query; it has: question, answer, level"),
+        ("task.prompt=questions", "task.prompt='questions': it names no column"),
+        ("task.prompt='{{question}}'", "it names no column, so that all rows have the same prompt"),
+        ("task.answer.column=answers.text", "no column answers"),
         ("task.answer.column=solution", "no column solution"),
         ("task.answer.pattern='=> (.*)'", "rows whose answer task.answer.pattern does not find"),
         ("task.answer.pattern='=> (.*'", "missing ), unterminated"),
@@ -197,6 +201,9 @@ def test_the_chat_template_counts_and_is_needed(composed: Callable[..., DictConf
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match="has no chat template"):
         prompt_lengths(conversation, tokenizer)
+    tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
+    with pytest.raises(ConfigError, match=r"refuses .* System role not supported; try task\.system_prompt=null"):
+        prompt_lengths(conversation, tokenizer)
 
 
 def test_examples_stand_before_the_question(composed: Callable[..., DictConfig], local: list[str]) -> None:
@@ -244,12 +251,20 @@ def test_answers_that_are_numbers_in_the_file_are_answers(
 
 def test_a_row_without_a_question_is_filtered_and_counted(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    rows = [{"question": "1 + 1?", "answer": "2"}, {"question": None, "answer": "3"}]
+    rows = [{"question": question, "answer": "2"} for question in ("1 + 1?", None, "", "  ")]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     problems = load_task(composed("task=jsonl", f"task.dataset.path={file}", "task.eval.size=0").task)
     assert list(problems.train["answer"]) == ["2"]
     assert "None" not in str(list(problems.train["prompt"]))
-    assert str(problems) == "1 problems to train on (filtered: 1 without a value that task.prompt names)"
+    assert str(problems) == "1 problems to train on (filtered: 3 without a value that task.prompt names)"
+
+
+def test_columns_that_trl_takes_for_images_are_one_line(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
+    for name in ("image", "images"):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text(json.dumps({"question": "1 + 1?", "answer": "2", name: "x"}) + "\n")
+        with pytest.raises(ConfigError, match=f"a column that is named {name} .* set task.images, or rename it"):
+            load_task(composed("task=jsonl", f"task.dataset.path={file}", "task.eval.size=0").task)
 
 
 @pytest.mark.parametrize("name", ["completions", "self", "prompts"])
@@ -299,6 +314,12 @@ MALFORMED: dict[str, tuple[bytes, str | int]] = {  # what is said of it, or how 
     "no_header.csv": (b"1 + 1?,2\n1 + 2?,3\n", "the data has no column answer; it has: 1 + 1?, 2"),
     "latin.csv": (b"question,answer\ncaf\xe9,1\n", "'utf-8' codec can't decode"),
     "semicolon.csv": (b"question;answer\na;1\n", "the data has no column answer; it has: question;answer"),
+    "compressed.jsonl.gz": (gzip.compress(GOOD), 1),
+    "UPPER.JSONL": (GOOD, 1),
+    "lines.ndjson": (GOOD, 1),
+    "tabs.tsv": (b"question\tanswer\na, b\t1\n", 1),
+    "sheet.xlsx": (b"PK", "sheet.xlsx: of files only these are read: .jsonl, .json, .ndjson, .csv, .tsv, .parquet"),
+    "without_suffix": (GOOD, "without_suffix: of files only these are read"),
     "cut.parquet": (PARQUET.getvalue()[:-20], "Either the file is corrupted"),
     "text.parquet": (b"hello", "smaller than the minimum"),
     "damaged.parquet": (PARQUET.getvalue()[:100] + bytes(6) + PARQUET.getvalue()[106:], "Couldn't deserialize"),

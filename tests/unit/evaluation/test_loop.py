@@ -17,7 +17,7 @@ import grpo.builtin.tiny
 from grpo.config.batch import evaluated_at_once, processes
 from grpo.config.schema import train_arguments
 from grpo.data.task import load_held_out
-from grpo.evaluation.loop import Decoding, Evaluation, evaluate
+from grpo.evaluation.loop import Decoding, Evaluation, _by_difficulty, evaluate
 from grpo.evaluation.model import fingerprint
 from grpo.generation.local import Completer
 from rewards.isolation.reward import Reward
@@ -91,6 +91,15 @@ def test_every_completion_is_kept_and_counted(tiny: Any, held_out: Dataset, grad
         assert found["interval"][0] <= found["value"] <= found["interval"][1]
     by_sample = [[row["completion"] for row in sampled if row["sample"] == number] for number in (1, 2, 3, 4)]
     assert all(one != other for one, other in combinations(by_sample, 2))
+
+
+def test_accuracies_are_reported_by_every_kind_of_value() -> None:
+    difficulties = [["a"], ["a"], [], {"k": 1}, float("nan"), float("nan"), None, 2, "x"]
+    by_difficulty = _by_difficulty(difficulties, [True, False, *[True] * 7])
+    assert {value: part["samples"] for value, part in by_difficulty.items()} == {
+        **{"['a']": 2, "[]": 1, "{'k': 1}": 1, "nan": 2, "None": 1, "2": 1, "x": 1}
+    }
+    assert by_difficulty["['a']"]["accuracy"] == 0.5
 
 
 def test_an_interrupted_evaluation_continues(tiny: Any, held_out: Dataset, grader: Reward, tmp_path: Path) -> None:

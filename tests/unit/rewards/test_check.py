@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pandas
@@ -13,7 +15,7 @@ from rewards.boxes import overlaps, read_boxes, read_reference
 from rewards.check import fn_and_kwargs
 from rewards.isolation.reward import Reward
 from rewards.probing.probes import cheats, correct, final, incorrect
-from rewards.probing.trial import above, score, try_out
+from rewards.probing.trial import above, fails, score, try_out
 from tests.commands import finished
 
 MINE = """
@@ -310,6 +312,22 @@ def test_only_correctness_rewards_fail_on_a_tie_with_the_answer() -> None:
 
 def test_a_built_in_reward_is_checked_as_it_is_shipped() -> None:
     assert fn_and_kwargs("brevity", ["enough=7"]) == ("rewards.brevity.brevity", {"enough": 7, "limit": 512})
+
+
+def test_a_function_that_reads_messages_is_tried_with_messages(tmp_path: Path) -> None:
+    file = tmp_path / "published.py"
+    file.write_text(
+        "def reward(prompts, completions, answer, **columns):\n    assert prompts[0][-1]['role'] == 'user'\n"
+        "    return [float(text[0]['content'].endswith('#### ' + a)) for text, a in zip(completions, answer)]\n"
+    )
+    rows = [{"question": "2 + 3?", "answer": "5"}, {"question": "3 + 4?", "answer": "7"}]
+    make = partial(Reward, f"{file}:reward", "published")
+    assert fails(make, rows[0])
+    assert not fails(make, rows[0], as_messages=True)
+    with closing(make()) as reward:
+        earned = {probe.name: probe.rewards for probe in try_out(reward, rows, as_messages=True)[0]}
+    assert earned["hash"] == [1, 1]
+    assert earned["off by one"] == [0, 0]
 
 
 def test_a_check_gives_the_state_of_a_run_that_is_over(tmp_path: Path) -> None:

@@ -1,0 +1,41 @@
+"""The ranges of numbers in a configuration: sampling, steps, and the numbers that time and cost follow from."""
+
+import math
+
+from omegaconf import DictConfig, OmegaConf
+
+from grpo.utils.errors import ConfigError
+
+POSITIVE = ("train.temperature", "train.repetition_penalty")
+"""Numbers that are positive; `POSITIVE_OR_NULL` may be null."""
+POSITIVE_OR_NULL = ("plan.hourly_price", "gpu.tflops", "gpu.bandwidth_gb_s")
+
+
+def check_values(config: DictConfig) -> None:
+    """Check that numbers are in their ranges, and that the run has a step.
+
+    Raises:
+        ConfigError: the first problem.
+    """
+    train = config.train
+    for key in (*POSITIVE, *POSITIVE_OR_NULL):
+        value = OmegaConf.select(config, key)
+        if value is None and key in POSITIVE_OR_NULL:
+            continue
+        if value is None or not 0 < value < math.inf:
+            null = ", or null" if key in POSITIVE_OR_NULL else ""
+            raise ConfigError(f"{key}={value if value is None else f'{value:g}'}: a positive number is needed{null}")
+    if train.top_p is None or not 0 < train.top_p <= 1:
+        raise ConfigError(f"train.top_p={train.top_p}: above 0, and 1 for no limit")
+    if train.top_k is None or train.top_k < 0:
+        raise ConfigError(f"train.top_k={train.top_k}: a positive number of tokens, or 0 for no limit")
+    if train.min_p is not None and not 0 <= train.min_p <= 1:
+        raise ConfigError(f"train.min_p={train.min_p}: from 0 to 1, or null")
+    for key in ("train.max_completion_length", "task.max_prompt_length"):
+        if (length := OmegaConf.select(config, key)) is not None and length < 1:
+            raise ConfigError(f"{key}={length}: at least 1 token")
+    if train.max_steps == 0 or (train.max_steps < 0 and not 0 < train.num_train_epochs < math.inf):
+        raise ConfigError(
+            f"train.max_steps={train.max_steps} train.num_train_epochs={train.num_train_epochs}: the run would have no "
+            "step; give a positive number of steps, or train.max_steps=-1 and a positive number of epochs"
+        )
