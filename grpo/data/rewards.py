@@ -13,7 +13,7 @@ from grpo.config.mixture import graded_by, scored_by
 from grpo.config.schema import REWARD_MODEL, ROOT
 from grpo.utils.distributed import gathered, log_name
 from grpo.utils.errors import ConfigError
-from rewards.isolation.loader import GROUP
+from rewards.isolation.loader import FROM_TRL
 from rewards.isolation.reward import Reward
 
 
@@ -56,8 +56,8 @@ def grader_of(name: str, rewards: DictConfig, train: DictConfig) -> dict[str, di
 
 def check_grader(grader: Reward) -> None:
     """Raise a ConfigError if a reward needs arguments that only a trainer has: it cannot grade an evaluation."""
-    for argument in ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments", "group_id"):
-        if argument in grader.needs:
+    for argument in FROM_TRL:
+        if argument in grader.needs and argument not in ("prompts", "completions"):
             raise ConfigError(
                 f"task.eval.reward={grader.name}: it needs {argument}, which an evaluation does not have; name another"
             )
@@ -139,8 +139,6 @@ def running_rewards(
             stack.callback(reward.close)
             if name in columns[name]:
                 raise ConfigError(f"reward.{name}: the data has a column of this name; give the reward another name")
-            if reward.compares and GROUP in columns[name]:
-                raise ConfigError(f"reward.{name}: gets {GROUP} from the trainer; rename this column of the data")
             if missing := reward.missing(columns[name]):
                 known = ", ".join(columns[name])
                 raise ConfigError(f"reward.{name}: needs a column {missing[0]}; the data has: {known}")

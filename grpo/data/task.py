@@ -19,11 +19,10 @@ from grpo.data.answers import answer_text, final
 from grpo.data.prompts import column_of, columns_of, prompts_from, template_errors, template_of
 from grpo.data.stream import Stream
 from grpo.utils.errors import ConfigError
+from rewards.isolation.loader import FROM_TRL
 from rewards.notation import numbers
 
 log = logging.getLogger(__name__)
-RESERVED = ("self", "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-"""Arguments of reward functions, which get the columns of the data as well."""
 FILTERED = {
     "no_question": "without a value that task.prompt names",
     "no_answer": "without an answer",
@@ -287,7 +286,7 @@ def _check_columns(dataset: Dataset, task: DictConfig) -> None:
         raise ConfigError(f"task.prompt or task.answer.pattern: {error}; braces that are text are doubled") from error
     if groups == 0:
         raise ConfigError(f"task.answer.pattern={task.answer.pattern}: put the final answer in parentheses")
-    for name in RESERVED:
+    for name in ("self", *FROM_TRL):
         if name in names:
             raise ConfigError(f"task: a column is named {name}, as an argument of reward functions is: rename it")
     for name in ("image", "images"):

@@ -36,7 +36,7 @@ def test_code_of_a_model_folder_neither_runs_nor_is_asked_for(
         content |= {"auto_map": classes, "model_type": "theirs", "tokenizer_class": "Theirs"}
         (folder / name).write_text(json.dumps(content))
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
-    with pytest.raises(ConfigError, match="never runs here|Unrecognized processing class") as caught:
+    with pytest.raises(ConfigError, match=r"never runs here|Unrecognized processing class") as caught:
         LOADS[load](composed(f"model.model_name_or_path={folder}").model)
     assert "\n" not in str(caught.value)
     assert not executed.exists()
