@@ -33,7 +33,7 @@ def check_limits(
     Raises:
         ConfigError: they have more than its learned positions, or a token that is used has no embedding.
     """
-    config = AutoConfig.from_pretrained(name, revision=revision).get_text_config()
+    config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False).get_text_config()
     prompts = [prompt for split in splits for prompt in split.with_format(None)["prompt"][:]]
     check_tokens(config.vocab_size, processing_class, prompts)
     positions = getattr(config, "max_position_embeddings", None)
