@@ -29,13 +29,12 @@ from grpo.launching.rendezvous import choose_directory, has_several, is_first
 from grpo.planning.advice import advise
 from grpo.planning.fit import Plan, make_plan
 from grpo.rundir.files import write_json
-from grpo.rundir.lock import check_directory, take
-from grpo.rundir.resume import KEY, check_named, checkpoints, continue_interrupted, how_to_continue
+from grpo.rundir.lock import take
+from grpo.rundir.resume import check_named, how_to_continue
 from grpo.sweeps.callback import recorded
 from grpo.sweeps.job import PROGRAM, run_job
 from grpo.utils.distributed import (
     BY_US,
-    agreed,
     choose_interface,
     end_silent_connections,
     has_other_machines,
@@ -169,23 +168,6 @@ def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:
     return plan
 
 
-def arguments(typed: list[str]) -> list[str]:
-    """Return the command line of a process that was launched, with the directory of the run that it continues, if any.
-
-    Raises:
-        ConfigError: the named directory belongs to another run.
-    """
-    run_dir, resumes = os.environ.get(BY_US), any(text.lstrip("+").startswith(f"{KEY}=") for text in typed)
-    if restarts():
-        print(f"{PROGRAM}: a process has died; restart {restarts()} of all", file=sys.stderr)
-    if restarts() or (run_dir and not resumes and checkpoints(Path(run_dir))):  # all processes again: one has died
-        typed = [*typed, f"{KEY}=auto"]
-    continued = continue_interrupted(typed)
-    if not run_dir:
-        check_directory(continued)
-    return continued
-
-
 def main() -> None:
     """Run the command line."""
     if is_launched():
@@ -193,12 +175,8 @@ def main() -> None:
         choose_interface()
         if BY_US in os.environ:
             end_with_parent(signal.SIGTERM)  # it does not outlive who has started it
-        try:
-            sys.argv[1:] = agreed("arguments", lambda: arguments(sys.argv[1:]))
-        except ConfigError as error:
-            leave(error, PROGRAM)
-        if not is_main_process():
-            sys.argv.append("hydra.output_subdir=null")  # the first process writes it
+        if restarts() and is_main_process():
+            print(f"{PROGRAM}: a process has died; restart {restarts()} of all", file=sys.stderr)
     with recorded(choose_directory):
         start(job, PROGRAM)
 

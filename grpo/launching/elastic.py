@@ -16,6 +16,7 @@ from grpo.launching.membership import machines_may_change
 from grpo.launching.rendezvous import has_several, is_first, meeting_point
 from grpo.rundir.files import read_json, write_json
 from grpo.rundir.resume import how_to_continue
+from grpo.sweeps.job import quoted
 from grpo.utils.distributed import BY_US, LOST, LOST_STATUS, address_towards
 from grpo.utils.errors import RunError
 
@@ -44,7 +45,7 @@ def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
     elastic.addHandler(logging.NullHandler())
     os.environ[BY_US] = str(run_dir)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # gloo would find the dead processes' addresses in it
-    options, own = config.launch, [f"hydra.run.dir='{run_dir}'", "hydra.output_subdir=null"]
+    options, own = config.launch, [f"hydra.run.dir={quoted(str(run_dir))}", "hydra.output_subdir=null"]
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // options.processes)))
     (host, port), first, summary = meeting_point(config), is_first(config), run_dir / "summary.json"
     least, most = node_range(config)

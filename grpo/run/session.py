@@ -51,7 +51,7 @@ from grpo.run.progress import ProgressBar
 from grpo.run.trainer import make_trainer
 from grpo.rundir.files import ERRORS_FILE, RESOLVED_CONFIG, read_json, write_json
 from grpo.rundir.history import has_been_run, name_of
-from grpo.rundir.resume import differences, named_checkpoint, processes_of
+from grpo.rundir.resume import differences, is_auto, named_checkpoint, processes_of
 from grpo.rundir.storage import storage_fault
 from grpo.rundir.summary import report
 from grpo.tools.running import Tools, running_tools
@@ -169,7 +169,7 @@ def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path 
     # before that process writes its configuration there
     other = agreed("differences", lambda: differences(settings.config, checkpoint) if checkpoint else None)
     if checkpoint and other:
-        if resume_from in ("auto", True):
+        if is_auto(resume_from):
             raise ConfigError(
                 f"{os.path.relpath(checkpoint)} is of a run with {other}; "
                 f"train.resume_from_checkpoint={os.path.relpath(checkpoint)} continues it all the same"

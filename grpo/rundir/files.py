@@ -1,6 +1,8 @@
 """Files of a run directory: their names, and reading and writing without partial files."""
 
+import contextlib
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,30 +16,34 @@ ERRORS_FILE = "reward_errors.jsonl"
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; an empty dictionary if it is not there.
-
-    Raises:
-        ValueError: it is broken.
-    """
+    """Return the content of a JSON file; an empty dictionary without it, or if a crash has torn it, which is said."""
     try:
-        return json.loads(file.read_text()) if file.exists() else {}
-    except ValueError as error:
-        raise ValueError(f"{file}: broken JSON, {error}") from error
+        content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        if isinstance(content, dict):
+            return content
+    except ValueError:
+        pass
+    print(f"skipped: {file} is torn, as by a crash", file=sys.stderr)
+    return {}
 
 
 def write_json(file: Path, content: dict[str, Any]) -> None:
     """Write a JSON file atomically."""
     with atomic(file) as partial:
-        partial.write_text(json.dumps(content, indent=2) + "\n")
+        partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file of JSON lines, none if there is no such file; an incomplete last line is skipped."""
-    lines = file.read_text().split("\n")[:-1] if file.exists() else []
-    return [json.loads(line) for line in lines]
+    """Return the rows of a file of JSON lines, none if there is no such file; torn lines are skipped."""
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if file.exists() else []
+    rows = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def write_lines(file: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write JSON lines atomically."""
     with atomic(file) as partial:
-        partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -4,25 +4,21 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import SLICES, completions, node_range
 from grpo.config.nodes import why_fixed
 from grpo.config.schema import Launch, Task
-from grpo.rundir.files import RESOLVED_CONFIG, read_json
-from grpo.rundir.lock import is_running
+from grpo.rundir.files import RESOLVED_CONFIG
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
 from grpo.utils.manifest import difference, is_sealed
 
 KEY = "train.resume_from_checkpoint"
-NOT_ESSENTIAL = re.compile(rf"[+~]*(hydra[./]|{KEY}=|launch\.(rendezvous|timeout|max_restarts)=)")
-"""Of a command line: Hydra's own options, the checkpoint to resume from, and how processes meet and end."""
 DECISIVE = (
     "model.model_name_or_path",
     "train.seed",
@@ -100,9 +96,14 @@ def how_to_continue(run_dir: Path) -> str:
     return "it has no checkpoint yet: start it again"
 
 
+def is_auto(resume_from: str | bool | None) -> bool:
+    """Return whether a run continues from its newest checkpoint: `auto` or, as transformers has it, true."""
+    return str(resume_from).lower() in ("auto", "true")
+
+
 def check_named(resume_from: str | bool | None) -> None:
     """Raise a ConfigError unless the named directory has a complete checkpoint; reads no checkpoint."""
-    if resume_from and resume_from not in ("auto", True):
+    if resume_from and not is_auto(resume_from):
         named = Path(str(resume_from))
         if not (is_sealed(named) or checkpoints(named)):
             what = "no complete checkpoint in it" if named.is_dir() else "there is no such directory"
@@ -113,7 +114,7 @@ def named_checkpoint(resume_from: str | bool | None, run_dir: Path) -> Path | No
     """Return the checkpoint to continue from, after reading all of it.
 
     Args:
-        resume_from: `auto` or, as transformers has it, true (None if there is none yet); a run directory; a checkpoint.
+        resume_from: `auto` or true (None if there is none yet); a run directory; a checkpoint.
         run_dir: where `auto` looks.
 
     Raises:
@@ -121,7 +122,7 @@ def named_checkpoint(resume_from: str | bool | None, run_dir: Path) -> Path | No
     """
     if not resume_from:
         return None
-    if resume_from in ("auto", True):
+    if is_auto(resume_from):
         return newest_checkpoint(run_dir)
     check_named(resume_from)
     named = Path(str(resume_from))
@@ -225,35 +226,3 @@ def text(value: object) -> str:
     """Return a value of the configuration in a short line."""
     line = json.dumps(OmegaConf.to_container(value)) if OmegaConf.is_config(value) else str(value)
     return line if len(line) <= MAX_VALUE else f"{line[: MAX_VALUE - 1]}…"
-
-
-def interrupted_run(overrides: list[str]) -> Path | None:
-    """Return the newest run directory in `outputs/*/*` of a run with these overrides that has not been completed."""
-    for hydra_dir in sorted(Path("outputs").glob("*/*/.hydra"), reverse=True):
-        run_dir = hydra_dir.parent
-        try:
-            same = yaml.safe_load((hydra_dir / "overrides.yaml").read_text())
-            summary = read_json(run_dir / "summary.json")
-            completed = bool(summary) and summary["status"] == "completed"
-        except (OSError, ValueError, KeyError, yaml.YAMLError):
-            continue
-        if not (is_running(run_dir) or completed) and essential(same) == essential(overrides) and checkpoints(run_dir):
-            return run_dir
-    return None
-
-
-def essential(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that identify a run: all overrides except `NOT_ESSENTIAL`."""
-    return sorted(text for text in overrides if not NOT_ESSENTIAL.match(text))
-
-
-def continue_interrupted(arguments: list[str]) -> list[str]:
-    """For `train.resume_from_checkpoint=auto`, add the directory of the interrupted run, so that it continues there.
-
-    The command line comes back unchanged if a run directory is named in it or if there is no such run.
-    """
-    overrides = [text for text in arguments if ("=" in text or text.startswith("~")) and not text.startswith("-")]
-    named = any(text.startswith("hydra.run.dir=") for text in overrides)
-    resumes = bool({f"{KEY}=auto", f"{KEY}=true"} & set(overrides))
-    run_dir = interrupted_run(overrides) if resumes and not named else None
-    return [*arguments, f"hydra.run.dir={run_dir}"] if run_dir else arguments

@@ -1,5 +1,6 @@
 """Reading the directory of a run, for its page and for the table of its sweep."""
 
+import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +11,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.schema import register
 from grpo.rundir.files import RESOLVED_CONFIG, read_json, read_lines
-from grpo.rundir.resume import NOT_ESSENTIAL, newest_checkpoint
+from grpo.rundir.resume import newest_checkpoint
 from grpo.utils.errors import ConfigError
 
+OF_A_START = re.compile(
+    r"[+~]*(hydra[./]|train\.resume_from_checkpoint=|launch\.(rendezvous|timeout|max_restarts)=|sweep\.resume=)"
+)
+"""Of a command line: Hydra's own options, and what may change with each start."""
 PEAKS = ("memory/peak_reserved_gb", "memory/host_gb")
 """Keys of the peak memory in `summary.json`: of the GPU, or of the host for a run without a GPU."""
 
@@ -125,7 +130,7 @@ def read_run(folder: Path) -> Run:
     return Run(
         folder=folder,
         config=config,
-        overrides=[text for text in typed if not NOT_ESSENTIAL.match(text)],
+        overrides=[text for text in typed if not OF_A_START.match(text)],
         config_flags=config_flags(yaml.safe_load(hydra.read_text())["hydra"]) if hydra.exists() else [],
         summary=read_json(folder / "summary.json"),
         evaluation=read_json(folder / "evaluation.json"),
