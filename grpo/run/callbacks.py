@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from grpo.utils.atomic import atomic
+from grpo.rundir.files import read_lines, write_lines
+from grpo.rundir.set_aside import set_aside
 from grpo.utils.diagnosis import MISMATCH, mismatch_causes
 from grpo.utils.distributed import any_of
 from grpo.utils.errors import DirectoryLost
@@ -35,11 +36,8 @@ class MetricsFile(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.path.exists():  # a continued run does the steps after its checkpoint again
-            lines = self.path.read_text().splitlines(keepends=True)
-            complete = [line for line in lines if line.endswith("\n")]
-            with atomic(self.path) as partial:
-                partial.write_text("".join(line for line in complete if json.loads(line)["step"] <= state.global_step))
+        if state.is_world_process_zero and self.path.exists():  # a continued run repeats steps after its checkpoint
+            write_lines(self.path, [row for row in read_lines(self.path) if row["step"] <= state.global_step])
 
     def on_log(
         self,
@@ -53,8 +51,23 @@ class MetricsFile(TrainerCallback):
             return
         row = {"step": state.global_step, **logs}
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        with self.path.open("a") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite) + "\n")
+
+
+class SetAside(TrainerCallback):
+    """Set aside what is of later steps than the one that a run continues from."""
+
+    def __init__(self, run_dir: Path, console: Console) -> None:
+        self.run_dir, self.console = run_dir, console
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero and (folder := set_aside(self.run_dir, state.global_step, state.max_steps)):
+            text = f"results after step {state.global_step} of an earlier start are in {os.path.relpath(folder)}"
+            log.warning("%s", text)
+            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 class MismatchWarning(TrainerCallback):

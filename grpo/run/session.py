@@ -41,6 +41,7 @@ from grpo.run.callbacks import (
     HostMemoryGuard,
     MetricsFile,
     MismatchWarning,
+    SetAside,
     StopOnSignal,
     WhenSharded,
 )
@@ -59,7 +60,7 @@ from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.resume import keep_steps, save_model
 from grpo.utils.device import kind_of_device
-from grpo.utils.distributed import agreed, is_main_process, log_name, world_size
+from grpo.utils.distributed import agreed, is_main_process, log_name, own_name, world_size
 from grpo.utils.errors import ConfigError, DirectoryLost
 from grpo.utils.hardware import gpu_utilization
 from rewards.isolation.reward import Reward, RewardError
@@ -98,7 +99,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
             outcome.add(completions_a_step=completions(settings.train, None))
             options = options_of_rewards(settings, problems)
             columns = usable_columns(settings.task, options, reward_columns(problems.train), problems.columns)
-            with running_rewards(options, columns, run_dir, run_dir / ERRORS_FILE) as rewards:
+            with running_rewards(options, columns, run_dir, run_dir / own_name(ERRORS_FILE)) as rewards:
                 trainer = make_trainer(settings, run_dir, problems, processing_class, rewards, tools, memory)
                 evaluations = evaluations_of(settings, problems, rewards, run_dir, console)
                 accuracy = f"rewards/{settings.task.eval.reward}/mean"
@@ -299,7 +300,8 @@ def add_callbacks(
     """Have the steps logged and watched; return the callback that may end the training for want of memory."""
     guard = HostMemoryGuard(settings.plan.host_gb)
     mismatch, disk = MismatchWarning(console, settings.train), DiskGuard(run_dir, console)
-    for callback in (MetricsFile(run_dir / "metrics.jsonl"), stop, guard, mismatch, disk):
+    obsolete, metrics = SetAside(run_dir, console), MetricsFile(run_dir / "metrics.jsonl")
+    for callback in (obsolete, metrics, stop, guard, mismatch, disk):
         trainer.add_callback(callback)
     return guard
 

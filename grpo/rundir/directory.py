@@ -1,9 +1,9 @@
 """The choice of a run's directory: a new one, that of the interrupted run that it continues, or a named one."""
 
+import contextlib
 import glob
 import os
 import re
-import sys
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -56,14 +56,10 @@ def interrupted_run(config: DictConfig) -> Path | None:
     config.hydra.run.dir = NEW_EACH_TIME.sub(ANY, directory.replace(NEW_DIRECTORY, f"outputs/{ANY}/{ANY}"))
     places, config.hydra.run.dir = glob.escape(config.hydra.run.dir).replace(ANY, "*"), directory
     for run_dir in map(Path, sorted(glob.glob(places), key=in_time, reverse=True)):
-        try:
+        with contextlib.suppress(OSError):  # somebody else's
             left = checkpoints(run_dir) and not is_completed(run_dir) and not is_running(run_dir)
             if left and is_same(read_identity(run_dir), own):
                 return run_dir
-        except PermissionError:  # somebody else's
-            continue
-        except (OSError, ValueError) as error:
-            print(f"skipped: {error}", file=sys.stderr)
     return None
 
 

@@ -3,9 +3,11 @@
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from grpo.utils.atomic import atomic
 
@@ -17,14 +19,19 @@ ERRORS_FILE = "reward_errors.jsonl"
 
 def read_json(file: Path) -> dict[str, Any]:
     """Return the content of a JSON file; an empty dictionary without it, or if a crash has torn it, which is said."""
+    content = read(file, json.loads)
+    return content if isinstance(content, dict) else {}
+
+
+def read(file: Path, parse: Callable[[str], Any]) -> Any:
+    """Return the content of a small file; None without it, or if a crash of the machine has torn it, which is said."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        if isinstance(content, dict):
-            return content
-    except ValueError:
-        pass
-    print(f"skipped: {file} is torn, as by a crash", file=sys.stderr)
-    return {}
+        content = parse(file.read_text(encoding="utf-8")) if file.exists() else None
+    except (ValueError, yaml.YAMLError):
+        content = None
+    if content is None and file.exists():
+        print(f"skipped: {file} is torn, as by a crash", file=sys.stderr)
+    return content
 
 
 def write_json(file: Path, content: dict[str, Any]) -> None:

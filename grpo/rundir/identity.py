@@ -6,6 +6,8 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from grpo.rundir.files import read
+
 NOT_OF_A_RUN = ("hydra", "sweep")
 """Groups that say where and how a run is started."""
 OF_A_START = {"train": ("resume_from_checkpoint",), "launch": ("rendezvous", "timeout", "max_restarts")}
@@ -21,28 +23,24 @@ def identity(config: DictConfig) -> Identity:
 
 
 def read_identity(run_dir: Path) -> Identity:
-    """Return the identity of the run in a directory.
-
-    Raises:
-        OSError, ValueError: it cannot be read.
-    """
-    try:
-        return without_start(yaml.safe_load((run_dir / ".hydra" / "config.yaml").read_text(encoding="utf-8")))
-    except (yaml.YAMLError, AttributeError) as error:
-        raise ValueError(f"{run_dir}/.hydra/config.yaml is torn") from error
+    """Return the identity of the run in a directory; an empty one, as of no run, if it cannot be read."""
+    composed = read(run_dir / ".hydra" / "config.yaml", yaml.safe_load)
+    return without_start(composed) if isinstance(composed, dict) else {}
 
 
 def without_start(composed: dict[str, Any]) -> Identity:
     """Return a composed configuration without the keys that may change with each start."""
     groups = {name: group for name, group in composed.items() if name not in NOT_OF_A_RUN}
     for name, keys in OF_A_START.items():
-        groups[name] = {key: value for key, value in groups.get(name, {}).items() if key not in keys}
+        groups[name] = {key: value for key, value in groups[name].items() if key not in keys}
     return groups
 
 
 def is_same(run: Identity, other: Identity) -> bool:
     """Return whether two identities are of one run, perhaps begun by another version of this project."""
-    return all(same_group(run[name], other[name], name in NAMED_BY_USERS) for name in run.keys() & other.keys())
+    return bool(run) and all(
+        same_group(run[name], other[name], name in NAMED_BY_USERS) for name in run.keys() & other.keys()
+    )
 
 
 def same_group(group: Any, other: Any, all_keys: bool) -> bool:

@@ -152,7 +152,7 @@ def differences(config: DictConfig, checkpoint: Path) -> str | None:
     if before != now and (reason := why_fixed(config)):
         raise ConfigError(f"{where}: {reason}")
     file = checkpoint.parent / RESOLVED_CONFIG
-    if not file.is_file():
+    if not file.is_file() or not file.stat().st_size:  # without it, or torn by a crash
         return None
     groups = {"task": Task, "launch": Launch}
     known = {name: OmegaConf.to_container(OmegaConf.structured(group)) for name, group in groups.items()}
@@ -175,12 +175,21 @@ def differences(config: DictConfig, checkpoint: Path) -> str | None:
                     f"{os.path.relpath(checkpoint)} is in the middle of a generation, with {found[-1]}: keep it, or "
                     "name a checkpoint between two generations"
                 )
-            if key in SAVED_AS and SAVED_AS[key](old) != SAVED_AS[key](new):
-                raise ConfigError(
-                    f"{os.path.relpath(checkpoint)} is of a run with {found[-1]}, so its weights or the state of its "
-                    "optimizer do not fit: keep it, or begin a new run with its model as model.model_name_or_path"
-                )
+    check_state(saved, config, checkpoint)
     return ", ".join(found) or None
+
+
+def check_state(saved: DictConfig, config: DictConfig, checkpoint: Path) -> None:
+    """Raise a ConfigError if a run differs from a checkpoint's run in what the checkpoint has, and would keep it."""
+    for key, as_saved in SAVED_AS.items():
+        old, new = (OmegaConf.select(each, key) for each in (saved, config))
+        if as_saved(old) != as_saved(new):
+            fault = "so its weights or the state of its optimizer do not fit"
+            fault = "which the state of its optimizer has, too" if key in OF_OPTIMIZER else fault
+            raise ConfigError(
+                f"{os.path.relpath(checkpoint)} is of a run with {change(key, old, new)}, {fault}: keep it, or begin a "
+                "new run with its model as model.model_name_or_path"
+            )
 
 
 def optimizer_state(optim: str | None) -> str:
@@ -199,7 +208,17 @@ def stage(deepspeed: DictConfig | str | None) -> Any:
     return OmegaConf.select(deepspeed, "zero_optimization.stage") if isinstance(deepspeed, DictConfig) else deepspeed
 
 
+def stateful_schedule(name: Any) -> Any:
+    """Return the name of a schedule that saves its settings; None for those that are functions of the step."""
+    return name if name in ("reduce_lr_on_plateau", "greedy") else None
+
+
+OF_OPTIMIZER = ("train.learning_rate", "train.weight_decay", "train.adam_beta1", "train.adam_beta2")
+OF_OPTIMIZER += ("train.adam_epsilon", "train.optim_args", "train.optim_target_modules")
+"""Keys whose values transformers' trainer takes from a checkpoint, whatever is configured."""
 SAVED_AS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(OF_OPTIMIZER, lambda value: value),
+    "train.lr_scheduler_type": stateful_schedule,
     "train.optim": optimizer_state,
     "train.fsdp": bool,
     "train.deepspeed": stage,

@@ -10,7 +10,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.schema import register
-from grpo.rundir.files import RESOLVED_CONFIG, read_json, read_lines
+from grpo.rundir.files import RESOLVED_CONFIG, read, read_json, read_lines
 from grpo.rundir.resume import newest_checkpoint
 from grpo.utils.errors import ConfigError
 
@@ -124,14 +124,15 @@ def read_run(folder: Path) -> Run:
         raise ConfigError(f"{folder}: a preflight, no run; its page is report.html, and preflight.json has its content")
     register()
     resolved, hydra = folder / RESOLVED_CONFIG, folder / ".hydra" / "hydra.yaml"
-    typed = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text())
-    config = OmegaConf.load(resolved if resolved.is_file() else file)
+    typed = read(folder / ".hydra" / "overrides.yaml", yaml.safe_load) or []
+    composed = read(hydra, yaml.safe_load)
+    config = OmegaConf.load(resolved if resolved.is_file() and resolved.stat().st_size else file)
     assert isinstance(config, DictConfig)
     return Run(
         folder=folder,
         config=config,
         overrides=[text for text in typed if not OF_A_START.match(text)],
-        config_flags=config_flags(yaml.safe_load(hydra.read_text())["hydra"]) if hydra.exists() else [],
+        config_flags=config_flags(composed["hydra"]) if composed else [],
         summary=read_json(folder / "summary.json"),
         evaluation=read_json(folder / "evaluation.json"),
         plan=read_json(folder / "plan.json"),

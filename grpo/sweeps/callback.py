@@ -133,7 +133,7 @@ def begin(config: DictConfig) -> Path:
 def identity_of_sweep(config: DictConfig) -> list[Any]:
     """Return what was composed for all jobs, and what is swept."""
     parsed = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
-    swept = sorted(override.input_line for override in parsed if override.is_sweep_override())
+    swept = sorted(str(override.input_line) for override in parsed if override.is_sweep_override())
     return [identity(config), swept, OmegaConf.to_container(config.hydra.sweeper).get("params")]  # type: ignore[union-attr]
 
 

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.schema import register
 from grpo.rundir.directory import is_completed
-from grpo.rundir.files import read_json, write_json
+from grpo.rundir.files import read, read_json, write_json
 from grpo.rundir.identity import identity, is_same, read_identity
 from grpo.rundir.resume import KEY as RESUME
 from grpo.rundir.resume import checkpoints
@@ -139,8 +139,8 @@ def begun_before(config: DictConfig, overrides: Sequence[str], hydra: HydraConf)
     own, depth = identity(config), len(Path(hydra.runtime.output_dir).relative_to(hydra.sweep.dir).parts)
     for file in sorted(Path(hydra.sweep.dir).glob("*/" * depth + ".hydra/overrides.yaml")):
         folder = file.parents[1]
-        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
-            written = yaml.safe_load(file.read_text(encoding="utf-8"))
+        with contextlib.suppress(OSError):
+            written = read(file, yaml.safe_load) or []
             ours, theirs = ([text for text in line if not OF_A_START.match(text)] for line in (overrides, written))
             begins_again = ours == theirs and not checkpoints(folder) and not is_completed(folder)
             if is_same(read_identity(folder), own) or begins_again:

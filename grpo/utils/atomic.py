@@ -16,12 +16,17 @@ def atomic(path: Path) -> Iterator[Path]:
     partial = path.with_name(f"{path.name}.partial-{secrets.token_hex(8)}")  # containers have equal process numbers
     try:
         yield partial
-        for written in (*partial.rglob("*"), partial):
-            flush(written)
-        partial.replace(path)
-        flush(path.parent)
+        settle(partial, path)
     finally:
         remove(partial)
+
+
+def settle(partial: Path, path: Path) -> None:
+    """Let a file or a folder that has been written take its place once it is on the disk."""
+    for written in (*partial.rglob("*"), partial):
+        flush(written)
+    partial.replace(path)
+    flush(path.parent)
 
 
 def remove(path: Path) -> None:

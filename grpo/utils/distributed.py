@@ -77,9 +77,15 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def own_name(file: str) -> str:
+    """Return the name of a file as this process writes it: `train.log` is rank 0's, `train.1.log` rank 1's."""
+    stem, _, suffix = file.rpartition(".")
+    return file if is_main_process() else f"{stem}.{rank()}.{suffix}"
+
+
 def log_name() -> str:
     """Return the name of the log of this process."""
-    return "train.log" if is_main_process() else f"train.{rank()}.log"
+    return own_name("train.log")
 
 
 def address_towards(host: str) -> str:

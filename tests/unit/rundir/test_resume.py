@@ -133,7 +133,8 @@ def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
         ("task.system_prompt=Hello", "task.system_prompt=None instead of Hello"),
         ("rollout.prioritize=true", "rollout.prioritize=False instead of True"),
         ("task.tool_timeout=9", None),
-        ("train.learning_rate=1", None),
+        ("train.lr_scheduler_type=cosine", None),
+        ("train.loss_type=bnpo", None),
     ],
 )
 def test_what_makes_a_checkpoint_one_of_another_run_is_said(
@@ -156,6 +157,10 @@ def test_what_makes_a_checkpoint_one_of_another_run_is_said(
         ((), ("shard=fsdp2",), "train.fsdp=None instead of True"),
         (("shard=zero2",), ("shard=zero3",), "train.deepspeed.zero_optimization.stage=2 instead of 3,"),
         (("train.deepspeed=one.json",), ("train.deepspeed=two.json",), "train.deepspeed=one.json instead of two.json"),
+        (("train.learning_rate=1e-5",), ("train.learning_rate=1e-4",), "train.learning_rate=1e-05 instead of 0.0001,"),
+        ((), ("train.weight_decay=0.1",), "train.weight_decay=0.0 instead of 0.1, which the state of its opt"),
+        ((), ("train.adam_beta2=0.5",), "train.adam_beta2=0.999 instead of 0.5,"),
+        ((), ("train.lr_scheduler_type=greedy",), "train.lr_scheduler_type="),
         (("peft=lora",), ("peft=lora", "peft.lora_alpha=8"), None),
         (("peft=qlora",), ("peft=lora",), None),
         (("train.optim=paged_adamw_8bit",), ("train.optim=adamw_8bit",), None),
@@ -173,7 +178,9 @@ def test_what_cannot_continue_a_checkpoint_is_refused(
     if difference is None:
         differences(composed(*now), tmp_path / "checkpoint-1")
     else:
-        with pytest.raises(ConfigError, match=rf"checkpoint-1 is of a run with {re.escape(difference)}.* do not fit: "):
+        with pytest.raises(
+            ConfigError, match=rf"checkpoint-1 is of a run with {re.escape(difference)}.*: keep it, or "
+        ):
             differences(composed(*now), tmp_path / "checkpoint-1")
 
 
