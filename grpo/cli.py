@@ -22,10 +22,12 @@ from grpo.config.messages import explain, of_resolver
 from grpo.config.schema import register
 from grpo.config.secrets import refuse_secrets
 from grpo.rundir.lock import new_directory
+from grpo.rundir.storage import WITHOUT_NAME
 from grpo.utils.distributed import is_first_to_fail, log_name
 from grpo.utils.errors import ConfigError, RunError, described
 from grpo.utils.hardware import visible_gpus
 from grpo.utils.patching import patched
+from grpo.utils.terminal import keep
 from rewards.isolation.process import check_system
 
 WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ
@@ -44,7 +46,7 @@ def leave(error: Exception, program: str) -> NoReturn:
         message, status = str(error), error.status
     elif isinstance(error, AssertionError) and "Unexpected type for root" in str(error):  # of OmegaConf, at a None
         message, status = "gpu.…: there is no GPU profile to change; append one, +gpu=any or one for the GPU", 2
-    elif isinstance(error, OSError):
+    elif isinstance(error, OSError) and (error.filename or error.errno in WITHOUT_NAME):
         message, status = f"cannot write the run directory: {error}; choose another with hydra.run.dir=…", 2
     elif missing := missing_package(error):
         message, status = missing, 2
@@ -108,6 +110,7 @@ def register_resolvers() -> None:
 
 def start(job: Callable[[], object], program: str) -> None:
     """Run a Hydra job as a command line. With HYDRA_FULL_ERROR=1 errors come with their traceback."""
+    keep(2)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, instead of printing and leaving
     logging.raiseExceptions = False  # a log on a full disk is no reason for a traceback on the terminal
     register()

@@ -44,6 +44,7 @@ from grpo.utils.distributed import (
 )
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
+from grpo.utils.terminal import keep, on_signals
 from rewards.isolation.system import end_with_parent
 
 
@@ -53,8 +54,7 @@ def job(config: DictConfig) -> float | None:
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN:
         return run_job(config, hydra_config)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, until the run takes them over
-        signal.signal(number, signal.default_int_handler)
+    heard = on_signals((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler)  # until the run takes them over
     run_dir = Path(hydra_config.runtime.output_dir)
     try:
         summary = start_run(config, run_dir, list(hydra_config.overrides.task))
@@ -64,7 +64,7 @@ def job(config: DictConfig) -> float | None:
             raise RunError(f"stopped: {summary['reason']}; {how_to_continue(run_dir)}", status=STOPPED)
         return summary["accuracy_after"]
     except KeyboardInterrupt:
-        if not (run_dir / "summary.json").exists():  # else a run has written its own
+        if is_main_process() and not (run_dir / "summary.json").exists():  # else a run has written its own
             write_json(run_dir / "summary.json", {"status": "stopped", "reason": "interrupted while starting"})
         raise
     except Exception as error:
@@ -72,8 +72,7 @@ def job(config: DictConfig) -> float | None:
             raise
         leave(error, PROGRAM)  # at once: Hydra would print a line of its own
     finally:  # the outcome is written: an interrupt would only end a destructor, with a traceback
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        on_signals(tuple(heard), signal.SIG_IGN)
 
 
 def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[str, Any]:
@@ -170,6 +169,7 @@ def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:
 
 def main() -> None:
     """Run the command line."""
+    keep(1, 2)  # also the table at the end of a run, and of a sweep
     if is_launched():
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what is no fault here
         choose_interface()

@@ -20,6 +20,8 @@ from grpo.sweeps.job import quoted
 from grpo.utils.distributed import BY_US, LOST, LOST_STATUS, address_towards
 from grpo.utils.errors import RunError
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals with which torchelastic ends its processes, unless they are ignored, as by `nohup`."""
 SAME_COMMAND = "start the same command on each of them, with an address that all can reach"
 
 
@@ -63,6 +65,7 @@ def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
         max_restarts=options.max_restarts,
         monitor_interval=0.5,
         shutdown_timeout=options.timeout,
+        signals_to_handle=",".join(n.name for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN),
     )
     try:
         with machines_may_change(run_dir, program) if least < most else nullcontext():

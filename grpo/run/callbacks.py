@@ -22,6 +22,7 @@ from grpo.utils.distributed import any_of
 from grpo.utils.errors import DirectoryLost
 from grpo.utils.hardware import host_memory
 from grpo.utils.limits import GB, HOST_LIMIT
+from grpo.utils.terminal import on_signals
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -104,7 +105,7 @@ class StopOnSignal(TrainerCallback):
     """On Ctrl-C, SIGTERM or SIGHUP finish the step, save a checkpoint and stop; a second Ctrl-C stops at once.
 
     A second SIGTERM does not: schedulers send one to a process and to the one that started it, which passes it on.
-    Outside of the training a signal raises `KeyboardInterrupt` at once, with what was being done.
+    A signal that is ignored, as by `nohup`, stays ignored. Outside of the training a signal raises `KeyboardInterrupt` at once, with what was being done.
     """
 
     def __init__(self) -> None:
@@ -114,7 +115,7 @@ class StopOnSignal(TrainerCallback):
         self.before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopOnSignal":
-        self.before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self.before = on_signals(SIGNALS, self._note)
         return self
 
     def __exit__(self, *exception: object) -> None:

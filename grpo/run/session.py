@@ -53,7 +53,6 @@ from grpo.run.trainer import make_trainer
 from grpo.rundir.files import ERRORS_FILE, RESOLVED_CONFIG, read_json, write_json
 from grpo.rundir.history import has_been_run, name_of
 from grpo.rundir.resume import differences, is_auto, named_checkpoint, processes_of
-from grpo.rundir.storage import storage_fault
 from grpo.rundir.summary import report
 from grpo.tools.running import Tools, running_tools
 from grpo.trainer import ExactGRPOTrainer
@@ -116,7 +115,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
                         guard = add_callbacks(trainer, settings, run_dir, console, stop)
                         for callback in (progress, page):
                             trainer.add_callback(callback)
-                        outcome.add(**train(trainer, run_dir, checkpoint, rewards, stop, guard))
+                        outcome.add(**train(trainer, checkpoint, rewards, stop, guard))
                         if outcome.summary["status"] == "completed":
                             stop.begin("saving the model")
                             save_model(trainer, run_dir / "model")
@@ -126,6 +125,11 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
                 except KeyboardInterrupt:
                     if stop.activity:  # with all steps done, or none
                         keep_steps(trainer)
+                    raise
+                except DirectoryLost:
+                    raise
+                except (Exception, SystemExit):
+                    keep_steps(trainer)
                     raise
                 finally:
                     outcome.add(steps=trainer.state.global_step)
@@ -308,7 +312,6 @@ def add_callbacks(
 
 def train(
     trainer: ExactGRPOTrainer,
-    run_dir: Path,
     checkpoint: Path | None,
     rewards: dict[str, Reward],
     stop: StopOnSignal,
@@ -320,15 +323,8 @@ def train(
         RewardError: a reward has failed on every completion, so that nothing has been learned by it.
     """
     before = counts(rewards)
-    try:
-        stop.begin(None)
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except DirectoryLost:
-        raise
-    except Exception as error:
-        if not storage_fault(error, run_dir):
-            keep_steps(trainer)
-        raise
+    stop.begin(None)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     reason = trainer.stop_reason or guard.reason
     if stop.received and not reason:
         reason = f"{stop.received} after step {trainer.state.global_step}"

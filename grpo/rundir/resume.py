@@ -213,7 +213,7 @@ def stateful_schedule(name: Any) -> Any:
     return name if name in ("reduce_lr_on_plateau", "greedy") else None
 
 
-OF_OPTIMIZER = ("train.learning_rate", "train.weight_decay", "train.adam_beta1", "train.adam_beta2")
+OF_OPTIMIZER: tuple[str, ...] = ("train.learning_rate", "train.weight_decay", "train.adam_beta1", "train.adam_beta2")
 OF_OPTIMIZER += ("train.adam_epsilon", "train.optim_args", "train.optim_target_modules")
 """Keys whose values transformers' trainer takes from a checkpoint, whatever is configured."""
 SAVED_AS: dict[str, Callable[[Any], Any]] = {

@@ -23,12 +23,14 @@ from grpo.config.schema import register
 from grpo.rundir.directory import is_completed
 from grpo.rundir.files import read, read_json, write_json
 from grpo.rundir.identity import identity, is_same, read_identity
+from grpo.rundir.lock import lock
 from grpo.rundir.resume import KEY as RESUME
 from grpo.rundir.resume import checkpoints
 from grpo.rundir.run_dir import OF_A_START, config_flags
 from grpo.rundir.sweep_dir import EPOCHS, SWEEP
 from grpo.utils.atomic import atomic
 from grpo.utils.hardware import seen_alone
+from grpo.utils.terminal import on_signals
 from rewards.isolation.system import PR_SET_PDEATHSIG, has_prctl, prctl
 
 PROGRAM = "grpo.train"
@@ -113,8 +115,9 @@ def save(config: DictConfig, overrides: Sequence[str], folder: Path) -> None:
 
 
 def tell(folder: Path, text: str) -> None:
-    """Print a line about a job on stderr."""
-    print(f"#{folder.name} {text}", file=sys.stderr, flush=True)
+    """Print a line about a job on stderr, if anybody reads it: launchers have processes of their own."""
+    with contextlib.suppress(OSError):
+        print(f"#{folder.name} {text}", file=sys.stderr, flush=True)
 
 
 def overrides_of(sweep: dict[str, Any], config: DictConfig, hydra: HydraConf) -> list[str]:
@@ -173,8 +176,8 @@ def quoted(text: str) -> str:
 def train_in_process(line: Sequence[str], folder: Path, cwd: str, environment: dict[str, str]) -> tuple[int, str]:
     """Run a command line; return its exit status, negative for a signal, and the reason of its end.
 
-    The job's lines go to stderr behind its number, its table to `train.log`. Ctrl-C and SIGTERM are forwarded: the job
-    saves a checkpoint, and the sweep ends with it.
+    The job's lines go to stderr behind its number, its table to `train.log`. Ctrl-C, SIGTERM and SIGHUP are forwarded:
+    the job saves a checkpoint, and the sweep ends with it.
 
     Raises:
         KeyboardInterrupt: this process got a signal to stop, and the job has ended.
@@ -208,7 +211,7 @@ def train_in_process(line: Sequence[str], folder: Path, cwd: str, environment: d
 
     before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = on_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), pass_on)
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
     try:
@@ -270,5 +273,5 @@ def lock_of(device: str, sweep_dir: Path) -> Path:
 def locked(file: Path, option: int = 0) -> Iterator[None]:
     """Hold a lock that all processes of this machine see; with `LOCK_NB`, BlockingIOError if another holds it."""
     with file.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX | option)
+        lock(stream, fcntl.LOCK_EX | option)
         yield
