@@ -23,7 +23,7 @@ from grpo.config.schema import register
 from grpo.config.secrets import refuse_secrets
 from grpo.rundir.lock import new_directory
 from grpo.rundir.storage import WITHOUT_NAME
-from grpo.utils.distributed import is_first_to_fail, log_name
+from grpo.utils.distributed import check_launcher, is_first_to_fail, log_name
 from grpo.utils.errors import ConfigError, RunError, described
 from grpo.utils.hardware import visible_gpus
 from grpo.utils.patching import patched
@@ -111,6 +111,11 @@ def register_resolvers() -> None:
 def start(job: Callable[[], object], program: str) -> None:
     """Run a Hydra job as a command line. With HYDRA_FULL_ERROR=1 errors come with their traceback."""
     keep(2)
+    try:
+        check_launcher()
+    except ConfigError as error:
+        print(f"{program}: {error}", file=sys.stderr)  # `leave` would ask the other processes
+        sys.exit(2)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, instead of printing and leaving
     logging.raiseExceptions = False  # a log on a full disk is no reason for a traceback on the terminal
     register()

@@ -105,7 +105,8 @@ class StopOnSignal(TrainerCallback):
     """On Ctrl-C, SIGTERM or SIGHUP finish the step, save a checkpoint and stop; a second Ctrl-C stops at once.
 
     A second SIGTERM does not: schedulers send one to a process and to the one that started it, which passes it on.
-    A signal that is ignored, as by `nohup`, stays ignored. Outside of the training a signal raises `KeyboardInterrupt` at once, with what was being done.
+    Outside of the training a signal raises `KeyboardInterrupt` at once, with what was being done. One that is ignored,
+    as by `nohup`, stays ignored.
     """
 
     def __init__(self) -> None:

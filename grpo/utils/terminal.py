@@ -5,7 +5,6 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
 STREAMS = {1: "stdout", 2: "stderr"}

@@ -1,9 +1,12 @@
 """Preparing a sweep, its jobs and its table, without training."""
 
+import errno
 import fcntl
+import io
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -374,15 +377,26 @@ def test_a_job_ends_with_its_process_whatever_is_left_running(tmp_path):
         time.sleep(0.05)
 
 
-def test_a_stopped_sweep_stops_its_job_and_waits_for_it(tmp_path, capfd):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_sweep_stops_its_job_and_waits_for_it(number, tmp_path, capfd):
     save = "lambda *signal: (time.sleep(0.3), print('saved', file=sys.stderr), exit(130))"
-    line = ["python3", "-c", f"import signal, sys, time; signal.signal(15, {save}); time.sleep(30)"]
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    line = ["python3", "-c", f"import signal, sys, time; signal.signal({number:d}, {save}); time.sleep(30)"]
+    threading.Timer(1.0, os.kill, (os.getpid(), number)).start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         train_in_process(line, tmp_path, str(tmp_path), {})
     assert time.monotonic() - start < 20
     assert "saved" in capfd.readouterr().err
+
+
+def test_a_job_ends_though_nobody_reads_what_it_says(tmp_path, monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    says = "import sys; sys.stderr.write(2000 * f'{100 * chr(120)}\\n' + 'grpo.train: last')"
+    assert train_in_process(["python3", "-c", says], tmp_path, str(tmp_path), {}) == (0, "last")
 
 
 def test_the_table_of_a_sweep_has_what_varied_and_how_it_ended(composed, tmp_path):

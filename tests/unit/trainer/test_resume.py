@@ -15,6 +15,7 @@ from peft import LoraConfig
 from grpo.config.options import Rollout
 from grpo.data.stream import NUMBER, Stream
 from grpo.trainer import ExactGRPOTrainer, Update
+from grpo.trainer.resume import keep_steps
 from grpo.utils.manifest import difference, is_sealed
 from tests.stock_trl import VOCABULARY, Record, ours, train
 
@@ -172,6 +173,14 @@ def test_a_checkpoint_has_what_this_run_wrote_and_stays(tmp_path: Path) -> None:
     assert [folder.name for folder in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
     assert difference(tmp_path / "checkpoint-2") is None
     assert not {"grpo_state_0.pt", "rng_state_1.pth"} & {file.name for file in (tmp_path / "checkpoint-2").iterdir()}
+
+
+def test_the_steps_are_kept_beside_half_of_a_checkpoint(tmp_path: Path) -> None:
+    trainer = ours(tmp_path, Update(100), **OPTIONS | {"max_steps": 1})
+    trainer.train()
+    (tmp_path / "checkpoint-1" / "manifest.json").unlink()  # as if it had broken off there
+    keep_steps(trainer)
+    assert difference(tmp_path / "checkpoint-1") is None
 
 
 def test_a_resume_logs_and_saves_as_often_as_it_says(tmp_path: Path) -> None:
