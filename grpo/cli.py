@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
@@ -21,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from grpo.config.messages import explain, of_resolver
 from grpo.config.schema import register
 from grpo.config.secrets import refuse_secrets
+from grpo.rundir.directory import check_no_run
 from grpo.rundir.lock import new_directory
 from grpo.rundir.storage import WITHOUT_NAME
 from grpo.utils.distributed import check_launcher, is_first_to_fail, log_name
@@ -65,14 +67,21 @@ def check_can_train() -> None:
         raise ConfigError(str(error)) from error
 
 
+def quoted(text: str) -> str:
+    """Return a text as a quoted value of Hydra's override grammar."""
+    return QuotedString(text, Quote.single).with_quotes()
+
+
 class RefuseSecrets(Callback):
-    """Hydra's callback: ends a command with a secret in its configuration before anything is written."""
+    """Hydra's callback: ends a command with a secret, or in the directory of a run, before anything is written."""
 
     program = "grpo"
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
             refuse_secrets(config, OmegaConf.to_container(config.hydra.overrides.task))  # type: ignore[arg-type]
+            if self.program != "grpo.train":  # which may continue it
+                check_no_run(config.hydra.run)
         except ConfigError as error:
             leave(error, self.program)
 

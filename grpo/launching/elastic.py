@@ -10,13 +10,13 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from grpo.cli import quoted
 from grpo.config.batch import node_range
 from grpo.launching.causes import STOPPED, first_cause
 from grpo.launching.membership import machines_may_change
 from grpo.launching.rendezvous import has_several, is_first, meeting_point
 from grpo.rundir.files import read_json, write_json
 from grpo.rundir.resume import how_to_continue
-from grpo.sweeps.job import quoted
 from grpo.utils.distributed import BY_US, LOST, LOST_STATUS, address_towards
 from grpo.utils.errors import RunError
 

@@ -58,6 +58,7 @@ from grpo.tools.running import Tools, running_tools
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.resume import keep_steps, save_model
+from grpo.utils.atomic import atomic
 from grpo.utils.device import kind_of_device
 from grpo.utils.distributed import agreed, is_main_process, log_name, own_name, world_size
 from grpo.utils.errors import ConfigError, DirectoryLost
@@ -231,7 +232,8 @@ def write_decisions(settings: Resolved, plan: Plan | None, run_dir: Path) -> Non
     """Write the configuration that is run, and the plan; one process does."""
     if not is_main_process():
         return
-    OmegaConf.save(without_secrets(settings.config), run_dir / RESOLVED_CONFIG)
+    with atomic(run_dir / RESOLVED_CONFIG) as partial:
+        OmegaConf.save(without_secrets(settings.config), partial)
     if plan:
         write_json(run_dir / "plan.json", plan.as_dict())
 

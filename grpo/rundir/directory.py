@@ -91,3 +91,9 @@ def check_directory(run_dir: Path, resume_from: str | bool | None) -> None:
         f"hydra.run.dir={run_dir}: there is a run in it ({'killed' if status == 'running' else status}); choose "
         f"another directory{remedy}"
     )
+
+
+def check_no_run(directory: DictConfig) -> None:
+    """Raise a ConfigError if `hydra.run.dir` of another command than a run is the directory of a run."""
+    if not NEW_EACH_TIME.search(typed(directory)) and (Path(directory.dir) / "summary.json").exists():
+        raise ConfigError(f"hydra.run.dir={directory.dir}: there is a run in it; choose another directory")

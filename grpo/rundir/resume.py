@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import SLICES, completions, node_range
 from grpo.config.nodes import why_fixed
 from grpo.config.schema import Launch, Task
-from grpo.rundir.files import RESOLVED_CONFIG
+from grpo.rundir.files import RESOLVED_CONFIG, read
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
 from grpo.utils.manifest import difference, is_sealed
@@ -151,12 +152,12 @@ def differences(config: DictConfig, checkpoint: Path) -> str | None:
     where = f"{os.path.relpath(checkpoint)} is of {before} process{'es' * (before > 1)} instead of {now}"
     if before != now and (reason := why_fixed(config)):
         raise ConfigError(f"{where}: {reason}")
-    file = checkpoint.parent / RESOLVED_CONFIG
-    if not file.is_file() or not file.stat().st_size:  # without it, or torn by a crash
+    run = read(checkpoint.parent / RESOLVED_CONFIG, yaml.safe_load)
+    if not isinstance(run, dict):
         return None
     groups = {"task": Task, "launch": Launch}
     known = {name: OmegaConf.to_container(OmegaConf.structured(group)) for name, group in groups.items()}
-    saved = OmegaConf.merge(OmegaConf.create(known), OmegaConf.load(file))  # keys that are newer than the checkpoint
+    saved = OmegaConf.merge(OmegaConf.create(known), OmegaConf.create(run))  # keys that are newer than the checkpoint
     assert isinstance(saved, DictConfig)
     then = saved.launch.processes * node_range(saved)[0]  # of the last start, which may have made no checkpoint
     found = []

@@ -18,14 +18,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grpo.cli import leave
+from grpo.cli import leave, quoted
 from grpo.config.batch import node_range
 from grpo.rundir.directory import NEW_EACH_TIME
 from grpo.rundir.directory import typed as typed_directory
 from grpo.rundir.files import read_json, write_json
 from grpo.rundir.identity import identity, is_same
 from grpo.rundir.sweep_dir import COLUMNS, EPOCHS, SWEEP, Sweep, read_sweep
-from grpo.sweeps.job import PROGRAM, locked, quoted
+from grpo.sweeps.job import PROGRAM, locked
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
 from grpo.utils.hardware import visible_gpus

@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 from hydra.conf import HydraConf
-from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
+from grpo.cli import quoted
 from grpo.config.schema import register
 from grpo.rundir.directory import is_completed
 from grpo.rundir.files import read, read_json, write_json
@@ -166,11 +166,6 @@ def command(overrides: Sequence[str], folder: Path, hydra: HydraConf) -> list[st
     options += [f"hydra.job.num={hydra.job.num}", f"hydra.job.id={quoted(str(hydra.job.id))}"]
     options += ["sweep.resume=false"]  # which a file may set
     return [sys.executable, "-m", PROGRAM, *config_flags(hydra), *overrides, *options]
-
-
-def quoted(text: str) -> str:
-    """Return a text as a quoted value of Hydra's override grammar."""
-    return QuotedString(text, Quote.single).with_quotes()
 
 
 def train_in_process(line: Sequence[str], folder: Path, cwd: str, environment: dict[str, str]) -> tuple[int, str]:

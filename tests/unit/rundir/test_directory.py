@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from hydra import compose
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from grpo.cli import register_resolvers
-from grpo.rundir.directory import check_directory, choose
+from grpo.evaluate import command_line
+from grpo.rundir.directory import check_directory, check_no_run, choose
 from grpo.rundir.lock import LOCK
 from grpo.utils.errors import ConfigError
 from grpo.utils.manifest import seal
@@ -151,3 +153,19 @@ def test_only_what_continues_a_run_enters_its_directory(
     else:
         with pytest.raises(ConfigError, match=rf"there is a run in it \({refused}\); choose another directory"):
             check_directory(run, named)
+
+
+def test_another_command_does_not_write_into_a_run(write_run: Write, tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    for place in (NEW, "${oc.env:HOME}/elsewhere", str(tmp_path / "run" / "evaluate")):
+        check_no_run(OmegaConf.create({"dir": place}))
+    with pytest.raises(ConfigError, match="there is a run in it; choose another directory"):
+        check_no_run(OmegaConf.create({"dir": str(tmp_path / "run")}))
+
+
+def test_a_run_in_an_odd_path_can_be_evaluated(write_run: Write, tmp_path: Path) -> None:
+    run = Path(write_run(tmp_path / "q=1, it's [a] \\"))
+    (run / ".hydra" / "overrides.yaml").write_text("[]")
+    (run / "model").mkdir()
+    parsed = OverridesParser.create().parse_overrides(command_line([str(run), "evaluate.samples=2"]))
+    assert [override.value() for override in parsed] == [str(run / "model"), str(run / "evaluate"), 2]

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 
-from grpo.cli import register_resolvers
+from grpo.cli import quoted, register_resolvers
 from grpo.rundir.sweep_dir import read_sweep
 from grpo.sweeps.callback import begin, note_if_killed
 from grpo.sweeps.job import (
@@ -29,7 +29,6 @@ from grpo.sweeps.job import (
     locked,
     overrides_of,
     own_devices,
-    quoted,
     reason_of,
     train_in_process,
 )
