@@ -153,7 +153,8 @@ class Resume:
 
         try:
             if is_main_process():
-                remove(folder)
+                for left in folder.glob("*"):
+                    remove(left)
             trainer.accelerator.wait_for_everyone()
             if not trainer.args.save_only_model:
                 folder.mkdir(parents=True, exist_ok=True)
