@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
@@ -21,11 +22,14 @@ from omegaconf.errors import OmegaConfBaseException
 from grpo.config.messages import explain, of_resolver
 from grpo.config.schema import register
 from grpo.config.secrets import refuse_secrets
+from grpo.rundir.directory import check_no_run
 from grpo.rundir.lock import new_directory
-from grpo.utils.distributed import is_first_to_fail, log_name
+from grpo.rundir.storage import WITHOUT_NAME
+from grpo.utils.distributed import check_launcher, is_first_to_fail, log_name
 from grpo.utils.errors import ConfigError, RunError, described
 from grpo.utils.hardware import visible_gpus
 from grpo.utils.patching import patched
+from grpo.utils.terminal import keep
 from rewards.isolation.process import check_system
 
 WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ
@@ -44,7 +48,7 @@ def leave(error: Exception, program: str) -> NoReturn:
         message, status = str(error), error.status
     elif isinstance(error, AssertionError) and "Unexpected type for root" in str(error):  # of OmegaConf, at a None
         message, status = "gpu.…: there is no GPU profile to change; append one, +gpu=any or one for the GPU", 2
-    elif isinstance(error, OSError):
+    elif isinstance(error, OSError) and (error.filename or error.errno in WITHOUT_NAME):
         message, status = f"cannot write the run directory: {error}; choose another with hydra.run.dir=…", 2
     elif missing := missing_package(error):
         message, status = missing, 2
@@ -63,14 +67,21 @@ def check_can_train() -> None:
         raise ConfigError(str(error)) from error
 
 
+def quoted(text: str) -> str:
+    """Return a text as a quoted value of Hydra's override grammar."""
+    return QuotedString(text, Quote.single).with_quotes()
+
+
 class RefuseSecrets(Callback):
-    """Hydra's callback: ends a command with a secret in its configuration before anything is written."""
+    """Hydra's callback: ends a command with a secret, or in the directory of a run, before anything is written."""
 
     program = "grpo"
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
             refuse_secrets(config, OmegaConf.to_container(config.hydra.overrides.task))  # type: ignore[arg-type]
+            if self.program != "grpo.train":  # which may continue it
+                check_no_run(config.hydra.run)
         except ConfigError as error:
             leave(error, self.program)
 
@@ -108,6 +119,12 @@ def register_resolvers() -> None:
 
 def start(job: Callable[[], object], program: str) -> None:
     """Run a Hydra job as a command line. With HYDRA_FULL_ERROR=1 errors come with their traceback."""
+    keep(2)
+    try:
+        check_launcher()
+    except ConfigError as error:
+        print(f"{program}: {error}", file=sys.stderr)  # `leave` would ask the other processes
+        sys.exit(2)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, instead of printing and leaving
     logging.raiseExceptions = False  # a log on a full disk is no reason for a traceback on the terminal
     register()

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from grpo.cli import WANTS_TRACEBACK, check_can_train, leave, output_in, quick_imports, start
+from grpo.cli import WANTS_TRACEBACK, check_can_train, leave, output_in, quick_imports, quoted, start
 from grpo.config.check import check
 from grpo.config.data_files import check_files
 from grpo.config.mixture import limit_of, single_tasks
@@ -117,15 +117,18 @@ def command_line(arguments: list[str]) -> list[str]:
     command line, so that the same command continues after an interruption.
     """
     named, overrides = None, arguments
-    if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
+    if arguments and not arguments[0].startswith("-") and ("=" not in arguments[0] or Path(arguments[0]).is_dir()):
         named, overrides = arguments[0], arguments[1:]
     if named and (Path(named) / ".hydra").is_dir():
         run = read_run(Path(named))
-        model, output = f"evaluate.model='{run.model}'", f"hydra.run.dir='{run.folder / 'evaluate'}'"
+        model, output = (
+            f"evaluate.model={quoted(str(run.model))}",
+            f"hydra.run.dir={quoted(str(run.folder / 'evaluate'))}",
+        )
         return [*run.config_flags, *run.overrides, model, output, *overrides]
     if named:
         check_model(named)
-        overrides = [f"evaluate.model='{named}'", *overrides]
+        overrides = [f"evaluate.model={quoted(named)}", *overrides]
     digest = hashlib.sha256(repr(sorted(overrides)).encode()).hexdigest()[:8]
     return (
         [*overrides, f"hydra.run.dir=outputs/evaluate/{digest}"] if "hydra.run.dir" not in str(overrides) else overrides

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grpo.cli import WANTS_TRACEBACK, leave, start
+from grpo.cli import WANTS_TRACEBACK, leave, quoted, start
 from grpo.config.check import check, check_shard
 from grpo.config.messages import meant
 from grpo.config.schema import ROOT
@@ -142,7 +142,7 @@ def main() -> None:
     """Run the command line: its directory goes with it, unless it was named or there is a picture in it."""
     with tempfile.TemporaryDirectory(prefix="grpo-plan-") as folder:
         if not any(word.startswith(KEEPS) for word in sys.argv):
-            sys.argv += [f"hydra.run.dir='{folder}'", f"hydra.sweep.dir='{folder}'"]
+            sys.argv += [f"hydra.run.dir={quoted(folder)}", f"hydra.sweep.dir={quoted(folder)}"]
         start(job, PROGRAM)
 
 

@@ -31,6 +31,7 @@ from grpo.rundir.files import write_json
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu
+from grpo.utils.terminal import on_signals
 
 PROGRAM = "grpo.preflight"
 FORMATS = ("text", "json")
@@ -44,8 +45,7 @@ log = logging.getLogger(__name__)
 @hydra.main(config_path=str(ROOT / "conf"), config_name="config", version_base="1.3")
 def job(config: DictConfig) -> None:
     """Forecast a command line, and exit with status 1 if the run will probably not learn."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # Ctrl-C too, which the background ignores
-        signal.signal(number, signal.default_int_handler)
+    on_signals((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler)
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
         content = forecast(config, list(HydraConfig.get().overrides.task), folder)

@@ -29,13 +29,12 @@ from grpo.launching.rendezvous import choose_directory, has_several, is_first
 from grpo.planning.advice import advise
 from grpo.planning.fit import Plan, make_plan
 from grpo.rundir.files import write_json
-from grpo.rundir.lock import check_directory, take
-from grpo.rundir.resume import KEY, check_named, checkpoints, continue_interrupted, how_to_continue
+from grpo.rundir.lock import take
+from grpo.rundir.resume import check_named, how_to_continue
 from grpo.sweeps.callback import recorded
 from grpo.sweeps.job import PROGRAM, run_job
 from grpo.utils.distributed import (
     BY_US,
-    agreed,
     choose_interface,
     end_silent_connections,
     has_other_machines,
@@ -45,6 +44,7 @@ from grpo.utils.distributed import (
 )
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
+from grpo.utils.terminal import keep, on_signals
 from rewards.isolation.system import end_with_parent
 
 
@@ -54,8 +54,7 @@ def job(config: DictConfig) -> float | None:
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN:
         return run_job(config, hydra_config)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, until the run takes them over
-        signal.signal(number, signal.default_int_handler)
+    heard = on_signals((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler)  # until the run takes them over
     run_dir = Path(hydra_config.runtime.output_dir)
     try:
         summary = start_run(config, run_dir, list(hydra_config.overrides.task))
@@ -65,7 +64,7 @@ def job(config: DictConfig) -> float | None:
             raise RunError(f"stopped: {summary['reason']}; {how_to_continue(run_dir)}", status=STOPPED)
         return summary["accuracy_after"]
     except KeyboardInterrupt:
-        if not (run_dir / "summary.json").exists():  # else a run has written its own
+        if is_main_process() and not (run_dir / "summary.json").exists():  # else a run has written its own
             write_json(run_dir / "summary.json", {"status": "stopped", "reason": "interrupted while starting"})
         raise
     except Exception as error:
@@ -73,8 +72,7 @@ def job(config: DictConfig) -> float | None:
             raise
         leave(error, PROGRAM)  # at once: Hydra would print a line of its own
     finally:  # the outcome is written: an interrupt would only end a destructor, with a traceback
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        on_signals(tuple(heard), signal.SIG_IGN)
 
 
 def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[str, Any]:
@@ -169,36 +167,16 @@ def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:
     return plan
 
 
-def arguments(typed: list[str]) -> list[str]:
-    """Return the command line of a process that was launched, with the directory of the run that it continues, if any.
-
-    Raises:
-        ConfigError: the named directory belongs to another run.
-    """
-    run_dir, resumes = os.environ.get(BY_US), any(text.lstrip("+").startswith(f"{KEY}=") for text in typed)
-    if restarts():
-        print(f"{PROGRAM}: a process has died; restart {restarts()} of all", file=sys.stderr)
-    if restarts() or (run_dir and not resumes and checkpoints(Path(run_dir))):  # all processes again: one has died
-        typed = [*typed, f"{KEY}=auto"]
-    continued = continue_interrupted(typed)
-    if not run_dir:
-        check_directory(continued)
-    return continued
-
-
 def main() -> None:
     """Run the command line."""
+    keep(1, 2)  # also the table at the end of a run, and of a sweep
     if is_launched():
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what is no fault here
         choose_interface()
         if BY_US in os.environ:
             end_with_parent(signal.SIGTERM)  # it does not outlive who has started it
-        try:
-            sys.argv[1:] = agreed("arguments", lambda: arguments(sys.argv[1:]))
-        except ConfigError as error:
-            leave(error, PROGRAM)
-        if not is_main_process():
-            sys.argv.append("hydra.output_subdir=null")  # the first process writes it
+        if restarts() and is_main_process():
+            print(f"{PROGRAM}: a process has died; restart {restarts()} of all", file=sys.stderr)
     with recorded(choose_directory):
         start(job, PROGRAM)
 

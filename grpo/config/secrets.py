@@ -15,6 +15,8 @@ NAME = re.compile(
 """Last parts of keys whose value is a secret."""
 GROUP = re.compile(r"(^|\.)(secrets|passwords|credentials|tokens|api_keys)\.")
 """Parts of keys whose values are always secrets."""
+NAMED_BY_USERS = re.compile(r"^[+.]*(reward|task\.tasks)\.[^.]*\.?")
+"""Beginnings of keys with a name that the user has chosen: `reward.tokens` says nothing of what is below."""
 NUMBERS = re.compile(r"(^|_)(secret|password|passwd|pwd|passphrase)s?$")
 """Last parts of keys whose value may be a number and a secret."""
 OF_A_TOKENIZER = re.compile(r"^<.*>$|^\[.*\]$|^\W*$")
@@ -95,6 +97,7 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def is_secret(key: str, value: Any) -> bool:
     """Return whether a value is a secret, by its key or by its own form."""
+    key = NAMED_BY_USERS.sub("", key)
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key.rpartition(".")[2]).lower().replace("-", "_")
     if isinstance(value, int | float) and not isinstance(value, bool):
         return bool(NUMBERS.search(name))

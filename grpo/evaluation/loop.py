@@ -16,7 +16,7 @@ from rich.progress import track
 from grpo.data.images import COLUMN, names, prompt_of
 from grpo.data.task import reward_columns
 from grpo.generation.local import Generate
-from grpo.rundir.files import write_lines
+from grpo.rundir.files import read_lines, write_lines
 from grpo.utils.distributed import gathered, is_main_process, rank, world_size
 from grpo.utils.estimators import majority_at_k, pass_at_k, wilson_interval
 from rewards.isolation.reward import Reward
@@ -221,9 +221,8 @@ def _digest(content: list[Any]) -> str:
 
 
 def _read(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the completions in a file by their keys; a last line that was not written completely is removed."""
-    *complete, partial = file.read_text().split("\n") if file.exists() else [""]
-    rows = [json.loads(line) for line in complete]
-    if partial:
+    """Return the completions in a file by their keys; lines that were not written completely are removed."""
+    rows = read_lines(file)
+    if file.exists():
         write_lines(file, rows)
     return {row["key"]: row for row in rows}

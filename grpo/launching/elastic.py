@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from grpo.cli import quoted
 from grpo.config.batch import node_range
 from grpo.launching.causes import STOPPED, first_cause
 from grpo.launching.membership import machines_may_change
@@ -22,6 +23,8 @@ from grpo.utils.distributed import BY_US, LOST, LOST_STATUS, address_towards
 from grpo.utils.errors import RunError
 from rewards.isolation.system import processors
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals with which torchelastic ends its processes, unless they are ignored, as by `nohup`."""
 SAME_COMMAND = "start the same command on each of them, with an address that all can reach"
 
 
@@ -47,7 +50,7 @@ def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
     elastic.addHandler(logging.NullHandler())
     os.environ[BY_US] = str(run_dir)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # gloo would find the dead processes' addresses in it
-    options, own = config.launch, [f"hydra.run.dir='{run_dir}'", "hydra.output_subdir=null"]
+    options, own = config.launch, [f"hydra.run.dir={quoted(str(run_dir))}", "hydra.output_subdir=null"]
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors() // options.processes)))
     (host, port), first, summary = meeting_point(config), is_first(config), run_dir / "summary.json"
     least, most = node_range(config)
@@ -71,6 +74,7 @@ def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
         max_restarts=options.max_restarts,
         monitor_interval=0.5,
         shutdown_timeout=options.timeout,
+        signals_to_handle=",".join(n.name for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN),
     )
     try:
         with machines_may_change(run_dir, program) if least < most else nullcontext():

@@ -8,7 +8,6 @@ import errno
 import functools
 import os
 import socket
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -18,9 +17,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from grpo.config.batch import node_range
-from grpo.rundir.lock import check_directory
-from grpo.rundir.resume import continue_interrupted
-from grpo.utils.distributed import is_launched
+from grpo.rundir.directory import choose
+from grpo.utils.distributed import agreed, is_launched, is_main_process
 from grpo.utils.errors import ConfigError, RunError
 
 DIRECTORY = "grpo/directory"
@@ -119,13 +117,16 @@ def wait_for_port(host: str, port: int, deadline: float) -> None:
 
 
 def choose_directory(config: DictConfig) -> None:
-    """Set the directory of a run before Hydra writes into it; with several machines, the first machine's directory.
+    """Set the directory of a run before Hydra writes into it, and where the run continues; the first machine decides.
 
     Raises:
         ConfigError: the directory belongs to another run, or is not on this machine.
         RunError: the machines do not meet, or the first machine has ended.
     """
-    if is_launched():  # it is on the command line
+    if is_launched():
+        if not is_main_process():
+            config.hydra.output_subdir = None  # the first process writes it
+        config.hydra.run.dir, config.train.resume_from_checkpoint = agreed("directory", lambda: choose(config))
         return
     host, port = meeting_point(config)
     store: Any = None
@@ -143,10 +144,7 @@ def choose_directory(config: DictConfig) -> None:
             )
         config.hydra.run.dir, config.hydra.output_subdir = str(chosen), None
         return
-    continued = continue_interrupted(sys.argv[1:])
-    check_directory(continued)
-    if continued != sys.argv[1:]:
-        config.hydra.run.dir = continued[-1].removeprefix("hydra.run.dir=")
+    config.hydra.run.dir, config.train.resume_from_checkpoint = choose(config)
     if store:
         chosen = Path(config.hydra.run.dir).absolute()
         chosen.mkdir(parents=True, exist_ok=True)

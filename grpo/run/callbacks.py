@@ -15,12 +15,14 @@ from omegaconf import DictConfig
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from grpo.utils.atomic import atomic
+from grpo.rundir.files import read_lines, write_lines
+from grpo.rundir.set_aside import set_aside
 from grpo.utils.diagnosis import MISMATCH, mismatch_causes
 from grpo.utils.distributed import any_of
 from grpo.utils.errors import DirectoryLost
 from grpo.utils.hardware import host_memory
 from grpo.utils.limits import GB, HOST_LIMIT
+from grpo.utils.terminal import on_signals
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -35,11 +37,8 @@ class MetricsFile(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.path.exists():  # a continued run does the steps after its checkpoint again
-            lines = self.path.read_text().splitlines(keepends=True)
-            complete = [line for line in lines if line.endswith("\n")]
-            with atomic(self.path) as partial:
-                partial.write_text("".join(line for line in complete if json.loads(line)["step"] <= state.global_step))
+        if state.is_world_process_zero and self.path.exists():  # a continued run repeats steps after its checkpoint
+            write_lines(self.path, [row for row in read_lines(self.path) if row["step"] <= state.global_step])
 
     def on_log(
         self,
@@ -53,8 +52,23 @@ class MetricsFile(TrainerCallback):
             return
         row = {"step": state.global_step, **logs}
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        with self.path.open("a") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite) + "\n")
+
+
+class SetAside(TrainerCallback):
+    """Set aside what is of later steps than the one that a run continues from."""
+
+    def __init__(self, run_dir: Path, console: Console) -> None:
+        self.run_dir, self.console = run_dir, console
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero and (folder := set_aside(self.run_dir, state.global_step, state.max_steps)):
+            text = f"results after step {state.global_step} of an earlier start are in {os.path.relpath(folder)}"
+            log.warning("%s", text)
+            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 class MismatchWarning(TrainerCallback):
@@ -91,7 +105,8 @@ class StopOnSignal(TrainerCallback):
     """On Ctrl-C, SIGTERM or SIGHUP finish the step, save a checkpoint and stop; a second Ctrl-C stops at once.
 
     A second SIGTERM does not: schedulers send one to a process and to the one that started it, which passes it on.
-    Outside of the training a signal raises `KeyboardInterrupt` at once, with what was being done.
+    Outside of the training a signal raises `KeyboardInterrupt` at once, with what was being done. One that is ignored,
+    as by `nohup`, stays ignored.
     """
 
     def __init__(self) -> None:
@@ -101,7 +116,7 @@ class StopOnSignal(TrainerCallback):
         self.before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopOnSignal":
-        self.before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self.before = on_signals(SIGNALS, self._note)
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -64,7 +64,7 @@ class LivePage(TrainerCallback):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            for partial in self.run_dir.glob(f"report.*.partial-{process.pid}"):
+            for partial in self.run_dir.glob("report.*.partial-*"):
                 partial.unlink(missing_ok=True)
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo.trainer.memory_readings import MemoryReadings
+from grpo.utils.distributed import own_name
 
 log = logging.getLogger(__name__)
 SECOND = 1.0
@@ -71,11 +72,12 @@ class Monitor(TrainerCallback):
             self.seen = (name, began)
         if began != self.reported and now - began > max(STALLED, LONGER * self.longest):
             self.reported = began
-            with (self.folder / "stacks.txt").open("a") as file:
+            stacks = self.folder / own_name("stacks.txt")
+            with stacks.open("a", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
             text = (
                 f"no progress for {(now - began) / 60:.0f} minutes, in the phase {name}; the stacks of all threads are "
-                f"in {self.folder / 'stacks.txt'}"
+                f"in {stacks}"
             )
             log.warning("%s", text)
             self.console.print(text, style="yellow", highlight=False, soft_wrap=True)

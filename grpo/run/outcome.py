@@ -62,7 +62,7 @@ def ends_when_stuck(run_dir: Path, page: LivePage) -> Iterator[None]:
         wakeup.close()  # which ends the thread
 
 
-def reason_of(error: Exception, run_dir: Path) -> str:
+def reason_of(error: Exception | SystemExit, run_dir: Path) -> str:
     """Return why a run broke, in one line: for the process that has failed first."""
     if elsewhere := first_failure():
         return elsewhere.removeprefix("failed: ")
@@ -127,7 +127,7 @@ class Outcome:
                 self.add(status="failed", reason=elsewhere.removeprefix("failed: "))
                 return RunError(elsewhere, LOST_STATUS)
             self.add(status="stopped", reason=str(error) or "interrupted")
-        elif isinstance(error, Exception):
+        elif isinstance(error, Exception | SystemExit):
             log.error("the run failed", exc_info=error)
             self.add(status="failed", reason=reason_of(error, self.run_dir))
             file = self.run_dir / log_name()

@@ -42,6 +42,7 @@ from grpo.run.callbacks import (
     HostMemoryGuard,
     MetricsFile,
     MismatchWarning,
+    SetAside,
     StopOnSignal,
     WhenSharded,
 )
@@ -52,15 +53,15 @@ from grpo.run.progress import ProgressBar
 from grpo.run.trainer import make_trainer
 from grpo.rundir.files import ERRORS_FILE, RESOLVED_CONFIG, read_json, write_json
 from grpo.rundir.history import has_been_run, name_of
-from grpo.rundir.resume import differences, named_checkpoint, processes_of
-from grpo.rundir.storage import storage_fault
+from grpo.rundir.resume import differences, is_auto, named_checkpoint, processes_of
 from grpo.rundir.summary import report
 from grpo.tools.running import Tools, running_tools
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.trainer.resume import keep_steps, save_model
+from grpo.utils.atomic import atomic
 from grpo.utils.device import kind_of_device
-from grpo.utils.distributed import agreed, is_main_process, log_name, world_size
+from grpo.utils.distributed import agreed, is_main_process, log_name, own_name, world_size
 from grpo.utils.errors import ConfigError, DirectoryLost
 from grpo.utils.hardware import gpu_utilization
 from rewards.isolation.reward import Reward, RewardError
@@ -99,7 +100,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
             outcome.add(completions_a_step=completions(settings.train, None))
             options = options_of_rewards(settings, problems)
             columns = usable_columns(settings.task, options, reward_columns(problems.train), problems.columns)
-            with running_rewards(options, columns, run_dir, run_dir / ERRORS_FILE) as rewards:
+            with running_rewards(options, columns, run_dir, run_dir / own_name(ERRORS_FILE)) as rewards:
                 trainer = make_trainer(settings, run_dir, problems, processing_class, rewards, tools, memory)
                 evaluations = evaluations_of(settings, problems, rewards, run_dir, console)
                 accuracy = f"rewards/{settings.task.eval.reward}/mean"
@@ -116,7 +117,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
                         guard = add_callbacks(trainer, settings, run_dir, console, stop)
                         for callback in (progress, page):
                             trainer.add_callback(callback)
-                        outcome.add(**train(trainer, run_dir, checkpoint, rewards, stop, guard))
+                        outcome.add(**train(trainer, checkpoint, rewards, stop, guard))
                         if outcome.summary["status"] == "completed":
                             stop.begin("saving the model")
                             save_model(trainer, run_dir / "model")
@@ -126,6 +127,11 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
                 except KeyboardInterrupt:
                     if stop.activity:  # with all steps done, or none
                         keep_steps(trainer)
+                    raise
+                except DirectoryLost:
+                    raise
+                except (Exception, SystemExit):
+                    keep_steps(trainer)
                     raise
                 finally:
                     outcome.add(steps=trainer.state.global_step)
@@ -170,7 +176,7 @@ def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path 
     # before that process writes its configuration there
     other = agreed("differences", lambda: differences(settings.config, checkpoint) if checkpoint else None)
     if checkpoint and other:
-        if resume_from in ("auto", True):
+        if is_auto(resume_from):
             raise ConfigError(
                 f"{os.path.relpath(checkpoint)} is of a run with {other}; "
                 f"train.resume_from_checkpoint={os.path.relpath(checkpoint)} continues it all the same"
@@ -234,7 +240,8 @@ def write_decisions(settings: Resolved, plan: Plan | None, run_dir: Path) -> Non
     """Write the configuration that is run, and the plan; one process does."""
     if not is_main_process():
         return
-    OmegaConf.save(without_secrets(settings.config), run_dir / RESOLVED_CONFIG)
+    with atomic(run_dir / RESOLVED_CONFIG) as partial:
+        OmegaConf.save(without_secrets(settings.config), partial)
     if plan:
         write_json(run_dir / "plan.json", plan.as_dict())
 
@@ -307,14 +314,14 @@ def add_callbacks(
     """Have the steps logged and watched; return the callback that may end the training for want of memory."""
     guard = HostMemoryGuard(settings.plan.host_gb)
     mismatch, disk = MismatchWarning(console, settings.train), DiskGuard(run_dir, console)
-    for callback in (MetricsFile(run_dir / "metrics.jsonl"), stop, guard, mismatch, disk):
+    obsolete, metrics = SetAside(run_dir, console), MetricsFile(run_dir / "metrics.jsonl")
+    for callback in (obsolete, metrics, stop, guard, mismatch, disk):
         trainer.add_callback(callback)
     return guard
 
 
 def train(
     trainer: ExactGRPOTrainer,
-    run_dir: Path,
     checkpoint: Path | None,
     rewards: dict[str, Reward],
     stop: StopOnSignal,
@@ -326,15 +333,8 @@ def train(
         RewardError: a reward has failed on every completion, so that nothing has been learned by it.
     """
     before = counts(rewards)
-    try:
-        stop.begin(None)
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except DirectoryLost:
-        raise
-    except Exception as error:
-        if not storage_fault(error, run_dir):
-            keep_steps(trainer)
-        raise
+    stop.begin(None)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     reason = trainer.stop_reason or guard.reason
     if stop.received and not reason:
         reason = f"{stop.received} after step {trainer.state.global_step}"

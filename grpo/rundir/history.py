@@ -1,5 +1,6 @@
 """Which tasks have been run in this folder before."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -23,9 +24,12 @@ def name_of(task: DictConfig) -> str:
 def has_been_run(task: str, run_dir: Path) -> bool:
     """Return whether a run or a forecast of a task is in this folder, or in a run's directory.
 
-    It searches files as text, so that a malformed file cannot end the run.
+    It searches files as text, so that a malformed file, or one of somebody else, cannot end the run.
     """
     said = json.dumps({"task": task})[1:-1]
     folders = [run_dir, *(folder for place in PLACES for folder in Path().glob(place))]
-    files = (folder / name for folder in folders for name in ("summary.json", "preflight.json"))
-    return any(said in file.read_text(errors="replace") for file in files if file.is_file())
+    for file in (folder / name for folder in folders for name in ("summary.json", "preflight.json")):
+        with contextlib.suppress(OSError):
+            if said in file.read_text(encoding="utf-8", errors="replace"):
+                return True
+    return False

@@ -1,5 +1,6 @@
 """One run per directory: a lock that the system frees at any end of its process."""
 
+import errno
 import fcntl
 import os
 import socket
@@ -8,12 +9,26 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from grpo.rundir.files import read_json
-from grpo.utils.distributed import agreed
+from grpo.utils.atomic import remove_partials
 from grpo.utils.errors import ConfigError
 
 LOCK = ".running"
 _held: list[IO[str]] = []
+
+
+def lock(stream: IO[str], option: int) -> None:
+    """Lock a file as flock(2) does; a file system without locks, as of some clusters, grants all of them.
+
+    Raises:
+        BlockingIOError: another process has it, and `option` has LOCK_NB.
+    """
+    try:
+        fcntl.flock(stream, option)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL):
+            raise
 
 
 def take(run_dir: Path) -> None:
@@ -21,7 +36,7 @@ def take(run_dir: Path) -> None:
     stream = (run_dir / LOCK).open("a+")
     while True:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError as error:
             if is_running(run_dir):
@@ -31,6 +46,7 @@ def take(run_dir: Path) -> None:
     stream.write(f"process {os.getpid()} on {socket.gethostname()}")
     stream.flush()
     _held.append(stream)
+    remove_partials(run_dir)
 
 
 def is_running(run_dir: Path) -> bool:
@@ -39,7 +55,7 @@ def is_running(run_dir: Path) -> bool:
         return False
     with (run_dir / LOCK).open() as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
     return False
@@ -51,36 +67,12 @@ def taken(run_dir: Path) -> str:
     return f"{run_dir}: {owner} trains in it: wait for it, stop it, or choose another directory with hydra.run.dir=…"
 
 
-def check_directory(arguments: list[str]) -> None:
-    """Raise a ConfigError if the directory of a command line has a running run, or an ended one and does not resume."""
-    key = "hydra.run.dir="
-    named = [text.removeprefix(key).strip("'\"") for text in arguments if text.startswith(key)]
-    if not named:
-        return
-    run_dir = Path(named[-1])
-    if is_running(run_dir):
-        raise ConfigError(taken(run_dir))
-    resumes = any(text.lstrip("+").startswith("train.resume_from_checkpoint=") for text in arguments)
-    status = read_json(run_dir / "summary.json").get("status")
-    if status and not resumes:
-        raise ConfigError(
-            f"hydra.run.dir={run_dir}: there is a run in it ({'killed' if status == 'running' else status}); choose "
-            "another directory, or continue it with train.resume_from_checkpoint=auto"
-        )
-
-
 @cache
 def new_directory(root: str = "outputs") -> str:
     """Make a directory for a run that begins now, `<root>/<date>/<time>`, and return it.
 
-    Runs that begin in the same second get different directories, the second run `<time>_2`. Processes of a run share
-    one.
+    Runs that begin in the same second get different directories, the second run `<time>_2`.
     """
-    return agreed("directory", lambda: make_directory(root))
-
-
-def make_directory(root: str) -> str:
-    """Make a directory that no other run has, and return it."""
     begun = time.localtime()
     day = Path(root) / time.strftime("%Y-%m-%d", begun)
     day.mkdir(parents=True, exist_ok=True)

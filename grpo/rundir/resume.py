@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 from grpo.config.batch import SLICES, completions, node_range
 from grpo.config.nodes import why_fixed
 from grpo.config.schema import Launch, Task
-from grpo.rundir.files import RESOLVED_CONFIG, read_json
-from grpo.rundir.lock import is_running
+from grpo.rundir.files import RESOLVED_CONFIG, read
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
 from grpo.utils.manifest import difference, is_sealed
 
 KEY = "train.resume_from_checkpoint"
-NOT_ESSENTIAL = re.compile(rf"[+~]*(hydra[./]|{KEY}=|launch\.(rendezvous|timeout|max_restarts)=)")
-"""Of a command line: Hydra's own options, the checkpoint to resume from, and how processes meet and end."""
 DECISIVE = (
     "model.model_name_or_path",
     "train.seed",
@@ -100,9 +97,14 @@ def how_to_continue(run_dir: Path) -> str:
     return "it has no checkpoint yet: start it again"
 
 
+def is_auto(resume_from: str | bool | None) -> bool:
+    """Return whether a run continues from its newest checkpoint: `auto` or, as transformers has it, true."""
+    return str(resume_from).lower() in ("auto", "true")
+
+
 def check_named(resume_from: str | bool | None) -> None:
     """Raise a ConfigError unless the named directory has a complete checkpoint; reads no checkpoint."""
-    if resume_from and resume_from not in ("auto", True):
+    if resume_from and not is_auto(resume_from):
         named = Path(str(resume_from))
         if not (is_sealed(named) or checkpoints(named)):
             what = "no complete checkpoint in it" if named.is_dir() else "there is no such directory"
@@ -113,7 +115,7 @@ def named_checkpoint(resume_from: str | bool | None, run_dir: Path) -> Path | No
     """Return the checkpoint to continue from, after reading all of it.
 
     Args:
-        resume_from: `auto` or, as transformers has it, true (None if there is none yet); a run directory; a checkpoint.
+        resume_from: `auto` or true (None if there is none yet); a run directory; a checkpoint.
         run_dir: where `auto` looks.
 
     Raises:
@@ -121,7 +123,7 @@ def named_checkpoint(resume_from: str | bool | None, run_dir: Path) -> Path | No
     """
     if not resume_from:
         return None
-    if resume_from in ("auto", True):
+    if is_auto(resume_from):
         return newest_checkpoint(run_dir)
     check_named(resume_from)
     named = Path(str(resume_from))
@@ -150,12 +152,12 @@ def differences(config: DictConfig, checkpoint: Path) -> str | None:
     where = f"{os.path.relpath(checkpoint)} is of {before} process{'es' * (before > 1)} instead of {now}"
     if before != now and (reason := why_fixed(config)):
         raise ConfigError(f"{where}: {reason}")
-    file = checkpoint.parent / RESOLVED_CONFIG
-    if not file.is_file():
+    run = read(checkpoint.parent / RESOLVED_CONFIG, yaml.safe_load)
+    if not isinstance(run, dict):
         return None
     groups = {"task": Task, "launch": Launch}
     known = {name: OmegaConf.to_container(OmegaConf.structured(group)) for name, group in groups.items()}
-    saved = OmegaConf.merge(OmegaConf.create(known), OmegaConf.load(file))  # keys that are newer than the checkpoint
+    saved = OmegaConf.merge(OmegaConf.create(known), OmegaConf.create(run))  # keys that are newer than the checkpoint
     assert isinstance(saved, DictConfig)
     then = saved.launch.processes * node_range(saved)[0]  # of the last start, which may have made no checkpoint
     found = []
@@ -174,12 +176,21 @@ def differences(config: DictConfig, checkpoint: Path) -> str | None:
                     f"{os.path.relpath(checkpoint)} is in the middle of a generation, with {found[-1]}: keep it, or "
                     "name a checkpoint between two generations"
                 )
-            if key in SAVED_AS and SAVED_AS[key](old) != SAVED_AS[key](new):
-                raise ConfigError(
-                    f"{os.path.relpath(checkpoint)} is of a run with {found[-1]}, so its weights or the state of its "
-                    "optimizer do not fit: keep it, or begin a new run with its model as model.model_name_or_path"
-                )
+    check_state(saved, config, checkpoint)
     return ", ".join(found) or None
+
+
+def check_state(saved: DictConfig, config: DictConfig, checkpoint: Path) -> None:
+    """Raise a ConfigError if a run differs from a checkpoint's run in what the checkpoint has, and would keep it."""
+    for key, as_saved in SAVED_AS.items():
+        old, new = (OmegaConf.select(each, key) for each in (saved, config))
+        if as_saved(old) != as_saved(new):
+            fault = "so its weights or the state of its optimizer do not fit"
+            fault = "which the state of its optimizer has, too" if key in OF_OPTIMIZER else fault
+            raise ConfigError(
+                f"{os.path.relpath(checkpoint)} is of a run with {change(key, old, new)}, {fault}: keep it, or begin a "
+                "new run with its model as model.model_name_or_path"
+            )
 
 
 def optimizer_state(optim: str | None) -> str:
@@ -198,7 +209,17 @@ def stage(deepspeed: DictConfig | str | None) -> Any:
     return OmegaConf.select(deepspeed, "zero_optimization.stage") if isinstance(deepspeed, DictConfig) else deepspeed
 
 
+def stateful_schedule(name: Any) -> Any:
+    """Return the name of a schedule that saves its settings; None for those that are functions of the step."""
+    return name if name in ("reduce_lr_on_plateau", "greedy") else None
+
+
+OF_OPTIMIZER: tuple[str, ...] = ("train.learning_rate", "train.weight_decay", "train.adam_beta1", "train.adam_beta2")
+OF_OPTIMIZER += ("train.adam_epsilon", "train.optim_args", "train.optim_target_modules")
+"""Keys whose values transformers' trainer takes from a checkpoint, whatever is configured."""
 SAVED_AS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(OF_OPTIMIZER, lambda value: value),
+    "train.lr_scheduler_type": stateful_schedule,
     "train.optim": optimizer_state,
     "train.fsdp": bool,
     "train.deepspeed": stage,
@@ -225,35 +246,3 @@ def text(value: object) -> str:
     """Return a value of the configuration in a short line."""
     line = json.dumps(OmegaConf.to_container(value)) if OmegaConf.is_config(value) else str(value)
     return line if len(line) <= MAX_VALUE else f"{line[: MAX_VALUE - 1]}…"
-
-
-def interrupted_run(overrides: list[str]) -> Path | None:
-    """Return the newest run directory in `outputs/*/*` of a run with these overrides that has not been completed."""
-    for hydra_dir in sorted(Path("outputs").glob("*/*/.hydra"), reverse=True):
-        run_dir = hydra_dir.parent
-        try:
-            same = yaml.safe_load((hydra_dir / "overrides.yaml").read_text())
-            summary = read_json(run_dir / "summary.json")
-            completed = bool(summary) and summary["status"] == "completed"
-        except (OSError, ValueError, KeyError, yaml.YAMLError):
-            continue
-        if not (is_running(run_dir) or completed) and essential(same) == essential(overrides) and checkpoints(run_dir):
-            return run_dir
-    return None
-
-
-def essential(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that identify a run: all overrides except `NOT_ESSENTIAL`."""
-    return sorted(text for text in overrides if not NOT_ESSENTIAL.match(text))
-
-
-def continue_interrupted(arguments: list[str]) -> list[str]:
-    """For `train.resume_from_checkpoint=auto`, add the directory of the interrupted run, so that it continues there.
-
-    The command line comes back unchanged if a run directory is named in it or if there is no such run.
-    """
-    overrides = [text for text in arguments if ("=" in text or text.startswith("~")) and not text.startswith("-")]
-    named = any(text.startswith("hydra.run.dir=") for text in overrides)
-    resumes = bool({f"{KEY}=auto", f"{KEY}=true"} & set(overrides))
-    run_dir = interrupted_run(overrides) if resumes and not named else None
-    return [*arguments, f"hydra.run.dir={run_dir}"] if run_dir else arguments

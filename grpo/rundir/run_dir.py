@@ -10,10 +10,14 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.schema import register
-from grpo.rundir.files import RESOLVED_CONFIG, read_json, read_lines
-from grpo.rundir.resume import NOT_ESSENTIAL, newest_checkpoint
+from grpo.rundir.files import RESOLVED_CONFIG, read, read_json, read_lines
+from grpo.rundir.resume import newest_checkpoint
 from grpo.utils.errors import ConfigError
 
+OF_A_START = re.compile(
+    r"[+~]*(hydra[./]|train\.resume_from_checkpoint=|launch\.(rendezvous|timeout|max_restarts)=|sweep\.resume=)"
+)
+"""Of a command line: Hydra's own options, and what may change with each start."""
 PEAKS = ("memory/peak_reserved_gb", "memory/host_gb")
 """Keys of the peak memory in `summary.json`: of the GPU, or of the host for a run without a GPU."""
 READS = re.compile(r"\boc\.|\$\{[^:}]*\$\{")
@@ -122,13 +126,15 @@ def read_run(folder: Path) -> Run:
         raise ConfigError(f"{folder}: a preflight, no run; its page is report.html, and preflight.json has its content")
     register()
     resolved, hydra = folder / RESOLVED_CONFIG, folder / ".hydra" / "hydra.yaml"
-    typed = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text())
-    config = OmegaConf.create(literal(yaml.safe_load((resolved if resolved.is_file() else file).read_text())))
+    typed = read(folder / ".hydra" / "overrides.yaml", yaml.safe_load) or []
+    composed = read(hydra, yaml.safe_load)
+    config = OmegaConf.create(literal(read(resolved, yaml.safe_load) or read(file, yaml.safe_load)))
+    assert isinstance(config, DictConfig)
     return Run(
         folder=folder,
         config=config,
-        overrides=[text for text in typed if not NOT_ESSENTIAL.match(text)],
-        config_flags=config_flags(yaml.safe_load(hydra.read_text())["hydra"]) if hydra.exists() else [],
+        overrides=[text for text in typed if not OF_A_START.match(text)],
+        config_flags=config_flags(composed["hydra"]) if composed else [],
         summary=read_json(folder / "summary.json"),
         evaluation=read_json(folder / "evaluation.json"),
         plan=read_json(folder / "plan.json"),

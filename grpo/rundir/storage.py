@@ -19,6 +19,8 @@ FAULTS = {
     errno.EIO: "its disk has failed",
     **dict.fromkeys((errno.ESTALE, errno.ENOTCONN, errno.ENODEV), "its file system has gone"),
 }
+WITHOUT_NAME = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors that only a disk has; the others come from sockets and terminals, too, unless they name a file."""
 NUMBER = re.compile(r"(?:os error|\[Errno) (\d+)")
 """Of an error of the system in the message of another library, as safetensors' and Arrow's."""
 UNFINISHED = re.compile(r"PytorchStreamWriter failed|unexpected pos \d+ vs|file write failed")
@@ -55,6 +57,8 @@ def fault_of(error: BaseException, run_dir: Path) -> str | None:
     if isinstance(error, OSError):
         file = error.filename
         if isinstance(file, str | Path) and not Path(file).absolute().is_relative_to(run_dir.absolute()):
+            return None
+        if error.filename is None and error.errno not in (None, *WITHOUT_NAME):
             return None
         return FAULTS.get(error.errno or 0) or fault_of_text(str(error))
     # of libraries written in other languages; any other exception may repeat what somebody else's disk has said

@@ -17,12 +17,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from rich.console import Console
 from rich.table import Table
 
-from grpo.cli import leave
+from grpo.cli import leave, quoted
 from grpo.config.batch import node_range
+from grpo.rundir.directory import NEW_EACH_TIME
+from grpo.rundir.directory import typed as typed_directory
 from grpo.rundir.files import read_json, write_json
-from grpo.rundir.resume import essential
+from grpo.rundir.identity import identity, is_same
 from grpo.rundir.sweep_dir import COLUMNS, EPOCHS, SWEEP, Sweep, read_sweep
-from grpo.sweeps.job import PROGRAM, locked, quoted
+from grpo.sweeps.job import PROGRAM, locked
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
 from grpo.utils.hardware import visible_gpus
@@ -90,13 +92,13 @@ def begin(config: DictConfig) -> Path:
     """
     if world_size() > 1:
         raise ConfigError("-m: not under torchrun; launch.processes=2 gives each job two processes")
-    typed = [text for text in config.hydra.overrides.task if not text.startswith("sweep.")]
+    typed = [text for text in config.hydra.overrides.task if not text.lstrip("+").startswith("sweep.")]
     folder = Path(os.path.abspath(config.hydra.sweep.dir))  # as Hydra has it
-    named = any(text.startswith("hydra.sweep.dir=") for text in config.hydra.overrides.hydra)
+    own = identity_of_sweep(config)
     if config.sweep.resume and not (folder / SWEEP).exists():
-        if named:
+        if not NEW_EACH_TIME.search(typed_directory(config.hydra.sweep)):
             raise ConfigError(f"sweep.resume=true: there is no sweep in hydra.sweep.dir={os.path.relpath(folder)}")
-        folder = newest_sweep(typed, folder.parents[1])
+        folder = newest_sweep(own, folder.parents[1])
     if any(folder.glob("**/.hydra/config.yaml")) and not config.sweep.resume:
         raise ConfigError(
             f"hydra.sweep.dir={os.path.relpath(folder)}: there is a sweep in it; sweep.resume=true runs what is "
@@ -122,18 +124,28 @@ def begin(config: DictConfig) -> Path:
                 "train.max_steps=… overrides this"
             )
             print(f"{PROGRAM}: {comparison}", file=sys.stderr)
-    written = {"overrides": typed, "swept": swept, "comparison": comparison, "same_steps_as": same}
+    written = {"overrides": typed, "identity": own, "swept": swept, "comparison": comparison, "same_steps_as": same}
     write_json(folder / SWEEP, {**written, "cards": visible_gpus()})
     return folder
 
 
-def newest_sweep(typed: list[str], sweeps: Path) -> Path:
-    """Return the newest directory in `sweeps/*/*` of a sweep with these overrides; ConfigError if there is none."""
+def identity_of_sweep(config: DictConfig) -> list[Any]:
+    """Return what was composed for all jobs, and what is swept."""
+    parsed = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
+    swept = sorted(str(override.input_line) for override in parsed if override.is_sweep_override())
+    return [identity(config), swept, OmegaConf.to_container(config.hydra.sweeper).get("params")]  # type: ignore[union-attr]
+
+
+def newest_sweep(own: list[Any], sweeps: Path) -> Path:
+    """Return the newest directory in `sweeps/*/*` of a sweep of this identity; ConfigError if there is none."""
     for file in sorted(sweeps.glob(f"*/*/{SWEEP}"), reverse=True):
-        if essential(read_json(file)["overrides"]) == essential(typed):
-            return file.parent
+        with contextlib.suppress(OSError):  # somebody else's
+            config, *swept = read_json(file).get("identity", [{}])
+            if swept == own[1:] and is_same(config, own[0]):
+                return file.parent
     raise ConfigError(
-        f"sweep.resume=true: no sweep with these overrides in {os.path.relpath(sweeps)}; name it with hydra.sweep.dir=…"
+        f"sweep.resume=true: no sweep of this configuration in {os.path.relpath(sweeps)}; name it with "
+        "hydra.sweep.dir=…"
     )
 
 

@@ -16,17 +16,21 @@ from typing import Any
 
 import yaml
 from hydra.conf import HydraConf
-from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
+from grpo.cli import quoted
 from grpo.config.schema import register
-from grpo.rundir.files import read_json, write_json
+from grpo.rundir.directory import is_completed
+from grpo.rundir.files import read, read_json, write_json
+from grpo.rundir.identity import identity, is_same, read_identity
+from grpo.rundir.lock import lock
 from grpo.rundir.resume import KEY as RESUME
-from grpo.rundir.resume import essential
-from grpo.rundir.run_dir import config_flags
+from grpo.rundir.resume import checkpoints
+from grpo.rundir.run_dir import OF_A_START, config_flags
 from grpo.rundir.sweep_dir import EPOCHS, SWEEP
 from grpo.utils.atomic import atomic
 from grpo.utils.hardware import seen_alone
+from grpo.utils.terminal import on_signals
 from rewards.isolation.system import PR_SET_PDEATHSIG, has_prctl, prctl
 
 PROGRAM = "grpo.train"
@@ -46,11 +50,11 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
     if not first:
         assist(config, hydra, overrides, meeting)
         return None
-    folder = begun_before(overrides, sweep_dir, hydra) or free_folder(Path(hydra.runtime.output_dir))
+    folder = begun_before(config, overrides, hydra) or free_folder(Path(hydra.runtime.output_dir))
     file = folder / "summary.json"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / ".lock"):
-        if read_json(file).get("status") == "completed":
+        if is_completed(folder):
             tell(folder, "completed before")
         else:
             save(config, overrides, folder / ".hydra")  # the job does so too, if it comes that far
@@ -58,7 +62,7 @@ def run_job(config: DictConfig, hydra: HydraConf) -> float | None:
             ended = {"status": "stopped", "reason": "interrupted"}
             try:
                 with own_devices(sweep_dir, hydra.launcher._target_, config.launch.processes) as environment:
-                    line = command([*overrides, *resuming(overrides, folder), *meeting], folder, hydra)
+                    line = command([*overrides, *resuming(folder), *meeting], folder, hydra)
                     status, reason = train_in_process(line, folder, hydra.runtime.cwd, environment)
                     ended = {"status": "failed", "reason": reason}
             finally:
@@ -87,20 +91,19 @@ def rendezvous(nodes: int) -> tuple[list[str], bool]:
 def assist(config: DictConfig, hydra: HydraConf, overrides: Sequence[str], meeting: Sequence[str]) -> None:
     """Train a job on a further machine; the first machine chooses the directory and records the outcome."""
     deadline = time.monotonic() + config.launch.timeout
-    while not (folder := begun_before(overrides, Path(hydra.sweep.dir), hydra)):
+    while not (folder := begun_before(config, overrides, hydra)):
         if time.monotonic() > deadline:
             tell(Path(hydra.runtime.output_dir), f"not begun on {meeting[0]} within {config.launch.timeout} s")
             return
         time.sleep(1)
-    if read_json(folder / "summary.json").get("status") != "completed":
-        line = command([*overrides, *resuming(overrides, folder), *meeting], folder, hydra)
+    if not is_completed(folder):
+        line = command([*overrides, *resuming(folder), *meeting], folder, hydra)
         train_in_process(line, folder, hydra.runtime.cwd, {})
 
 
-def resuming(overrides: Sequence[str], folder: Path) -> list[str]:
+def resuming(folder: Path) -> list[str]:
     """Return the override with which a job resumes from its checkpoints, if it has any."""
-    typed = any(text.startswith(f"{RESUME}=") for text in overrides)
-    return [f"{RESUME}=true"] if not typed and list(folder.glob("checkpoint-*")) else []
+    return [f"{RESUME}=auto"] if checkpoints(folder) else []
 
 
 def save(config: DictConfig, overrides: Sequence[str], folder: Path) -> None:
@@ -112,26 +115,39 @@ def save(config: DictConfig, overrides: Sequence[str], folder: Path) -> None:
 
 
 def tell(folder: Path, text: str) -> None:
-    """Print a line about a job on stderr."""
-    print(f"#{folder.name} {text}", file=sys.stderr, flush=True)
+    """Print a line about a job on stderr, if anybody reads it: launchers have processes of their own."""
+    with contextlib.suppress(OSError):
+        print(f"#{folder.name} {text}", file=sys.stderr, flush=True)
 
 
 def overrides_of(sweep: dict[str, Any], config: DictConfig, hydra: HydraConf) -> list[str]:
-    """Return the overrides of a job: those that Hydra has made, and epochs that follow the size of its groups."""
-    overrides = [text for text in hydra.overrides.task if not text.startswith("sweep.")]
+    """Return the overrides of a job: those that Hydra has made, and epochs that follow the size of its groups.
+
+    `config` gets those epochs, too.
+    """
+    overrides = [text for text in hydra.overrides.task if not text.lstrip("+").startswith("sweep.")]
     same = sweep.get("same_steps_as")
     if same:
         epochs = same["num_train_epochs"] * same["num_generations"] / config.train.num_generations
         overrides.append(f"{EPOCHS}={epochs:g}")
+        config.train.num_train_epochs = float(f"{epochs:g}")
     return overrides
 
 
-def begun_before(overrides: Sequence[str], sweep_dir: Path, hydra: HydraConf) -> Path | None:
-    """Return the directory of the job with these overrides, if it has been begun."""
-    depth = len(Path(hydra.runtime.output_dir).relative_to(sweep_dir).parts)
-    for file in sorted(sweep_dir.glob("*/" * depth + ".hydra/overrides.yaml")):
-        if essential(yaml.safe_load(file.read_text())) == essential(overrides):
-            return file.parents[1]
+def begun_before(config: DictConfig, overrides: Sequence[str], hydra: HydraConf) -> Path | None:
+    """Return the directory of the job of this configuration, if it has been begun.
+
+    A job that has trained nothing begins again where it was, also if a file of its configuration has been mended.
+    """
+    own, depth = identity(config), len(Path(hydra.runtime.output_dir).relative_to(hydra.sweep.dir).parts)
+    for file in sorted(Path(hydra.sweep.dir).glob("*/" * depth + ".hydra/overrides.yaml")):
+        folder = file.parents[1]
+        with contextlib.suppress(OSError):
+            written = read(file, yaml.safe_load) or []
+            ours, theirs = ([text for text in line if not OF_A_START.match(text)] for line in (overrides, written))
+            begins_again = ours == theirs and not checkpoints(folder) and not is_completed(folder)
+            if is_same(read_identity(folder), own) or begins_again:
+                return folder
     return None
 
 
@@ -148,19 +164,15 @@ def command(overrides: Sequence[str], folder: Path, hydra: HydraConf) -> list[st
     options = [text for text in hydra.overrides.hydra if not HOW_JOBS_ARE_MADE.match(text.lstrip("+~"))]
     options += ["hydra.mode=RUN", f"hydra.run.dir={quoted(str(folder))}", f"hydra.sweep.dir={quoted(hydra.sweep.dir)}"]
     options += [f"hydra.job.num={hydra.job.num}", f"hydra.job.id={quoted(str(hydra.job.id))}"]
+    options += ["sweep.resume=false"]  # which a file may set
     return [sys.executable, "-m", PROGRAM, *config_flags(hydra), *overrides, *options]
-
-
-def quoted(text: str) -> str:
-    """Return a text as a quoted value of Hydra's override grammar."""
-    return QuotedString(text, Quote.single).with_quotes()
 
 
 def train_in_process(line: Sequence[str], folder: Path, cwd: str, environment: dict[str, str]) -> tuple[int, str]:
     """Run a command line; return its exit status, negative for a signal, and the reason of its end.
 
-    The job's lines go to stderr behind its number, its table to `train.log`. Ctrl-C and SIGTERM are forwarded: the job
-    saves a checkpoint, and the sweep ends with it.
+    The job's lines go to stderr behind its number, its table to `train.log`. Ctrl-C, SIGTERM and SIGHUP are forwarded:
+    the job saves a checkpoint, and the sweep ends with it.
 
     Raises:
         KeyboardInterrupt: this process got a signal to stop, and the job has ended.
@@ -194,7 +206,7 @@ def train_in_process(line: Sequence[str], folder: Path, cwd: str, environment: d
 
     before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = on_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), pass_on)
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
     try:
@@ -256,5 +268,5 @@ def lock_of(device: str, sweep_dir: Path) -> Path:
 def locked(file: Path, option: int = 0) -> Iterator[None]:
     """Hold a lock that all processes of this machine see; with `LOCK_NB`, BlockingIOError if another holds it."""
     with file.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX | option)
+        lock(stream, fcntl.LOCK_EX | option)
         yield

@@ -22,8 +22,9 @@ from grpo.trainer.resharding import resharded
 from grpo.trainer.rollout.extra_columns import from_tensor, to_tensor
 from grpo.trainer.rollout.rollouts import Rollouts
 from grpo.trainer.update.step_update import StepUpdate
+from grpo.utils.atomic import remove, settle
 from grpo.utils.distributed import is_main_process
-from grpo.utils.manifest import seal
+from grpo.utils.manifest import is_sealed, seal
 from grpo.utils.patching import patched
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,8 @@ class Resume:
             trainer._logs["rewards"][name].extend(values)
         for name, column in state["extra"].items():
             trainer._logs["extra"][name].extend(from_tensor(column))
-        trainer.entropy_coef = state["entropy_coef"]
+        if trainer.use_adaptive_entropy:  # else a new value counts
+            trainer.entropy_coef = state["entropy_coef"]
         if self.rollouts.has_taken_all(trainer.args):
             trainer.state.max_steps = state["last_step"]
         if "reference" in state and trainer.ref_model is not None:
@@ -124,7 +126,8 @@ class Resume:
             set_seed(trainer.args.seed + int(checkpoint.name[11:]), device_specific=True)  # of those that are new
 
     def begin_epoch(self, trainer: Any) -> None:
-        """Continue the sum of the losses since the last log."""
+        """Continue the sum of the losses since the last log, and log and save as often as is configured now."""
+        trainer.state.compute_steps(trainer.args, trainer.state.max_steps)  # else as often as the checkpoint's run
         if self.unlogged:
             loss, trainer._globalstep_last_logged = self.unlogged
             trainer._tr_loss += loss
@@ -134,8 +137,9 @@ class Resume:
     def sealed(self, trainer: Any, folder: Path) -> Iterator[None]:
         """While inside, a checkpoint is written; it gets our state, and is sealed before older ones are deleted.
 
-        Half of one is removed. One without an optimizer (`save_only_model`) is not sealed: nothing can continue from
-        it.
+        Its folder is emptied first: a killed process may have left half of one there, with states of other processes.
+        Half of one is removed. Steps tell which are older, as a clock may be set back. One without an optimizer
+        (`save_only_model`) is not sealed: nothing can continue from it.
         """
         rotate, complete = transformers.trainer.rotate_checkpoints, False
 
@@ -145,9 +149,13 @@ class Resume:
             if not trainer.args.save_only_model:
                 seal(folder)
             complete = True
-            rotate(**options)
+            rotate(**options | {"use_mtime": False})
 
         try:
+            if is_main_process():
+                for left in folder.glob("*"):
+                    remove(left)
+            trainer.accelerator.wait_for_everyone()
             if not trainer.args.save_only_model:
                 folder.mkdir(parents=True, exist_ok=True)
                 torch.save(self.state_dict(trainer), state_file(trainer, folder))
@@ -179,7 +187,8 @@ def keep_steps(trainer: Any) -> None:
     Not where one of several processes failed: each has a part of a checkpoint.
     """
     done = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
-    if trainer.state.global_step and not done.exists() and trainer.accelerator.num_processes == 1:
+    is_kept = done.exists() if trainer.args.save_only_model else is_sealed(done)
+    if trainer.state.global_step and not is_kept and trainer.accelerator.num_processes == 1:
         try:
             trainer._save_checkpoint(trainer.model, None)
         except Exception:  # what broke the run may break this too, and is what has to be reported
@@ -249,4 +258,4 @@ def save_model(trainer: Any, folder: Path) -> None:
     if is_main_process():
         (partial / "training_args.bin").unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
-        partial.replace(folder)
+        settle(partial, folder)

@@ -21,6 +21,8 @@ from grpo.utils.errors import ConfigError
 T = TypeVar("T")
 BY_US = "GRPO_LAUNCHED"
 """Environment variable of the processes that `grpo.launching` has started: their run directory."""
+LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that each launcher sets."""
 LOST = "lost the connection to another process"
 """Reason of a failure that is none of this process's."""
 LOST_STATUS = 75
@@ -37,6 +39,24 @@ FAILED = "failed"
 """Key of the store: how many processes have failed; with `/reason`, why the first of them did."""
 
 
+def check_launcher() -> None:
+    """Check that a launcher has set all of its variables, or none: some may be left of an earlier job.
+
+    Raises:
+        ConfigError: some are set, with which this process would wait for others, or write nothing.
+    """
+    numbers = {name: os.environ[name] for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK") if name in os.environ}
+    missing = [name for name in LAUNCHER if name not in os.environ]
+    wrong = [name for name, value in numbers.items() if not value.isdecimal()]
+    if wrong or (missing and numbers.items() - {("WORLD_SIZE", "1"), ("RANK", "0")}):
+        what = ", ".join(f"{name}={value}" for name, value in numbers.items())
+        rest = f"without {', '.join(missing)}" if missing else f"and {wrong[0]} is no number"
+        raise ConfigError(
+            f"{what} {rest}: the environment has this, perhaps of an earlier job, and no launcher has started this "
+            f"process; `unset {' '.join(numbers)}`, or start it with torchrun or launch.processes=…"
+        )
+
+
 def is_launched() -> bool:
     """Return whether a launcher has started this process and chooses its GPU."""
     return any(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
@@ -49,7 +69,7 @@ def world_size() -> int:
 
 def local_world_size() -> int | None:
     """Return the number of processes on this machine; None without a launcher."""
-    return int(os.environ["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in os.environ else None
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if is_launched() and "LOCAL_WORLD_SIZE" in os.environ else None
 
 
 def machines() -> int:
@@ -74,12 +94,18 @@ def is_main_process() -> bool:
 
 def restarts() -> int:
     """Return how often all processes have been started again."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if is_launched() else 0
+
+
+def own_name(file: str) -> str:
+    """Return the name of a file as this process writes it: `train.log` is rank 0's, `train.1.log` rank 1's."""
+    stem, _, suffix = file.rpartition(".")
+    return file if is_main_process() else f"{stem}.{rank()}.{suffix}"
 
 
 def log_name() -> str:
     """Return the name of the log of this process."""
-    return "train.log" if is_main_process() else f"train.{rank()}.log"
+    return own_name("train.log")
 
 
 def address_towards(host: str) -> str:

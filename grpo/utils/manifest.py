@@ -2,24 +2,25 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import xxhash
+
+from grpo.utils.atomic import atomic, flush
 
 MANIFEST = "manifest.json"
 
 
 def seal(folder: Path) -> None:
     """Write the manifest of a folder after everything in it has reached the disk."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST)
+    for left in folder.glob(f"{MANIFEST}*"):  # of a process that was killed here
+        left.unlink()
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
     content = {str(file.relative_to(folder)): [file.stat().st_size, checksum(file)] for file in files}
-    partial = folder / f"{MANIFEST}.partial"
-    partial.write_text(json.dumps(content, indent=1) + "\n")
-    for path in [*files, partial, *{file.parent for file in files}]:
+    for path in [*files, *{file.parent for file in files}]:
         flush(path)
-    partial.replace(folder / MANIFEST)
-    flush(folder)
+    with atomic(folder / MANIFEST) as partial:
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def is_sealed(folder: Path) -> bool:
@@ -30,7 +31,7 @@ def is_sealed(folder: Path) -> bool:
 def difference(folder: Path) -> str | None:
     """Return how a sealed folder differs from its manifest, in words; None if it does not."""
     try:
-        content = json.loads((folder / MANIFEST).read_text())
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         for name, (size, digest) in content.items():
             file = folder / name
             if not file.is_file():
@@ -48,12 +49,3 @@ def checksum(file: Path) -> str:
     """Return the XXH3 checksum of a file, at several GB per second."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()
-
-
-def flush(path: Path) -> None:
-    """Wait until a file or the entries of a folder are on the disk; see fsync(2)."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

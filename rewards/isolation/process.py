@@ -59,7 +59,7 @@ class Process:
         mine, theirs = socket.socketpair()
         mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_LIMIT, 0))
         passed, nothing = [theirs.fileno(), *inherited], subprocess.DEVNULL
-        line = [sys.executable, "-m", module, *map(str, (os.getpid(), *passed))]
+        line = [sys.executable, "-P", "-m", module, *map(str, (os.getpid(), *passed))]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         env[MARK] = secrets.token_hex(8)
         env["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = "YES"  # of macOS: it forks before it has threads

@@ -2,6 +2,8 @@
 
 import gc
 import importlib
+import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from grpo.cli import leave, missing_package, quick_imports
-from grpo.config.schema import Gpu
+from grpo.config.schema import ROOT, Gpu
+from rewards.isolation.reward import Reward
 
 
 @dataclass
@@ -73,3 +76,19 @@ def test_imports_collect_no_garbage_and_a_second_job_still_does() -> None:
         importlib.import_module("no_such_library")
     assert gc.isenabled()
     assert gc.get_freeze_count() <= exempt, left
+
+
+def test_files_here_and_the_locale_do_not_break_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("rewards", "datasets", "yaml"):
+        (tmp_path / f"{name}.py").write_text(
+            "def length(completions, **columns):\n    return [1.0 for _ in completions]\n"
+        )
+    places = {"PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    line = [sys.executable, "-m", "grpo.report", "läufe"]
+    done = subprocess.run(line, cwd=tmp_path, env=os.environ | places, capture_output=True, check=False)
+    assert done.stderr.decode().startswith("grpo.report: läufe: there is no such directory;")
+    assert done.returncode == 2
+    monkeypatch.chdir(tmp_path)
+    reward = Reward(name="length", fn="rewards.py:length")  # in a process that starts here
+    assert reward.score(prompts=["?"], completions=["!"]) == [1.0]
+    reward.close()

@@ -11,6 +11,8 @@ from tests.commands import command
 
 HUGGING_FACE = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"[:34]
 SECRETS = [
+    ("reward.tokens.kwargs.api_key", "abcdef"),
+    ("reward.mine.kwargs.tokens.first", "abcdef"),
     ("train.model_init_kwargs.token", "abc"),
     ("reward.judge.kwargs.api_key", "abc"),
     ("reward.judge.kwargs.apiKey", "abc"),
@@ -35,6 +37,10 @@ SECRETS = [
     ("hydra.job.env_set.ANYTHING", f"Bearer {HUGGING_FACE}"),
 ]
 HARMLESS = [
+    ("reward.tokens.fn", "mine.py:count"),
+    (".reward.api_key.kwargs.unit", "words"),
+    ("+reward.password", "{fn: mine.py:count}"),
+    ("task.tasks.secrets.dataset.path", "mine.jsonl"),
     ("train.max_completion_length", 5),
     ("model.eos_token", "<|im_end|>"),
     ("train.model_init_kwargs.token", True),

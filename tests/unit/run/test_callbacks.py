@@ -83,6 +83,17 @@ def test_a_signal_outside_the_training_interrupts_at_once(number: signal.Signals
             stop.begin("saving the model")
 
 
+def test_a_run_under_nohup_hears_no_hangup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopOnSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.received is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_run_stops_with_a_checkpoint_near_full_host_memory() -> None:
     enough, little = HostMemoryGuard(), HostMemoryGuard(limit_gb=0.1)
     quiet, told = TrainerControl(), TrainerControl()

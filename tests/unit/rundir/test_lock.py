@@ -1,7 +1,7 @@
 """One run per directory."""
 
+import errno
 import fcntl
-import json
 import multiprocessing
 import os
 import signal
@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo.rundir.lock import LOCK, check_directory, is_running, new_directory, take
+from grpo.rundir.directory import check_directory
+from grpo.rundir.lock import LOCK, is_running, new_directory, take
 from grpo.utils.errors import ConfigError
 
 
@@ -33,7 +34,7 @@ def test_a_directory_has_one_process_until_that_process_dies(tmp_path: Path, oth
     with pytest.raises(ConfigError, match=rf"process {other.pid} on .* trains in it: wait for it"):
         take(tmp_path)
     with pytest.raises(ConfigError, match=f"process {other.pid} "):
-        check_directory(["train.seed=1", f"hydra.run.dir='{tmp_path}'", "train.resume_from_checkpoint=auto"])
+        check_directory(tmp_path, "auto")
     os.kill(other.pid, signal.SIGKILL)
     other.wait()
     assert not is_running(tmp_path)
@@ -66,16 +67,6 @@ def test_of_processes_that_take_at_once_a_single_one_does(tmp_path: Path) -> Non
         assert sum(pool.map(taken_among_others, [tmp_path] * 8, chunksize=1)) == 1
 
 
-@pytest.mark.parametrize(("status", "said"), [("completed", "completed"), ("failed", "failed"), ("running", "killed")])
-def test_a_new_run_in_anothers_directory_is_refused(tmp_path: Path, status: str, said: str) -> None:
-    check_directory([f"hydra.run.dir={tmp_path}"])
-    (tmp_path / "summary.json").write_text(json.dumps({"status": status}))
-    with pytest.raises(ConfigError, match=rf"there is a run in it \({said}\); choose another directory"):
-        check_directory([f"hydra.run.dir={tmp_path}"])
-    check_directory([f"hydra.run.dir={tmp_path}", "train.resume_from_checkpoint=auto"])
-    check_directory(["train.seed=1"])
-
-
 def make_directory(root: str) -> str:
     return new_directory.__wrapped__(root)
 
@@ -85,3 +76,25 @@ def test_runs_that_begin_in_one_second_have_own_directories(tmp_path: Path) -> N
         made = pool.map(make_directory, [str(tmp_path)] * 20)
     assert len(set(made)) == 20
     assert all(Path(folder).is_dir() for folder in made)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_lets_runs_train(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    take(tmp_path)
+    assert not is_running(tmp_path)
+
+
+def test_a_run_removes_what_killed_processes_left(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / "model.partial").mkdir()
+    for name in ("summary.json.partial-7", "report.html.partial-0a1b", ".hydra/overrides.yaml.partial-7", "mine.txt"):
+        (tmp_path / name).touch()
+    take(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".hydra", ".running", "mine.txt"]
+    assert not list((tmp_path / ".hydra").iterdir())

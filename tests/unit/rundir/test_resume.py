@@ -1,20 +1,15 @@
-import fcntl
 import json
-import os
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
 
 from grpo.rundir.files import RESOLVED_CONFIG
-from grpo.rundir.lock import LOCK
-from grpo.rundir.resume import continue_interrupted, differences, named_checkpoint, newest_checkpoint, processes_of
+from grpo.rundir.resume import differences, named_checkpoint, newest_checkpoint, processes_of
 from grpo.utils.errors import ConfigError
 from grpo.utils.manifest import seal
 
@@ -31,17 +26,6 @@ def write_checkpoint(run_dir: Path, step: int) -> Path:
     (folder / "deep" / "shard_0.bin").write_bytes(bytes(range(1, 256)))
     seal(folder)
     return folder
-
-
-def write_run(outputs: Path, name: str, overrides: list[str], status: str | None, step: int | None = 10) -> Path:
-    run_dir = outputs / "2026-01-01" / name
-    (run_dir / ".hydra").mkdir(parents=True)
-    (run_dir / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(overrides))
-    if status:
-        (run_dir / "summary.json").write_text(json.dumps({"status": status}))
-    if step:
-        write_checkpoint(run_dir, step)
-    return run_dir
 
 
 FILES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "deep/shard_0.bin"]
@@ -131,49 +115,6 @@ def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
         named_checkpoint(str(tmp_path / "checkpoint-5"), tmp_path)
 
 
-@pytest.fixture
-def outputs(tmp_path: Path) -> Iterator[Path]:
-    before = Path.cwd()
-    os.chdir(tmp_path)
-    yield Path("outputs")
-    os.chdir(before)
-
-
-AUTO = "train.resume_from_checkpoint=auto"
-
-
-def test_auto_resumes_the_newest_interrupted_run_of_the_command(outputs: Path) -> None:
-    mine = ["train.seed=1", "+gpu=h100"]
-    write_run(outputs, "01-00-00", mine, "stopped")
-    killed = write_run(outputs, "02-00-00", [*reversed(mine), AUTO], None)
-    write_run(outputs, "03-00-00", mine, "completed")
-    write_run(outputs, "04-00-00", ["train.seed=2"], "stopped")
-    write_run(outputs, "05-00-00", mine, "stopped", step=None)
-    assert continue_interrupted([*mine, AUTO]) == [*mine, AUTO, f"hydra.run.dir={killed}"]
-    shutil.rmtree(killed)
-    assert continue_interrupted([*mine, AUTO])[-1].endswith("01-00-00")
-
-
-def test_auto_starts_anew_when_there_is_nothing_to_go_on_with(outputs: Path) -> None:
-    assert continue_interrupted([AUTO]) == [AUTO]
-    write_run(outputs, "01-00-00", ["train.seed=1"], "stopped")
-    assert continue_interrupted([AUTO]) == [AUTO]
-
-
-def test_a_run_directory_that_is_named_stays(outputs: Path) -> None:
-    write_run(outputs, "01-00-00", [], "stopped")
-    assert continue_interrupted([AUTO, "hydra.run.dir=here"]) == [AUTO, "hydra.run.dir=here"]
-    assert continue_interrupted(["train.seed=1"]) == ["train.seed=1"]
-
-
-def test_auto_does_not_enter_a_run_that_is_still_running(outputs: Path) -> None:
-    running = write_run(outputs, "01-00-00", ["train.seed=1"], "running")
-    assert continue_interrupted(["train.seed=1", AUTO])[-1] == f"hydra.run.dir={running}", "it was killed"
-    with (running / LOCK).open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        assert continue_interrupted(["train.seed=1", AUTO]) == ["train.seed=1", AUTO]
-
-
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
@@ -192,7 +133,8 @@ def test_auto_does_not_enter_a_run_that_is_still_running(outputs: Path) -> None:
         ("task.system_prompt=Hello", "task.system_prompt=None instead of Hello"),
         ("rollout.prioritize=true", "rollout.prioritize=False instead of True"),
         ("task.tool_timeout=9", None),
-        ("train.learning_rate=1", None),
+        ("train.lr_scheduler_type=cosine", None),
+        ("train.loss_type=bnpo", None),
     ],
 )
 def test_what_makes_a_checkpoint_one_of_another_run_is_said(
@@ -215,6 +157,10 @@ def test_what_makes_a_checkpoint_one_of_another_run_is_said(
         ((), ("shard=fsdp2",), "train.fsdp=None instead of True"),
         (("shard=zero2",), ("shard=zero3",), "train.deepspeed.zero_optimization.stage=2 instead of 3,"),
         (("train.deepspeed=one.json",), ("train.deepspeed=two.json",), "train.deepspeed=one.json instead of two.json"),
+        (("train.learning_rate=1e-5",), ("train.learning_rate=1e-4",), "train.learning_rate=1e-05 instead of 0.0001,"),
+        ((), ("train.weight_decay=0.1",), "train.weight_decay=0.0 instead of 0.1, which the state of its opt"),
+        ((), ("train.adam_beta2=0.5",), "train.adam_beta2=0.999 instead of 0.5,"),
+        ((), ("train.lr_scheduler_type=greedy",), "train.lr_scheduler_type="),
         (("peft=lora",), ("peft=lora", "peft.lora_alpha=8"), None),
         (("peft=qlora",), ("peft=lora",), None),
         (("train.optim=paged_adamw_8bit",), ("train.optim=adamw_8bit",), None),
@@ -232,7 +178,9 @@ def test_what_cannot_continue_a_checkpoint_is_refused(
     if difference is None:
         differences(composed(*now), tmp_path / "checkpoint-1")
     else:
-        with pytest.raises(ConfigError, match=rf"checkpoint-1 is of a run with {re.escape(difference)}.* do not fit: "):
+        with pytest.raises(
+            ConfigError, match=rf"checkpoint-1 is of a run with {re.escape(difference)}.*: keep it, or "
+        ):
             differences(composed(*now), tmp_path / "checkpoint-1")
 
 

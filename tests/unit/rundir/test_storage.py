@@ -48,6 +48,13 @@ def test_quotas_are_named_and_other_errors_are_not_of_the_disk(tmp_path: Path) -
     assert "has been removed" in (storage_fault(RuntimeError("any"), tmp_path / "gone") or "")
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOTCONN, errno.EPIPE, errno.ENODEV])
+def test_an_error_without_a_file_is_not_of_the_disk(number: int, tmp_path: Path) -> None:
+    assert storage_fault(OSError(number, os.strerror(number)), tmp_path) is None
+    is_of_disk = storage_fault(OSError(number, os.strerror(number), str(tmp_path / "file")), tmp_path) is not None
+    assert is_of_disk == (number != errno.EPIPE)
+
+
 def test_a_file_that_pytorch_cannot_open_is_of_the_disk(tmp_path: Path) -> None:
     def error(number: int) -> RuntimeError:
         where = "[enforce fail at inline_container.cc:747] . "

@@ -1,9 +1,12 @@
 """Preparing a sweep, its jobs and its table, without training."""
 
+import errno
 import fcntl
+import io
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 
-from grpo.cli import register_resolvers
+from grpo.cli import quoted, register_resolvers
 from grpo.rundir.sweep_dir import read_sweep
-from grpo.sweeps.callback import begin, newest_sweep, note_if_killed
+from grpo.sweeps.callback import begin, note_if_killed
 from grpo.sweeps.job import (
     begun_before,
     command,
@@ -26,7 +29,6 @@ from grpo.sweeps.job import (
     locked,
     overrides_of,
     own_devices,
-    quoted,
     reason_of,
     train_in_process,
 )
@@ -38,7 +40,7 @@ from grpo.utils.hardware import visible_gpus
 def master(composed, tmp_path):
     """A function from overrides to what Hydra composes for a sweep, without the values that are swept."""
 
-    def make(*typed: str, options: tuple[str, ...] = (), sweep_dir: Path = tmp_path / "day" / "time"):
+    def make(*typed: str, options: tuple[str, ...] = (), sweep_dir: Path | str = tmp_path / "day" / "time"):
         fixed = [text for text in typed if "," not in text]
         config = compose("config", [*fixed, f"hydra.sweep.dir='{sweep_dir}'"], return_hydra_config=True)
         with open_dict(config):
@@ -106,15 +108,13 @@ def test_the_newest_sweep_of_the_same_command_goes_on(master, tmp_path):
     for name in ("01", "02", "03"):
         typed = "train.seed=0,1" if name < "03" else "train.seed=5,6"
         begin(master(typed, sweep_dir=tmp_path / "day" / name))
-    new = tmp_path / "day" / "04"
-    resumed = begin(master("train.seed=0,1", "sweep.resume=true", sweep_dir=new))
+    new = f"{tmp_path}/day/${{now:%H-%M-%S}}"
+    resumed = begin(master("train.seed=0,1", "++sweep.resume=true", "launch.timeout=9", sweep_dir=new))
     assert resumed == tmp_path / "day" / "02"
-    assert not new.exists()
-
-
-def test_a_sweep_that_is_not_there_cannot_go_on(tmp_path):
-    with pytest.raises(ConfigError, match=r"no sweep with these overrides in .*; name it with hydra\.sweep\.dir="):
-        newest_sweep(["train.seed=0,1"], tmp_path)
+    other = master("train.seed=0,1", "sweep.resume=true", sweep_dir=new)
+    other.train.loss_type = "bnpo"  # as another --config-name has it
+    with pytest.raises(ConfigError, match=r"no sweep of this configuration in .*; name it with hydra\.sweep\.dir="):
+        begin(other)
 
 
 def test_a_directory_that_is_named_and_has_no_sweep_cannot_go_on(master, tmp_path):
@@ -234,9 +234,14 @@ def job_in(sweep_dir: Path, name: str, *overrides: str, **summary: object) -> Pa
 def test_a_job_goes_on_in_the_directory_that_it_began(composed, tmp_path):
     job_in(tmp_path, "0", "train.seed=0")
     begun = job_in(tmp_path, "1", "train.seed=1", "train.resume_from_checkpoint=true")
-    hydra = OmegaConf.create({"runtime": {"output_dir": str(tmp_path / "0")}})
-    assert begun_before(["train.seed=1"], tmp_path, hydra) == begun
-    assert begun_before(["train.seed=7"], tmp_path, hydra) is None
+    hydra = OmegaConf.create({"runtime": {"output_dir": str(tmp_path / "0")}, "sweep": {"dir": str(tmp_path)}})
+    assert begun_before(composed("train.seed=1"), ["train.seed=1"], hydra) == begun
+    assert begun_before(composed("++train.seed=1"), ["++train.seed=1"], hydra) == begun
+    assert begun_before(composed("train.seed=7"), ["train.seed=7"], hydra) is None
+    mended = composed("train.seed=1", "train.beta=0.5")  # as a file of the configuration has it now
+    assert begun_before(mended, ["train.seed=1"], hydra) == begun
+    job_in(tmp_path, "2", "train.seed=2", status="completed")
+    assert begun_before(composed("train.seed=2", "train.beta=0.5"), ["train.seed=2"], hydra) is None
 
 
 def test_a_new_job_does_not_write_into_the_directory_of_another(composed, tmp_path):
@@ -272,6 +277,7 @@ def test_the_command_of_a_job_trains_it_alone():
         "hydra.sweep.dir='/a sweep'",
         "hydra.job.num=3",
         "hydra.job.id='train_3'",
+        "sweep.resume=false",
     ]
 
 
@@ -370,15 +376,26 @@ def test_a_job_ends_with_its_process_whatever_is_left_running(tmp_path):
         time.sleep(0.05)
 
 
-def test_a_stopped_sweep_stops_its_job_and_waits_for_it(tmp_path, capfd):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_sweep_stops_its_job_and_waits_for_it(number, tmp_path, capfd):
     save = "lambda *signal: (time.sleep(0.3), print('saved', file=sys.stderr), exit(130))"
-    line = ["python3", "-c", f"import signal, sys, time; signal.signal(15, {save}); time.sleep(30)"]
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    line = ["python3", "-c", f"import signal, sys, time; signal.signal({number:d}, {save}); time.sleep(30)"]
+    threading.Timer(1.0, os.kill, (os.getpid(), number)).start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         train_in_process(line, tmp_path, str(tmp_path), {})
     assert time.monotonic() - start < 20
     assert "saved" in capfd.readouterr().err
+
+
+def test_a_job_ends_though_nobody_reads_what_it_says(tmp_path, monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    says = "import sys; sys.stderr.write(2000 * f'{100 * chr(120)}\\n' + 'grpo.train: last')"
+    assert train_in_process(["python3", "-c", says], tmp_path, str(tmp_path), {}) == (0, "last")
 
 
 def test_the_table_of_a_sweep_has_what_varied_and_how_it_ended(composed, tmp_path):

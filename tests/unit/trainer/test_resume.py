@@ -1,6 +1,8 @@
 """A training that continues from a checkpoint, bit for bit beside one that was not interrupted."""
 
 import datetime
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from peft import LoraConfig
 from grpo.config.options import Rollout
 from grpo.data.stream import NUMBER, Stream
 from grpo.trainer import ExactGRPOTrainer, Update
+from grpo.trainer.resume import keep_steps
 from grpo.utils.manifest import difference, is_sealed
 from tests.stock_trl import VOCABULARY, Record, ours, train
 
@@ -157,6 +160,36 @@ def test_a_checkpoint_is_sealed_before_an_older_one_is_deleted(tmp_path: Path, m
     assert [folder.name for folder in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
     names = {file.name for file in (tmp_path / "checkpoint-3").iterdir()}
     assert {"manifest.json", "grpo_state.pt", "optimizer.pt", "trainer_state.json"} <= names
+
+
+def test_a_checkpoint_has_what_this_run_wrote_and_stays(tmp_path: Path) -> None:
+    ours(tmp_path, Update(100), **OPTIONS | {"max_steps": 1}).train()
+    (tmp_path / "checkpoint-2").mkdir()
+    for name in ("grpo_state_0.pt", "rng_state_1.pth", "manifest.json.partial"):  # of two processes that were killed
+        (tmp_path / "checkpoint-2" / name).touch()
+    os.utime(tmp_path / "checkpoint-1", (later := time.time() + 7200, later))  # the clock has been set back
+    trainer = ours(tmp_path, Update(100), **OPTIONS | {"max_steps": 2, "save_total_limit": 1})
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert [folder.name for folder in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    assert difference(tmp_path / "checkpoint-2") is None
+    assert not {"grpo_state_0.pt", "rng_state_1.pth"} & {file.name for file in (tmp_path / "checkpoint-2").iterdir()}
+
+
+def test_the_steps_are_kept_beside_half_of_a_checkpoint(tmp_path: Path) -> None:
+    trainer = ours(tmp_path, Update(100), **OPTIONS | {"max_steps": 1})
+    trainer.train()
+    (tmp_path / "checkpoint-1" / "manifest.json").unlink()  # as if it had broken off there
+    keep_steps(trainer)
+    assert difference(tmp_path / "checkpoint-1") is None
+
+
+def test_a_resume_logs_and_saves_as_often_as_it_says(tmp_path: Path) -> None:
+    ours(tmp_path, Update(100), **OPTIONS | {"max_steps": 1}).train()
+    other = {"max_steps": 4, "save_steps": 3, "entropy_coef": 0.25}
+    trainer = ours(tmp_path, Update(100), **OPTIONS | other)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert sorted(folder.name for folder in tmp_path.glob("checkpoint-*")) == [f"checkpoint-{n}" for n in (1, 3, 4)]
+    assert trainer.entropy_coef == 0.25
 
 
 def test_a_checkpoint_of_the_model_alone_is_not_resumed(tmp_path: Path) -> None:

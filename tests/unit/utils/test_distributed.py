@@ -17,7 +17,7 @@ from grpo.run import outcome
 from grpo.run.live_page import LivePage
 from grpo.trainer.memory_readings import MemoryReadings
 from grpo.utils import distributed
-from grpo.utils.errors import GenerationError, RunError
+from grpo.utils.errors import ConfigError, GenerationError, RunError
 from tests.commands import Forked
 
 
@@ -33,6 +33,38 @@ def test_without_a_store_only_the_first_process_reports(
     monkeypatch.setattr(distributed, "store", gone)
     assert distributed.is_first_to_fail("a reason") == speaks
     assert distributed.first_failure() is None
+
+
+TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("left", "refused"),
+    [
+        ({}, False),
+        (TORCHRUN, False),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, False),
+        ({"MASTER_ADDR": "node1", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RESTART_COUNT": "3"}, False),
+        ({"WORLD_SIZE": "2"}, True),
+        ({"RANK": "3"}, True),
+        ({"LOCAL_RANK": "0"}, True),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}, True),
+        (TORCHRUN | {"RANK": "one"}, True),
+        ({"WORLD_SIZE": ""}, True),
+    ],
+)
+def test_variables_of_a_launcher_are_all_there_or_none(
+    monkeypatch: pytest.MonkeyPatch, left: dict[str, str], refused: bool
+) -> None:
+    for name, value in left.items():
+        monkeypatch.setenv(name, value)
+    if refused:
+        with pytest.raises(ConfigError, match=rf"^{next(iter(left))}=.*no launcher has started this process; `unset "):
+            distributed.check_launcher()
+    else:
+        distributed.check_launcher()
+        assert distributed.restarts() == 0
+        assert left == TORCHRUN or not distributed.has_other_machines()
 
 
 @pytest.mark.parametrize(
