@@ -13,7 +13,7 @@ if sys.argv[:1] == ["-m"]:  # a command starts
         # Python looks into the current folder first, where `rewards.py` or `datasets.py` is a file of the user
         sys.path.append(sys.path.pop(0))
 
-from rewards.isolation.system import processors, quota  # noqa: E402 (not the user's `rewards.py`)
+from rewards.isolation.system import processors, quota
 
 # OpenMP's threads spin while they wait for each other, by default long enough to use up the time slice that the awaited
 # thread needs where another program has a core: benchmarks/busy.py. Read when PyTorch loads, and by child processes.
