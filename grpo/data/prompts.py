@@ -6,12 +6,14 @@ import re
 import string
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
-from omegaconf import DictConfig
 
 from grpo.utils.errors import ConfigError
+
+if TYPE_CHECKING:  # a script that trains needs no configuration
+    from omegaconf import DictConfig
 
 BRACES = re.compile(r"(\\[a-zA-Z]+)?(?<!\{)\{([^{}]*)\}(?!\})")
 """A pair of braces, with the LaTeX command before it."""
@@ -21,7 +23,7 @@ Row = Mapping[str, Any]
 Prompt = str | list[dict[str, Any]]
 
 
-def template_of(task: DictConfig, columns: Container[str]) -> str:
+def template_of(task: "DictConfig", columns: Container[str]) -> str:
     """Return `task.prompt` with columns in braces; the name of a column alone stands for that column."""
     return f"{{{task.prompt}}}" if task.prompt in columns else _with_text(task.prompt, columns, "task.prompt")
 
@@ -93,7 +95,7 @@ def _field_errors(key: str, template: str) -> Iterator[None]:
         ) from error
 
 
-def prompts_from(task: DictConfig, columns: Container[str]) -> Callable[[Row], Prompt | None]:
+def prompts_from(task: "DictConfig", columns: Container[str]) -> Callable[[Row], Prompt | None]:
     """Return a function that builds the prompt of a row with these columns; None of a row without a question.
 
     Raises:
@@ -135,7 +137,7 @@ def prompts_from(task: DictConfig, columns: Container[str]) -> Callable[[Row], P
     return prompt
 
 
-def _example(task: DictConfig, template: str, example: Any) -> tuple[str, str]:
+def _example(task: "DictConfig", template: str, example: Any) -> tuple[str, str]:
     """Return the question and the answer of an example of `task.few_shot`."""
     completion = _with_text(task.few_shot.completion, example, "task.few_shot.completion")
     for name in (*columns_of(template, example), *columns_of(completion, example)):

@@ -128,8 +128,10 @@ def read_run(folder: Path) -> Run:
     resolved, hydra = folder / RESOLVED_CONFIG, folder / ".hydra" / "hydra.yaml"
     typed = read(folder / ".hydra" / "overrides.yaml", yaml.safe_load) or []
     composed = read(hydra, yaml.safe_load)
-    config = OmegaConf.create(literal(read(resolved, yaml.safe_load) or read(file, yaml.safe_load)))
-    assert isinstance(config, DictConfig)
+    stored = read(resolved, yaml.safe_load) or read(file, yaml.safe_load)
+    if not isinstance(stored, dict):
+        raise ConfigError(f"{folder}: its configuration is torn, {resolved.name} and {file.name}")
+    config = OmegaConf.create(literal(stored))
     return Run(
         folder=folder,
         config=config,

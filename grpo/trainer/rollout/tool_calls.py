@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -58,10 +59,17 @@ def loggable(message: Message) -> Message:
     calls = []
     for call in message["tool_calls"]:
         function = call.get("function") or call
-        given = function.get("arguments")
-        text = json.dumps(given if isinstance(given, dict) else {"": given})
+        text = as_object(function.get("arguments"))
         calls.append({"type": "function", "function": {"name": function.get("name"), "arguments": text}})
     return {**message, "tool_calls": calls}
+
+
+def as_object(arguments: Any) -> str:
+    """Return arguments as the JSON of an object, which they may be already."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(arguments, str) and isinstance(json.loads(arguments), dict):
+            return arguments
+    return json.dumps(arguments if isinstance(arguments, dict) else {"": arguments})
 
 
 def parsed(tokenizer: Any, ids: list[int], **options: Any) -> Message:

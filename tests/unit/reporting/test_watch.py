@@ -193,13 +193,14 @@ def test_a_browser_asks_again_where_no_page_can_be_made(
     composed: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = write_run(tmp_path / "run", steps=3, groups=1, generations=2)
-    (run_dir / "evaluation.json").write_text("{\n[")
+    for file in (run_dir / ".hydra" / "config.yaml", run_dir / "resolved_config.yaml"):
+        file.write_text("{\n[")
     with Server(run_dir, 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         status, headers, body = ask(server, "/")
         server.shutdown()
     assert (status, headers["Refresh"], body) == (503, "10", "the page cannot be made at the moment\n")
-    assert capsys.readouterr().err.startswith("no page of '/' could be made: ")
+    assert "\nno page of '/' could be made: " in capsys.readouterr().err
 
 
 def test_a_closed_connection_is_no_traceback(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
