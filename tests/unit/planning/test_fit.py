@@ -579,8 +579,6 @@ def test_planning_again_replaces_what_was_typed() -> None:
         (("+gpu=rtx3080", "gpu.memory_gb=inf"), "gpu.memory_gb=inf: the GPU's memory in GiB"),
         (("+gpu=rtx3080", "gpu.memory_gb=1e9"), "gpu.memory_gb=1000000000.0: the GPU's memory in GiB, above 0 and"),
         (("+gpu=rtx3080", "gpu.memory_gb=-16"), "gpu.memory_gb=-16.0: the GPU's memory in GiB"),
-        (("task.max_prompt_length=0",), "task.max_prompt_length=0: at least 1 token"),
-        (("train.max_completion_length=-5",), "train.max_completion_length=-5: at least 1 token"),
         (("plan.processes=0",), "plan.processes=0: the plan needs a positive number"),
         (("plan.host_gb=-1",), "plan.host_gb=-1.0: a positive number of GiB"),
         (("peft=lora", "peft.r=-4"), "peft.r=-4: a positive number is needed"),
