@@ -28,7 +28,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "OpenMP's own": {"GOMP_SPINCOUNT": ""},
     "passive": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": ""},
     "one thread": {"OMP_NUM_THREADS": "1"},
-    **{f"spin {count}": {"GOMP_SPINCOUNT": str(count)} for count in (10_000, 30_000)},
+    **{f"spin {count}": {"GOMP_SPINCOUNT": str(count)} for count in (1_000, 30_000)},
 }
 LOADS = ("idle", "one busy program per core", "beside another demo")
 
