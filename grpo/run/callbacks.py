@@ -68,7 +68,7 @@ class SetAside(TrainerCallback):
         if state.is_world_process_zero and (folder := set_aside(self.run_dir, state.global_step, state.max_steps)):
             text = f"results after step {state.global_step} of an earlier start are in {os.path.relpath(folder)}"
             log.warning("%s", text)
-            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+            self.console.print(text, highlight=False, soft_wrap=True)
 
 
 class MismatchWarning(TrainerCallback):
