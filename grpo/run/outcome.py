@@ -100,9 +100,12 @@ class Outcome:
         self.summary |= facts
 
     def __enter__(self) -> "Outcome":
+        return self
+
+    def begin(self) -> None:
+        """Write that the run is running: inside the context, as a signal may come before the file is on the disk."""
         if is_main_process():
             write_json(self.run_dir / "summary.json", {"status": "running", "reason": None})
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> bool:
         if isinstance(error, DirectoryLost):  # there, another run may be

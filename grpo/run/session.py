@@ -86,6 +86,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
     memory = MemoryReadings(on_gpu=kind_of_device() != "cpu" and not settings.train.use_cpu)
     is_new, page = not has_been_run(name_of(settings.task), run_dir), LivePage(run_dir)
     with ends_when_stuck(run_dir, page), StopOnSignal() as stop, Outcome(run_dir, plan, memory, page) as outcome:
+        outcome.begin()
         settings = with_model(settings)
         checkpoint = checkpoint_for(settings, run_dir, console)
         with output_in(run_dir / log_name()), OnConsole(console), running_tools(settings.task, run_dir) as tools:
