@@ -45,7 +45,11 @@ def code(
 
     with ThreadPoolExecutor(processors()) as pool:
         scores = list(pool.map(score, range(len(programs))))
-    return [score(row) if isinstance(first, Busy) else first for row, first in enumerate(scores)]  # again, and alone
+    for row in [row for row, first in enumerate(scores) if isinstance(first, Busy)]:
+        scores[row] = score(row)  # again, and alone
+        if isinstance(scores[row], Busy):  # so would the others be, and the time of the reward would run out
+            break
+    return scores
 
 
 def check(sandbox: str = "bubblewrap", **kwargs: Any) -> None:

@@ -86,11 +86,13 @@ class Cohort:
         Completions that had ended before take no random numbers.
         """
         scores = self.processors(self.ids, logits.to(copy=True, dtype=torch.float32))
-        chosen = self.ids[:, -1:].clone()
-        going = self.going()
-        scores = scores if len(going) == len(scores) else scores[going]
-        if going:
-            chosen[going] = drawn(scores) if self.sample else scores.argmax(-1, keepdim=True)
+        going, choose = self.going(), drawn if self.sample else partial(torch.argmax, dim=-1, keepdim=True)
+        if len(going) == len(scores):
+            chosen = choose(scores)
+        else:
+            chosen = self.ids[:, -1:].clone()
+            if going:
+                chosen[going] = choose(scores[going])
         self.ids = torch.cat((self.ids, chosen), 1)
         return self.criteria(self.ids, None)
 
