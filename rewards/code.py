@@ -5,12 +5,10 @@ The code runs in a sandbox of bubblewrap, and the tests in another: see `rewards
 
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rewards.isolation.system import processors
 from rewards.sandbox import bubblewrap
-from rewards.sandbox.verdict import Busy, verdict
+from rewards.sandbox.verdict import in_parallel, verdict
 from rewards.text import text_of
 
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -43,13 +41,7 @@ def code(
     def score(row: int) -> float | Exception:
         return verdict(programs[row], statements[row], names[row], seconds, memory_mb, sandbox != "none")
 
-    with ThreadPoolExecutor(processors()) as pool:
-        scores = list(pool.map(score, range(len(programs))))
-    for row in [row for row, first in enumerate(scores) if isinstance(first, Busy)]:
-        scores[row] = score(row)  # again, and alone
-        if isinstance(scores[row], Busy):  # so would the others be, and the time of the reward would run out
-            break
-    return scores
+    return in_parallel(score, len(programs))
 
 
 def check(sandbox: str = "bubblewrap", **kwargs: Any) -> None:

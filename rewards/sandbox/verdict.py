@@ -12,13 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 import psutil
 
 from rewards.isolation.process import end_group, has_ended
-from rewards.isolation.system import file_without_name
+from rewards.isolation.system import file_without_name, processors
 from rewards.sandbox import bubblewrap
 
 LONGEST_VERDICT = 10_000
@@ -33,6 +34,17 @@ INTERVAL = 0.05
 
 class Busy(Exception):
     """The machine, and not the program, is the reason that there is no verdict."""
+
+
+def in_parallel(score: Callable[[int], float | Exception], rows: int) -> list[float | Exception]:
+    """Return the scores of rows, computed on all processors; a row that found the machine busy is scored again."""
+    with ThreadPoolExecutor(processors()) as pool:
+        scores = list(pool.map(score, range(rows)))
+    for row in [row for row, first in enumerate(scores) if isinstance(first, Busy)]:
+        scores[row] = score(row)  # alone
+        if isinstance(scores[row], Busy):  # the others would be busy, too, and the reward's time would run out
+            break
+    return scores
 
 
 def verdict(

@@ -10,7 +10,7 @@ import pytest
 from rewards.code import code
 from rewards.isolation.reward import Reward
 from rewards.sandbox import bubblewrap
-from rewards.sandbox.verdict import Busy
+from rewards.sandbox.verdict import Busy, in_parallel
 
 TESTS = ["assert double(3) == 6", "assert double(-1) == -2"]
 CORRECT = "def double(x):\n    return 2 * x"
@@ -205,14 +205,11 @@ def test_code_that_passes_its_tests_is_correct_fenced_or_not(sandbox: str) -> No
     assert code(correct + incorrect, tests, sandbox=sandbox) == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("verdicts", "earned"), [([1.0], 1.0), ([0.0], 0.0), ([Busy("busy")], None)])
-def test_a_program_the_machine_was_too_busy_for_runs_again(
-    verdicts: list[Any], earned: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left = iter([Busy("busy"), *verdicts])
-    monkeypatch.setattr("rewards.code.verdict", lambda *arguments: next(left))
-    (score,) = code([CORRECT], TESTS[:1])
-    assert (score if earned is not None else type(score)) == (earned if earned is not None else Busy)
+def test_a_row_that_was_busy_is_scored_again_until_one_still_is() -> None:
+    busy = Busy("busy")
+    verdicts: list[list[float | Exception]] = [[1.0], [busy, 1.0], [busy, 0.0], [busy, busy], [busy]]
+    assert in_parallel(lambda row: verdicts[row].pop(0), len(verdicts)) == [1.0, 1.0, 0.0, busy, busy]
+    assert not any(verdicts)
 
 
 def test_tests_use_the_code_as_if_it_were_theirs() -> None:
