@@ -39,6 +39,7 @@ from grpo.measuring.tensors import PeakTracker
 from grpo.planning.memory import update
 from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Workload
+from grpo.trainer.adapter_inputs import keep_inputs_uncast
 from grpo.trainer.tiled_mlp import tile_mlps
 from grpo.utils.limits import GB
 
@@ -204,6 +205,7 @@ def policy(numbers: dict[str, Any], method: str, checkpointing: bool) -> Any:
         add_fused_lm_head(model, outputs=("log_probs", "entropy"))
         if method == "lora":
             model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+            keep_inputs_uncast(model)
     return with_fakes(model, checkpointing, method == "lora")
 
 

@@ -42,6 +42,7 @@ from grpo.planning import images, vision
 from grpo.planning.memory import update
 from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Images, Workload
+from grpo.trainer.adapter_inputs import keep_inputs_uncast
 from grpo.utils.limits import GB
 
 HERE = Path(__file__).parent
@@ -176,6 +177,7 @@ def policy(numbers: dict[str, Any], method: str, checkpointing: bool) -> Any:
             without = "|".join(f"{re.escape(name)}(\\..*)?" for name in chain.from_iterable(parts(model).values()))
             excluded = None if adapter.vision else without
             model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", exclude_modules=excluded))
+            keep_inputs_uncast(model)
     detach_frozen_tower(model)
     return with_fakes(model, checkpointing, adapter is not None)
 

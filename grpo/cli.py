@@ -49,7 +49,8 @@ def leave(error: Exception, program: str) -> NoReturn:
     elif isinstance(error, AssertionError) and "Unexpected type for root" in str(error):  # of OmegaConf, at a None
         message, status = "gpu.…: there is no GPU profile to change; append one, +gpu=any or one for the GPU", 2
     elif isinstance(error, OSError) and (error.filename or error.errno in WITHOUT_NAME):
-        message, status = f"cannot write the run directory: {error}; choose another with hydra.run.dir=…", 2
+        where = error.filename or "the run directory"
+        message, status = f"cannot use {where}: {error.strerror}; hydra.run.dir=… chooses another run directory", 2
     elif missing := missing_package(error):
         message, status = missing, 2
     else:

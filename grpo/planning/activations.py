@@ -9,6 +9,8 @@ HEAD_TILE = (4096, 32768)
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 """Linear modules whose input is also the input of another."""
+OUTPUTS = ("o_proj", "out_proj", "proj")
+"""Names of the output projection, whose input is attention's output."""
 
 
 def layer_kept(shape: Shape, workload: Workload, tokens: int, masked: int) -> float:
@@ -68,10 +70,8 @@ def mlp_kept(shape: Shape, workload: Workload) -> float:
 def adapter_inputs(shape: Shape, workload: Workload, feed_forward: bool) -> int:
     """Bytes per token that autograd keeps of a layer's adapters: the inputs of both matrices.
 
-    Each module has a copy of its input, because PEFT casts it to the adapter's type and autocast back, or because of
-    dropout, which also keeps a mask: a byte per number on a GPU, a number of the adapter's type on a CPU (ATen's
-    Dropout.cpp). An adapter in the type of the computation without dropout needs no copy: modules with the same input
-    share it, and the output projection's is attention's output (peft/tuners/lora/layer.py).
+    Modules with the same input share it, and the output projection's is attention's output. With dropout each module
+    has its own, and a mask: a byte per number on a GPU, a number of the adapter's type on a CPU (ATen's Dropout.cpp).
 
     Args:
         shape: of the policy.
@@ -83,12 +83,17 @@ def adapter_inputs(shape: Shape, workload: Workload, feed_forward: bool) -> int:
         return 0
     modules = [(name, inputs) for name, (inputs, _, _) in shape.linears().items() if adapter.adapts(name)]
     named = {name: inputs for name, inputs in modules if (name in FEED_FORWARD) == feed_forward}
-    shared = adapter.size == workload.compute_bytes and not adapter.dropout
-    places = {SAME_INPUT.get(name, name) if shared else name: inputs for name, inputs in named.items()}
-    if shared:
-        places.pop("o_proj", None)
-    mask = sum(named.values()) * (1 if workload.device == "cuda" else adapter.size) if adapter.dropout else 0
-    return workload.compute_bytes * (sum(places.values()) + len(named) * adapter.rank) + mask
+    ranks = workload.compute_bytes * len(named) * adapter.rank
+    if adapter.dropout:
+        mask = 1 if workload.device == "cuda" else adapter.size
+        return ranks + (workload.compute_bytes + mask) * sum(named.values())
+    return ranks + workload.compute_bytes * sum(distinct(named).values())
+
+
+def distinct(modules: dict[str, int]) -> dict[str, int]:
+    """Return the modules of a layer, by name, whose inputs no other module or attention keeps."""
+    first = {SAME_INPUT.get(name, name): inputs for name, inputs in modules.items()}
+    return {name: inputs for name, inputs in first.items() if name not in OUTPUTS}
 
 
 def masks(shape: Shape, masked: int) -> int:

@@ -6,6 +6,7 @@ prompt's image, which goes through the tower in every micro-batch with the compl
 
 from math import ceil
 
+from grpo.planning.activations import distinct
 from grpo.planning.vision import GATED, MERGES, QUICK_GELU, SHUFFLES, TILES, Vision
 from grpo.planning.workload import Workload
 
@@ -46,7 +47,7 @@ def layer_kept(vision: Vision, workload: Workload) -> float:
     Norms keep their input in float32, as autocast computes them on a GPU; RMS norms also keep their result if their own
     weight is trained. Attention keeps queries and keys, before and after a rotation, values, its output and its
     log-sum-exp. The feed-forward layer keeps the inputs of its activation and the factor of its output. Trained linear
-    modules keep their input, and each adapter a copy.
+    modules keep their input, and so do adapters.
     """
     hidden, width, size = vision.hidden_size, vision.intermediate_size, workload.compute_bytes
     fused = vision.model_type in MERGES
@@ -56,8 +57,9 @@ def layer_kept(vision: Vision, workload: Workload) -> float:
     if not is_trained(workload):
         return kept
     if workload.adapter:
-        named = [inputs for name, (inputs, _, _) in vision.linears().items() if workload.adapter.adapts(name)]
-        return kept + size * (sum(named) + len(named) * workload.adapter.rank)
+        named = {name: inputs for name, (inputs, _, _) in vision.linears().items() if workload.adapter.adapts(name)}
+        inputs = distinct(named) if vision.model_type in GATED else named  # autocast copies the output of a layer norm
+        return kept + size * (sum(inputs.values()) + len(named) * workload.adapter.rank)
     if vision.model_type in GATED:
         kept += 2 * size * hidden
     return kept + size * ((3 if fused else 5) * hidden + width)

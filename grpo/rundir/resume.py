@@ -169,8 +169,8 @@ def differences(config: DictConfig, checkpoint: Path) -> str | None:
                 found.append(f"{key}={old} on {then} instead of {new} on {now} ({keeps} the batch)")
                 if in_generation(saved.train, then, checkpoint):
                     raise ConfigError(f"{where}, in the middle of a generation, with {found[-1]}")
-        elif old != new:
-            found.append(change(key, old, new))
+        elif difference := change(key, old, new):
+            found.append(difference)
             if key.removeprefix("train.") in SLICES and in_generation(saved.train, then, checkpoint):
                 raise ConfigError(
                     f"{os.path.relpath(checkpoint)} is in the middle of a generation, with {found[-1]}: keep it, or "
@@ -234,12 +234,19 @@ def in_generation(train: DictConfig, processes: int, checkpoint: Path) -> bool:
     return int(checkpoint.name[11:]) * train.gradient_accumulation_steps % (slices * train.num_iterations) != 0
 
 
-def change(key: str, old: Any, new: Any) -> str:
-    """Return the difference of two values of a key, or of the keys below it, in a line."""
+def change(key: str, old: Any, new: Any) -> str | None:
+    """Return the difference of two values of a key, or of the keys below it, in a line; None if they are equal."""
     if not (OmegaConf.is_dict(old) and OmegaConf.is_dict(new)):
-        return f"{key}={text(old)} instead of {text(new)}"
-    different = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    return ", ".join(change(f"{key}.{name}", old.get(name), new.get(name)) for name in different)
+        return f"{key}={text(old)} instead of {text(new)}" if old != new else None
+    names = dict.fromkeys([*old, *new])
+    changes = [change(f"{key}.{name}", as_written(old, name), as_written(new, name)) for name in names]
+    return ", ".join(filter(None, changes)) or None
+
+
+def as_written(group: DictConfig, name: Any) -> Any:
+    """Return a value of a group; a reference to the environment, perhaps to a secret, stays one."""
+    written = OmegaConf.to_container(group, resolve=False).get(name)  # type: ignore[union-attr]
+    return written if isinstance(written, str) and "${oc.env:" in written else group.get(name)
 
 
 def text(value: object) -> str:

@@ -22,6 +22,7 @@ from grpo.config.options import TILES_NEED_WHOLE_WEIGHTS, Engine, Mixture, Rollo
 from grpo.data.images import View
 from grpo.data.stream import Stream
 from grpo.generation.backend import Backend, backend_class
+from grpo.trainer.adapter_inputs import keep_inputs_uncast
 from grpo.trainer.batch import Batch, by_row
 from grpo.trainer.clock import StepClock
 from grpo.trainer.memory_readings import MemoryReadings
@@ -169,6 +170,7 @@ class ExactGRPOTrainer(GRPOTrainer):
             tile_mlps(self.update.mlp_tile, self.model, self.ref_model)
         if self.args.fp16 or getattr(self.model, "is_quantized", False):
             train_in_float32(self.model)
+        keep_inputs_uncast(self.model)
         if self.accelerator.is_fsdp2:
             prepare_for_fsdp(self.model)
         device, folder = self.accelerator.device, Path(self.args.output_dir)

@@ -15,7 +15,7 @@ from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
 from grpo.planning import fit, from_config, machine
 from grpo.planning.advice import MAX_SUGGESTIONS, Planner, advise
-from grpo.planning.fit import HEADROOM, Plan, make_plan
+from grpo.planning.fit import HEADROOM, MAX_TOKENS, Plan, make_plan
 from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.vllm_fraction import USEFUL_TOKENS
 from grpo.planning.workload import Sharding
@@ -48,11 +48,13 @@ def advice(composed: Compose) -> Advice:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_profile_fits_its_gpu_and_uses_at_least_half_of_it(composed: Compose, profile: str) -> None:
+def test_every_profile_fits_its_gpu_and_uses_half_of_it(composed: Compose, profile: str) -> None:
     plan = make_plan(composed(f"+gpu={profile}"))
     assert plan.problem is None
-    assert 0.5 * plan.capacity_gb <= plan.peak_gb <= (1 - HEADROOM) * plan.capacity_gb
-    assert plan.settings["update.max_tokens_per_microbatch"] >= 2048, "too little at once to keep the GPU busy"
+    tokens = plan.settings["update.max_tokens_per_microbatch"]
+    assert plan.peak_gb <= (1 - HEADROOM) * plan.capacity_gb
+    assert plan.peak_gb >= 0.5 * plan.capacity_gb or tokens == MAX_TOKENS
+    assert tokens >= 2048, "too little at once to keep the GPU busy"
 
 
 @pytest.mark.parametrize("profile", PROFILES)

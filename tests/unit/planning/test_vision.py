@@ -51,6 +51,7 @@ from grpo.planning.memory import (
 from grpo.planning.shape import Shape, shape_of
 from grpo.planning.vision import Vision
 from grpo.planning.workload import Adapter, Images, Sharding, Workload
+from grpo.trainer.adapter_inputs import keep_inputs_uncast
 from grpo.utils.limits import GB
 
 SHIPPED = [choice for choice, (_, shape) in shipped_models().items() if shape.vision]
@@ -168,11 +169,12 @@ def test_the_adapter_is_on_the_tower_only_with_peft_vision(family: str, vision: 
 
 
 def with_adapter(model: Any, vision: bool) -> Any:
-    """The model with LoRA matrices as `grpo.model.policy.peft_config` asks for them."""
+    """The model with LoRA matrices as `grpo.model.policy.peft_config` asks for them, and as the trainer has them."""
     without = "|".join(f"{re.escape(name)}(\\..*)?" for name in chain.from_iterable(parts(model).values()))
-    return get_peft_model(
-        model, LoraConfig(r=8, target_modules="all-linear", exclude_modules=None if vision else without)
-    )
+    lora = LoraConfig(r=8, target_modules="all-linear", exclude_modules=None if vision else without)
+    adapted = get_peft_model(model, lora)
+    keep_inputs_uncast(adapted)
+    return adapted
 
 
 @pytest.mark.parametrize("frozen", [(), ("vision",), ("projector",), ("vision", "projector")])

@@ -122,6 +122,7 @@ def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
         ("model.model_name_or_path=other", "model.model_name_or_path="),
         ("train.optim=adamw_torch_fused", "train.optim=None instead of adamw_torch_fused"),
         ("task.dataset.size=9", "task.dataset.size=2560 instead of 9"),
+        ("+task.dataset.token='${oc.env:ANY}'", "task.dataset.token=None instead of ${oc.env:ANY}"),  # not resolved
         ("task.dataset.streaming=true", "task.dataset.streaming=False instead of True"),
         ("task.buffer_size=9", "task.buffer_size=1000 instead of 9"),
         ("train.per_device_train_batch_size=64", "train.per_device_train_batch_size=128 instead of 64"),
