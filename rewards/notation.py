@@ -59,7 +59,7 @@ LATEX = [
     (re.compile(r"(?<=\d)\s*(?=\\[dtc]?frac)"), " "),
     (re.compile(r"\\[dtc]?frac\s*(?:\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d))"), r"\1\3/\2\4"),
 ]
-"""Of LaTeX what is around numbers."""
+"""LaTeX around numbers, and its replacement."""
 LABEL = re.compile(rf"\W*(?!answer|result|total|sum)第?[^\W\d{UNSPACED}]*\s*\d+\s*(?:[.):–—-](?!\d)|\Z)", re.IGNORECASE)
 """The beginning of a heading: `Step 2`, `2. Setup`."""
 ALTERNATIVES = re.compile(r"\b(?:or|nor|not|neither|either)\b|n't\b|[或]", re.IGNORECASE)
@@ -70,7 +70,7 @@ CALCULATED = re.compile(
 HALF = re.compile(
     r"\b(?:plus|times|over|than|least|most|twice|double|(?:half|third|quarter|fifth|out) of)\s\W*\Z", re.I
 )
-"""What calculates behind a number and before it."""
+"""Words of a calculation behind a number and before it."""
 SEPARATOR = re.compile(r"\s*(?:,?\s*\b(?:and|or)\b|;|,\s|,(?!\d{3}(?!\d)))\s*")
 
 

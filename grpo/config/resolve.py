@@ -31,7 +31,7 @@ class Resolved:
     transport: Transport
     """Adapter, merged or shared weights for vLLM, if vLLM generates."""
     processes: int
-    """That train."""
+    """Number of processes that train."""
 
     @classmethod
     def of(cls, config: DictConfig, transport: Transport) -> "Resolved":

@@ -31,7 +31,7 @@ GROUPS = (
     *("model", "task", "reward", "peft", "train", "update", "rollout"),
     *("engine", "completions", "gpu", "plan", "preflight", "evaluate", "launch", "sweep"),
 )
-"""Of the configuration."""
+"""Names of the configuration's groups."""
 REWARD_MODEL = "rewards.model.model"
 """`fn` of a reward model, which is part of the trainer and no function in a process of its own."""
 PARTS = ("vision", "projector")
@@ -153,7 +153,7 @@ class SingleTask:
 
 @dataclass
 class MixedLimits:
-    """What a file of `conf/task` sets of `train`; in a mixture, a limit of this task."""
+    """Keys of `train` that a file of `conf/task` sets; in a mixture, a limit of this task."""
 
     max_completion_length: int | None = None
     """Tokens of the longest completion."""
@@ -260,11 +260,11 @@ class Preflight:
 
 @dataclass
 class Completions:
-    """What a run keeps in `completions/`, beside all completions of the steps that `train.logging_steps` names."""
+    """Additional files in `completions/`, beside all completions of the steps that `train.logging_steps` names."""
 
     tokens: bool = False
-    """Whether it also keeps the log-probability, entropy, advantage and importance ratio of each token of 8 completions
-    per logged step, which the page shows as colours."""
+    """Whether the run also keeps the log-probability, entropy, advantage and importance ratio of each token of 8
+    completions per logged step, which the page shows as colours."""
 
 
 @dataclass

@@ -16,7 +16,7 @@ NAME = re.compile(
 GROUP = re.compile(r"(^|\.)(secrets|passwords|credentials|tokens|api_keys)\.")
 """Parts of keys whose values are always secrets."""
 NAMED_BY_USERS = re.compile(r"^[+.]*(reward|task\.tasks)\.[^.]*\.?")
-"""Beginnings of keys with a name that the user has chosen: `reward.tokens` says nothing of what is below."""
+"""Beginnings of keys with a name that the user has chosen: `reward.tokens` says nothing about the keys below it."""
 NUMBERS = re.compile(r"(^|_)(secret|password|passwd|pwd|passphrase)s?$")
 """Last parts of keys whose value may be a number and a secret."""
 OF_A_TOKENIZER = re.compile(r"^<.*>$|^\[.*\]$|^\W*$")

@@ -116,7 +116,7 @@ class View:
         return rows
 
     def fields(self) -> set[str]:
-        """Return the names of what the processor makes of an image, besides the tokens and their mask."""
+        """Return the names of the tensors that the processor makes of an image, besides the tokens and their mask."""
         return self._process(64, 64).keys() - {"input_ids", "attention_mask"}
 
     def _tokens(self, width: int, height: int) -> int:

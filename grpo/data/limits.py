@@ -1,4 +1,4 @@
-"""What a model has for the tokens of a run: an embedding for each, and positions for a prompt and its completion."""
+"""Limits of a model on the tokens of a run: an embedding for each, and positions for a prompt and its completion."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -29,7 +29,7 @@ class Buffer:
     """The row in `problems` of each of its numbers."""
     epoch: int
     counts: Counts
-    """Of all rows so far, those of this buffer included."""
+    """Counts of all rows so far, those of this buffer included."""
     state: dict[str, Any]
     """From which it can be read again."""
 
@@ -59,7 +59,7 @@ class Stream:
         self.source = source.skip(skip) if skip else source
         self.prepare, self.size, self.seed, self.where, self.skip = prepare, size, seed, where, skip
         self.counts: Counts = {}
-        """Of the rows of all buffers that were used."""
+        """Counts of the rows of all buffers that were used."""
         self._columns: list[str] = []
         self._thread = ThreadPoolExecutor(1, "stream")
         self._buffers = deque[Buffer]()

@@ -49,7 +49,7 @@ class Problems:
     stream: Stream | None = None
     """The training problems, where they are read while the run trains."""
     columns: dict[str, list[str]] = field(default_factory=dict)
-    """Of a mixture: the columns that rewards of each task can use."""
+    """Columns that the rewards of each task of a mixture can use."""
 
     @property
     def most_images(self) -> int | None:

@@ -15,7 +15,7 @@ from grpo.planning.duration import Duration, expected_duration
 
 SIZES = (2, 4, 8, 16, 32, 64)
 NEAR = 0.9
-"""Of the highest rate, from which on a smaller group is as good: it leaves more problems in a step."""
+"""Fraction of the highest rate from which on a smaller group is as good: it leaves more problems in a step."""
 DRAWS = 400
 """Simulated steps of dynamic sampling."""
 Change = dict[str, str]

@@ -21,7 +21,7 @@ class Sample:
     rewards: dict[str, float | None]
     """Values by the name of the reward; None if the function returned None or failed on the completion."""
     correct: bool | None
-    """Whether it is correct by the grader; None without a grader."""
+    """Whether the completion is correct by the grader; None without a grader."""
     failed: list[str] = field(default_factory=list)
     """Names of the rewards that failed on the completion."""
 

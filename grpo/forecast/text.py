@@ -10,7 +10,7 @@ from grpo.planning.duration import spoken
 from rewards.text import printable
 
 COLUMNS = ("size", "fraction", "95 %", "groups/step", "per step", "s/step", "per s")
-"""Of the table of sizes of a group."""
+"""Headings of the table of group sizes."""
 SHORT = 60
 """Characters of a prompt in the list of problems."""
 

@@ -34,7 +34,7 @@ class Place:
     held: torch.Tensor
     """The engine's, in its layout."""
     offset: int
-    """Of the first entry of that part in the policy's weight, which is contiguous."""
+    """Offset of that part's first entry in the policy's weight, which is contiguous."""
     stride: tuple[int, ...]
     """Place of that part in the policy's weight; `held` has its shape."""
 

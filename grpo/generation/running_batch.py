@@ -129,7 +129,7 @@ class RunningBatch:
         """Tokens of completions that have ended, by their numbers."""
         self.cohorts: list[Cohort] = []
         self.inputs: dict[str, Any] = {}
-        """Of the model: the cache, and the mask and positions with a column for the token that is not in it yet."""
+        """Inputs of the model: the cache, and the mask and positions with a column for the token that comes next."""
 
     def __len__(self) -> int:
         """Return how many completions have not ended."""

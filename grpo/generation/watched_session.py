@@ -19,7 +19,7 @@ PAUSE = 5.0
 FAILURES = 3
 """Number of consecutive unanswered requests after which the server counts as gone."""
 TRANSFER_SECONDS = 900
-"""That a server may take for the weights."""
+"""Limit on a transfer of weights to a server, seconds."""
 
 
 class WatchedSession(requests.Session):

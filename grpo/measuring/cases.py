@@ -13,7 +13,7 @@ from grpo.planning.table import CHECKPOINTED, METHODS
 ROOM = 0.8
 """Fraction of the GPU's free memory that a case may take; its model has fewer layers where all would take more."""
 OUTSIDE = ("context", "process", "fragments")
-"""Components of a plan that are no tensors: they are outside of what is measured."""
+"""Components of a plan that are no tensors: no measurement contains them."""
 LORA = {**CHECKPOINTED, "peft": "lora"}
 SHORT = {**METHODS, "LoRA, no checkpointing": {**LORA, "train.gradient_checkpointing": "false"}}
 """Methods for short sequences."""

@@ -16,7 +16,7 @@ from grpo.utils.limits import GB
 
 SCHEMA: dict[str, Any] = json.loads(Path(__file__).with_name("schema.json").read_text())
 METERS = {"cuda": "PyTorch's allocator", "cpu": "MemTracker"}
-"""What counts the memory, by device."""
+"""Name of the meter, by device."""
 
 
 def slug(device: str) -> str:

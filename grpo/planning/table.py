@@ -30,7 +30,7 @@ METHODS: dict[str, dict[str, str]] = {
     "QLoRA": {**CHECKPOINTED, "peft": "qlora"},
 }
 ALIKE = {"generation": "transformers"}
-"""What all cells have in common."""
+"""Overrides of all cells."""
 LEAST = {"update.max_tokens_per_microbatch": "1"}  # one sequence per micro-batch
 CHOSEN = ("model", "peft", "generation")
 """Beginnings of the overrides that the table chooses itself."""

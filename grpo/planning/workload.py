@@ -157,7 +157,7 @@ class Workload:
     processes: int = 1
     """Processes on this machine, each with a device of its own."""
     sharding: Sharding = Sharding()
-    """What FSDP2 or DeepSpeed divides over the processes of all machines."""
+    """Division by FSDP2 or DeepSpeed over the processes of all machines."""
 
     @property
     def sequence(self) -> int:

@@ -11,7 +11,7 @@ from grpo.reporting.curves import Curve, Points
 
 COLOURS = [f"var(--colour-{number})" for number in range(6)]
 DASHES = [[1, 0], [6, 2], [2, 2], [8, 2, 2, 2], [4, 4], [1, 3]]
-"""Of the lines of a chart, so that they differ without colours."""
+"""Patterns of a chart's lines, so that they differ without colours."""
 HEIGHT = 170
 """Pixels."""
 MAX_LABEL = 24

@@ -34,7 +34,7 @@ class Difference:
     points: float
     """Difference, -1 to 1."""
     interval: tuple[float, float]
-    """Of 95 %."""
+    """95 % interval of the difference."""
     samples: int
     """Held-out problems."""
     paired: bool

@@ -18,7 +18,7 @@ from grpo.rundir.run_dir import Run
 from grpo.utils.diagnosis import sampling_filters
 
 VERSION = 1
-"""Of the layout of `report.json`."""
+"""Version of the layout of `report.json`."""
 
 
 def content_of(run: Run, browse: dict[str, Any], problems: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Of every answer."""
+"""Headers of every answer."""
 STATE = ("metrics.jsonl", "summary.json", "evaluation.json", SWEEP, PAGE)
 """Files with which a page changes."""
 

@@ -112,7 +112,7 @@ class StopOnSignal(TrainerCallback):
     def __init__(self) -> None:
         self.received: str | None = None
         self.activity: str | None = "loading"
-        """What a signal interrupts, in words; None while steps are trained."""
+        """Name of the phase that a signal interrupts; None while steps are trained."""
         self.before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopOnSignal":

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 EVERY = 30.0
 """Seconds between two pages at least, and from the beginning of the training to the first one."""
 PORTION = 0.01
-"""Of the time of one core that the pages may take: later ones come more seldom where they take more."""
+"""Fraction of the time of one core that the pages may take: later ones come more seldom where they take more."""
 END_LIMIT = 5.0
 """Seconds in which the process ends after SIGTERM; SIGKILL follows."""
 

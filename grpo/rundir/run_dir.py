@@ -17,7 +17,7 @@ from grpo.utils.errors import ConfigError
 OF_A_START = re.compile(
     r"[+~]*(hydra[./]|train\.resume_from_checkpoint=|launch\.(rendezvous|timeout|max_restarts)=|sweep\.resume=)"
 )
-"""Of a command line: Hydra's own options, and what may change with each start."""
+"""Overrides of a command line that are Hydra's own, or may change with each start."""
 PEAKS = ("memory/peak_reserved_gb", "memory/host_gb")
 """Keys of the peak memory in `summary.json`: of the GPU, or of the host for a run without a GPU."""
 READS = re.compile(r"\boc\.|\$\{[^:}]*\$\{")

@@ -22,7 +22,7 @@ FAULTS = {
 WITHOUT_NAME = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors that only a disk has; the others come from sockets and terminals, too, unless they name a file."""
 NUMBER = re.compile(r"(?:os error|\[Errno) (\d+)")
-"""Of an error of the system in the message of another library, as safetensors' and Arrow's."""
+"""Number of a system error in the message of another library, as safetensors' and Arrow's."""
 UNFINISHED = re.compile(r"PytorchStreamWriter failed|unexpected pos \d+ vs|file write failed")
 """PyTorch's message after a failed write, without the reason."""
 UNOPENED = "open file failed with strerror: "

@@ -20,7 +20,7 @@ class Field(NamedTuple):
     """A key of a batch."""
 
     of: str
-    """What it has values of: the tokens of the `prompt`, of the `completion` (or one per row), or of the `sequence` of
+    """Unit of its values: the tokens of the `prompt`, of the `completion` (or one per row), or of the `sequence` of
     both; the `images` of each row; each `row`; or the `generation` as a whole."""
     padding: float = 0
     """Value of padding, which changes nothing."""

@@ -16,10 +16,10 @@ from grpo.trainer.sharing.trial import Sharing
 
 @dataclass(frozen=True)
 class Packing:
-    """What the division of a batch into micro-batches depends on, besides the batch."""
+    """Options of the division of a batch into micro-batches."""
 
     hidden_size: int
-    """Of the policy; the price of attention depends on it."""
+    """Hidden size of the policy; the price of attention depends on it."""
     sharing: Sharing
     """Tells whether completions of one prompt may go through the policy as one sequence."""
     multiple: int | None

@@ -1,4 +1,4 @@
-"""What processes ask each other, and the accelerator within a micro-batch, where none waits for another."""
+"""Communication between processes, and the accelerator within a micro-batch, where none waits for another."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ def of_all(accelerator: Any, number: int) -> list[int]:
 
 
 def own_part(accelerator: Any, of_all: Sequence[T]) -> Sequence[T]:
-    """Return this process's part of what is divided equally over all processes."""
+    """Return this process's part of a sequence that is divided equally over all processes."""
     size = len(of_all) // accelerator.num_processes
     return of_all[accelerator.process_index * size :][:size]
 

@@ -48,7 +48,7 @@ class EpochSampler(RepeatSampler):
 
 
 class Resume:
-    """What the next steps depend on and transformers does not save: of TRL's trainer, and of parts of ours.
+    """The state that transformers does not save and the next steps depend on: of TRL's trainer, and of parts of ours.
 
     Args:
         rollouts: of the trainer.
@@ -59,7 +59,7 @@ class Resume:
     def __init__(self, rollouts: Rollouts, step_update: StepUpdate, stream: Stream | None = None) -> None:
         self.rollouts, self.step_update, self.stream = rollouts, step_update, stream
         self.unlogged: tuple[float, int] | None = None
-        """Of a checkpoint between two logs: the sum of the losses since the last log, and its step."""
+        """Sum of the losses since the last log, and its step, of a checkpoint between two logs."""
 
     def state_dict(self, trainer: Any) -> dict[str, Any]:
         """Return it as numbers, texts and tensors, which `torch.load` takes with `weights_only`."""
@@ -220,7 +220,7 @@ def load_weights(trainer: Any, checkpoint: Path, load: Callable[[], None]) -> No
 def load_trained(model: torch.nn.Module, file: Path) -> None:
     """Load the weights that are trained of a policy that FSDP2 shards, from a file with all of them unsharded.
 
-    accelerate loads a quantized base too, and fails of what bitsandbytes saves beside its weights.
+    accelerate loads a quantized base too, and fails because of the tensors that bitsandbytes saves beside its weights.
     """
     saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     for name, weight in model.named_parameters():

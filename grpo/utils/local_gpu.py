@@ -25,7 +25,7 @@ class LocalGpu:
     shared: bool
     """Whether CPU and GPU share the memory."""
     is_slice: bool
-    """Whether it is a part of a GPU (MIG)."""
+    """Whether the device is a part of a GPU (MIG)."""
     count: int
     """Number of GPUs that this process may use."""
     several: bool

@@ -25,9 +25,10 @@ TEXTS = (
     "Invalid buffer size",
     "kIOGPUCommandBufferCallbackErrorOutOfMemory",
 )
-"""Of the CUDA runtime and driver (`CUDA error: …`, `CUDA driver error: …`), Triton, cuBLAS and cuDNN, which allocate
-outside of PyTorch's allocator; two of WSL2, where the driver cannot map memory that it reports as free; the same of
-AMD's libraries (`hipErrorOutOfMemory` is 2); of PyTorch on a Mac, whose Metal also refuses a single large tensor."""
+"""Messages of the CUDA runtime and driver (`CUDA error: …`, `CUDA driver error: …`), Triton, cuBLAS and cuDNN, which
+allocate outside of PyTorch's allocator; two of WSL2, where the driver cannot map memory that it reports as free; the
+same of AMD's libraries (`hipErrorOutOfMemory` is 2); and of PyTorch on a Mac, whose Metal also refuses a single large
+tensor."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

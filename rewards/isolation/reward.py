@@ -89,7 +89,7 @@ class Reward:
         self.needs: list[str] = self._workers[0].loaded
         """Arguments without which the function cannot be called."""
         self.compares = GROUP in self.needs
-        """Whether it compares the completions of a group, so that it is always called with whole groups."""
+        """Whether the function compares the completions of a group, so that it is always called with whole groups."""
         self._hopeless = 0
         self._pool = ThreadPoolExecutor(workers, f"reward-{name}")
         self._closed = False

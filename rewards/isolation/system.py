@@ -1,4 +1,4 @@
-"""What Linux has for processes and macOS lacks, each with what comes closest to it there."""
+"""Features of Linux for processes that macOS lacks, each with the closest substitute there."""
 
 import contextlib
 import ctypes

@@ -106,6 +106,14 @@ def test_names_of_tests_have_at_most_60_characters() -> None:
     assert [name for name in names if name.startswith("test_") and len(name) > 60] == []
 
 
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    for package in ("grpo", "rewards"):
+        for file in (ROOT / package).rglob("*.py"):
+            for literal in re.findall(r'^ *"""(.*)', file.read_text(), re.MULTILINE):
+                assert not re.match(r"(What|That|Of|Whether it)\b", literal), (file, literal)
+                assert not re.search(r"\b(of what|one of which)\b", literal), (file, literal)
+
+
 def test_folders_of_unit_tests_are_packages() -> None:
     folders = {path.parent.relative_to(TESTS / "unit") for path in (TESTS / "unit").rglob("test_*.py")}
     for folder in folders:

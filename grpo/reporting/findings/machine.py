@@ -139,7 +139,7 @@ def mismatch(run: Run) -> Finding | None:
 
 
 def sequences_masked(run: Run) -> Finding | None:
-    """TRL's mask of extreme importance ratios removes more than a tenth of what was generated."""
+    """TRL's mask of extreme importance ratios removes more than a tenth of the tokens."""
     masked = often(run, "sampling/masked_share")
     if not masked:
         return None

@@ -36,7 +36,7 @@ class AloneAccelerator(LocalAccelerator):
 
 @dataclass
 class Belongings:
-    """What rollouts in progress use and change; no two have the same."""
+    """Names that rollouts in progress use and change; each has values of its own."""
 
     processing_class: Any
     """Tokenizers of the tokenizers library refuse to be used by two threads."""

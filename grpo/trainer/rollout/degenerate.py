@@ -15,7 +15,7 @@ import torch
 from trl.trainer.utils import pad
 
 NGRAM = 4
-"""Tokens of what is repeated."""
+"""Tokens of a repeated part."""
 
 
 @dataclass

@@ -36,7 +36,7 @@ class Completion:
     """Its text, or its messages, tool calls and their results included."""
     rewards: list[float]
     columns: dict[str, Any]
-    """What rewards have logged of it."""
+    """Values that rewards have logged for the completion."""
     policy: int = 0
     """Number of updates of the policy that began it; of rollouts in flight."""
 

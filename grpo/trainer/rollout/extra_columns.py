@@ -9,7 +9,7 @@ import pyarrow
 import torch
 
 REFUSES = (pyarrow.ArrowException, ValueError, TypeError, OverflowError)
-"""What Arrow raises for a value that it does not know, or that has another type than those before it."""
+"""Errors of Arrow for a value that it does not know, or that has another type than those before it."""
 
 
 def fitting(values: Iterable[Any]) -> list[Any]:
@@ -51,6 +51,6 @@ def to_tensor(values: Iterable[Any]) -> torch.Tensor:
 
 
 def from_tensor(column: torch.Tensor) -> list[Any]:
-    """Return the values of what `to_tensor` has made."""
+    """Return the values of a tensor of `to_tensor`."""
     with pyarrow.ipc.open_stream(column.cpu().numpy().tobytes()) as stream:
         return stream.read_all()["column"].to_pylist()

@@ -26,7 +26,7 @@ AT_ONCE = 2**24
 
 
 class Filtered:
-    """What the filter has left of the rollouts at hand, from the engine to the correction and back."""
+    """The tokens that a filter has kept for the rollouts at hand, from the engine to the correction and back."""
 
     def __init__(self) -> None:
         self._logprobs: Sequence[Sequence[Any]] | None = None
@@ -67,7 +67,7 @@ class Filtered:
         """Make the log-probabilities of a batch, the policy's and the engine's, those over all tokens again.
 
         Returns:
-            The mean probability of what was kept, of all processes, as a metric.
+            The mean probability of the kept tokens, of all processes, as a metric.
         """
         log_mass, self._log_mass = self._log_mass, None
         assert log_mass is not None, "TRL has not scored the rollouts"

@@ -1,4 +1,4 @@
-"""What makes the rollouts of a trainer, of its options."""
+"""Builds the rollouts of a trainer from its options."""
 
 import sys
 from pathlib import Path
@@ -38,7 +38,7 @@ def rollouts_of(
     correct: str | None,
     numbered: bool,
 ) -> Rollouts:
-    """Return what makes the rollouts of a trainer, given the groups `engine` and `rollout` of the configuration.
+    """Return the rollouts of a trainer, given the groups `engine` and `rollout` of the configuration.
 
     Args:
         trainer: with all that TRL's constructor sets.
@@ -102,7 +102,7 @@ def check_features(trainer: Any, engine: Engine, rollout: Rollout, mixture: Mixt
 def sampling_of(
     trainer: Any, rollout: Rollout, stream: Stream | None, correct: str, mixture: Mixture | None
 ) -> DynamicSampling:
-    """Return what chooses the problems of a trainer, in the place of its data loader. Arguments as of `rollouts_of`.
+    """Return the dynamic sampling of a trainer, in the place of its data loader. Arguments as of `rollouts_of`.
 
     Raises:
         ValueError: there are several environments.

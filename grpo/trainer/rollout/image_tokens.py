@@ -67,12 +67,12 @@ def by_prompt(fields: Batch, images: list | None, prompt_ids: Sequence[list[int]
 
 
 def of_prompts(divided: Batch, places: Sequence[int]) -> Batch:
-    """Return the tensors of some prompts, which may repeat, of what `by_prompt` has returned."""
+    """Return the tensors of some prompts, which may repeat, from the result of `by_prompt`."""
     return {key: value for key, value in pick(divided, places).items() if FIELDS[key].of != "row"}
 
 
 def end_before(token: int, eos: int, completions: list[list[int]], logprobs: list | None) -> tuple[list, list | None]:
-    """Return completions that end before the token of images, and the log-probabilities of what is left.
+    """Return completions that end before the token of images, and the log-probabilities of the tokens that are left.
 
     No image belongs to one that a policy writes, and the model would stop at the mismatch. A completion that begins
     with it becomes the token `eos`, whose log-probability is unknown: None, as of a token that vLLM could not score.

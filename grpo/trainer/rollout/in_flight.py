@@ -40,7 +40,7 @@ class Made:
 
     groups: Scored
     metrics: dict[str, list[float]] = field(default_factory=dict)
-    """That rewards have logged."""
+    """Metrics that rewards have logged."""
     degenerate: dict[str, list[int]] = field(default_factory=dict)
     """As `Degenerate` counts them."""
     dropped: int = 0
@@ -55,7 +55,7 @@ class Begun:
     policy: int
     """Number of updates of the policy when they began."""
     name: str = field(default_factory=lambda: f"rollouts-{uuid.uuid4().hex}")
-    """Of their requests to the engine."""
+    """Name of their requests to the engine."""
     made: Future[Made] = field(default_factory=Future)
 
     def is_finished(self) -> bool:

@@ -29,7 +29,7 @@ def once_per_group(processor: Any) -> Any:
 
 
 class OncePerGroup:
-    """What `once_per_group` adds to the class of a processor."""
+    """The method that `once_per_group` adds to the class of a processor."""
 
     def __call__(self, images: Any = None, text: Any = None, **options: Any) -> BatchFeature:
         """Return the processor's tokens of texts, and tensors of their images.

@@ -72,13 +72,13 @@ class Rollouts:
     numbered: bool = False
     """Whether completions get a `completion_id`, in the batch and in the table."""
     limits: dict[str, int] = field(default_factory=dict)
-    """Of a mixture, the tokens of the longest completion of each task."""
+    """Tokens of the longest completion by task of a mixture."""
     scoring: Lock = field(default_factory=Lock)
     """Reward functions are called by one thread at a time."""
     _limits: list[int] = field(default_factory=list, init=False)
-    """Of the rollouts at hand, the tokens of the longest completion of each; none where all have TRL's."""
+    """Limit on each completion of the rollouts at hand, tokens; none where all have TRL's."""
     _begun: dict[tuple[int, ...], int] = field(default_factory=dict, init=False)
-    """Of the rollouts at hand, the tokens of the longest completion by the tokens of its prompt."""
+    """The same by the tokens of the prompt."""
     _made: int = field(default=0, init=False)
     """Completions of all processes so far."""
     _numbers: list[int] = field(default_factory=list, init=False)
@@ -86,7 +86,7 @@ class Rollouts:
     _opened: dict[str, Any] = field(default_factory=dict, init=False)
     """The images of the rollouts at hand."""
     _rewards: torch.Tensor = field(default_factory=lambda: torch.empty(0), init=False)
-    """Of the rollouts at hand, (completions of all processes, rewards)."""
+    """Rewards of the rollouts at hand, (completions of all processes, rewards)."""
     _kept: list[Completion] | None = field(default=None, init=False)
     """Completions of all processes that dynamic sampling has made, while TRL continues with them."""
 

@@ -26,7 +26,7 @@ class Temperature:
     def __init__(self, start: float, end: float) -> None:
         self.start, self.end = start, end
         self.now = start
-        """Of the completions that are scored."""
+        """Temperature of the completions that are scored."""
 
     def begin(self, trainer: Any) -> None:
         """Have the rollouts of a step, or those of an evaluation, sampled and scored at their temperature."""

@@ -15,7 +15,7 @@ COLUMN = "thumbnails"
 SIDE = 256
 """Pixels of the longest side of a file's image; smaller images keep their size."""
 QUALITY = 80
-"""Of JPEG, 1 to 95; an image takes about 10 kB."""
+"""Quality of JPEG, 1 to 95; an image takes about 10 kB."""
 MAX_BYTES = 256 * 1024**2
 """Bytes of all files of a run."""
 

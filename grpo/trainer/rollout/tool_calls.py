@@ -19,7 +19,7 @@ Counts = Callable[[], tuple[Counter[str], Counter[str]]]
 
 
 class ToolCalls:
-    """What becomes of tool calls; TRL makes them.
+    """Counts of the tool calls that TRL makes.
 
     Args:
         counts: of the functions that are called.

@@ -29,7 +29,7 @@ class Call(NamedTuple):
     key: tuple[int, int, int]
     causal: bool
     merges: bool = False
-    """Whether it adds to what an earlier call has computed for the same queries."""
+    """Whether the call adds to the result of an earlier call for the same queries."""
 
 
 def calls_of(groups: Sequence[Group]) -> Iterator[Call]:

@@ -32,15 +32,15 @@ class Segments(NamedTuple):
     """The parts of a sequence that the calls of the kernel need."""
 
     own: Parts
-    """Of T tokens: each prompt and each completion. A prompt with a single completion is one part with it."""
+    """Parts of T tokens: each prompt and each completion. A prompt with a single completion is one part with it."""
     completions: torch.Tensor
     """Where the tokens of completions that share a prompt are, among T, (C)."""
     prompts: torch.Tensor
     """Where the tokens of shared prompts are, among T, (P)."""
     of_completions: Parts
-    """Of C tokens: all completions of a prompt."""
+    """Parts of C tokens: all completions of a prompt."""
     of_prompts: Parts
-    """Of P tokens: each shared prompt."""
+    """Parts of P tokens: each shared prompt."""
 
 
 def segments_of(groups: Sequence[Group], device: torch.device) -> Segments:
@@ -98,7 +98,7 @@ def backward_kernel(
         given: the gradient of the output.
         tensors: queries, keys, values, output and log-sum-exp.
         rows: as in `forward_kernel`.
-        besides: the rest of what `forward_kernel` has returned.
+        besides: the rest of `forward_kernel`'s result.
         scale: of the products of queries and keys.
     """
     of_queries, of_keys = rows

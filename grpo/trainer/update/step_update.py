@@ -38,11 +38,11 @@ to the loss, unweighted, and what TRL logs."""
 
 @dataclass(frozen=True)
 class LossTraits:
-    """What the division of a loss into micro-batches depends on."""
+    """Traits of a loss that decide on its division into micro-batches."""
 
     mean: str | None
-    """What the loss is a mean over: `sequences`, `tokens`, or the tokens of a `generation`; None if it is not known,
-    and the loss cannot be divided."""
+    """Units that the loss is a mean over: `sequences`, `tokens`, or the tokens of a `generation`; None if they are not
+    known, and the loss cannot be divided."""
     by_sequence: bool
     """Whether importance ratios, and so what is clipped, are of sequences."""
     entropy_bonus: bool

@@ -1,4 +1,4 @@
-"""What the update computes per token, for a few completions of each logged step: `completions.tokens=true`.
+"""Values of the update per token, for a few completions of each logged step: `completions.tokens=true`.
 
 `completions/tokens_00012.parquet` has a row per completion. Its `completion_id` is that of the row in
 `completions_00012.parquet`; every other column is a list with a value per token: the `token` as text, `kind` (`loss`,
