@@ -16,31 +16,14 @@ from grpo.config.schema import ROOT
 from grpo.planning import machine
 from grpo.planning.advice import advise
 from grpo.planning.fit import make_plan
-from tests import import_table
+from tests import architecture
 
 TESTS = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
 
 
-def row(package: str) -> str:
-    """The line of the map about a package."""
-    return next(line for line in TEXT.splitlines() if line.startswith(f"| `{package}/`"))
-
-
-def test_every_module_is_on_the_map_and_nothing_else_is() -> None:
-    packages = {file.parent.name for file in (ROOT / "grpo").glob("*/__init__.py")}
-    for package in packages:
-        there = {file.name for file in (ROOT / "grpo" / package).rglob("*.py")} - {"__init__.py"}
-        assert set(re.findall(r"`(\w+\.py)`", row(package))) == there, package
-    top = {file.name for file in (ROOT / "grpo").glob("*.py")} - {"__init__.py"}
-    assert top <= set(re.findall(r"`(\w+\.py)`", TEXT))
-    for package in ("rewards/isolation", "rewards/sandbox", "rewards/probing"):
-        there = {file.name for file in (ROOT / package).glob("*.py")} - {"__init__.py"}
-        assert set(re.findall(r"`(\w+\.py)`", row(package))) == there, package
-
-
-def test_the_tables_of_imports_are_those_of_the_contracts() -> None:
-    assert import_table.tables() in TEXT
+def test_files_and_imports_on_the_map_are_those_of_the_source() -> None:
+    assert architecture.page() == TEXT, "python -m tests.architecture"
 
 
 def test_the_table_of_losses_says_how_the_trainer_weighs_each() -> None:
