@@ -1,5 +1,6 @@
 """Every link of the documentation leads somewhere, and every command in it composes."""
 
+import ast
 import re
 import shlex
 from collections.abc import Callable
@@ -64,6 +65,27 @@ def test_code_and_configurations_name_pages_that_exist() -> None:
     named = {page for file in files for page in re.findall(r"docs/\w+\.(?:md|png)", file.read_text())}
     assert named
     assert [page for page in sorted(named) if not (ROOT / page).is_file()] == []
+
+
+def messages_of_the_source() -> str:
+    """The texts of the source, a line each, with `…` where a value is put in."""
+    texts = [file.read_text() for folder in ("conf", "launch") for file in (ROOT / folder).rglob("*.[ys]*")]
+    nodes = (node for folder in ("grpo", "rewards") for file in (ROOT / folder).rglob("*.py")
+             for node in ast.walk(ast.parse(file.read_text())))  # fmt: skip
+    for node in nodes:
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        text = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
+        texts.append(" ".join(text.split()))
+    return "\n".join(texts)
+
+
+def test_each_message_in_troubleshooting_is_one_of_the_source() -> None:
+    rows = re.findall(r"^\| (.*?) \| ", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    quoted = [message for cell in rows for message in re.findall(r"`([^`]+)`", cell)]
+    source = messages_of_the_source()
+    parts = {part.strip(" :,;=.()") for message in quoted for part in message.split("…")}
+    assert len(parts) > 100
+    assert [part for part in sorted(parts) if part not in source] == []
 
 
 def test_the_index_names_every_page_and_every_example() -> None:
