@@ -36,7 +36,7 @@ def train_with_stock_trl(arguments: list[str]) -> None:
 
     import grpo.run.trainer
     from grpo.generation.vllm_engine import PolicyEngine
-    from grpo.trainer.memory_readings import MemoryReadings
+    from grpo.trainer.measurements import MemoryReadings
     from grpo.utils.patching import replaced
 
     class StockEngine(PolicyEngine):  # on a CPU it takes weights only after the preparation by ours

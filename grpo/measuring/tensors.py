@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings
 from grpo.utils.limits import GB
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from grpo.measuring.tensors import PeakTracker, TensorReadings
 from grpo.model import policy
 from grpo.planning.fit import make_plan
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings
 
 WORDS = ROOT / "grpo" / "builtin" / "tiny"
 """Folder of the tokenizer: of all words of a policy only some are used."""

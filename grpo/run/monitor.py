@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings
 from grpo.utils.distributed import own_name
 
 log = logging.getLogger(__name__)

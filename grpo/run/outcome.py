@@ -15,7 +15,7 @@ from grpo.run.live_page import LivePage
 from grpo.rundir.files import read_json, write_json
 from grpo.rundir.storage import storage_fault
 from grpo.rundir.versions import git_commit, versions
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings
 from grpo.utils.distributed import LOST, LOST_STATUS, first_failure, is_loss, is_main_process, log_name, world_size
 from grpo.utils.errors import ConfigError, DirectoryLost, DoesNotFit, GenerationError, RunError, described
 from rewards.isolation.reward import RewardError

@@ -57,7 +57,7 @@ from grpo.rundir.resume import differences, is_auto, named_checkpoint, processes
 from grpo.rundir.summary import report
 from grpo.tools.running import Tools, running_tools
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings
 from grpo.trainer.resume import keep_steps, save_model
 from grpo.utils.atomic import atomic
 from grpo.utils.device import kind_of_device

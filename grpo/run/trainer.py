@@ -25,7 +25,7 @@ from grpo.planning.sharding import Sharding, sharding_of
 from grpo.tools.running import Tools
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.batch import check
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
 from rewards.isolation.reward import Reward

@@ -24,13 +24,13 @@ from grpo.data.stream import Stream
 from grpo.generation.backend import Backend, backend_class
 from grpo.trainer.adapter_inputs import keep_inputs_uncast
 from grpo.trainer.batch import Batch, by_row
-from grpo.trainer.clock import StepClock
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.packing import Packing
 from grpo.trainer.placement import (
     balance_routers_alone,
     check_one_device,
+    gathered_with_its_norm,
     keep_differentiable,
     prepare_for_fsdp,
     show_to_trl,
@@ -39,13 +39,12 @@ from grpo.trainer.placement import (
 from grpo.trainer.processes import LocalAccelerator
 from grpo.trainer.resume import EpochSampler, Resume, load_weights
 from grpo.trainer.rollout import per_token
-from grpo.trainer.rollout.extra_columns import keep_writable
+from grpo.trainer.rollout.columns import keep_writable
 from grpo.trainer.rollout.from_trainer import rollouts_of
 from grpo.trainer.rollout.image_tokens import without_image_tokens
 from grpo.trainer.rollout.once_per_group import once_per_group
 from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
 from grpo.trainer.rollout.tool_calls import Counts
-from grpo.trainer.sharded_head import gathered_with_its_norm
 from grpo.trainer.sharing.trial import Sharing
 from grpo.trainer.step import step
 from grpo.trainer.tiled_mlp import tile_mlps

@@ -1,11 +1,13 @@
 """Where the weights of a policy are, and of which type, before it is trained."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import fsdp_utils, is_peft_model
 
 from grpo.utils.attention import policy_of
+from grpo.utils.patching import patched
 
 EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names of the number of experts in configurations that do not call it `num_experts`."""
@@ -95,3 +97,20 @@ def keep_differentiable(model: torch.nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+
+
+def gathered_with_its_norm() -> AbstractContextManager[None]:
+    """Return a context in which accelerate shards an output layer together with the norm before it.
+
+    TRL multiplies by the weight of that layer without calling it, so that only the norm gathers it. accelerate finds no
+    norm in a policy that sees images, whose language model has it. TRL would gather the weight by itself then, and each
+    process would add the gradient of its own completions alone to its shard.
+    """
+    stock = fsdp_utils._find_final_norm
+
+    def final_norm(model: Any) -> Any:
+        language_model = getattr(getattr(model, model.base_model_prefix, None), "language_model", None)
+        norms = [part for part in language_model.children() if "Norm" in type(part).__name__] if language_model else []
+        return norms[-1] if norms else stock(model)
+
+    return patched("accelerate.utils.fsdp_utils:_find_final_norm", final_norm)

@@ -3,9 +3,10 @@
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from trl.trainer.utils import RepeatSampler
 
 from grpo.data.stream import Stream
-from grpo.trainer.resharding import resharded
-from grpo.trainer.rollout.extra_columns import from_tensor, to_tensor
+from grpo.trainer.batch import Batch, padded_alike
+from grpo.trainer.rollout.columns import from_tensor, to_tensor
 from grpo.trainer.rollout.rollouts import Rollouts
 from grpo.trainer.update.step_update import StepUpdate
 from grpo.utils.atomic import remove, settle
@@ -28,6 +29,8 @@ from grpo.utils.manifest import is_sealed, seal
 from grpo.utils.patching import patched
 
 log = logging.getLogger(__name__)
+State = dict[str, Any]
+"""See `Resume.state_dict`."""
 
 
 class EpochSampler(RepeatSampler):
@@ -259,3 +262,34 @@ def save_model(trainer: Any, folder: Path) -> None:
         (partial / "training_args.bin").unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         settle(partial, folder)
+
+
+def resharded(states: Sequence[State], rank: int, processes: int) -> State:
+    """Return the state of a process among `processes` from those of all processes of a checkpoint.
+
+    A limit on what is computed at once is the lowest of all. Everything else but the completions of a generation is
+    the same on each process.
+    """
+    first, buffers = states[0], [state["buffer"] for state in states]
+    limits = [state["rollouts"].get("completions_at_once") for state in states]
+    rollouts = first["rollouts"] | {"completions_at_once": min(filter(None, limits), default=None)}
+    if rank and rollouts.get("in_flight"):  # rank 0 has them
+        rollouts["in_flight"] = rollouts["in_flight"] | {"finished": [], "again": []}
+    most_careful = min(states, key=lambda state: state["step_update"]["budget"]["tokens"])
+    return first | {
+        "rollouts": rollouts,
+        "step_update": most_careful["step_update"],
+        "step": first["step"] * len(states) // processes if buffers[0] else 0,  # 0, as any beginning of a generation
+        "buffer": dealt(buffers, rank, processes) if buffers[0] else None,
+        "unlogged": (fmean(state["unlogged"][0] for state in states), first["unlogged"][1]),
+    }
+
+
+def dealt(buffers: Sequence[Sequence[Batch]], rank: int, processes: int) -> list[Batch]:
+    """Return the slices that a process gets of a generation, so that each step has the same slices as before.
+
+    Args:
+        buffers: the slices of each process, in the order of the steps.
+    """
+    slices = padded_alike([part for at_once in zip(*buffers, strict=True) for part in at_once])
+    return slices[rank::processes]

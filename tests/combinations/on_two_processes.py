@@ -8,7 +8,7 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from grpo.trainer.sharded_head import gathered_with_its_norm
+from grpo.trainer.placement import gathered_with_its_norm
 from tests.combinations.array import name, rows_of
 from tests.combinations.comparisons import check, check_sharded
 from tests.combinations.features import FEATURES

@@ -13,8 +13,7 @@ import torch
 from accelerate.utils import broadcast_object_list, gather, gather_object
 
 from grpo.generation.at_once import AtOnce
-from grpo.trainer.clock import StepClock
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.processes import LocalAccelerator
 from grpo.trainer.rollout.degenerate import Degenerate
 from grpo.utils.patching import patched

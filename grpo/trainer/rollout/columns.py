@@ -1,14 +1,19 @@
-"""Columns beside the completions: the data's, so that these can be scored again later, and the numbers of groups."""
+"""Columns beside the completions: the data's, so that these can be scored again later, of groups, and of rewards."""
 
 import inspect
-from collections.abc import Collection, Sequence
+import warnings
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+import pyarrow
 import torch
 
 from grpo.trainer.rollout.thumbnails import COLUMN, Thumbnails
 from grpo.utils.table import OF_COMPLETIONS
 
+REFUSES = (pyarrow.ArrowException, ValueError, TypeError, OverflowError)
+"""Errors of Arrow for a value that it does not know, or that has another type than those before it."""
 GROUP = "group_id"
 """Argument of rewards that compare the completions of a group."""
 
@@ -70,3 +75,47 @@ def with_groups(rows: Sequence[dict[str, Any]], size: int) -> list[dict[str, Any
             "whole groups; raise per_device_train_batch_size or per_device_eval_batch_size"
         )
     return [row | {GROUP: place // size} for place, row in enumerate(rows)]
+
+
+def fitting(values: Iterable[Any]) -> list[Any]:
+    """Return a column with None for values that Arrow cannot keep in it together with those before."""
+    column = list(values)
+    if is_known(column):
+        return column
+    kept: list[Any] = []
+    for value in column:
+        kept.append(value if is_known([*kept, value]) else None)
+    return kept
+
+
+def keep_writable(columns: dict[str, deque[Any]]) -> None:
+    """Replace what Arrow cannot write in each column by None, and warn of it."""
+    for name, values in columns.items():
+        kept = fitting(values)
+        if any(new is None and value is not None for new, value in zip(kept, values, strict=True)):
+            warnings.warn(f"log_extra({name!r}): some values cannot be in one column with the others", stacklevel=2)
+            values.clear()
+            values.extend(kept)
+
+
+def is_known(values: list[Any]) -> bool:
+    """Return whether values can be in one column."""
+    try:
+        pyarrow.array(values)
+    except REFUSES:
+        return False
+    return True
+
+
+def to_tensor(values: Iterable[Any]) -> torch.Tensor:
+    """Return a column as bytes, in Arrow's IPC format; shape [bytes], uint8."""
+    table, sink = pyarrow.table({"column": pyarrow.array(fitting(values))}), pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return torch.frombuffer(bytearray(sink.getvalue()), dtype=torch.uint8)
+
+
+def from_tensor(column: torch.Tensor) -> list[Any]:
+    """Return the values of a tensor of `to_tensor`."""
+    with pyarrow.ipc.open_stream(column.cpu().numpy().tobytes()) as stream:
+        return stream.read_all()["column"].to_pylist()

@@ -23,9 +23,9 @@ from accelerate.utils import broadcast_object_list
 
 from grpo.generation.kept_tokens import KeptLogprob
 from grpo.trainer.rollout.alone import Belongings, alone, mark
+from grpo.trainer.rollout.columns import from_tensor, to_tensor
 from grpo.trainer.rollout.dynamic_sampling import Completion, Group
 from grpo.trainer.rollout.engine_check import EVERY
-from grpo.trainer.rollout.extra_columns import from_tensor, to_tensor
 from grpo.trainer.rollout.rounds import rows_of, score_groups
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings
 from grpo.trainer.microbatch import Microbatch, pack
 from grpo.trainer.processes import of_all
 from grpo.trainer.token_budget import TokenBudget

@@ -15,8 +15,7 @@ from grpo.data.images import View, unexpanded
 from grpo.data.stream import NUMBER, Stream
 from grpo.generation.at_once import AtOnce
 from grpo.trainer.batch import Batch, check, loss_mask
-from grpo.trainer.clock import StepClock
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.processes import own_part
 from grpo.trainer.rollout import advantages, by_transformers, engine_check, episodes, rounds
 from grpo.trainer.rollout.alone import own_values

@@ -13,7 +13,7 @@ from accelerate.utils import DistributedType, gather_object
 
 from grpo.config.options import LOSS_MEANS, Update, steps_in_backward
 from grpo.trainer.batch import Batch, loss_mask, take
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings
 from grpo.trainer.microbatch import cost, has_work, loss_fractions, too_long
 from grpo.trainer.packing import Packing
 from grpo.trainer.processes import any_of, of_all

@@ -27,7 +27,7 @@ from grpo.generation.server_requests import ServerRequests
 from grpo.generation.vllm_engine import PolicyEngine, answer
 from grpo.rundir.resume import newest_checkpoint
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings
 from grpo.trainer.resume import keep_steps
 from grpo.trainer.rollout import engine_check
 from grpo.trainer.token_budget import TokenBudget

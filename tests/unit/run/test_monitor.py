@@ -11,7 +11,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from grpo.run import monitor
 from grpo.run.monitor import LONGER, STALLED, Monitor
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings
 
 
 def watching(memory: MemoryReadings, folder: Path) -> tuple[Monitor, io.StringIO]:

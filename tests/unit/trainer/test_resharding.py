@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grpo.trainer.batch import Batch
-from grpo.trainer.resharding import dealt, resharded
+from grpo.trainer.resume import dealt, resharded
 from tests.stock_trl import ours
 
 COUNTED = {"old_per_token_logps": 0, "importance_sampling_ratio": 1, "tool_mask": 1}

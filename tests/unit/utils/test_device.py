@@ -7,8 +7,7 @@ import torch
 from accelerate.utils import is_mps_available
 from omegaconf import OmegaConf
 
-from grpo.trainer.clock import StepClock
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.utils import device, hardware
 from grpo.utils.device import kind_of_device, memory_of_gpu, wait_for
 from grpo.utils.errors import ConfigError

@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from grpo.launching.causes import first_cause
 from grpo.run import outcome
 from grpo.run.live_page import LivePage
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings
 from grpo.utils import distributed
 from grpo.utils.errors import ConfigError, GenerationError, RunError
 from tests.commands import Forked

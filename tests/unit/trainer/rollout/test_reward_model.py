@@ -11,7 +11,7 @@ from trl import GRPOTrainer
 
 from grpo.config.options import Update
 from grpo.config.schema import ROOT
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings
 from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
 from grpo.trainer.token_budget import TokenBudget
 from grpo.utils.errors import DoesNotFit

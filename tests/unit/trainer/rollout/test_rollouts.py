@@ -10,8 +10,7 @@ import torch
 
 from grpo.config.options import Rollout
 from grpo.generation.at_once import AtOnce
-from grpo.trainer.clock import StepClock
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.rollout import rounds
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
 from grpo.trainer.rollout.engine_check import EngineCheck

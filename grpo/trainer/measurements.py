@@ -1,15 +1,20 @@
-"""Memory use of a run: its peak in total and by phase."""
+"""Measurements of a run: peak memory in total and by phase, and the seconds of each phase of a step."""
 
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import torch
 
-from grpo.utils.device import forget_peaks, peaks
+from grpo.utils.device import forget_peaks, peaks, wait_for
 from grpo.utils.limits import GB
 
+PHASES = ("data", "generate", "reward", "logprobs", "update")
+"""Under which `metrics.jsonl` has the seconds of a step, as `time/PHASE`."""
 AWAKE = ("generate", "evaluate")
 """Phases in which an engine that sleeps otherwise is awake."""
 
@@ -88,3 +93,39 @@ def host_peak() -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return psutil.Process().memory_info().rss
+
+
+class StepClock:
+    """Adds up the seconds of phases, those of the work that a GPU has been given included.
+
+    Args:
+        device: on which this process trains.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def of(self, phase: str, counts: bool = True) -> Iterator[None]:
+        """Add the time inside the context to a phase; not in an evaluation, where it does not count."""
+        started = time.perf_counter()
+        yield
+        if counts:
+            self.wait()
+            self._seconds[phase] += time.perf_counter() - started
+
+    def wait(self) -> None:
+        """Wait for the GPU, whose work would otherwise be counted in the phase that needs its results."""
+        wait_for(self.device)
+
+    def reset(self) -> None:
+        """Begin at zero."""
+        self._seconds.clear()
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds of each phase since the last call; `update` is the part of `step` that is no `rollout`."""
+        self._seconds["update"] = self._seconds["step"] - self._seconds["rollout"]
+        found = {phase: self._seconds[phase] for phase in PHASES}
+        self.reset()
+        return found

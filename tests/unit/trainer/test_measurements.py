@@ -3,7 +3,7 @@ from pathlib import Path
 import torch
 
 from grpo.trainer import Update
-from grpo.trainer.memory_readings import MemoryReadings
+from grpo.trainer.measurements import MemoryReadings
 from tests.cuda_driver import GB, CudaDriver
 from tests.stock_trl import ours, train
 
