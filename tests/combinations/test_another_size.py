@@ -18,7 +18,7 @@ def test_other_processes_continue_each_feature(tmp_path: Path, shard: str, numbe
     for processes in (SAVED_BY, *numbers):
         line = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         line += ["-m", "tests.combinations.at_another_size", str(tmp_path), shard]
-        done = finished(line, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+        done = finished(line, timeout=900, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
         assert done.returncode == 0, done.stderr[-3000:]
         for rank in range(processes):
             found = json.loads((tmp_path / f"found_{processes}_{rank}.json").read_text())
