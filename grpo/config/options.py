@@ -135,9 +135,6 @@ class Rollout:
     pass_at_k: int | None = None
     """Learn by the best of this number of completions, instead of each: rewards of 0 and 1 become pass@k. `null` does
     not."""
-    temperature_end: float | None = None
-    """Sampling temperature of the last step; that of the first is `train.temperature`, and those of other steps are
-    between them, linearly. `null` keeps it the same."""
     max_repetition: float | None = None
     """Skip completions in which a larger fraction of the 4-grams of tokens has occurred before, 0 to 1; `null` skips
     none."""
@@ -159,8 +156,6 @@ class Rollout:
             raise ValueError(f"rollout.max_repetition={self.max_repetition:g}: a fraction from 0 to below 1, or null")
         if self.max_entropy is not None and not 0 < self.max_entropy < math.inf:
             raise ValueError(f"rollout.max_entropy={self.max_entropy:g}: a positive number of nats, or null")
-        if self.temperature_end is not None and not 0 < self.temperature_end < math.inf:
-            raise ValueError(f"rollout.temperature_end={self.temperature_end:g}: a positive number, or null")
         if self.completions_at_once is not None and self.completions_at_once < 1:
             raise ValueError(f"rollout.completions_at_once={self.completions_at_once}: at least 1, or null")
 

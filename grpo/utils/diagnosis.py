@@ -102,8 +102,6 @@ def why_not_sampled(train: Any, rollout: Any, images: bool) -> str | None:
 
     Arguments are as of `why_not_stale`.
     """
-    if rollout.temperature_end is not None and "temperature" in (train.generation_kwargs or {}):
-        return "rollout.temperature_end: train.generation_kwargs has a temperature, too; leave it out"
     if rollout.max_entropy is not None and images:
         return "rollout.max_entropy: works with text alone, and the task has images; use rollout.max_repetition"
     return why_not_best_of(train, rollout)

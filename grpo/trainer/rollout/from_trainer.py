@@ -20,7 +20,6 @@ from grpo.trainer.rollout.in_flight import InFlight
 from grpo.trainer.rollout.mixed_order import order_of
 from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.trainer.rollout.rollouts import Rollouts
-from grpo.trainer.rollout.temperature import Temperature
 from grpo.trainer.rollout.thumbnails import Thumbnails
 from grpo.trainer.rollout.tool_calls import Counts, ToolCalls
 from grpo.utils.diagnosis import sampling_filters, why_biased, why_not_generated, why_not_sampled, why_not_stale
@@ -57,7 +56,7 @@ def rollouts_of(
     corrected = trainer.use_vllm and trainer.rollout_func is None and trainer.vllm_importance_sampling_correction
     chooses = rollout.dynamic_sampling or rollout.prioritize or mixture or engine.staleness
     by = (rollout, stream, correct or trainer.reward_func_names[0], mixture)
-    limits, end = (rollout.max_repetition, rollout.max_entropy), rollout.temperature_end
+    limits = (rollout.max_repetition, rollout.max_entropy)
     own = episodes.BY_TRL if trainer.environment_factories else ()
     names = [*(tool.__name__ for tool in trainer.tools or ()), *own]
     computed, device = compute_type(trainer.accelerator, trainer.model), trainer.accelerator.device.type
@@ -77,7 +76,6 @@ def rollouts_of(
         view=view,
         filtered=Filtered() if corrected and sampling_filters(trainer.args) else None,
         pass_at_k=rollout.pass_at_k,
-        temperature=None if end is None else Temperature(trainer.temperature, end),
         degenerate=None if limits == (None, None) else Degenerate(*limits),
         numbered=numbered,
         limits=mixture.limits if mixture else {},

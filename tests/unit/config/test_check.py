@@ -111,11 +111,6 @@ def test_close_names_are_offered_once() -> None:
         (["train=fp16"], "train.fp16=true: only with CUDA or ROCm"),
         (["+gpu=h100", "train=fp16", "peft=none"], "peft=none: weights in float16 cannot be trained with train.fp16"),
         (["train=async", "generation=vllm_colocate"], "engine.staleness=1: only a server generates while"),
-        (["rollout.temperature_end=0"], "rollout.temperature_end=0: a positive number, or null"),
-        (
-            ["rollout.temperature_end=0.5", "train.generation_kwargs={temperature: 2}"],
-            "rollout.temperature_end: train.generation_kwargs has a temperature, too",
-        ),
         (["rollout.pass_at_k=1"], "rollout.pass_at_k=1: from 2 to train.num_generations=8 less 1"),
         (["train=maxrl", "rollout.pass_at_k=4"], "rollout.pass_at_k=4: train.loss_type=maxrl divides by"),
         (["reward=[format,concise]"], "reward.concise: task.eval.reward=correctness has to be another reward"),
