@@ -81,7 +81,7 @@ def check(config: DictConfig) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     traits = (bool(config.task.images), any(one.get("fn") == REWARD_MODEL for one in config.reward.values()))
-    if config.engine.staleness and (reason := why_not_stale(config.train, config.rollout, *traits)):
+    if config.engine.staleness and (reason := why_not_stale(config.train, *traits)):
         raise ConfigError(f"engine.staleness={config.engine.staleness}: {reason}")
     if (size := generated(config.task)) is not None:
         check_batch(config.train, size, processes(config))

@@ -18,6 +18,7 @@ from grpo.utils.errors import ConfigError
 
 REMOVED = {
     "rollout.temperature_end": "removed in 0.3; each step samples at train.temperature",
+    "rollout.max_entropy": "removed in 0.3; rollout.max_repetition skips completions that repeat themselves",
 }
 """Keys of earlier versions, and what to use instead."""
 

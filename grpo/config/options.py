@@ -3,7 +3,6 @@
 `from grpo.trainer import ExactGRPOTrainer` in a script loads neither Hydra nor OmegaConf.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,8 +137,6 @@ class Rollout:
     max_repetition: float | None = None
     """Skip completions in which a larger fraction of the 4-grams of tokens has occurred before, 0 to 1; `null` skips
     none."""
-    max_entropy: float | None = None
-    """Skip completions whose tokens have a larger mean entropy of the policy, nats; `null` skips none."""
     completions_at_once: int | None = None
     """Number of completions that transformers generates at once on a device; the others wait for free places. `null`
     takes the plan's number, and without a plan all completions. An OOM halves it."""
@@ -154,8 +151,6 @@ class Rollout:
             raise ValueError(f"rollout.max_rounds={self.max_rounds}: at least 1")
         if self.max_repetition is not None and not 0 <= self.max_repetition < 1:
             raise ValueError(f"rollout.max_repetition={self.max_repetition:g}: a fraction from 0 to below 1, or null")
-        if self.max_entropy is not None and not 0 < self.max_entropy < math.inf:
-            raise ValueError(f"rollout.max_entropy={self.max_entropy:g}: a positive number of nats, or null")
         if self.completions_at_once is not None and self.completions_at_once < 1:
             raise ValueError(f"rollout.completions_at_once={self.completions_at_once}: at least 1, or null")
 

@@ -230,7 +230,7 @@ class Rollouts:
                 found = stock(prompts)
             self._limits, self._begun = [], {}  # an evaluation may tokenize other prompts next
         if self.degenerate and training and self._kept is None:
-            self.degenerate.find(trainer, *found[:3])
+            self.degenerate.find(*found[1:3])
         if self.filtered:
             self.filtered.give(found[4])
         if trainer.tools and training:
