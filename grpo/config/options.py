@@ -130,7 +130,7 @@ class Rollout:
     max_rounds: int = 5
     """Largest number of generations per step; zero-variance groups fill the batch afterwards."""
     prioritize: bool = False
-    """Take problems with 20 to 80 % correct completions four times as often as others."""
+    """Take problems with 20 to 80 % correct completions four times as often as others; of a mixture, in each task."""
     pass_at_k: int | None = None
     """Learn by the best of this number of completions, instead of each: rewards of 0 and 1 become pass@k. `null` does
     not."""
