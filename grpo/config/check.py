@@ -15,7 +15,7 @@ from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.check_mixture import check_mixture
 from grpo.config.devices import check_device, check_facts, vendor_of
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
-from grpo.config.messages import elsewhere, meant
+from grpo.config.messages import REMOVED, elsewhere, meant
 from grpo.config.mixture import generated
 from grpo.config.nodes import check_range
 from grpo.config.options import LOSS_MEANS, TILES_NEED_WHOLE_WEIGHTS, VLLM, Engine, Rollout, Update
@@ -81,7 +81,7 @@ def check(config: DictConfig) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     traits = (bool(config.task.images), any(one.get("fn") == REWARD_MODEL for one in config.reward.values()))
-    if config.engine.staleness and (reason := why_not_stale(config.train, config.rollout, *traits)):
+    if config.engine.staleness and (reason := why_not_stale(config.train, *traits)):
         raise ConfigError(f"engine.staleness={config.engine.staleness}: {reason}")
     if (size := generated(config.task)) is not None:
         check_batch(config.train, size, processes(config))
@@ -89,6 +89,10 @@ def check(config: DictConfig) -> None:
 
 def check_top_level(config: DictConfig) -> None:
     """Check that each group is in the schema, or is a value that others refer to; `+name=value` bypasses the schema."""
+    for key, instead in REMOVED.items():
+        group, _, name = key.partition(".")
+        if name in config[group]:
+            raise ConfigError(f"{key}: {instead}")
     for name in (str(key) for key in config if key not in GROUPS):
         if not re.search(rf"\$\{{[^}}]*\b{re.escape(name)}\b", str(OmegaConf.to_container(config))):
             places = " or ".join(elsewhere(name))

@@ -16,6 +16,12 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from grpo.config.schema import GROUPS, NOT_SETTABLE, ROOT
 from grpo.utils.errors import ConfigError
 
+REMOVED = {
+    "rollout.temperature_end": "removed in 0.3; each step samples at train.temperature",
+    "rollout.max_entropy": "removed in 0.3; rollout.max_repetition skips completions that repeat themselves",
+}
+"""Keys of earlier versions, and what to use instead."""
+
 
 def meant(word: object, possible: Iterable[object]) -> str:
     """Return `; did you mean a, b?` with the names closest to `word`, or a list of the possible names."""
@@ -54,6 +60,8 @@ def explain(error: Exception) -> str:
         return f"{cause.full_key or ''}: needs a value".lstrip(": ")
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
         group, _, key = str(cause.full_key).rpartition(".")
+        if cause.full_key in REMOVED:
+            return f"{cause.full_key}: {REMOVED[cause.full_key]}"
         if group == "train" and key in NOT_SETTABLE:
             return f"{cause.full_key}: {NOT_SETTABLE[key]}"
         if type(cause).__name__.startswith("Config"):

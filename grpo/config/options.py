@@ -3,7 +3,6 @@
 `from grpo.trainer import ExactGRPOTrainer` in a script loads neither Hydra nor OmegaConf.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,18 +130,13 @@ class Rollout:
     max_rounds: int = 5
     """Largest number of generations per step; zero-variance groups fill the batch afterwards."""
     prioritize: bool = False
-    """Take problems with 20 to 80 % correct completions four times as often as others."""
+    """Take problems with 20 to 80 % correct completions four times as often as others; of a mixture, in each task."""
     pass_at_k: int | None = None
     """Learn by the best of this number of completions, instead of each: rewards of 0 and 1 become pass@k. `null` does
     not."""
-    temperature_end: float | None = None
-    """Sampling temperature of the last step; that of the first is `train.temperature`, and those of other steps are
-    between them, linearly. `null` keeps it the same."""
     max_repetition: float | None = None
     """Skip completions in which a larger fraction of the 4-grams of tokens has occurred before, 0 to 1; `null` skips
     none."""
-    max_entropy: float | None = None
-    """Skip completions whose tokens have a larger mean entropy of the policy, nats; `null` skips none."""
     completions_at_once: int | None = None
     """Number of completions that transformers generates at once on a device; the others wait for free places. `null`
     takes the plan's number, and without a plan all completions. An OOM halves it."""
@@ -157,10 +151,6 @@ class Rollout:
             raise ValueError(f"rollout.max_rounds={self.max_rounds}: at least 1")
         if self.max_repetition is not None and not 0 <= self.max_repetition < 1:
             raise ValueError(f"rollout.max_repetition={self.max_repetition:g}: a fraction from 0 to below 1, or null")
-        if self.max_entropy is not None and not 0 < self.max_entropy < math.inf:
-            raise ValueError(f"rollout.max_entropy={self.max_entropy:g}: a positive number of nats, or null")
-        if self.temperature_end is not None and not 0 < self.temperature_end < math.inf:
-            raise ValueError(f"rollout.temperature_end={self.temperature_end:g}: a positive number, or null")
         if self.completions_at_once is not None and self.completions_at_once < 1:
             raise ValueError(f"rollout.completions_at_once={self.completions_at_once}: at least 1, or null")
 

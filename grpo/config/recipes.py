@@ -2,7 +2,7 @@
 
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.utils.diagnosis import why_not_sampled
+from grpo.utils.diagnosis import why_not_best_of
 from grpo.utils.errors import ConfigError
 
 CONCISE = "rewards.concise.concise"
@@ -15,7 +15,7 @@ def check_recipes(config: DictConfig) -> None:
         ConfigError: the first problem.
     """
     check_concise(config)
-    if reason := why_not_sampled(config.train, config.rollout, bool(config.task.images)):
+    if reason := why_not_best_of(config.train, config.rollout):
         raise ConfigError(reason)
 
 

@@ -44,7 +44,7 @@ class Backend:
     def __init__(self, model: Any, accelerator: Any, processing_class: Any, **options: Any) -> None:
         self.model, self.accelerator, self.processing_class = model, accelerator, processing_class
         self.options = options
-        self.temperature = options.get("temperature", 1.0)  # `rollout.temperature_end` sets it before each rollout
+        self.temperature = options.get("temperature", 1.0)
         # TRL reads here, between the turns of a conversation with tools, how many tokens fit
         longest = SimpleNamespace(max_model_len=options.get("max_model_length") or sys.maxsize)
         self.llm: Any = SimpleNamespace(llm_engine=SimpleNamespace(model_config=longest))

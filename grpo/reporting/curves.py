@@ -136,12 +136,6 @@ BY_TASK: list[tuple[str, str, str, bool]] = [
         "frac_reward_zero_std",
         True,
     ),
-    (
-        "Portion of the prompts by task",
-        "Portion of each task of the prompts of the next step, by its weight and its groups with non-zero variance.",
-        "rollout/portion",
-        True,
-    ),
 ]
 """Title, explanation, metric, and whether it is a fraction, of the curves of a mixture."""
 METRICS: list[tuple[str, str, dict[str, str], bool]] = [

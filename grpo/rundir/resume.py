@@ -12,6 +12,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import SLICES, completions, node_range
+from grpo.config.messages import REMOVED
 from grpo.config.nodes import why_fixed
 from grpo.config.schema import Launch, Task
 from grpo.rundir.files import RESOLVED_CONFIG, read
@@ -182,6 +183,9 @@ def differences(config: DictConfig, checkpoint: Path) -> str | None:
 
 def check_state(saved: DictConfig, config: DictConfig, checkpoint: Path) -> None:
     """Raise a ConfigError if a run differs from a checkpoint's run in what the checkpoint has, and would keep it."""
+    for key, instead in REMOVED.items():
+        if (value := OmegaConf.select(saved, key)) is not None:
+            raise ConfigError(f"{os.path.relpath(checkpoint)} is of a run with {key}={text(value)}: {instead}")
     for key, as_saved in SAVED_AS.items():
         old, new = (OmegaConf.select(each, key) for each in (saved, config))
         if as_saved(old) != as_saved(new):

@@ -49,7 +49,6 @@ FIELDS = {
     "num_tiles": Field("row"),
     "num_items_in_batch": Field("generation"),
     "generated_at": Field("generation"),  # ours: the step
-    "temperature": Field("generation"),  # ours: of the sampling, where it changes
     "completion_id": Field("completion"),  # ours: a number of the row, also in the table of completions
     "router_factors": Field("completion"),  # ours, in the update; see `update/router_loss.py`
     "kept_tokens": Field("completion", padding=-1),  # ours, while rollouts are scored; see `rollout/filtered.py`

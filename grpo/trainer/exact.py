@@ -314,8 +314,6 @@ class ExactGRPOTrainer(GRPOTrainer):
 
     def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return TRL's loss, or one of `grpo.losses`; its batch is kept until the gradient is known to be finite."""
-        if self.rollouts.temperature:
-            self.rollouts.temperature.now = float(inputs["temperature"])
         with self.activations.of(model) if self.activations else nullcontext():
             if self.own_loss:
                 loss = own_loss.compute_loss(self, self.own_loss, model, inputs)

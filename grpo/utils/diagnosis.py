@@ -73,7 +73,7 @@ def why_biased(train: Any) -> str | None:
     return None
 
 
-def why_not_stale(train: Any, rollout: Any, images: bool, in_process: bool) -> str | None:
+def why_not_stale(train: Any, images: bool, in_process: bool) -> str | None:
     """Return why rollouts cannot be made while the policy trains; None if they can.
 
     `train` is as in `sampling_filters`; `images` tells whether the task has them, `in_process` whether a reward model
@@ -83,8 +83,6 @@ def why_not_stale(train: Any, rollout: Any, images: bool, in_process: bool) -> s
         return "works with text alone, and the task has images"
     if in_process:
         return "reward models and a rollout_func would use the device of the policy during its update"
-    if rollout.max_entropy is not None:
-        return "rollout.max_entropy needs the policy during its update: use rollout.max_repetition"
     slices = train.steps_per_generation or train.gradient_accumulation_steps
     if not train.use_vllm or train.vllm_mode != "server":
         return "only a server generates while the policy trains: use generation=vllm_server"
@@ -95,18 +93,6 @@ def why_not_stale(train: Any, rollout: Any, images: bool, in_process: bool) -> s
     if train.num_iterations > 1 or slices != train.gradient_accumulation_steps:
         return "a generation has to be for one step: train.num_iterations=1, without train.steps_per_generation"
     return None
-
-
-def why_not_sampled(train: Any, rollout: Any, images: bool) -> str | None:
-    """Return why rollouts cannot be sampled or compared as `rollout` has it; None if they can.
-
-    Arguments are as of `why_not_stale`.
-    """
-    if rollout.temperature_end is not None and "temperature" in (train.generation_kwargs or {}):
-        return "rollout.temperature_end: train.generation_kwargs has a temperature, too; leave it out"
-    if rollout.max_entropy is not None and images:
-        return "rollout.max_entropy: works with text alone, and the task has images; use rollout.max_repetition"
-    return why_not_best_of(train, rollout)
 
 
 def why_not_best_of(train: Any, rollout: Any) -> str | None:

@@ -29,8 +29,7 @@ PATCHES = {
     "trl.trainer.utils:_CHUNKED_LOGPROB_CHUNK_SIZE": "the head's tiles stay in a CPU's caches; until TRL has a size "
     "for devices without Triton",
     "trl.trainer.utils:_ChunkedLogProbFunction": "the head scores the tokens that a sampling filter has kept, too; "
-    "until TRL's correction knows them (huggingface/trl#6789). Logits are divided by the temperature of the rollouts; "
-    "until TRL's head takes it at each call",
+    "until TRL's correction knows them (huggingface/trl#6789)",
     "transformers.models.mixtral.modeling_mixtral:load_balancing_loss_func": "a router's loss is a sum over "
     "micro-batches; until TRL's loss takes the fractions of tokens as an argument",
     "trl.generation.vllm_generation:LLM": "dtype, revision, LoRA and images of the engine; until TRL passes options on",

@@ -86,7 +86,6 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
         "a server, two steps ahead": {"vllm_mode": "server", "vllm_importance_sampling_mode": "token_truncate"},
         "vLLM, top-k": {"vllm_importance_sampling_mode": "token_truncate", "top_k": 6},
     },
-    "temperature": {"constant": {}, "rising": {}},
     "evaluation": {"none": {}, "in mid-training": {"eval_strategy": "steps", "eval_steps": 1}},
     "resume": {"no": {}, "yes": {}},
 }

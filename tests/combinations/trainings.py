@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
 from datasets import Dataset
 from peft import LoraConfig
 from PIL import Image
@@ -54,8 +53,6 @@ from tests.vision_policies import make_policy, make_processor
 
 STEPS = 3
 LENGTH = 24
-HOTTEST = 2.0
-"""Temperature of the last step."""
 FAMILY = {"images, LLaVA-Next": "llava_next", "images, Qwen2.5-VL": "qwen2_5_vl"}
 PROBLEMS = 32
 BASE = ROOT / "grpo" / "builtin" / "tiny_calculator"
@@ -118,6 +115,8 @@ def with_logps(tokens: list[int], seed: int, row: Row) -> list[float]:
     generator = torch.Generator().manual_seed(seed)
     if row["engine"] != "vLLM, top-k":
         likely = {"vespo": -7.5, "maxrl": -6}.get(row["loss"], -5)  # or its weights, or those of a mask, are all zero
+        if row["loss"] == "vespo" and row["policy"] in FAMILY:  # whose tokens are likelier
+            likely = -5
         return (torch.randn(len(tokens), generator=generator) / 4 + likely).tolist()
     others = torch.randint(7, 80, (len(tokens), 5), generator=generator).tolist()
     drawn = (torch.randn(len(tokens), generator=generator) / 4 - 1.5).tolist()
@@ -269,7 +268,6 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
     options["rollout"] = Rollout(problems == "dynamic sampling", prioritize="prioritized" in problems)
     options["rollout"].pass_at_k = 2 if best else None
     options["rollout"].max_repetition = 0.5 if row["degenerate"] == "skipped" else None
-    options["rollout"].temperature_end = HOTTEST if row["temperature"] == "rising" else None
     if problems.startswith("a mixture"):
         graders: dict[str, str | None] = {"first": REWARDS[row["rewards"]][-1].__name__, "second": None}
         limits = {"first": 2 * LENGTH, "second": 2 * LENGTH}
@@ -330,30 +328,7 @@ def built(
         other._generate_single_turn = drawn(other, row)
     if row["engine"] == "vLLM, top-k":
         correct_over_kept(other)
-    if row["temperature"] == "rising":
-        heat(other)
     return other
-
-
-def heat(trainer: Any) -> None:
-    """Have TRL's heads divide by a temperature that rises with the steps at which completions are generated."""
-    heads = [trainer.accelerator.unwrap_model(one) for one in (trainer.model, trainer.ref_model) if one is not None]
-    forwards = [(model.get_base_model() if is_peft_model(model) else model).forward for model in heads]
-    functions = [getattr(forward, "__func__", forward) for forward in forwards]
-    cells = [of.__closure__[of.__code__.co_freevars.index("temperature")] for of in functions]
-    generate = trainer._generate_and_score_completions
-
-    def at_temperature(inputs: Any) -> Any:
-        before = cells[0].cell_contents
-        training = trainer.model.training
-        for cell in cells:
-            cell.cell_contents = 1 + (HOTTEST - 1) * training * trainer.state.global_step / (STEPS - 1)
-        batch = generate(inputs)
-        for cell in cells if not training else ():
-            cell.cell_contents = before
-        return batch
-
-    trainer._generate_and_score_completions = at_temperature
 
 
 def replayed(row: Row, trainer: Any, kept: Sequence[Sequence[Completion]]) -> dict[str, Any]:

@@ -51,7 +51,6 @@ def test_metrics_and_completions_are_told_apart_by_task(folder: Path) -> None:
         means = [row[f"reward/{name}"] for name in ("problems", "brief")]
         assert row["reward"] == pytest.approx(sum(a * b for a, b in zip(groups, means, strict=True)) / 6, abs=1e-6)
         assert row["accuracy/problems"] == pytest.approx(row["reward/problems"])
-        assert row["rollout/portion/problems"] + row["rollout/portion/brief"] == pytest.approx(1)
     table = pandas.read_parquet(folder / "run" / "completions" / "completions_00001.parquet")
     assert table.groupby("task")["brevity"].apply(lambda values: values.isna().all()).to_dict() == {
         "problems": True,

@@ -17,12 +17,11 @@ def task_equal(run: Run) -> Finding | None:
     if not equal:
         return None
     name = max(equal, key=lambda name: equal[name])
-    less = "" if run.config.rollout.prioritize else "rollout.prioritize=true takes fewer prompts of such tasks; or "
     return Finding(
         "task_equal",
         f"Nothing is learned from task {', '.join(equal)}",
         "zero-variance groups in the last quarter: " + ", ".join(f"{one} {share:.0%}" for one, share in equal.items()),
-        f"{less}lower task.tasks.{name}.weight={run.config.task.tasks[name].weight:g}, or take problems of it that are "
+        f"lower task.tasks.{name}.weight={run.config.task.tasks[name].weight:g}, or take problems of it that are "
         "neither always nor never solved",
     )
 

@@ -86,7 +86,7 @@ def alone(trainer: Any, own: Belongings, name: str) -> Any:
         clock=StepClock(cpu),
         memory=MemoryReadings(on_gpu=False),
         at_once=AtOnce(None),
-        degenerate=rollouts.degenerate and Degenerate(rollouts.degenerate.max_repetition, None),
+        degenerate=rollouts.degenerate and Degenerate(rollouts.degenerate.max_repetition),
         sampling=None,
         in_flight=None,
         filtered=None,

@@ -104,16 +104,12 @@ class DynamicSampling:
         if mixed and self.mixture:
             metrics |= metrics_by_task(groups, mixed.tasks, self.mixture, self.weights)
         if self.options.prioritize:
-            for group, equal in groups:
+            for group, _ in groups:
                 problem = group[0].problem
                 grader = self.mixture.graders[mixed.tasks[problem]] if mixed and self.mixture else None
                 place = list(self.weights).index(grader or self.correct)
                 scores = torch.tensor([one.rewards[place] for one in group]).nan_to_num().clamp(0, 1)
                 self.order.note(problem, float(scores.mean()))
-                if mixed:
-                    mixed.note_variance(problem, not equal)
-            if mixed:
-                metrics |= {f"rollout/portion/{name}": portion for name, portion in mixed.portions().items()}
             metrics |= {f"rollout/problems_{name}": number for name, number in self.order.counts().items()}
         rewards = torch.tensor([one.rewards for group, _ in groups for one in group])
         for name, values in zip(self.weights, rewards.T, strict=True):

@@ -19,7 +19,7 @@ from trl.trainer import utils
 
 from grpo.generation.kept_tokens import as_tensor
 from grpo.trainer.batch import Batch, loss_mask
-from grpo.trainer.rollout.temperature import head
+from grpo.utils.patching import patched
 
 AT_ONCE = 2**24
 """Numbers of the rows of the head that are multiplied at once."""
@@ -103,7 +103,7 @@ def mass_of(kept: torch.Tensor) -> Iterator[None]:
             mass = found[0] - torch.cat(over_kept) if over_kept else found[0]
             return found[0], mass.where((own >= 0).any(1), 0.0), *found[2:]
 
-    with head(Head.apply):
+    with patched("trl.trainer.utils:_ChunkedLogProbFunction", Head):
         yield
 
 

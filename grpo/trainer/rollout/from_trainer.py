@@ -20,10 +20,9 @@ from grpo.trainer.rollout.in_flight import InFlight
 from grpo.trainer.rollout.mixed_order import order_of
 from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.trainer.rollout.rollouts import Rollouts
-from grpo.trainer.rollout.temperature import Temperature
 from grpo.trainer.rollout.thumbnails import Thumbnails
 from grpo.trainer.rollout.tool_calls import Counts, ToolCalls
-from grpo.utils.diagnosis import sampling_filters, why_biased, why_not_generated, why_not_sampled, why_not_stale
+from grpo.utils.diagnosis import sampling_filters, why_biased, why_not_best_of, why_not_generated, why_not_stale
 
 
 def rollouts_of(
@@ -57,7 +56,6 @@ def rollouts_of(
     corrected = trainer.use_vllm and trainer.rollout_func is None and trainer.vllm_importance_sampling_correction
     chooses = rollout.dynamic_sampling or rollout.prioritize or mixture or engine.staleness
     by = (rollout, stream, correct or trainer.reward_func_names[0], mixture)
-    limits, end = (rollout.max_repetition, rollout.max_entropy), rollout.temperature_end
     own = episodes.BY_TRL if trainer.environment_factories else ()
     names = [*(tool.__name__ for tool in trainer.tools or ()), *own]
     computed, device = compute_type(trainer.accelerator, trainer.model), trainer.accelerator.device.type
@@ -77,8 +75,7 @@ def rollouts_of(
         view=view,
         filtered=Filtered() if corrected and sampling_filters(trainer.args) else None,
         pass_at_k=rollout.pass_at_k,
-        temperature=None if end is None else Temperature(trainer.temperature, end),
-        degenerate=None if limits == (None, None) else Degenerate(*limits),
+        degenerate=None if rollout.max_repetition is None else Degenerate(rollout.max_repetition),
         numbered=numbered,
         limits=mixture.limits if mixture else {},
     )
@@ -90,9 +87,9 @@ def check_features(trainer: Any, engine: Engine, rollout: Rollout, mixture: Mixt
     images = not {"image", "images"}.isdisjoint(columns)
     by_model = trainer.rollout_func is not None or any(isinstance(one, Module) for one in trainer.reward_funcs)
     traits = {"images": images, "in_process": by_model}
-    if engine.staleness and (reason := why_not_stale(trainer.args, rollout, **traits)):
+    if engine.staleness and (reason := why_not_stale(trainer.args, **traits)):
         raise ValueError(f"engine.staleness={engine.staleness}: {reason}")
-    if reason := why_not_sampled(trainer.args, rollout, images):
+    if reason := why_not_best_of(trainer.args, rollout):
         raise ValueError(reason)
     by_vllm = trainer.use_vllm and trainer.rollout_func is None
     if by_vllm and (reason := why_not_generated(trainer.args) or why_biased(trainer.args)):

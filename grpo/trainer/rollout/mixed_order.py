@@ -4,10 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.config.options import Mixture
-from grpo.trainer.rollout.problem_order import OTHERS, ProblemOrder
-
-RECENT = 1 / 32
-"""Weight of a new group in the moving average of a task's groups with non-zero variance."""
+from grpo.trainer.rollout.problem_order import ProblemOrder
 
 
 class MixedOrder:
@@ -22,22 +19,20 @@ class MixedOrder:
         weights: problems of each task, relative to those of the others.
         seed: of the order within each task.
         shuffle: as of `ProblemOrder`.
-        prioritize: likewise; a task counts the less, the fewer of its recent groups have non-zero variance, down to a
-            quarter of its weight.
+        prioritize: likewise, within each task.
     """
 
     def __init__(
         self, tasks: Sequence[str], weights: Mapping[str, float], seed: int | None, shuffle: bool, prioritize: bool
     ) -> None:
-        self.tasks, self.weights = tasks, {name: weight for name, weight in weights.items() if weight}
-        self.rows = {name: [row for row, task in enumerate(tasks) if task == name] for name in self.weights}
+        self.tasks, total = tasks, sum(weights.values())
+        self.portions = {name: weight / total for name, weight in weights.items() if weight}
+        self.rows = {name: [row for row, task in enumerate(tasks) if task == name] for name in self.portions}
         self.place = {row: place for rows in self.rows.values() for place, row in enumerate(rows)}
         self.orders = {name: ProblemOrder(len(rows), seed, shuffle, prioritize) for name, rows in self.rows.items()}
-        self.behind = dict.fromkeys(self.weights, 0.0)
+        self.behind = dict.fromkeys(self.portions, 0.0)
         """Problems by which each task is behind its portion."""
-        self.varied = dict.fromkeys(self.weights, 1.0)
-        """Moving average of the fraction of each task's groups with non-zero variance."""
-        self.prioritize, self.count = prioritize, len(self.place)
+        self.count = len(self.place)
 
     @property
     def taken(self) -> int:
@@ -52,21 +47,6 @@ class MixedOrder:
         """Remember the fraction of correct completions of a problem."""
         self.orders[self.tasks[problem]].note(self.place[problem], correct)
 
-    def note_variance(self, problem: int, varies: bool) -> None:
-        """Remember whether the rewards of the group of a problem differ."""
-        name = self.tasks[problem]
-        self.varied[name] += RECENT * (varies - self.varied[name])
-
-    def portions(self) -> dict[str, float]:
-        """Return the portion of each task of the next problems."""
-        if not self.prioritize:
-            weights = self.weights
-        else:
-            weights = {
-                name: weight * (OTHERS + (1 - OTHERS) * self.varied[name]) for name, weight in self.weights.items()
-            }
-        return {name: weight / sum(weights.values()) for name, weight in weights.items()}
-
     def counts(self) -> dict[str, int]:
         """Return how many of the problems taken so far are solved, learnable and out of reach."""
         each = [order.counts() for order in self.orders.values()]
@@ -75,16 +55,16 @@ class MixedOrder:
     def state_dict(self) -> dict[str, Any]:
         """Return what the next steps depend on."""
         orders = {name: order.state_dict() for name, order in self.orders.items()}
-        return {"behind": {**self.behind}, "varied": {**self.varied}, "orders": orders}
+        return {"behind": {**self.behind}, "orders": orders}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` has returned."""
-        self.behind, self.varied = state["behind"], state["varied"]
+        self.behind = state["behind"]
         for name, order in self.orders.items():
             order.load_state_dict(state["orders"][name])
 
     def _next(self) -> int:
-        for name, portion in self.portions().items():
+        for name, portion in self.portions.items():
             self.behind[name] += portion
         chosen = max(self.behind, key=self.behind.__getitem__)
         self.behind[chosen] -= 1

@@ -100,8 +100,6 @@ def forward(
         if kept_tokens is not None:  # in host memory, but for those of this pass
             kept = kept_tokens[scored.to(kept_tokens.device)]
             within.enter_context(mass_of(kept.to(attention_mask.device)))
-        if trainer.rollouts.temperature:
-            within.enter_context(trainer.rollouts.temperature.of_head())
         if part is None or not part.shared:
             return stock(model, *sequences, **options)
         options.pop("compute_entropy", None)

@@ -26,7 +26,6 @@ from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.filtered import Filtered
 from grpo.trainer.rollout.image_tokens import as_tensors, end_before
 from grpo.trainer.rollout.in_flight import InFlight
-from grpo.trainer.rollout.temperature import Temperature
 from grpo.trainer.rollout.thumbnails import Thumbnails, strip_images
 from grpo.trainer.rollout.tool_calls import ToolCalls, is_answered, loggable, parsed
 from grpo.utils.diagnosis import sampling_filters
@@ -64,8 +63,6 @@ class Rollouts:
     """Where the policy is scored over what sampling filters have kept."""
     pass_at_k: int | None = None
     """Number of completions of which the best counts; None where each counts."""
-    temperature: Temperature | None = None
-    """None where it stays the same."""
     degenerate: Degenerate | None = None
     """None where no completion is skipped for what it is."""
     numbered: bool = False
@@ -95,8 +92,6 @@ class Rollouts:
         The step is that of training: an evaluation in between makes rollouts too.
         """
         training = trainer.model.training
-        if self.temperature:
-            self.temperature.begin(trainer)
         with self.clock.of("rollout", training):
             if self.stream and training:
                 self.stream.release(self._first(rows))
@@ -122,12 +117,9 @@ class Rollouts:
         return self.sampling.order.taken if self.sampling else rows[0][NUMBER]
 
     def _compare(self, trainer: Any, batch: Batch, training: bool) -> None:
-        """Note how the rollouts were sampled: skipped completions, temperature, filters, policy and engine."""
+        """Note how the rollouts were sampled: skipped completions, filters, policy and engine."""
         if self.degenerate and training:
             trainer.note(self.degenerate.take_metrics(trainer.accelerator))
-        if self.temperature:
-            batch["temperature"] = torch.tensor(self.temperature.now, dtype=torch.float64)
-            trainer.note({"sampling/temperature": self.temperature.now})
         if self.filtered:
             trainer.note(self.filtered.over_all(trainer, batch))
         if trainer.use_vllm and training:
@@ -237,7 +229,7 @@ class Rollouts:
                 found = stock(prompts)
             self._limits, self._begun = [], {}  # an evaluation may tokenize other prompts next
         if self.degenerate and training and self._kept is None:
-            self.degenerate.find(trainer, *found[:3])
+            self.degenerate.find(*found[1:3])
         if self.filtered:
             self.filtered.give(found[4])
         if trainer.tools and training:

@@ -5,9 +5,12 @@ from collections.abc import Callable
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from grpo.config.messages import elsewhere, to_paste
+from grpo.config.check import check
+from grpo.config.messages import REMOVED, elsewhere, explain, to_paste
+from grpo.utils.errors import ConfigError
 
 VALUES = [
     "{q}",
@@ -45,3 +48,16 @@ def test_a_key_of_another_group_is_found_there(composed: Callable[..., DictConfi
     assert elsewhere("temperature") == ["train.temperature", "evaluate.temperature"]
     assert elsewhere("dynamic_sampling") == ["rollout.dynamic_sampling"]
     assert elsewhere("nothing") == []
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_a_removed_key_says_since_when_and_what_is_left(composed: Callable[..., DictConfig], key: str) -> None:
+    with pytest.raises(HydraException) as of_hydra:
+        composed(f"{key}=0.5")
+    line = explain(of_hydra.value)
+    assert line.startswith(f"{key}: removed in 0.")
+    assert "\n" not in line
+    for plus in ("+", "++"):
+        with pytest.raises(ConfigError) as error:
+            check(composed(f"{plus}{key}=null"))
+        assert str(error.value) == line

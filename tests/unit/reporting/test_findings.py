@@ -91,7 +91,7 @@ def test_tasks_that_are_equal_or_become_worse_are_reported(recorded, composed):
     (one,) = findings(with_metrics(run, **equal))
     assert (one.name, one.title) == ("task_equal", "Nothing is learned from task sums")
     assert one.evidence == "zero-variance groups in the last quarter: sums 97%"
-    assert one.advice.startswith("rollout.prioritize=true takes fewer prompts of such tasks; or lower task.tasks.sums.")
+    assert one.advice.startswith("lower task.tasks.sums.")
     assert findings(with_metrics(run, **equal | {"frac_reward_zero_std/sums": lambda step: 0.8})) == []
 
     def worse(after: float) -> list:

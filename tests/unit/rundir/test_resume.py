@@ -8,6 +8,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
 
+from grpo.config.messages import REMOVED
 from grpo.rundir.files import RESOLVED_CONFIG
 from grpo.rundir.resume import differences, named_checkpoint, newest_checkpoint, processes_of
 from grpo.utils.errors import ConfigError
@@ -194,6 +195,17 @@ def test_a_checkpoint_from_before_a_key_has_its_default(composed: Callable[..., 
     assert differences(composed(), tmp_path / "checkpoint-1") is None
     found = differences(composed("task.dataset.streaming=true", "task.buffer_size=9"), tmp_path / "checkpoint-1")
     assert "task.buffer_size=1000 instead of 9" in (found or "")
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_a_checkpoint_of_a_removed_feature_is_refused(
+    composed: Callable[..., DictConfig], tmp_path: Path, key: str
+) -> None:
+    OmegaConf.save(composed(f"+{key}=null"), tmp_path / RESOLVED_CONFIG, resolve=True)
+    assert differences(composed(), tmp_path / "checkpoint-1") is None
+    OmegaConf.save(composed(f"+{key}=0.5"), tmp_path / RESOLVED_CONFIG, resolve=True)
+    with pytest.raises(ConfigError, match=rf"checkpoint-1 is of a run with {key}=0\.5: removed in 0\."):
+        differences(composed(), tmp_path / "checkpoint-1")
 
 
 BATCH = ("train.per_device_train_batch_size=16", "train.gradient_accumulation_steps=4")

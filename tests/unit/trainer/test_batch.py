@@ -21,7 +21,7 @@ def test_each_field_of_trls_batch_is_declared() -> None:
             if ast.unparse(target) == "output":
                 names |= {ast.literal_eval(key) for key in node.value.keys}
     assert len(names) > 15
-    assert names | {"generated_at", "kept_tokens", "completion_id", "temperature", "router_factors"} == set(FIELDS)
+    assert names | {"generated_at", "kept_tokens", "completion_id", "router_factors"} == set(FIELDS)
 
 
 def test_a_field_that_is_not_declared_is_an_error_that_names_it() -> None:

@@ -1,15 +1,13 @@
-"""Completions that repeat themselves or are gibberish are skipped, counted, and no part of their group."""
+"""Completions that repeat themselves are skipped, counted, and no part of their group."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from datasets import Dataset
 from trl import GRPOTrainer
 
 from grpo.config.options import Rollout
-from grpo.trainer.rollout.degenerate import entropies, repetition
+from grpo.trainer.rollout.degenerate import Degenerate, repetition
 from tests.stock_trl import make, ours, relative_difference, reward, rollouts, train
 
 
@@ -48,29 +46,7 @@ def test_repetition_is_the_fraction_of_repeated_ngrams() -> None:
     assert repetition([1, 2, 3, 4, 1, 2, 3, 4]) == pytest.approx(1 / 5)
 
 
-def test_gibberish_is_found_by_the_entropy_of_the_policy(tmp_path: Path) -> None:
-    options = {"rollout_func": rollouts, "temperature": 0.7, "max_steps": 1}
-    trainer = ours(tmp_path, **options)
-    found = rollouts(["How many ?"] * 16, trainer)
-    prompts, ids = found["prompt_ids"], found["completion_ids"]
-    masks = [[1] * len(tokens) for tokens in ids]
-    masks[3] = [0, *masks[3][1:]]
-    expected = []
-    for prompt, tokens, mask in zip(prompts, ids, masks, strict=True):
-        with torch.no_grad():
-            logits = trainer.model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1] / 0.7
-        each = torch.distributions.Categorical(logits=logits).entropy()
-        expected.append(float((each * torch.tensor(mask)).sum() / max(1, sum(mask))))
-    assert entropies(trainer, prompts, ids, masks) == pytest.approx(expected, abs=1e-4)
-    middle = sorted(expected)[8]
-    trainer = ours(tmp_path, rollout=Rollout(max_entropy=middle), **options)
-    (row,) = train(trainer).logs
-    skipped = [value != value for value in trainer._logs["rewards"]["reward"]]
-    assert row["rollout/gibberish"] == sum(skipped) / 16
-    assert 0 < sum(skipped) < 16
-
-
-def test_entropies_of_images_are_refused(tmp_path: Path) -> None:
-    data = Dataset.from_dict({"prompt": ["How many ?"] * 8, "images": [[]] * 8})
-    with pytest.raises(ValueError, match=r"rollout\.max_entropy: works with text alone"):
-        ours(tmp_path, rollout=Rollout(max_entropy=1.0), train_dataset=data)
+def test_tokens_of_tools_are_no_repetition() -> None:
+    found = Degenerate(0.5)
+    found.find([[1] * 13, [1] * 13], [[1] * 13, [1] * 3 + [0] * 10])
+    assert (found.skipped, found.counts) == ([True, False], {"repetitive": [1, 2]})

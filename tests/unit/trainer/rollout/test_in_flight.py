@@ -165,12 +165,11 @@ def test_a_trainer_without_a_server_refuses(tmp_path: Path) -> None:
         ({"generation_batch_size": 16}, "a generation has to be for one step"),
         ({"images": True}, "works with text alone"),
         ({"in_process": True}, "would use the device of the policy during its update"),
-        ({"rollout": Rollout(max_entropy=2.0)}, "use rollout.max_repetition"),
     ],
 )
 def test_what_cannot_be_in_flight_is_named(tmp_path: Path, options: dict[str, Any], reason: str | None) -> None:
     server = {"use_vllm": True, "vllm_mode": "server", "use_cpu": True, "bf16": False}
-    features = {"rollout": Rollout(), "images": False, "in_process": False}
+    features = {"images": False, "in_process": False}
     given = {name: options.get(name, value) for name, value in features.items()}
     options = server | {name: value for name, value in options.items() if name not in features}
     args = GRPOConfig(str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=2, **options)

@@ -50,19 +50,23 @@ def test_a_resumed_order_continues_with_the_same_problems() -> None:
     assert again.take(40) == order.take(40)
 
 
-def test_a_task_whose_groups_are_all_equal_gets_a_quarter() -> None:
-    order = order_of({"a": 1, "b": 1, "c": 0}, prioritize=True)
-    for problem in [*range(30), *range(30, 37)] * 60:
-        order.note_variance(problem, varies=TASKS[problem] == "a")
-    assert order.portions() == pytest.approx({"a": 0.8, "b": 0.2}, abs=1e-5)
-    taken = Counter(TASKS[problem] for problem in order.take(100))
-    assert taken == {"a": 80, "b": 20}
-    again = order_of({"a": 1, "b": 1, "c": 0}, prioritize=True)
-    again.load_state_dict(order.state_dict())
-    assert again.take(10) == order.take(10)
-    fixed = order_of({"a": 1, "b": 1, "c": 0})
-    fixed.note_variance(0, varies=False)
-    assert fixed.portions() == {"a": 0.5, "b": 0.5}
+def test_problems_are_prioritized_within_each_task_alone() -> None:
+    order, alone = order_of({"a": 1, "b": 1}, prioritize=True), ProblemOrder(30, 42, shuffle=True, prioritize=True)
+    for problem in range(1, 30):
+        order.note(problem, 0.0)  # all of a but one are out of reach
+        alone.note(problem, 0.0)
+    taken = order.take(200)
+    of_a = [problem for problem in taken if TASKS[problem] == "a"]
+    assert of_a == alone.take(100)
+    assert of_a.count(0) > 2 * len(of_a) / 30
+
+
+def test_the_state_of_an_earlier_version_continues() -> None:
+    """Its moving average of the groups of each task has no effect."""
+    order, again = (order_of({"a": 3, "b": 1, "c": 1.5}, prioritize=True) for _ in range(2))
+    order.take(50)
+    again.load_state_dict(order.state_dict() | {"varied": {"a": 0.2, "b": 1.0, "c": 0.0}})
+    assert again.take(40) == order.take(40)
 
 
 def mixed(folder: Path, weight: float = 1, **options: Any) -> Any:
