@@ -1,6 +1,7 @@
 """The demo for several seeds: a table, `benchmarks/demo.json` and `docs/learning_curve.png`.
 
-`python -m benchmarks.demo` takes about a minute per seed.
+`python -m benchmarks.demo` takes about a minute per seed. `python -m benchmarks.demo +experiment=shapes` prints the
+table of another experiment.
 """
 
 import argparse
@@ -20,8 +21,8 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run_demo(seed: int, overrides: list[str]) -> tuple[dict[str, Any], Path]:
-    """Run the demo once; return its results, with the total time in seconds, and the run directory."""
+def run_demo(seed: int, overrides: list[str]) -> dict[str, Any]:
+    """Run the demo once; return its results, with the total time in seconds."""
     run_dir = ROOT / "outputs" / "benchmarks" / f"demo-{date.today()}-{time.time_ns()}-seed-{seed}"
     command = [sys.executable, "-m", "grpo.train", f"train.seed={seed}", f"hydra.run.dir={run_dir}", *overrides]
     start = time.monotonic()
@@ -29,7 +30,7 @@ def run_demo(seed: int, overrides: list[str]) -> tuple[dict[str, Any], Path]:
     seconds = time.monotonic() - start
     summary = json.loads((run_dir / "summary.json").read_text())
     metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    result = {
+    return {
         "seed": seed,
         "before": summary["accuracy_before"],
         "after": summary["accuracy_after"],
@@ -39,7 +40,6 @@ def run_demo(seed: int, overrides: list[str]) -> tuple[dict[str, Any], Path]:
         "versions": summary["versions"],
         "curve": [round(row["rewards/correctness/mean"], 3) for row in metrics],
     }
-    return result, run_dir
 
 
 def show(runs: list[dict[str, Any]]) -> None:
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("overrides", nargs="*", help="overrides of the configuration; with any, no files are written")
     args = parser.parse_args()
-    runs = [run_demo(seed, args.overrides)[0] for seed in args.seeds]
+    runs = [run_demo(seed, args.overrides) for seed in args.seeds]
     show(runs)
     if not args.overrides:
         result = {"date": str(date.today()), "cpu_cores": os.cpu_count(), "runs": runs}

@@ -16,8 +16,8 @@ if sys.argv[:1] == ["-m"]:  # a command starts
 from rewards.isolation.system import processors, quota
 
 # OpenMP's threads spin while they wait for each other, by default long enough to use up the time slice that the awaited
-# thread needs where another program has a core: benchmarks/busy.py. Fewer turns help busy machines and cost others, on
-# some of which steps take twice as long with 1,000. Read when PyTorch loads, and by child processes.
+# thread needs where another program has a core. Fewer turns help busy machines and cost others, on some of which steps
+# take twice as long with 1,000 (measured at 62e4013). Read when PyTorch loads, and by child processes.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 if quota() < (os.cpu_count() or 1):  # of a container, of which PyTorch and OpenMP see the machine's processors
     os.environ.setdefault("OMP_NUM_THREADS", str(processors()))
