@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine_check import LORA, trainer
 from grpo.config.options import Engine
 from grpo.generation import vllm_engine
 from grpo.generation.adapter import adapter_file
 from grpo.utils.errors import GenerationError
 from grpo.utils.patching import replaced
+from tests.engine_faults import LORA, trainer
 
 Weights = dict[str, torch.Tensor]
 

@@ -1,17 +1,15 @@
-"""The benchmarks measure what they say: fair turns, and engines that do not see each other."""
+"""The benchmarks measure what they say: fair turns, and verdicts that are compared with runs."""
 
 import argparse
 import json
-import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from trl import GRPOTrainer
 
-from benchmarks import engine_check, preflight, update
+from benchmarks import preflight, update
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers.turns import Peer
 from benchmarks.preflight_cases import cases
@@ -49,26 +47,6 @@ def test_trainers_in_their_own_processes_agree(tmp_path: Path) -> None:
 def test_a_trainer_that_ends_early_says_why(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no_such_trainer"):
         Peer(sys.executable, "no_such_trainer", tmp_path)
-
-
-def test_each_engine_has_a_process_of_its_own() -> None:
-    processes = {os.getpid(), engine_check.in_process(os.getpid), engine_check.in_process(os.getpid)}
-    assert len(processes) == 3
-
-
-def test_the_engine_check_makes_no_engine_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def answered(case: partial[dict[str, Any]]) -> dict[str, Any]:
-        assert case.func is engine_check.check
-        return {"checks": 1, "largest_difference": 0.0, "tolerance": 0.1, "stopped_after_step": None}
-
-    (tmp_path / "benchmarks").mkdir()
-    for name, value in {"ROOT": tmp_path, "smollm2": lambda: "", "in_process": answered}.items():
-        monkeypatch.setattr(engine_check, name, value)
-    engine_check.main()
-    written = json.loads((tmp_path / "benchmarks" / "engine_check.json").read_text())
-    known = json.loads((Path(engine_check.__file__).with_suffix(".json")).read_text())
-    for policy in ("built-in policy", "smollm2"):
-        assert written[policy].keys() == known[policy].keys()
 
 
 def test_a_rise_is_one_that_is_significant() -> None:

@@ -26,7 +26,7 @@ ON_CPU = 5e-4
 TOLERANCE = {"FP8": 0.5, "bfloat16": 0.15, "float16": 0.02, "float32": 0.02}
 """Nats per token, as a mean of absolute differences, that rounding stays below, merged adapters included.
 
-More than three times what SmolLM2-135M shows in bfloat16 (benchmarks/engine_check.json); float16 has three bits more.
+More than three times what SmolLM2-135M shows in bfloat16 (measured at ea0c705); float16 has three bits more.
 GPUs may multiply float32 as TF32, which has float16's bits. With weights in FP8 per channel beside a bfloat16 policy
 SmolLM2-135M shows 0.16 (`+experiment=smollm2 engine.quantization=fp8_per_channel`).
 """

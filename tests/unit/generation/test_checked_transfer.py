@@ -10,13 +10,13 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import TrainerCallback
 
-from benchmarks.engine_check import LORA, trainer
 from grpo.config.options import Engine
 from grpo.generation import vllm_engine
 from grpo.generation.adapter import adapter_file
 from grpo.generation.server_weights import TellsWeights
 from grpo.generation.shared_weights import fingerprint
 from grpo.utils.errors import GenerationError
+from tests.engine_faults import LORA, trainer
 from tests.unit.generation.conftest import free_caches
 
 pytestmark = pytest.mark.vllm

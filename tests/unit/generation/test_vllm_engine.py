@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainerCallba
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
-from benchmarks.engine_check import FAULTS, LORA, check, trainer
 from grpo.builtin.tasks.arithmetic import problems
 from grpo.config.options import Engine
 from grpo.config.schema import ROOT
@@ -33,6 +32,7 @@ from grpo.trainer.rollout import engine_check
 from grpo.trainer.token_budget import TokenBudget
 from grpo.utils.errors import GenerationError
 from tests.cuda_driver import GB, CudaDriver
+from tests.engine_faults import FAULTS, LORA, check, trainer
 
 TINY = str(ROOT / "grpo" / "builtin" / "tiny")
 LINEAR = ["q_proj", "v_proj", "down_proj"]

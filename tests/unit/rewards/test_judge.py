@@ -4,16 +4,18 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from grpo.config.schema import ROOT
 from rewards.isolation.reward import Reward
 from tests.judge_server import JudgeServer
+from tests.unit.rewards.judge_agreement import measured
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.slow
+DOCS = (ROOT / "docs" / "rewards.md").read_text()
 
 
 def alone(content: str) -> str:
@@ -181,7 +183,5 @@ def test_a_reply_cannot_leave_its_frame(comparing: Reward, server: JudgeServer) 
 
 
 def test_agreement_with_a_known_ranking_is_that_of_the_docs() -> None:
-    from benchmarks import judge
-
-    recorded = json.loads((Path(judge.__file__).parent / "judge.json").read_text())
-    assert judge.measured() == recorded
+    rows = [f"| {fault} | {' | '.join(f'{tau:.2f}' for tau in taus.values())} |" for fault, taus in measured().items()]
+    assert "\n".join(["| fault of the scripted judge | alone | in comparison |", "|---|---|---|", *rows]) in DOCS

@@ -1,4 +1,4 @@
-"""Agreement of the LLM judge with a known ranking, alone and in comparison: `python -m benchmarks.judge` (a minute).
+"""Agreement of the LLM judge with a known ranking, alone and in comparison.
 
 The completions of 24 problems of the built-in task are ranked by the distance of their answers from the correct one.
 The judge is a function behind a server on this machine: it knows the distances, and has the faults that are measured.
@@ -11,27 +11,25 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 from statistics import mean
 
 from grpo.builtin.tasks.arithmetic import rows
 from rewards.isolation.reward import Reward
 from tests.judge_server import JudgeServer
 
-HERE = Path(__file__).parent
 PROBLEMS, SIZE = 24, 8
 FRAME = re.compile(r"^(\w{16}) begin (\w{8})\n(.*?)\n\1 end \2$", re.MULTILINE | re.DOTALL)
 ALONE = re.compile(r"^(\w{16})\n(.*?)\n\1$", re.MULTILINE | re.DOTALL)
 Fault = Callable[[list[float], random.Random], list[float]]
 FAULTS: dict[str, Fault] = {
     "none": lambda scores, rng: scores,
-    "another scale in each request": lambda scores, rng: with_offset(scores, rng.uniform(-4, 4)),
-    "prefers what stands first": lambda scores, rng: [scores[0] + 3, *scores[1:]],
-    "noise": lambda scores, rng: [score + rng.gauss(0, 2) for score in scores],
+    "all scores of a request up to 4 points higher or lower": lambda scores, rng: moved(scores, rng.uniform(-4, 4)),
+    "3 points more for what stands first": lambda scores, rng: [scores[0] + 3, *scores[1:]],
+    "noise with a deviation of 2 points": lambda scores, rng: [score + rng.gauss(0, 2) for score in scores],
 }
 
 
-def with_offset(scores: list[float], offset: float) -> list[float]:
+def moved(scores: list[float], offset: float) -> list[float]:
     """Return scores that are all higher or lower."""
     return [score + offset for score in scores]
 
@@ -72,22 +70,10 @@ def measured() -> dict[str, dict[str, float]]:
     for name, fault in FAULTS.items():
         with JudgeServer(partial(judge, fault=fault)) as server:
             for way in ("alone", "in comparison"):
-                kwargs = {"model": name, "base_url": server.url, "compare": way != "alone"}
+                kwargs = {"model": "scripted", "base_url": server.url, "compare": way != "alone"}
                 with closing(Reward("rewards.judge.judge", "judge", kwargs)) as reward:
                     scores = reward.score(**columns)
                 groups = [scores[start : start + SIZE] for start in range(0, len(scores), SIZE)]
                 taus = [tau([score or 0.0 for score in group], of) for group, of in zip(groups, ranks, strict=True)]
                 found.setdefault(name, {})[way] = round(mean(taus), 3)
     return found
-
-
-def main() -> None:
-    """Run the command line."""
-    found = measured()
-    (HERE / "judge.json").write_text(json.dumps(found, indent=1) + "\n")
-    for name, taus in found.items():
-        print(f"{name}: " + ", ".join(f"{way} {value:.2f}" for way, value in taus.items()))
-
-
-if __name__ == "__main__":
-    main()

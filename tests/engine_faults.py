@@ -1,19 +1,8 @@
-"""The check of log-probabilities by policy and engine: what rounding makes of them, and when wrong weights show.
+"""A trainer with vLLM beside the policy, faults of its engine, and the check of log-probabilities that finds them."""
 
-`python -m benchmarks.engine_check` takes twenty minutes, prints tables and writes `benchmarks/engine_check.json`. The
-engine is vLLM beside the policy, in a process of its own for each case. The built-in policy trains at a large learning
-rate with every step checked: healthy ones, and with engines whose weights are wrong in four ways. SmolLM2-135M shows
-the rounding of a real model.
-"""
-
-import json
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from datetime import date
-from functools import partial
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +10,19 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
-from rich.console import Console
-from rich.table import Table
 from transformers import AutoTokenizer
 from trl import GRPOConfig
 
-from benchmarks.generation import smollm2
 from grpo.builtin.tasks.arithmetic import problems
 from grpo.config.options import Engine
 from grpo.config.schema import ROOT
 from grpo.generation.vllm_engine import PolicyEngine
-from grpo.rundir.versions import versions
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout import engine_check
 from grpo.utils.errors import GenerationError
 from grpo.utils.patching import replaced
 
 TINY = str(ROOT / "grpo" / "builtin" / "tiny")
-HEALTHY_STEPS = 200
-FAULTY_STEPS = 60
 RESTART = 10
 """Steps after which a server has its first weights again."""
 LORA = LoraConfig(r=8, lora_alpha=64, target_modules="all-linear")
@@ -156,43 +139,3 @@ def check(fault: str | None, steps: int, every: int = 1, **options: Any) -> dict
             "tolerance": rows[0]["engine/tolerance"],
             "stopped_after_step": stopped_after,
         }
-
-
-def in_process(work: Callable[[], Any]) -> Any:
-    """Return the result of `work` in a new process, whose end frees its engine: another one here may keep it alive."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(work).result()
-
-
-def main() -> None:
-    """Run the benchmark."""
-    console = Console()
-    results: dict[str, Any] = {"date": str(date.today()), "versions": versions(), "built-in policy": {}, "smollm2": {}}
-    cases = {"full": None, "LoRA": LORA}
-    for dtype in ("float32", "bfloat16"):
-        for method, peft_config in cases.items():
-            for fault in (None, *FAULTS):
-                if fault == "adapter counted twice" and peft_config is None:
-                    continue
-                name = f"{dtype}, {method}, {fault or 'healthy'}"
-                run = partial(check, fault, FAULTY_STEPS if fault else HEALTHY_STEPS, dtype=dtype)
-                results["built-in policy"][name] = in_process(partial(run, peft_config=peft_config))
-                console.print(name, results["built-in policy"][name])
-            options: dict[str, Any] = {"model": smollm2(), "max_completion_length": 32, "learning_rate": 1e-4}
-            large = LoraConfig(r=32, lora_alpha=64, target_modules="all-linear") if peft_config else None
-            name = f"{dtype}, {method}, healthy"
-            run = partial(check, None, 3, dtype=dtype, peft_config=large, **options)
-            results["smollm2"][name] = in_process(run)
-            console.print("smollm2", name, results["smollm2"][name])
-    table = Table("", "checks", "largest difference", "tolerance", "stopped after step", title="nats per token")
-    for policy in ("built-in policy", "smollm2"):
-        for name, row in results[policy].items():
-            stopped = "" if row["stopped_after_step"] is None else str(row["stopped_after_step"])
-            difference = f"{row['largest_difference']:.1e}"
-            table.add_row(f"{policy}, {name}", str(row["checks"]), difference, f"{row['tolerance']:g}", stopped)
-    console.print(table)
-    (ROOT / "benchmarks" / "engine_check.json").write_text(json.dumps(results, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
