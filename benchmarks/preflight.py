@@ -36,7 +36,7 @@ from benchmarks.preflight_cases import Case, cases
 from grpo.config.schema import ROOT
 from grpo.rundir.files import write_json
 from grpo.rundir.versions import versions
-from tests.commands import Forked
+from grpo.testing.commands import Forked
 
 FILE = ROOT / "benchmarks" / "preflight.json"
 OUTPUT = ROOT / "outputs" / "benchmarks" / "preflight"

@@ -22,6 +22,8 @@ from grpo.trainer import ExactGRPOTrainer
 
 FILE = Path(__file__).with_suffix(".txt")
 PACKAGE = Path(__file__).parents[1] / "grpo"
+FILES = [file for file in PACKAGE.rglob("*.py") if file.parent != PACKAGE / "testing"]
+"""What runs rely on; not what tests do."""
 PAIRS = ((ExactGRPOTrainer, GRPOTrainer), (PolicyEngine, VLLMGeneration))
 """A class of ours, and the one of TRL that it is made of."""
 
@@ -77,7 +79,7 @@ def assignments(kind: type, name: str) -> str:
 
 def of_a_trainer() -> set[str]:
     """Names `x` in `trainer.x` of our modules, which help the trainer."""
-    nodes = [node for file in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(file.read_text()))]
+    nodes = [node for file in FILES for node in ast.walk(ast.parse(file.read_text()))]
     found = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
     return {node.attr for node in found if node.value.id == "trainer"}
 
@@ -102,7 +104,7 @@ def of_class(ours: type, theirs: type) -> Iterator[str]:
 def imported() -> Iterator[str]:
     """A line for each function and class that a module of ours imports from TRL."""
     found: dict[str, Any] = {}
-    for file in PACKAGE.rglob("*.py"):
+    for file in FILES:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl":
                 module = importlib.import_module(node.module)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from grpo.config.schema import ROOT
+from grpo.testing.commands import finished
 from tests.combinations.at_another_size import SAVED_BY
-from tests.commands import finished
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo.config.schema import ROOT
-from tests.commands import finished
+from grpo.testing.commands import finished
 
 
 @pytest.mark.vllm

@@ -14,11 +14,11 @@ import torch
 from trl.generation import vllm_generation
 
 from grpo.config.options import Engine
+from grpo.testing.stock_trl import note_kept, train
 from tests.combinations.array import Row, few, name, rows
 from tests.combinations.comparisons import compare
 from tests.combinations.features import FEATURES
 from tests.combinations.trainings import BASE, ours, stock
-from tests.stock_trl import note_kept, train
 
 SMALL = {"vllm_gpu_memory_utilization": 0.01}
 """The least cache that an engine has on a CPU, 0.5 GiB."""

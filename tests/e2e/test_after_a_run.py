@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.schema import ROOT
-from tests.commands import command
+from grpo.testing.commands import command
 
 SMALL = ["train.max_steps=2", "train.per_device_train_batch_size=8", "train.num_generations=4", "task.eval.size=8"]
 

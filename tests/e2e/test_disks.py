@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from grpo.testing.commands import command
 from grpo.utils.manifest import difference, is_sealed
-from tests.commands import command
 
 pytestmark = pytest.mark.slow
 

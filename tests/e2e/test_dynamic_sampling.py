@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.commands import command
+from grpo.testing.commands import command
 
 pytestmark = pytest.mark.slow
 SMALL = ["rollout.dynamic_sampling=true", "train.max_steps=5", "train.save_steps=2", "task.eval.size=0"]

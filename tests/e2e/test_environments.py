@@ -7,7 +7,7 @@ from statistics import mean
 import pytest
 
 from grpo.config.schema import ROOT
-from tests.commands import command
+from grpo.testing.commands import command
 
 pytestmark = pytest.mark.slow  # their packages come with `make extras`
 EXAMPLES = "examples/environments"

@@ -19,8 +19,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from grpo.testing.commands import Command, command
 from grpo.utils.manifest import difference, is_sealed
-from tests.commands import Command, command
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from grpo.config.schema import ROOT
+from grpo.testing.commands import command
 from grpo.utils.manifest import is_sealed
-from tests.commands import command
 from tests.e2e.launched import (
     AUTO,
     ENVIRONMENT,

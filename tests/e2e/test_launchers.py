@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from tests.commands import outcomes, sweep
+from grpo.testing.commands import outcomes, sweep
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from pyarrow import parquet
 from grpo.reporting.page import write_report
 from grpo.reporting.watch import Server
 from grpo.rundir.sweep_dir import SWEEP
-from tests.commands import Forked
+from grpo.testing.commands import Forked
 from tests.page_fixtures import write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="make extras installs it")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from grpo.measuring.record import read_record
-from tests.commands import Command, command
+from grpo.testing.commands import Command, command
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grpo.config.schema import ROOT
-from tests.commands import command
+from grpo.testing.commands import command
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import commands
+from grpo.testing import commands
 
 FEW = ("preflight.problems=16", "preflight.samples=4", "task.dataset.size=256")
 GROUPS = (2, 4, 8, 16, 32, 64)

@@ -24,8 +24,8 @@ from grpo.config.schema import ROOT
 from grpo.planning.fit import make_plan
 from grpo.run.session import run
 from grpo.rundir.run_dir import read_run
+from grpo.testing.commands import command
 from grpo.utils.errors import ConfigError, RunError
-from tests.commands import command
 
 SMALL = [
     "train.max_steps=2",

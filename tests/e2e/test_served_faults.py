@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.commands import finished
-from tests.e2e.vllm_runs import ended, free_port, result, started
+from grpo.testing.commands import finished
+from grpo.testing.servers import ended, free_port, started
+from tests.e2e.vllm_runs import result
 
 pytestmark = pytest.mark.vllm
 HALF = ["model.dtype=bfloat16", "train.bf16=true", "train.use_cpu=true"]

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.commands import Forked, outcomes, sweep
+from grpo.testing.commands import Forked, outcomes, sweep
 
 pytestmark = pytest.mark.slow
 

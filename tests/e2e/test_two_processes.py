@@ -12,7 +12,7 @@ import pytest
 from grpo import losses
 from grpo.config.options import LOSS_MEANS
 from grpo.config.schema import ROOT
-from tests.commands import finished
+from grpo.testing.commands import finished
 
 SCRIPT = Path(__file__).parent / "two_processes.py"
 EXACT = (

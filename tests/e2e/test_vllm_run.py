@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.vllm_runs import FILTERS, SMALL, ended, free_port, module, result, started
+from grpo.testing.servers import ended, free_port, started
+from tests.e2e.vllm_runs import FILTERS, SMALL, module, result
 
 pytestmark = pytest.mark.vllm
 

@@ -15,8 +15,9 @@ import requests
 from trl.generation.vllm_client import VLLMClient
 
 from grpo.generation.server_requests import ServerRequests
+from grpo.testing.servers import ended, free_port, started
 from grpo.utils.errors import GenerationError
-from tests.e2e.vllm_runs import FILTERS, SMALL, ended, free_port, module, result, started
+from tests.e2e.vllm_runs import FILTERS, SMALL, module, result
 
 pytestmark = pytest.mark.vllm
 

@@ -1,9 +1,7 @@
-"""Runs with the real vLLM, and servers for them."""
+"""Runs with the real vLLM."""
 
 import json
 import os
-import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 import psutil
 
 from grpo.config.schema import ROOT
-from tests.commands import Forked
+from grpo.testing.commands import Forked
 
 SMALL = [
     "generation=vllm_colocate",
@@ -52,33 +50,3 @@ def session(process: psutil.Process) -> int | None:
 
 def result(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text())
-
-
-def started(folder: Path, port: int, *overrides: str) -> psutil.Process:
-    """A server as its launcher starts it, with a small cache."""
-    line = ["generation=vllm_server", "peft=lora", f"train.vllm_server_port={port}", f"hydra.run.dir={folder}"]
-    line += overrides
-    done = subprocess.run(
-        [ROOT / "launch" / "vllm_server.sh", *line, "--", "--enforce-eager"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return psutil.Process(int(re.findall(r"stop it with: kill (\d+)", done.stdout)[0]))
-
-
-def ended(server: psutil.Process) -> None:
-    """End a server and all of its processes."""
-    family = [server, *server.children(recursive=True)]
-    server.terminate()
-    _, alive = psutil.wait_procs(family, timeout=60)
-    assert not alive
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

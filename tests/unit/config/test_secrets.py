@@ -6,8 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from grpo.config.secrets import is_secret, refuse_secrets, without_secrets
+from grpo.testing.commands import command
 from grpo.utils.errors import ConfigError
-from tests.commands import command
 
 HUGGING_FACE = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"[:34]
 SECRETS = [

@@ -14,8 +14,8 @@ from statistics import mean
 import pytest
 
 from grpo.config.schema import ROOT
+from grpo.testing.commands import command
 from grpo.tools.running import Source, environment_of
-from tests.commands import command
 
 SERVER = ROOT / ".venv" / "openenv"
 OPENENV = "grpo.environments.openenv.OpenEnv"

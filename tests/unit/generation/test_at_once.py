@@ -17,9 +17,9 @@ from grpo.generation.local import Completer, encode
 from grpo.generation.prompt_cache import why_repeated
 from grpo.generation.running_batch import RunningBatch, why_not_shared
 from grpo.generation.trial import why_not_joined
+from grpo.testing.vision_policies import FAMILIES as VISION_FAMILIES
+from grpo.testing.vision_policies import make_policy, make_processor, problems
 from grpo.utils.errors import DoesNotFit
-from tests.vision_policies import FAMILIES as VISION_FAMILIES
-from tests.vision_policies import make_policy, make_processor, problems
 
 SIZES = {
     **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4},

@@ -20,8 +20,8 @@ from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
 from grpo.generation.backend import Backend, backend_class
 from grpo.generation.merged_weights import merged_weights
+from grpo.testing.stock_trl import ours, reward
 from grpo.utils.errors import ConfigError, GenerationError
-from tests.stock_trl import ours, reward
 
 CALCULATOR = ROOT / "grpo" / "builtin" / "tiny_calculator"
 

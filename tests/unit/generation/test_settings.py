@@ -13,7 +13,7 @@ from grpo.generation.local import Completer
 from grpo.generation.running_batch import why_not_shared
 from grpo.generation.settings import decoding, ends_of, only, settings_of
 from grpo.generation.trial import why_not_joined
-from tests.stock_trl import ours, tiny_llama, train
+from grpo.testing.stock_trl import ours, tiny_llama, train
 
 SIZES = {"hidden_size": 64, "vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 NAMES = ("input_ids", "attention_mask")

@@ -29,8 +29,8 @@ from grpo.generation.server_key import KEY
 from grpo.generation.vllm_engine import PolicyEngine, started_at
 from grpo.generation.vllm_server import check_room, check_server, check_vllm, is_taken, server_url
 from grpo.serve import command, serve
+from grpo.testing.servers import free_port
 from grpo.utils.errors import ConfigError, GenerationError, RunError
-from tests.e2e.vllm_runs import free_port
 
 Compose = Callable[..., DictConfig]
 SERVER = "generation=vllm_server"

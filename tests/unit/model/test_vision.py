@@ -15,11 +15,11 @@ from grpo.data.images import View, is_unused
 from grpo.data.task import load_task
 from grpo.model import policy
 from grpo.model.vision import detach_frozen_tower, freeze, parts
+from grpo.testing import vision_policies
+from grpo.testing.stock_trl import make, ours, relative_difference, train
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.batch import check
 from grpo.utils.errors import ConfigError
-from tests import vision_policies
-from tests.stock_trl import make, ours, relative_difference, train
 
 WIDTH = 32
 TEXT = {

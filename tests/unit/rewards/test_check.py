@@ -11,12 +11,12 @@ import pandas
 import pytest
 from omegaconf import OmegaConf
 
+from grpo.testing.commands import finished
 from rewards.boxes import overlaps, read_boxes, read_reference
 from rewards.check import fn_and_kwargs
 from rewards.isolation.reward import Reward
 from rewards.probing.probes import cheats, correct, final, incorrect
 from rewards.probing.trial import above, fails, score, try_out
-from tests.commands import finished
 
 MINE = """
 import json

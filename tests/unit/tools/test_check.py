@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import command
+from grpo.testing.commands import command
 
 BAD = '''
 import os, subprocess

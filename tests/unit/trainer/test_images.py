@@ -12,9 +12,9 @@ from benchmarks.exactness import FOUR, IMAGES, compare
 from grpo.config.options import Rollout, Update
 from grpo.data.images import View
 from grpo.generation.growing_cache import CACHE
+from grpo.testing.stock_trl import make, train
+from grpo.testing.vision_policies import FAMILIES, METHODS, idefics, options, problems
 from grpo.trainer import ExactGRPOTrainer
-from tests.stock_trl import make, train
-from tests.vision_policies import FAMILIES, METHODS, idefics, options, problems
 
 
 @pytest.mark.parametrize("case", IMAGES)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from grpo.generation.growing_cache import CACHE
+from grpo.testing.stock_trl import Record, doubled, ours, relative_difference, train
 from grpo.trainer import DoesNotFit, Update
-from tests.stock_trl import Record, doubled, ours, relative_difference, train
 
 UpdateValues = tuple[int, bool, bool]
 

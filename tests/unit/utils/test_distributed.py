@@ -15,10 +15,10 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from grpo.launching.causes import first_cause
 from grpo.run import outcome
 from grpo.run.live_page import LivePage
+from grpo.testing.commands import Forked
 from grpo.trainer.measurements import MemoryReadings
 from grpo.utils import distributed
 from grpo.utils.errors import ConfigError, GenerationError, RunError
-from tests.commands import Forked
 
 
 @pytest.mark.parametrize(("rank", "speaks"), [("0", True), ("1", False)])

@@ -7,8 +7,8 @@ import pytest
 from trl import GRPOTrainer
 
 from grpo.config.options import Rollout
+from grpo.testing.stock_trl import make, ours, relative_difference, reward, rollouts, train
 from grpo.trainer.rollout.degenerate import Degenerate, repetition
-from tests.stock_trl import make, ours, relative_difference, reward, rollouts, train
 
 
 def repeating(prompts: list[str], trainer: Any) -> dict[str, Any]:

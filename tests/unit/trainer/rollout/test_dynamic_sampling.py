@@ -10,10 +10,7 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from grpo.config.options import Rollout
-from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.rollout.dynamic_sampling import Completion
-from grpo.trainer.rollout.problem_order import ProblemOrder
-from tests.stock_trl import (
+from grpo.testing.stock_trl import (
     KL_FOUR_SLICES,
     ROUNDING,
     doubled,
@@ -25,6 +22,9 @@ from tests.stock_trl import (
     reward,
     train,
 )
+from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.rollout.dynamic_sampling import Completion
+from grpo.trainer.rollout.problem_order import ProblemOrder
 
 ON = Rollout(dynamic_sampling=True)
 

@@ -13,9 +13,9 @@ from transformers import LlamaForCausalLM
 from grpo.config.options import Engine
 from grpo.generation.backend import Backend
 from grpo.generation.kept_tokens import KeptLogprob
+from grpo.testing.stock_trl import ours, tiny_llama
 from grpo.trainer.rollout.filtered import over
 from grpo.utils.errors import GenerationError
-from tests.stock_trl import ours, tiny_llama
 
 VOCABULARY = 20
 FILTERS: dict[str, dict[str, Any]] = {

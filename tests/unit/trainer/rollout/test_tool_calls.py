@@ -23,12 +23,7 @@ from grpo.config.schema import ROOT
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.evaluation.loop import Decoding, Evaluation
 from grpo.reporting.completions import said
-from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.rollout.episodes import answers
-from grpo.trainer.rollout.image_tokens import without_image_tokens
-from grpo.trainer.rollout.tool_calls import loggable, parsed, valid
-from rewards.isolation.reward import Reward
-from tests.stock_trl import (
+from grpo.testing.stock_trl import (
     KL_FOUR_SLICES,
     ROUNDING,
     SMALL,
@@ -40,7 +35,12 @@ from tests.stock_trl import (
     tiny_llama,
     train,
 )
-from tests.vision_policies import make_policy, make_processor, problems
+from grpo.testing.vision_policies import make_policy, make_processor, problems
+from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.rollout.episodes import answers
+from grpo.trainer.rollout.image_tokens import without_image_tokens
+from grpo.trainer.rollout.tool_calls import loggable, parsed, valid
+from rewards.isolation.reward import Reward
 
 TOKENIZER = AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny_calculator")
 QUESTIONS = [f"Mia has {number} apples. How many apples does she have now?" for number in range(48)]

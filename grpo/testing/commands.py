@@ -1,8 +1,8 @@
 """Commands as a user types them, each in a process of its own that is forked from one with the libraries loaded.
 
-Importing them takes longer than most commands. Nothing of ours is loaded before the fork, so that a command reads its
-environment as `python -m` would. The processes that a forked command starts, those of a launcher or the jobs of a
-sweep, are forked in the same way.
+Importing them takes longer than most commands. Of ours only the package `grpo` itself is loaded before the fork, and no
+command or module of it, so that a command reads its environment as `python -m` would. The processes that a forked
+command starts, those of a launcher or the jobs of a sweep, are forked in the same way.
 """
 
 import atexit
@@ -26,7 +26,7 @@ from typing import Any
 from grpo.utils.patching import replaced
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.preloaded"])
+FORKS.set_forkserver_preload(["grpo.testing.preloaded"])
 CLONE_NEWNS, CLONE_NEWNET = 0x20000, 0x40000000
 REGISTER = "FORKED_PROCESSES"
 """Environment variable: a folder with a file per forked process, as they all look alike from outside."""
@@ -98,6 +98,7 @@ class Stream:
 
 
 def received(sent: Any) -> Stream:
+    """A stream in the process that it was sent to."""
     return Stream(sent.detach())
 
 
@@ -113,7 +114,7 @@ def replaced_main() -> Iterator[None]:
 
 
 def runs(line: Any) -> list[str] | None:
-    """What Python runs by a command line, module or file with its arguments, if it can be forked."""
+    """Return the module or file that a command line runs, with its arguments, if it can be forked."""
     if not isinstance(line, list | tuple) or str(line[0]) != sys.executable:
         return None
     words = [str(word) for word in line[1:]]

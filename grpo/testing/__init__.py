@@ -1,0 +1,1 @@
+"""Helpers of tests and benchmarks; no other module of `grpo` imports them."""
