@@ -103,8 +103,8 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def wait_for(condition: Callable[[], bool], running: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not condition():
-        assert running.poll() is None
+        assert running.poll() is None, ended(running)
         assert time.monotonic() < deadline
         time.sleep(0.02)
