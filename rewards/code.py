@@ -35,7 +35,7 @@ def code(
         sandbox: `bubblewrap`, or `none` to run the code with your rights.
     """
     programs = [(FENCED.findall(text_of(completion)) or [text_of(completion)])[-1] for completion in completions]
-    statements = [one if isinstance(one, str) else "\n".join(one) for one in tests]
+    statements = [test if isinstance(test, str) else "\n".join(test) for test in tests]
     names = entry_point or [None] * len(programs)
 
     def score(row: int) -> float | Exception:

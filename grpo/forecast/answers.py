@@ -18,7 +18,9 @@ KINDS = {"hash": "marked", "boxed": "marked", "answer": "marked", "": "none"}
 
 def fraction(problems: Sequence[Sampled], holds: Any) -> dict[str, Any]:
     """Return how many completions fulfil a condition, with the interval over problems."""
-    return proportion([fmean(bool(holds(one)) for one in problem.completions) for problem in problems]).as_dict()
+    return proportion(
+        [fmean(bool(holds(completion)) for completion in problem.completions) for problem in problems]
+    ).as_dict()
 
 
 def lengths(problems: Sequence[Sampled], limit: int) -> dict[str, Any]:
@@ -27,8 +29,8 @@ def lengths(problems: Sequence[Sampled], limit: int) -> dict[str, Any]:
     Args:
         limit: `max_completion_length`.
     """
-    every = sorted(one.tokens for problem in problems for one in problem.completions)
-    correct = [one.tokens for problem in problems for one in problem.completions if one.correct]
+    every = sorted(completion.tokens for problem in problems for completion in problem.completions)
+    correct = [completion.tokens for problem in problems for completion in problem.completions if completion.correct]
     at = {str(part): every[min(len(every) - 1, math.ceil(part * len(every)) - 1)] for part in (0.5, 0.9, 0.99)}
     return {
         "limit": limit,
@@ -65,7 +67,7 @@ def places(problems: Sequence[Sampled], find: Sequence[str] | None) -> dict[str,
         return KINDS.get(found, found)
 
     names = list(dict.fromkeys(KINDS.get(one, one) for one in (*find, "")))
-    seen = Counter(kind(one) for problem in problems for one in problem.completions)
+    seen = Counter(kind(completion) for problem in problems for completion in problem.completions)
     return {name: fraction(problems, lambda one, name=name: kind(one) == name) for name in names if seen[name] or name}
 
 

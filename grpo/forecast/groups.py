@@ -129,10 +129,12 @@ class Prospects:
 
 def best(prospects: Sequence[Prospect]) -> Prospect | None:
     """Return the smallest group size with nearly the highest rate; None if no group has non-zero variance."""
-    highest = max((one.rate for one in prospects), default=0.0)
+    highest = max((prospect.rate for prospect in prospects), default=0.0)
     if not highest:
         return None
-    return min((one for one in prospects if one.rate >= NEAR * highest), key=lambda one: one.num_generations)
+    return min(
+        (prospect for prospect in prospects if prospect.rate >= NEAR * highest), key=lambda one: one.num_generations
+    )
 
 
 def completions_per_step(config: DictConfig) -> int:

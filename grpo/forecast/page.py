@@ -44,13 +44,16 @@ def write_page(
 def charts(report: dict[str, Any], problems: Sequence[Sampled], weights: Mapping[str, float]) -> list[Chart]:
     """Return the charts of a report."""
     rewards = [
-        value for problem in problems for one in problem.completions if (value := total(one, weights)) is not None
+        value
+        for problem in problems
+        for completion in problem.completions
+        if (value := total(completion, weights)) is not None
     ]
-    lengths = [one.tokens for problem in problems for one in problem.completions]
+    lengths = [completion.tokens for problem in problems for completion in problem.completions]
     found = [bars("Total reward, completions", histogram(rewards), "completions")] if rewards else []
     found.append(bars("Length in tokens, completions", histogram(lengths), "completions"))
     if accuracy := report["accuracy"]:
-        correct = Counter(sum(one.correct is True for one in problem.completions) for problem in problems)
+        correct = Counter(sum(completion.correct is True for completion in problem.completions) for problem in problems)
         numbers: dict[str, float | None] = {
             str(number): float(correct[number]) for number in range(report["samples"] + 1)
         }
@@ -80,8 +83,13 @@ def completions(problems: Sequence[Sampled], weights: dict[str, float], grader: 
     groups: list[dict[str, Any]] = []
     for problem in problems:
         made = [
-            {"tokens": one.tokens, "truncated": not one.ended, "completion": one.text, **one.rewards}
-            for one in problem.completions
+            {
+                "tokens": completion.tokens,
+                "truncated": not completion.ended,
+                "completion": completion.text,
+                **completion.rewards,
+            }
+            for completion in problem.completions
         ]
         rows = [
             {PLACE: len(groups) * len(made) + place, "prompt": problem.prompt, **one} for place, one in enumerate(made)

@@ -88,7 +88,7 @@ def weights_of(config: DictConfig) -> dict[str, float]:
 
 def total_of(problems: Sequence[Sampled], weights: dict[str, float]) -> dict[str, Any] | None:
     """Return the mean of the total reward over problems, with its interval; None without any."""
-    totals = [[rewards.total(one, weights) for one in problem.completions] for problem in problems]
+    totals = [[rewards.total(completion, weights) for completion in problem.completions] for problem in problems]
     known = [[value for value in row if value is not None] for row in totals]
     return mean_of_problems([fmean(row) for row in known if row]).as_dict() if any(known) else None
 
@@ -96,7 +96,11 @@ def total_of(problems: Sequence[Sampled], weights: dict[str, float]) -> dict[str
 def agreement_of(problems: Sequence[Sampled], weights: dict[str, float]) -> Estimate | None:
     """Return the correlation of the total reward with correctness within problems."""
     pairs = [
-        [(rewards.total(one, weights), float(one.correct)) for one in p.completions if one.correct is not None]
+        [
+            (rewards.total(completion, weights), float(completion.correct))
+            for completion in p.completions
+            if completion.correct is not None
+        ]
         for p in problems
     ]
     return rewards.correlation([[(a, b) for a, b in row if a is not None] for row in pairs])

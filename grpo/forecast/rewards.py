@@ -40,7 +40,7 @@ def outcome(sample: Sample, weights: Mapping[str, float], aggregation: str) -> o
 
 def outcomes(problems: Sequence[Sampled], weights: Mapping[str, float], aggregation: str) -> list[list[object]]:
     """Return the outcomes of each problem's completions, without those that have no reward."""
-    found = [[outcome(one, weights, aggregation) for one in problem.completions] for problem in problems]
+    found = [[outcome(completion, weights, aggregation) for completion in problem.completions] for problem in problems]
     return [[one for one in of_problem if one is not None] for of_problem in found]
 
 
@@ -52,7 +52,10 @@ def pass_rates(correct: Sequence[Sequence[bool]]) -> dict[str, Any]:
 
 def accuracy(problems: Sequence[Sampled]) -> dict[str, Any] | None:
     """Return the fraction of correct completions, with pass@k, of those that were graded; None without any."""
-    graded = [[one.correct for one in problem.completions if one.correct is not None] for problem in problems]
+    graded = [
+        [completion.correct for completion in problem.completions if completion.correct is not None]
+        for problem in problems
+    ]
     correct = [row for row in graded if row]
     if not correct:
         return None
@@ -67,10 +70,12 @@ def of_each(problems: Sequence[Sampled]) -> dict[str, dict[str, Any]]:
     names = problems[0].completions[0].rewards
     found = {}
     for name in names:
-        values = [[one.rewards[name] for one in problem.completions] for problem in problems]
+        values = [[completion.rewards[name] for completion in problem.completions] for problem in problems]
         given = [[value for value in row if value is not None] for row in values]
         known = [row for row in given if row]
-        failed = proportion([fmean(name in one.failed for one in problem.completions) for problem in problems])
+        failed = proportion(
+            [fmean(name in completion.failed for completion in problem.completions) for problem in problems]
+        )
         of_name: dict[str, Any] = {"failed": failed.as_dict(), "mean": None, "spread": None, "varies": 0.0}
         if known:
             every = [value for row in known for value in row]
@@ -135,7 +140,12 @@ def disagreements(problems: Sequence[Sampled]) -> list[dict[str, Any]]:
     """
     names, scaled = list(problems[0].completions[0].rewards), {}
     for name in names:
-        given = [v for problem in problems for one in problem.completions if (v := one.rewards[name]) is not None]
+        given = [
+            v
+            for problem in problems
+            for completion in problem.completions
+            if (v := completion.rewards[name]) is not None
+        ]
         if given and max(given) > min(given):
             scaled[name] = (min(given), max(given) - min(given))
     if len(scaled) < 2:
@@ -145,6 +155,6 @@ def disagreements(problems: Sequence[Sampled]) -> list[dict[str, Any]]:
         values = [(v - low) / size for name, (low, size) in scaled.items() if (v := sample.rewards[name]) is not None]
         return max(values) - min(values) if values else 0.0
 
-    found = [(fmean(apart(one) for one in problem.completions), problem) for problem in problems]
+    found = [(fmean(apart(completion) for completion in problem.completions), problem) for problem in problems]
     found.sort(key=lambda one: -one[0])
     return [{"problem": p.problem, "prompt": p.prompt, "apart": value} for value, p in found[:SHOWN] if value > 0]

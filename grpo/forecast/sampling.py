@@ -191,7 +191,7 @@ def sampled(
     trainer.clock.reset()
     with trainer.accelerator.autocast():
         groups = trainer.rollouts.sample(trainer, batch, samples)
-    faults = {one.isolated.name: one.isolated.faulted for one in trainer.reward_funcs if hasattr(one, "isolated")}
+    faults = {func.isolated.name: func.isolated.faulted for func in trainer.reward_funcs if hasattr(func, "isolated")}
     seconds = trainer.clock.take()
     part = {phase: seconds[phase] / len(batch) for phase in ("generate", "reward")}
     made = [one for group in groups for one in group]

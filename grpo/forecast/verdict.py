@@ -64,7 +64,10 @@ class Verdict:
     """Each with `overrides`, the `fraction` of groups with non-zero variance, and `effect`."""
 
     def __str__(self) -> str:
-        found = [f"{' '.join(one['overrides'])} gives {percent(one['fraction'])}" for one in self.suggestions[:1]]
+        found = [
+            f"{' '.join(suggestion['overrides'])} gives {percent(suggestion['fraction'])}"
+            for suggestion in self.suggestions[:1]
+        ]
         return "; ".join([self.reason, *found])
 
 

@@ -68,7 +68,11 @@ def unfit(model: PreTrainedModel) -> list[str]:
 def recorded_linears(module: Any) -> list[str]:
     """Return parts of the names of the linear modules whose outputs transformers records for a model."""
     recorders = (getattr(module, "_can_record_outputs", None) or {}).values()
-    return [one.layer_name for one in recorders if getattr(one, "target_class", None) is Linear and one.layer_name]
+    return [
+        recorder.layer_name
+        for recorder in recorders
+        if getattr(recorder, "target_class", None) is Linear and recorder.layer_name
+    ]
 
 
 def refused(model: PreTrainedModel, name: str) -> bool:

@@ -59,7 +59,9 @@ def _ends(tower: torch.nn.Module, width: int) -> list[str]:
     return [
         name
         for name in after
-        if any(isinstance(one, torch.nn.Linear) and one.out_features == width for one in children[name].modules())
+        if any(
+            isinstance(module, torch.nn.Linear) and module.out_features == width for module in children[name].modules()
+        )
     ]
 
 

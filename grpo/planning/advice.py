@@ -79,7 +79,9 @@ def advise(overrides: Sequence[str], config: DictConfig, plan: Plan) -> list[dic
     fixed = tuple(
         f"{group}=" for group in ("model", "peft") if any(w.lstrip("+~").startswith(f"{group}.") for w in overrides)
     )
-    possible = [one for one in suggestions if not any(word.startswith(fixed) for word in one["overrides"])]
+    possible = [
+        suggestion for suggestion in suggestions if not any(word.startswith(fixed) for word in suggestion["overrides"])
+    ]
     if plan.problem and not possible and not plan.unified:
         return sharded_over_several(config, planner)
     return possible

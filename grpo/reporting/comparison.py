@@ -69,7 +69,7 @@ def comparison_of(runs: dict[str, Run], to: str | None = None) -> Row:
         "settings": settings(runs),
         "accuracies": [one.text for one in found],
         "differences": [asdict(one) for one in found],
-        "curves": [asdict(one) for one in curves(runs)],
+        "curves": [asdict(curve) for curve in curves(runs)],
         "answers": side_by_side(answered),
     }
 
@@ -84,8 +84,8 @@ def settings(runs: dict[str, Run]) -> dict[str, list[str]]:
         {"machine": run.plan.get("device", ""), "commit": run.summary.get("git_commit") or ""} for run in runs.values()
     ]
     rows = [{**one, **more, **machine} for one, more, machine in zip(flat, versions, machines, strict=True)]
-    keys = dict.fromkeys(key for one in rows for key in one)
-    return {key: shown for key in keys if len(set(shown := [one.get(key, "") for one in rows])) > 1}
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key: shown for key in keys if len(set(shown := [row.get(key, "") for row in rows])) > 1}
 
 
 def flattened(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

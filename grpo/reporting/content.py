@@ -36,7 +36,7 @@ def content_of(run: Run, browse: dict[str, Any], problems: dict[str, Any]) -> di
         "reason": run.reason,
         "evaluation": run.evaluation,
         "tiles": [asdict(tile) for tile in tiles_of(run)],
-        "findings": [asdict(one) | {"completions": quotes(one.name, browse)} for one in findings(run)],
+        "findings": [asdict(finding) | {"completions": quotes(finding.name, browse)} for finding in findings(run)],
         "settings": {name: text for name, text in settings(run).items() if text},
         "command": run.command,
         "memory_gib": [dict(zip(("phase", "planned", "used"), row, strict=True)) for row in memory(run)],

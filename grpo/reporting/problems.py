@@ -60,8 +60,8 @@ def time_of(file: Path, rows: Sequence[Row], weights: dict[str, float], grader: 
     """Return a step's completions of a problem; None if none of them has a reward."""
     rewards = [[number(row.get(name)) for name in weights] for row in rows]
     weighted = [
-        sum(weights[name] * value for name, value in zip(weights, one, strict=True) if value is not None)
-        for one in rewards
+        sum(weights[name] * value for name, value in zip(weights, reward, strict=True) if value is not None)
+        for reward in rewards
     ]
     known = [place for place, one in enumerate(rewards) if any(value is not None for value in one)]
     if grader in weights:

@@ -269,7 +269,7 @@ def note_kept(trainer: ExactGRPOTrainer) -> list[list[Completion]]:
 def generated_at_once(trainer: ExactGRPOTrainer, kept: Sequence[Sequence[Completion]]) -> dict[str, Any]:
     """Return options of `make` for a trainer whose rollouts are those that were kept, in the same order."""
     rows = [one for generation in kept for one in generation]
-    problems = [trainer.train_dataset[one.problem]["prompt"] for one in rows[:: trainer.num_generations]]
+    problems = [trainer.train_dataset[row.problem]["prompt"] for row in rows[:: trainer.num_generations]]
     generations = iter(kept)
 
     def replay(prompts: list[str], trainer: Any) -> dict[str, Any]:

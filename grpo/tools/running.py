@@ -128,7 +128,10 @@ class Source:
         function.__name__, (function.__doc__, signature) = name, self.description["tools"][name]
         parameters = signature.parameters.values()
         function.__signature__ = signature.replace(parameters=[*first, *parameters])  # type: ignore[attr-defined]
-        hints = {**{one.name: one.annotation for one in parameters}, "return": signature.return_annotation}
+        hints = {
+            **{parameter.name: parameter.annotation for parameter in parameters},
+            "return": signature.return_annotation,
+        }
         function.__annotations__ = {key: hint for key, hint in hints.items() if hint is not inspect.Signature.empty}
         return function
 

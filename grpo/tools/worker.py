@@ -115,11 +115,11 @@ def signature(function: Callable[..., Any]) -> tuple[str | None, inspect.Signatu
     """Return docstring and signature, with types that are no text and defaults that another process can have."""
     hints, empty = typing.get_type_hints(function), inspect.Parameter.empty
     parameters = []
-    for one in inspect.signature(function).parameters.values():
-        default = empty if one.default is empty else plain(one.default)
-        annotation = hints.get(one.name, empty)
+    for parameter in inspect.signature(function).parameters.values():
+        default = empty if parameter.default is empty else plain(parameter.default)
+        annotation = hints.get(parameter.name, empty)
         parameters.append(
-            inspect.Parameter(one.name, one.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+            inspect.Parameter(parameter.name, parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
         )
     return inspect.getdoc(function), inspect.Signature(parameters, return_annotation=hints.get("return", empty))
 

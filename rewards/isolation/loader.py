@@ -91,7 +91,11 @@ def needs(function: Callable[..., Any], kwargs: dict[str, Any]) -> list[str]:
     group.
     """
     parameters = inspect.signature(function).parameters.values()
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    named = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
     required = [one.name for one in named if one.default is one.empty or one.name == "environments"]
     if kwargs.get(getattr(function, "compares", "")) and GROUP not in required:
         required.append(GROUP)

@@ -278,13 +278,13 @@ def split_by_prompt(prompts: Sequence[Any], count: int) -> list[range]:
 
 def join(outcomes: Sequence[Outcome]) -> Outcome:
     """Join the outcomes of consecutive completions; a column that some of them did not log is None there."""
-    columns = dict.fromkeys(column for one in outcomes for column in one.extra)
+    columns = dict.fromkeys(column for outcome in outcomes for column in outcome.extra)
     joined = Outcome(extra={column: [] for column in columns})
-    for one in outcomes:
+    for outcome in outcomes:
         for column, values in joined.extra.items():
-            values += one.extra.get(column, [None] * len(one.rewards))
-        joined.faults |= {len(joined.rewards) + row: fault for row, fault in one.faults.items()}
-        joined.rewards += one.rewards
-        joined.metrics += one.metrics
-        joined.failed = joined.failed or one.failed
+            values += outcome.extra.get(column, [None] * len(outcome.rewards))
+        joined.faults |= {len(joined.rewards) + row: fault for row, fault in outcome.faults.items()}
+        joined.rewards += outcome.rewards
+        joined.metrics += outcome.metrics
+        joined.failed = joined.failed or outcome.failed
     return joined

@@ -158,8 +158,8 @@ def generation_metrics(completions: Sequence[Completion], ends: Container[int], 
         ends: tokens that end a completion; others were truncated.
         tools: whether the policy calls tools.
     """
-    lengths = [own_tokens(one) for one in completions]
-    ended = [one.ids[-1] in ends for one in completions]
+    lengths = [own_tokens(completion) for completion in completions]
+    ended = [completion.ids[-1] in ends for completion in completions]
     terminated = [length for length, ends_itself in zip(lengths, ended, strict=True) if ends_itself] or [0]
     metrics = {"completions/clipped_ratio": 1 - sum(ended) / len(ended)}
     for name, values in (("length", lengths), ("terminated_length", terminated)):
@@ -167,7 +167,9 @@ def generation_metrics(completions: Sequence[Completion], ends: Container[int], 
             f"completions/{kind}_{name}": float(of(values)) for kind, of in (("mean", mean), ("min", min), ("max", max))
         }
     if tools:
-        results = [message for one in completions for message in one.messages if message["role"] == "tool"]
+        results = [
+            message for completion in completions for message in completion.messages if message["role"] == "tool"
+        ]
         failures = sum(str(message["content"]).startswith("{'error': ") for message in results)
         metrics["tools/call_frequency"] = len(results) / len(completions)
         metrics["tools/failure_frequency"] = failures / len(results) if results else 0.0

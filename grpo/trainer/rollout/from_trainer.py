@@ -85,7 +85,7 @@ def check_features(trainer: Any, engine: Engine, rollout: Rollout, mixture: Mixt
     """Raise a ValueError if two features do not work together; arguments as of `rollouts_of`."""
     columns = getattr(trainer.problems, "column_names", None) or ()
     images = not {"image", "images"}.isdisjoint(columns)
-    by_model = trainer.rollout_func is not None or any(isinstance(one, Module) for one in trainer.reward_funcs)
+    by_model = trainer.rollout_func is not None or any(isinstance(func, Module) for func in trainer.reward_funcs)
     traits = {"images": images, "in_process": by_model}
     if engine.staleness and (reason := why_not_stale(trainer.args, **traits)):
         raise ValueError(f"engine.staleness={engine.staleness}: {reason}")
