@@ -125,8 +125,8 @@ def calculator_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer of words and single digits; a digit has the same token everywhere, so that copying is easy."""
     rng = random.Random(0)
     texts = [
-        f"{one.question}\n{call(one)[len(MARKERS[0]) : -len(MARKERS[1])]}{one.answer}\n#### {one.answer}"
-        for one in (calculator.draw_problem(rng) for _ in range(5000))
+        f"{drawn.question}\n{call(drawn)[len(MARKERS[0]) : -len(MARKERS[1])]}{drawn.answer}\n#### {drawn.answer}"
+        for drawn in (calculator.draw_problem(rng) for _ in range(5000))
     ]
     pattern = r" ?[A-Za-z]+|\d| ?[^\sA-Za-z\d]|\s"
     templates = {"chat_template": TOOL_TEMPLATE, "response_template": RESPONSE_TEMPLATE}
@@ -270,14 +270,14 @@ def text_batches(tokenizer: PreTrainedTokenizerFast, name: str, size: int, steps
     for step in range(steps):
         noise = NOISE[name] * min(1, 1.5 * step / steps)
         rows = []
-        for one in islice(stream, size):
+        for problem in islice(stream, size):
             if name == "tiny":
-                text = solution(one, rng)
+                text = solution(problem, rng)
             elif rng.random() < noise:
-                text = guess(one, rng)
+                text = guess(problem, rng)
             else:
-                text = call(one)
-            rows.append(conversation(tokenizer, one, text))
+                text = call(problem)
+            rows.append(conversation(tokenizer, problem, text))
         yield padded(rows, tokenizer.pad_token_id)
 
 

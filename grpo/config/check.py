@@ -80,7 +80,7 @@ def check(config: DictConfig) -> None:
         Rollout(**config.rollout)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    traits = (bool(config.task.images), any(one.get("fn") == REWARD_MODEL for one in config.reward.values()))
+    traits = (bool(config.task.images), any(reward.get("fn") == REWARD_MODEL for reward in config.reward.values()))
     if config.engine.staleness and (reason := why_not_stale(config.train, *traits)):
         raise ConfigError(f"engine.staleness={config.engine.staleness}: {reason}")
     if (size := generated(config.task)) is not None:

@@ -10,7 +10,7 @@ from grpo.config.options import Mixture
 FROM_TASKS: dict[str, Callable[[list[Any]], Any]] = {
     "any": any,
     "first": lambda values: next((value for value in values if value is not None), None),
-    "union": lambda values: list(dict.fromkeys(one for value in values for one in value)),
+    "union": lambda values: list(dict.fromkeys(item for value in values for item in value)),
     "max": lambda values: max(value for value in [0, *values] if value is not None),
     "sum": sum,
     "names": lambda values: ", ".join(dict.fromkeys(values)),
@@ -40,7 +40,7 @@ def single_tasks(task: DictConfig) -> dict[str, DictConfig]:
 
 def generated(task: DictConfig) -> int | None:
     """Return how many problems the generators of a run make to train on; None if other data are loaded."""
-    data = [one.dataset for one in single_tasks(task).values()]
+    data = [single.dataset for single in single_tasks(task).values()]
     made = all(some.get("generator") and isinstance(some.get("size"), int) for some in data)
     return sum(some.size for some in data) if made else None
 
@@ -53,7 +53,7 @@ def uses_tools(task: DictConfig) -> bool:
 def has_own_tools(task: DictConfig) -> bool:
     """Return whether the policy may not call the same in all tasks of a mixture."""
     keys = ("tools", "environment", "environment_id", "environment_args", "tool_timeout")
-    return len({str([one[key] for key in keys]) for one in single_tasks(task).values()}) > 1
+    return len({str([single[key] for key in keys]) for single in single_tasks(task).values()}) > 1
 
 
 def where(name: str) -> str:

@@ -71,8 +71,8 @@ def errors_of(rewards: dict[str, Reward]) -> dict[str, dict[str, int]]:
 def errors_of_all(rewards: dict[str, Reward]) -> dict[str, dict[str, int]]:
     """Return the same counts over all processes; a collective call."""
     everywhere = gathered([errors_of(rewards)])
-    names = dict.fromkeys(name for one in everywhere for name in one)
-    return {name: dict(sum((Counter(one.get(name, {})) for one in everywhere), Counter())) for name in names}
+    names = dict.fromkeys(name for reward in everywhere for name in reward)
+    return {name: dict(sum((Counter(reward.get(name, {})) for reward in everywhere), Counter())) for name in names}
 
 
 def counts(rewards: Mapping[str, Reward]) -> dict[str, tuple[int, int]]:
@@ -108,7 +108,7 @@ def usable_columns(
     found = {}
     for name in names:
         tasks = {*scored_by(task, name), *graded_by(task, name)} if task.tasks else set()
-        found[name] = [column for column in columns if all(column in by_task[one] for one in tasks)]
+        found[name] = [column for column in columns if all(column in by_task[single] for single in tasks)]
     return found
 
 

@@ -191,7 +191,9 @@ def non_zero_variance(counts: Array, size: int) -> Estimate:
 
 def table_of(outcomes: Sequence[Sequence[object]]) -> Array:
     """Return how often each problem has each outcome, (problems, outcomes)."""
-    columns = {outcome: place for place, outcome in enumerate(dict.fromkeys(one for row in outcomes for one in row))}
+    columns = {
+        outcome: place for place, outcome in enumerate(dict.fromkeys(value for row in outcomes for value in row))
+    }
     table = np.zeros((len(outcomes), max(1, len(columns))), dtype=int)
     for problem, row in enumerate(outcomes):
         for outcome in row:

@@ -28,7 +28,7 @@ def write_page(
         weights: of the rewards.
         grader: name of the reward that decides which completions are correct.
     """
-    shown = [one | {"text": effect(one)} for one in report["suggestions"]]
+    shown = [suggestion | {"text": effect(suggestion)} for suggestion in report["suggestions"]]
     content = page(
         "preflight.html.jinja",
         title=f"GRPO preflight {name_of(folder)}",

@@ -51,7 +51,10 @@ def read(file: Path) -> dict[str, Sampled]:
     rows = [json.loads(line) for line in complete]
     if partial:
         write_lines(file, rows)
-    return {row["key"]: Sampled(**row | {"completions": [Sample(**one) for one in row["completions"]]}) for row in rows}
+    return {
+        row["key"]: Sampled(**row | {"completions": [Sample(**completion) for completion in row["completions"]]})
+        for row in rows
+    }
 
 
 def append(file: Path, problems: list[Sampled]) -> None:

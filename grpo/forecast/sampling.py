@@ -194,7 +194,7 @@ def sampled(
     faults = {func.isolated.name: func.isolated.faulted for func in trainer.reward_funcs if hasattr(func, "isolated")}
     seconds = trainer.clock.take()
     part = {phase: seconds[phase] / len(batch) for phase in ("generate", "reward")}
-    made = [one for group in groups for one in group]
+    made = [completion for group in groups for completion in group]
     correct = graded_by_task(trainer, graders, made)
     samples_of = [
         as_sample(trainer, one, correct[row], [name for name, rows in faults.items() if row in rows])
@@ -243,12 +243,17 @@ def graded(trainer: ExactGRPOTrainer, grader: Reward | None, made: Sequence[Comp
         return [None] * len(made)
     if grader.name in trainer.reward_func_names:
         place = trainer.reward_func_names.index(grader.name)
-        return [None if one.rewards[place] != one.rewards[place] else one.rewards[place] == 1 for one in made]
-    rows = [trainer.train_dataset[one.problem] for one in made]
+        return [
+            None if completion.rewards[place] != completion.rewards[place] else completion.rewards[place] == 1
+            for completion in made
+        ]
+    rows = [trainer.train_dataset[completion.problem] for completion in made]
     names = [name for name in rows[0] if name not in ("prompt", "completion", COLUMN)]
     columns = {name: [row[name] for row in rows] for name in names}
-    prompts, answered = [one.prompt for one in made], [one.messages for one in made]
-    scores = grader.score(prompts=prompts, completions=answered, completion_ids=[one.ids for one in made], **columns)
+    prompts, answered = [completion.prompt for completion in made], [completion.messages for completion in made]
+    scores = grader.score(
+        prompts=prompts, completions=answered, completion_ids=[completion.ids for completion in made], **columns
+    )
     return [score == 1 for score in scores]
 
 

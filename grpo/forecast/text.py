@@ -38,9 +38,9 @@ def show(report: dict[str, Any], console: Console) -> None:
     show_lines(after_groups(report))
     style = "bold green" if report["learns"] else "bold red"
     console.print(report["verdict"], style=style, highlight=False, soft_wrap=True)
-    for one in report["suggestions"]:
-        words = " ".join(one["overrides"])
-        console.print(f"  {words}\n      {effect(one)}", highlight=False, soft_wrap=True)
+    for suggestion in report["suggestions"]:
+        words = " ".join(suggestion["overrides"])
+        console.print(f"  {words}\n      {effect(suggestion)}", highlight=False, soft_wrap=True)
     console.print(report["command"], highlight=False, soft_wrap=True)
 
 
@@ -101,14 +101,15 @@ def of_rewards(report: dict[str, Any]) -> list[tuple[str, str]]:
         if of["failed"]["value"]:
             text += f"; failed on {between(of['failed'])}: {report['faults'].get(name, 'see train.log')}"
         lines.append(("reward", f"{name} {text}"))
-    for one in report["contradictions"]:
-        how = between(one["correlation"], lambda value: f"{value:.2f}")
-        lines.append(("contradict", f"{' and '.join(one['rewards'])}: correlation {how} within problems"))
-    for one in report["disagreements"]:
-        prompt = one["prompt"] if isinstance(one["prompt"], str) else str(one["prompt"][-1]["content"])
+    for contradiction in report["contradictions"]:
+        how = between(contradiction["correlation"], lambda value: f"{value:.2f}")
+        lines.append(("contradict", f"{' and '.join(contradiction['rewards'])}: correlation {how} within problems"))
+    for disagreement in report["disagreements"]:
+        prompt = disagreement["prompt"]
+        prompt = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
         shown = " ".join(prompt.split())
         shown = shown if len(shown) <= SHORT else f"{shown[: SHORT - 1]}…"
-        lines.append(("disagree", f"{one['apart']:.2f} problem {one['problem']}: {shown}"))
+        lines.append(("disagree", f"{disagreement['apart']:.2f} problem {disagreement['problem']}: {shown}"))
     return lines
 
 

@@ -144,17 +144,23 @@ def suggestions(prospects: Prospects, config: DictConfig, now: Prospect) -> list
     changes = [size | other for size in sizes for other in dynamic if size or other]
     found = [prospect for change in changes if (prospect := prospects.of(change))]
     least = max(FEW, BETTER * now.fraction.value)
-    good = [one for one in found if one.fraction.value >= least and one.rate > now.rate]
-    return [as_suggestion(one) for one in ranked(good)[:MAX_SUGGESTIONS]]
+    good = [candidate for candidate in found if candidate.fraction.value >= least and candidate.rate > now.rate]
+    return [as_suggestion(suggestion) for suggestion in ranked(good)[:MAX_SUGGESTIONS]]
 
 
 def ranked(good: Sequence[Prospect]) -> list[Prospect]:
     """Return the smallest group with nearly the highest rate, then single changes by their rate."""
     if not good:
         return []
-    highest = max(one.rate for one in good)
-    first = min((one for one in good if one.rate >= NEAR * highest), key=lambda one: (one.num_generations, -one.rate))
-    singles = sorted((one for one in good if len(one.change) == 1 and one is not first), key=lambda one: -one.rate)
+    highest = max(candidate.rate for candidate in good)
+    first = min(
+        (candidate for candidate in good if candidate.rate >= NEAR * highest),
+        key=lambda one: (one.num_generations, -one.rate),
+    )
+    singles = sorted(
+        (candidate for candidate in good if len(candidate.change) == 1 and candidate is not first),
+        key=lambda one: -one.rate,
+    )
     return [first, *singles]
 
 

@@ -417,7 +417,7 @@ def answer(
     """
     assert temperature == 0.0
     ids, images, _ = trainer._tokenize_prompts(prompts)
-    completed = [one[:length] for one in trainer.vllm_generation.complete(ids, images)]
+    completed = [completion[:length] for completion in trainer.vllm_generation.complete(ids, images)]
     return trainer._tokenizer.batch_decode(completed, skip_special_tokens=True)
 
 

@@ -88,7 +88,7 @@ def cases(device: str) -> list[Case]:
     chosen = [(small, name, change, False) for name, change in SHORT.items() if device == "cuda" or name != PAGED]
     chosen += [(small, name, change, True) for name, change in long_methods(scale.tile).items()]
     chosen += [(large, name, SHORT[name], False) for name in ("LoRA", "QLoRA", "LoRA, no checkpointing")]
-    return [planned_case(device, *one) for one in chosen]
+    return [planned_case(device, *case) for case in chosen]
 
 
 def planned_case(device: str, model: str, method: str, change: dict[str, str], long: bool) -> Case:

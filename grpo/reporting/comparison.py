@@ -103,12 +103,12 @@ def curves(runs: dict[str, Run]) -> list[Curve]:
     for name, run in runs.items():
         seconds = {"seconds": thinned(values(run, "step_time"))}
         time = Curve("Time, s/step", "Seconds of a step, mean over the steps since the last logged one.", seconds)
-        for one in [*curves_of(run), time]:
-            label = LINES.get(one.title, next(iter(one.lines), ""))
-            if one.lines.get(label) and (len(one.lines) == 1 or one.title in LINES):
-                known = found.setdefault(one.title, Curve(one.title, one.about, {}, one.percent))
-                known.lines[name] = one.lines[label]
-    return [one for one in found.values() if len(one.lines) > 1]
+        for curve in [*curves_of(run), time]:
+            label = LINES.get(curve.title, next(iter(curve.lines), ""))
+            if curve.lines.get(label) and (len(curve.lines) == 1 or curve.title in LINES):
+                known = found.setdefault(curve.title, Curve(curve.title, curve.about, {}, curve.percent))
+                known.lines[name] = curve.lines[label]
+    return [curve for curve in found.values() if len(curve.lines) > 1]
 
 
 def answers(run: Run) -> dict[int, Row]:
@@ -121,7 +121,7 @@ def differences(runs: dict[str, Run], answered: dict[str, dict[int, Row]], to: s
     """Return the differences in accuracy to a run, of all that were evaluated."""
     found = []
     for name, run in runs.items():
-        mine, other = (one.evaluation.get("after") for one in (run, runs[to]))
+        mine, other = (each_run.evaluation.get("after") for each_run in (run, runs[to]))
         if name == to or not (mine and other):
             continue
         pairs = same_problems(answered[name], answered[to])

@@ -43,7 +43,7 @@ def content_of(run: Run, browse: dict[str, Any], problems: dict[str, Any]) -> di
         "curves": [asdict(curve) for curve in curves_of(run)],
         "steps": len(run.metrics),
         "grader": run.grader,
-        "problems": problems | {"problems": [in_table(one) for one in problems["problems"]]},
+        "problems": problems | {"problems": [in_table(problem) for problem in problems["problems"]]},
     }
 
 

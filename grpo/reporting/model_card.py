@@ -20,7 +20,7 @@ def model_card(run: Run) -> str:
     config, task = run.config, run.config.task
     name = str(config.model.model_name_or_path)
     base = name if ON_HUB.fullmatch(name) and not Path(name).exists() else None
-    data = ", ".join(data_of(one) for one in single_tasks(task).values())
+    data = ", ".join(data_of(single) for single in single_tasks(task).values())
     after = run.summary.get("accuracy_after")
     results, pipeline = None, "image-text-to-text" if task.images else "text-generation"
     if after is not None:

@@ -53,7 +53,7 @@ def without_reward(row: Row, group: Row) -> bool:
 
 def of_equal_group(row: Row, group: Row) -> bool:
     """Return whether all completions of a group have the same reward."""
-    return len({one["reward"] for one in group["completions"]}) == 1
+    return len({completion["reward"] for completion in group["completions"]}) == 1
 
 
 def rewarded_and_incorrect(row: Row, group: Row) -> bool:

@@ -147,11 +147,11 @@ def links(folder: Path) -> dict[str, Path]:
 def state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Return name, time and size of the files of a run, or of a sweep and its jobs, with which the page changes."""
     found = []
-    for one in (folder, *jobs(folder)):
+    for job in (folder, *jobs(folder)):
         for name in STATE:
             with contextlib.suppress(FileNotFoundError):
-                status = (one / name).stat()
-                found.append((str(one / name), status.st_mtime_ns, status.st_size))
+                status = (job / name).stat()
+                found.append((str(job / name), status.st_mtime_ns, status.st_size))
     return tuple(found)
 
 

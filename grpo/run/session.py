@@ -250,8 +250,8 @@ def write_decisions(settings: Resolved, plan: Plan | None, run_dir: Path) -> Non
 def options_of_rewards(settings: Resolved, problems: Problems) -> dict[str, dict[str, Any]]:
     """Return the options of the rewards to train by and, if problems are held out, of their grader."""
     options, rewards = reward_options(settings.reward), settings.reward
-    for one in single_tasks(settings.task).values() if problems.held_out else ():
-        options |= grader_of(one.eval.reward, rewards, settings.train)
+    for single in single_tasks(settings.task).values() if problems.held_out else ():
+        options |= grader_of(single.eval.reward, rewards, settings.train)
     return options
 
 

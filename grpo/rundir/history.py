@@ -15,8 +15,8 @@ PLACES = ("outputs/*/*", "multirun/*/*/*")
 def name_of(task: DictConfig) -> str:
     """Return a name of a task, or of the tasks of a mixture: the names of their data."""
     names = [
-        " ".join(str(one.dataset[key]) for key in ("generator", "path", "name") if one.dataset.get(key))
-        for one in single_tasks(task).values()
+        " ".join(str(single.dataset[key]) for key in ("generator", "path", "name") if single.dataset.get(key))
+        for single in single_tasks(task).values()
     ]
     return " + ".join(names)
 

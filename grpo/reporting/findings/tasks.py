@@ -32,7 +32,9 @@ def task_worse(run: Run) -> Finding | None:
     fallen = [name for name in after if name in before and after[name]["interval"][1] < before[name]["interval"][0]]
     if not fallen:
         return None
-    by_how_much = [f"{one} {before[one]['accuracy']:.1%} before, {after[one]['accuracy']:.1%} after" for one in fallen]
+    by_how_much = [
+        f"{task} {before[task]['accuracy']:.1%} before, {after[task]['accuracy']:.1%} after" for task in fallen
+    ]
     return Finding(
         "task_worse",
         f"Task {', '.join(fallen)} has become worse",

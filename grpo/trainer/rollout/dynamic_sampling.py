@@ -108,10 +108,10 @@ class DynamicSampling:
                 problem = group[0].problem
                 grader = self.mixture.graders[mixed.tasks[problem]] if mixed and self.mixture else None
                 place = list(self.weights).index(grader or self.correct)
-                scores = torch.tensor([one.rewards[place] for one in group]).nan_to_num().clamp(0, 1)
+                scores = torch.tensor([completion.rewards[place] for completion in group]).nan_to_num().clamp(0, 1)
                 self.order.note(problem, float(scores.mean()))
             metrics |= {f"rollout/problems_{name}": number for name, number in self.order.counts().items()}
-        rewards = torch.tensor([one.rewards for group, _ in groups for one in group])
+        rewards = torch.tensor([completion.rewards for group, _ in groups for completion in group])
         for name, values in zip(self.weights, rewards.T, strict=True):
             metrics[f"rollout/rewards/{name}/mean"] = values.nanmean().item()
         metrics["rollout/reward"] = combined(rewards, torch.tensor(list(self.weights.values()))).nanmean().item()
@@ -135,11 +135,11 @@ def metrics_by_task(
         metrics[f"rollout/groups/{name}"] = len(mine)
         if not mine:
             continue
-        made = [one for group, _ in mine for one in group]
-        rewards = torch.tensor([one.rewards for one in made])
+        made = [completion for group, _ in mine for completion in group]
+        rewards = torch.tensor([completion.rewards for completion in made])
         metrics[f"reward/{name}"] = combined(rewards, torch.tensor(list(weights.values()))).nanmean().item()
         metrics[f"frac_reward_zero_std/{name}"] = mean(equal for _, equal in mine)
-        metrics[f"completions/mean_length/{name}"] = mean(own_tokens(one) for one in made)
+        metrics[f"completions/mean_length/{name}"] = mean(own_tokens(completion) for completion in made)
         if grader:
             metrics[f"accuracy/{name}"] = rewards[:, list(weights).index(grader)].nanmean().item()
     return metrics

@@ -100,7 +100,7 @@ class InFlight:
         if trainer.accelerator.is_main_process:
             notes = Made([])
             kept, metrics = sampling.fill(wanted, partial(self._take, trainer, wanted, notes))
-            pending = [*(one.problems for one in self._begun), *self._again]
+            pending = [*(begun.problems for begun in self._begun), *self._again]
             first = min((problem for problems in pending for problem in problems), default=None)
             metrics |= {"rollout/dropped": notes.dropped, **ages(trainer.state.global_step, kept)}
             found = [(kept, metrics, notes, (len(pending), first, sampling.order.state_dict()))]
@@ -120,7 +120,7 @@ class InFlight:
     def _take(self, trainer: Any, size: int, notes: Made, _: int) -> Scored:
         """Return the oldest finished batch; begin as many as may be in flight."""
         step = trainer.state.global_step
-        for one in [one for one in self._begun if step - one.policy > self.staleness]:
+        for one in [begun for begun in self._begun if step - begun.policy > self.staleness]:
             trainer.vllm_generation.abort(one.name)
             self._begun.remove(one)
             self._again.append(one.problems)
@@ -144,10 +144,10 @@ class InFlight:
 
     def _next(self, step: int) -> Begun:
         """Return the oldest batch of those that are finished; without any, wait for one that would soon be too old."""
-        if not any(one.made.done() for one in self._begun):
-            last = [one.made for one in self._begun if step - one.policy == self.staleness]
-            wait(last[:1] or [one.made for one in self._begun], return_when=FIRST_COMPLETED)
-        return next(one for one in self._begun if one.made.done())
+        if not any(begun.made.done() for begun in self._begun):
+            last = [begun.made for begun in self._begun if step - begun.policy == self.staleness]
+            wait(last[:1] or [begun.made for begun in self._begun], return_when=FIRST_COMPLETED)
+        return next(begun for begun in self._begun if begun.made.done())
 
     def _most(self, trainer: Any) -> int:
         """Return how many batches may be in flight now, with that of this step.
@@ -156,7 +156,7 @@ class InFlight:
         """
         step, compared, args = trainer.state.global_step, trainer.rollouts.engine_check.next, trainer.args
         order, epochs = trainer.rollouts.sampling.order, args.num_train_epochs
-        stale = any(one.policy < step for one in self._begun)
+        stale = any(begun.policy < step for begun in self._begun)
         if (step >= compared and stale) or (args.max_steps <= 0 and order.taken >= epochs * order.count):
             return max(1, len(self._begun))
         last = min(trainer.state.max_steps, step + EVERY if step >= compared else compared)
@@ -184,11 +184,11 @@ class InFlight:
 
     def stop(self, trainer: Any) -> None:
         """Have the engine make nothing more, and wait for what it has begun; finished batches stay for a checkpoint."""
-        for one in self._begun:
-            if not one.is_finished():
+        for begun in self._begun:
+            if not begun.is_finished():
                 with suppress(Exception):  # of an engine that is gone
-                    trainer.vllm_generation.abort(one.name)
-        wait([one.made for one in self._begun], timeout=PATIENCE)
+                    trainer.vllm_generation.abort(begun.name)
+        wait([begun.made for begun in self._begun], timeout=PATIENCE)
 
     def reset(self) -> None:
         """Forget what an earlier training has begun."""
@@ -199,19 +199,19 @@ class InFlight:
     def state_dict(self) -> dict[str, Any]:
         """Return finished batches, and the problems of the others."""
         finished, again = list[dict[str, Any]](), [*self._again]
-        for one in self._begun:  # each is looked at once, as it may end in the meantime
-            if one.is_finished():
-                finished.append({"policy": one.policy, "problems": one.problems} | saved(one.made.result()))
+        for begun in self._begun:  # each is looked at once, as it may end in the meantime
+            if begun.is_finished():
+                finished.append({"policy": begun.policy, "problems": begun.problems} | saved(begun.made.result()))
             else:
-                again.append(one.problems)
+                again.append(begun.problems)
         return {"finished": finished, "again": again, "pending": (self.pending, self.first)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` has returned."""
         self.reset()
-        for one in state["finished"]:
-            begun = Begun(one["problems"], one["policy"])
-            begun.made.set_result(loaded(one))
+        for finished in state["finished"]:
+            begun = Begun(finished["problems"], finished["policy"])
+            begun.made.set_result(loaded(finished))
             self._begun.append(begun)
         self._again.extend(state["again"])
         self.pending, self.first = state["pending"]
@@ -226,18 +226,18 @@ class InFlight:
 
 def ages(step: int, kept: Sequence[Completion]) -> dict[str, float]:
     """Return the mean and the largest number of updates since the completions of a step began."""
-    found = [step - one.policy for one in kept]
+    found = [step - completion.policy for completion in kept]
     return {"sampling/staleness": mean(found), "sampling/staleness/max": float(max(found))}
 
 
 def saved(made: Made) -> dict[str, Any]:
     """Return finished rollouts as `torch.load` takes them with `weights_only`."""
     rows = []
-    for one in (one for group, _ in made.groups for one in group):
-        logps = one.logps and [value if value is None else float(value) for value in one.logps]
-        kept = one.logps and [list(getattr(value, "kept", ())) for value in one.logps]
-        columns = {name: to_tensor([value]) for name, value in one.columns.items()}  # one may be none of Arrow's
-        rows.append(vars(one) | {"logps": logps, "kept": kept, "columns": columns})
+    for completion in (one for group, _ in made.groups for one in group):
+        logps = completion.logps and [value if value is None else float(value) for value in completion.logps]
+        kept = completion.logps and [list(getattr(value, "kept", ())) for value in completion.logps]
+        columns = {name: to_tensor([value]) for name, value in completion.columns.items()}  # one may be none of Arrow's
+        rows.append(vars(completion) | {"logps": logps, "kept": kept, "columns": columns})
     groups = [(len(group), equal) for group, equal in made.groups]
     return {"groups": groups, "completions": rows, "metrics": made.metrics, "degenerate": made.degenerate}
 

@@ -147,7 +147,7 @@ class Rollouts:
             more = max(1, every // trainer.args.gradient_accumulation_steps)
             trainer.state.max_steps = trainer.state.global_step + more
         mine = own_part(trainer.accelerator, self._kept)
-        rows = [trainer.problems[one.problem] | {"prompt": one.prompt} for one in mine]
+        rows = [trainer.problems[completion.problem] | {"prompt": completion.prompt} for completion in mine]
         try:  # the episodes of environments are over
             with replaced(trainer, "environment_factories", None), replaced(trainer, "environments", None):
                 return self._by_trl(trainer, rows, stock)
@@ -287,10 +287,12 @@ class Rollouts:
             with self.scoring:
                 self._rewards = self._scored(trainer, rows, prompts, completions, ids, stock)
         else:
-            self._rewards = torch.tensor([one.rewards for one in self._kept], device=trainer.accelerator.device)
+            self._rewards = torch.tensor(
+                [completion.rewards for completion in self._kept], device=trainer.accelerator.device
+            )
             mine = own_part(trainer.accelerator, self._kept)
-            for column in dict.fromkeys(column for one in self._kept for column in one.columns):
-                trainer._log_completion_extra(column, [one.columns.get(column) for one in mine])
+            for column in dict.fromkeys(column for completion in self._kept for column in completion.columns):
+                trainer._log_completion_extra(column, [completion.columns.get(column) for completion in mine])
         if self._numbers:
             trainer._log_completion_extra("completion_id", self._numbers)
         for column in trainer._logs["extra"].keys() - trainer._pending_extra_logs.keys():
@@ -311,7 +313,10 @@ class Rollouts:
             progress = min(1.0, (trainer.state.global_step + 1) / max(1, trainer.state.max_steps))
             pictures = self.thumbnails if trainer.log_completions else None
             ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
-            made = {"tokens": list(map(len, ids)), "truncated": [not one or one[-1] not in ends for one in ids]}
+            made = {
+                "tokens": list(map(len, ids)),
+                "truncated": [not tokens or tokens[-1] not in ends for tokens in ids],
+            }
             for column, values in (made | kept_columns(rows, trainer.reward_func_names, pictures, progress)).items():
                 trainer._log_completion_extra(column, values)
         if any(map(compares, trainer.reward_funcs)):

@@ -51,11 +51,14 @@ def as_generated(trainer: Any, kept: Sequence[Completion]) -> tuple:
     metrics = trainer._metrics["train"]
     for name, value in generation_metrics(kept, ends, tools=bool(trainer.tools)).items():
         metrics[name].append(value)
-    lengths = [len(one.prompt_ids) + (len(one.ids) if one.mask is None else sum(one.mask)) for one in kept]
+    lengths = [
+        len(completion.prompt_ids) + (len(completion.ids) if completion.mask is None else sum(completion.mask))
+        for completion in kept
+    ]
     trainer.state.num_input_tokens_seen += sum(lengths)
     metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
     mine = own_part(trainer.accelerator, kept)
-    masks = [one.mask for one in mine] if kept[0].mask is not None else None
-    logps = [one.logps for one in mine] if kept[0].logps is not None else None
-    ids, messages = [one.ids for one in mine], [one.messages for one in mine]
-    return [one.prompt_ids for one in mine], ids, masks, messages, logps, {}, None, []
+    masks = [completion.mask for completion in mine] if kept[0].mask is not None else None
+    logps = [completion.logps for completion in mine] if kept[0].logps is not None else None
+    ids, messages = [completion.ids for completion in mine], [completion.messages for completion in mine]
+    return [completion.prompt_ids for completion in mine], ids, masks, messages, logps, {}, None, []
