@@ -100,7 +100,7 @@ def planned_gib(shape: Shape, settings: Row) -> float:
 def casts(workload: Workload) -> AbstractContextManager[None]:
     """Return a context in which each float32 adapter keeps its input's cast, as PEFT has it and our trainer not."""
     if workload.adapter and workload.adapter.size > workload.compute_bytes:
-        return replaced(activations, "distinct", lambda modules: modules)
+        return replaced(activations, "has_copies", lambda adapter: True)
     return nullcontext()
 
 

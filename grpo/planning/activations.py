@@ -1,7 +1,7 @@
 """Memory of activations in a layer and in the head, bytes: of a micro-batch, or per token if stated."""
 
 from grpo.planning.shape import QK_NORM, SANDWICH, Shape
-from grpo.planning.workload import Workload
+from grpo.planning.workload import Adapter, Workload
 from grpo.utils.limits import CACHED_LOGITS
 
 HEAD_TILE = (4096, 32768)
@@ -84,10 +84,15 @@ def adapter_inputs(shape: Shape, workload: Workload, feed_forward: bool) -> int:
     modules = [(name, inputs) for name, (inputs, _, _) in shape.linears().items() if adapter.adapts(name)]
     named = {name: inputs for name, inputs in modules if (name in FEED_FORWARD) == feed_forward}
     ranks = workload.compute_bytes * len(named) * adapter.rank
-    if adapter.dropout:
-        mask = 1 if workload.device == "cuda" else adapter.size
+    if has_copies(adapter):
+        mask = (1 if workload.device == "cuda" else adapter.size) if adapter.dropout else 0
         return ranks + (workload.compute_bytes + mask) * sum(named.values())
     return ranks + workload.compute_bytes * sum(distinct(named).values())
+
+
+def has_copies(adapter: Adapter) -> bool:
+    """Whether each module of an adapter has a copy of its input, as the output of dropout."""
+    return adapter.dropout
 
 
 def distinct(modules: dict[str, int]) -> dict[str, int]:
@@ -107,10 +112,13 @@ def masks(shape: Shape, masked: int) -> int:
 def layer_backward(shape: Shape, workload: Workload, tokens: int) -> float:
     """Temporary bytes in the backward pass of a layer: gradients of the feed-forward layer.
 
-    Adapters in it add the gradient of a copy of an input.
+    Adapters in it add the gradient of a copy of an input. Without copies, float32 adapters leave two gradients of the
+    width (`python -m benchmarks.simulation`); adapters in another type were not simulated.
     """
     adapter = workload.adapter
     adapted = adapter is not None and any(map(adapter.adapts, FEED_FORWARD))
+    if adapter and adapted and adapter.size > workload.compute_bytes and not has_copies(adapter):
+        return tiled(shape, workload, tokens) * workload.compute_bytes * 2 * shape.active_width
     wide = workload.compute_bytes * (4 if adapted else 3) * shape.active_width
     return tiled(shape, workload, tokens) * wide + tokens * (4 + 2 * workload.compute_bytes) * shape.hidden_size
 
