@@ -101,8 +101,9 @@ def check(row: Row, folder: Path) -> None:
         folder: shared by all processes.
     """
     mine, theirs, trainer = trained(row, folder)
-    # the steps of a quantized policy do not begin with the same weights on both sides
-    compare(mine, theirs, 1e-4 if row["weights"] == "QLoRA" else 1e-5)
+    # the steps of a quantized policy do not begin with the same weights on both sides; with a frozen tower both compute
+    # in float32, whose rounding an unlikely token multiplies (2.5e-5 without shared prompts, 4.7e-5 with them)
+    compare(mine, theirs, 1e-4 if row["weights"] in ("QLoRA", "frozen tower") else 1e-5)
     if row["resume"] == "yes":
         resumed = in_float64(ours(row, folder / "resumed", **RATE), row)
         resumed.train(resume_from_checkpoint=str(folder / "ours" / "checkpoint-1"))
