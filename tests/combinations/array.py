@@ -39,10 +39,8 @@ def rows_of(shard: str) -> list[Row]:
         return drawn(rows())
     chosen = [row | {"feed-forward": "whole"} if shard == "zero3" else row for row in few(rows())]
     # LLaVA-Next never uses the last layer of its tower, and FSDP2 does not load an optimizer without its state
-    unused = {"policy": "images, LLaVA-Next", "resume": "yes"}
-    return [
-        row | {"resume": next(iter(FEATURES["resume"]))} if unused.items() <= row.items() else row for row in chosen
-    ]
+    unused, plain_value = {"policy": "images, LLaVA-Next", "resume": "yes"}, next(iter(FEATURES["resume"]))
+    return [row | {"resume": plain_value} if unused.items() <= row.items() else row for row in chosen]
 
 
 def few(candidates: list[Row]) -> list[Row]:
