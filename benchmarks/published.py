@@ -9,7 +9,6 @@ neither; `time` has seconds per step.
 import argparse
 import json
 from collections import defaultdict
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,14 +22,12 @@ from rich.table import Table
 from benchmarks.sft import Step, planned, with_unquantized_float32
 from grpo.config import gpus
 from grpo.config.schema import ROOT
-from grpo.planning import activations
 from grpo.planning.duration import OFF_BY, speed_of_gpu, step_phases
 from grpo.planning.fit import HEADROOM
 from grpo.planning.memory import peak
 from grpo.planning.shape import Shape, shape_of
 from grpo.planning.workload import Adapter, Sharding, Workload
 from grpo.utils.limits import GB
-from grpo.utils.patching import replaced
 
 FILE = ROOT / "benchmarks" / "published.json"
 NEAR = 0.15
@@ -44,7 +41,8 @@ def workload_of(settings: Row) -> Workload:
     if settings.get("rank"):
         modules = tuple(settings["modules"]) if "modules" in settings else None
         size, dropout = settings.get("adapter_bytes", 4), settings.get("dropout", False)
-        adapter = Adapter(settings["rank"], modules, size=size, dropout=dropout)
+        casts = size > 2  # PEFT casts inputs to float32 adapters
+        adapter = Adapter(settings["rank"], modules, size=size, dropout=dropout, casts=casts)
     prompt = settings.get("prompt", 0)
     completion = settings["completion"] if prompt else settings["length"]
     return Workload(
@@ -85,23 +83,15 @@ def sharding_of(settings: Row) -> Sharding:
 def planned_gib(shape: Shape, settings: Row) -> float:
     """Return the planned peak of a row's settings on a GPU."""
     workload = workload_of(settings)
-    with casts(workload):
-        if settings.get("prompt"):
-            return peak(shape, workload) / GB
-        if settings.get("untied"):  # LitGPT holds input and output embedding apart
-            shape = replace(shape, tie_word_embeddings=False)
-        names = Step.__dataclass_fields__.keys() & settings.keys()
-        step = Step(shape, workload, **{name: settings[name] for name in names})
-        if settings.get("upcast"):
-            step = with_unquantized_float32(step)
-        return sum(planned(step).values()) / GB
-
-
-def casts(workload: Workload) -> AbstractContextManager[None]:
-    """Return a context in which each float32 adapter keeps its input's cast, as PEFT has it and our trainer not."""
-    if workload.adapter and workload.adapter.size > workload.compute_bytes:
-        return replaced(activations, "has_copies", lambda adapter: True)
-    return nullcontext()
+    if settings.get("prompt"):
+        return peak(shape, workload) / GB
+    if settings.get("untied"):  # LitGPT holds input and output embedding apart
+        shape = replace(shape, tie_word_embeddings=False)
+    names = Step.__dataclass_fields__.keys() & settings.keys()
+    step = Step(shape, workload, **{name: settings[name] for name in names})
+    if settings.get("upcast"):
+        step = with_unquantized_float32(step)
+    return sum(planned(step).values()) / GB
 
 
 def estimated_seconds(shape: Shape, row: Row) -> float:

@@ -1,7 +1,7 @@
 """Memory of activations in a layer and in the head, bytes: of a micro-batch, or per token if stated."""
 
 from grpo.planning.shape import QK_NORM, SANDWICH, Shape
-from grpo.planning.workload import Adapter, Workload
+from grpo.planning.workload import Workload
 from grpo.utils.limits import CACHED_LOGITS
 
 HEAD_TILE = (4096, 32768)
@@ -84,15 +84,10 @@ def adapter_inputs(shape: Shape, workload: Workload, feed_forward: bool) -> int:
     modules = [(name, inputs) for name, (inputs, _, _) in shape.linears().items() if adapter.adapts(name)]
     named = {name: inputs for name, inputs in modules if (name in FEED_FORWARD) == feed_forward}
     ranks = workload.compute_bytes * len(named) * adapter.rank
-    if has_copies(adapter):
+    if adapter.copies:
         mask = (1 if workload.device == "cuda" else adapter.size) if adapter.dropout else 0
         return ranks + (workload.compute_bytes + mask) * sum(named.values())
     return ranks + workload.compute_bytes * sum(distinct(named).values())
-
-
-def has_copies(adapter: Adapter) -> bool:
-    """Whether each module of an adapter has a copy of its input, as the output of dropout."""
-    return adapter.dropout
 
 
 def distinct(modules: dict[str, int]) -> dict[str, int]:
@@ -112,12 +107,17 @@ def masks(shape: Shape, masked: int) -> int:
 def layer_backward(shape: Shape, workload: Workload, tokens: int) -> float:
     """Temporary bytes in the backward pass of a layer: gradients of the feed-forward layer.
 
-    Adapters in it add the gradient of a copy of an input. Without copies that is up to 16 % more than simulated.
+    Adapters in it that copy their inputs add the gradient of a copy. Without copies two gradients of the width are
+    left, or, beside tiles, tensors as wide as the model in the place of a tile's activations: both as simulated
+    (benchmarks/simulation.py).
     """
-    adapter = workload.adapter
+    adapter, size, hidden = workload.adapter, workload.compute_bytes, tokens * shape.hidden_size
+    wide = size * tiled(shape, workload, tokens) * shape.active_width
     adapted = adapter is not None and any(map(adapter.adapts, FEED_FORWARD))
-    wide = workload.compute_bytes * (4 if adapted else 3) * shape.active_width
-    return tiled(shape, workload, tokens) * wide + tokens * (4 + 2 * workload.compute_bytes) * shape.hidden_size
+    if adapter and adapted and not adapter.copies:
+        beside_tiles = 6.5 * size * hidden - 4 * wide if tiled(shape, workload, tokens) < tokens else 0.0
+        return max(2.0 * wide, beside_tiles)
+    return (4 if adapted else 3) * wide + (4 + 2 * size) * hidden
 
 
 def layer_forward(shape: Shape, workload: Workload, tokens: int, masked: int) -> float:

@@ -194,7 +194,8 @@ def adapter_of(peft: DictConfig) -> Adapter:
     rank = peft.get("r", 8)
     if not isinstance(rank, int) or rank < 1:
         raise ConfigError(f"peft.r={rank}: a positive number is needed")
-    return Adapter(rank, names, bool(peft.get("vision")), dropout=bool(peft.get("lora_dropout")))
+    variant = bool(peft.get("use_dora") or peft.get("alora_invocation_tokens"))
+    return Adapter(rank, names, bool(peft.get("vision")), dropout=bool(peft.get("lora_dropout")), casts=variant)
 
 
 def adapter_bytes(sharding: Sharding) -> int:

@@ -58,8 +58,10 @@ def layer_kept(vision: Vision, workload: Workload) -> float:
         return kept
     if workload.adapter:
         named = {name: inputs for name, (inputs, _, _) in vision.linears().items() if workload.adapter.adapts(name)}
-        inputs = distinct(named) if vision.model_type in GATED else named  # autocast copies the output of a layer norm
-        return kept + size * (sum(inputs.values()) + len(named) * workload.adapter.rank)
+        ranks = len(named) * workload.adapter.rank
+        if vision.model_type in GATED and not workload.adapter.copies:
+            named = distinct(named)  # elsewhere autocast copies a layer norm's output
+        return kept + size * (sum(named.values()) + ranks)
     if vision.model_type in GATED:
         kept += 2 * size * hidden
     return kept + size * ((3 if fused else 5) * hidden + width)

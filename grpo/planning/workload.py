@@ -22,6 +22,14 @@ class Adapter:
     dropout: bool = False
     """Whether dropout precedes the adapter (`peft.lora_dropout`), which keeps a mask of its input."""
 
+    casts: bool = False
+    """Whether each adapted module casts its input, as PEFT does; our trainer does so for variants of LoRA alone."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether each adapted module keeps a copy of its input."""
+        return self.dropout or self.casts
+
     def adapts(self, module: str) -> bool:
         """Whether linear modules of a name get an adapter."""
         return self.modules is None or module in self.modules

@@ -32,6 +32,7 @@ from grpo.trainer.placement import (
     check_one_device,
     gathered_with_its_norm,
     keep_differentiable,
+    loads_without_state,
     prepare_for_fsdp,
     show_to_trl,
     train_in_float32,
@@ -434,7 +435,7 @@ class ExactGRPOTrainer(GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         # several processes on CPUs have one numbered device each, which `torch.load` does not know
         device = torch.device("cpu") if self.args.device.type == "cpu" else self.args.device
-        with replaced(self.args, "_setup_devices", device):
+        with replaced(self.args, "_setup_devices", device), loads_without_state():
             super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint:
             self.resume.load(self, Path(checkpoint), device)

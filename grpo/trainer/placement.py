@@ -1,6 +1,7 @@
 """Where the weights of a policy are, and of which type, before it is trained."""
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -114,3 +115,18 @@ def gathered_with_its_norm() -> AbstractContextManager[None]:
         return norms[-1] if norms else stock(model)
 
     return patched("accelerate.utils.fsdp_utils:_find_final_norm", final_norm)
+
+
+def loads_without_state() -> AbstractContextManager[None]:
+    """Return a context in which FSDP2 loads an optimizer that has no state for weights that never had a gradient.
+
+    A tower whose features come from its last layer but one, as LLaVA's, has such weights. PyTorch refuses a state
+    without them unless it is told otherwise.
+    """
+    stock = fsdp_utils._prepare_sd_options
+
+    def options(plugin: Any) -> Any:
+        found = stock(plugin)
+        return found and replace(found, strict=False)
+
+    return patched("accelerate.utils.fsdp_utils:_prepare_sd_options", options)

@@ -37,6 +37,8 @@ PATCHES = {
     "requests:Session": "a request to a server that hangs ends; until TRL's client has time-outs",
     "accelerate.utils.fsdp_utils:_find_final_norm": "the norm before the output layer of a policy that sees images is "
     "in its language model; until accelerate looks there",
+    "accelerate.utils.fsdp_utils:_prepare_sd_options": "a weight that never had a gradient, as in the last layer of a "
+    "tower whose features come from the layer before, has no state in the optimizer; until accelerate loads without it",
     "torch.distributed.elastic.agent.server.local_elastic_agent:LocalElasticAgent._monitor_workers": "processes that "
     "end because a machine has left or comes use up no restart; until torchelastic tells them from those that fail",
     "torch.distributed.elastic.agent.server.local_elastic_agent:LocalElasticAgent._stop_workers": "a step and its "

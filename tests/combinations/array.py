@@ -37,10 +37,7 @@ def rows_of(shard: str) -> list[Row]:
     """The drawn rows; for a choice of `conf/shard` as few as have all values. ZeRO-3 refuses tiles."""
     if shard == "none":
         return drawn(rows())
-    chosen = [row | {"feed-forward": "whole"} if shard == "zero3" else row for row in few(rows())]
-    # LLaVA-Next never uses the last layer of its tower, and FSDP2 does not load an optimizer without its state
-    unused, plain_value = {"policy": "images, LLaVA-Next", "resume": "yes"}, next(iter(FEATURES["resume"]))
-    return [row | {"resume": plain_value} if unused.items() <= row.items() else row for row in chosen]
+    return [row | {"feed-forward": "whole"} if shard == "zero3" else row for row in few(rows())]
 
 
 def few(candidates: list[Row]) -> list[Row]:

@@ -32,8 +32,6 @@ def possible(row: Row, shard: str) -> Row:
     if (row["steps"] != "a slice" and row["steps"] != "four slices") or row["iterations"] == "2":
         row |= {"policy": "full attention"} if row["policy"].startswith("images") else {}
         row |= {"weights": "all"} if row["weights"] == "frozen tower" else {}
-    if shard == "fsdp2" and row["policy"] == "images, LLaVA-Next":  # see `rows_of`
-        row |= {"policy": "full attention", "weights": "all"}
     if shard == "fsdp2" and row["penalty"] == "KL, moving reference":
         row |= {"penalty": "KL"}
     return row

@@ -101,11 +101,8 @@ def check(row: Row, folder: Path) -> None:
         folder: shared by all processes.
     """
     mine, theirs, trainer = trained(row, folder)
-    # the steps of a quantized policy do not begin with the same weights on both sides; with a frozen tower both compute
-    # in float32, whose rounding an unlikely token multiplies (2.5e-5 without shared prompts, 4.7e-5 with them)
-    # on two processes a row with an entropy bonus and a server differs by 1.8e-5 in its first step, all others by less
-    together = 1e-5 if trainer.accelerator.num_processes == 1 else 3e-5
-    compare(mine, theirs, 1e-4 if row["weights"] in ("QLoRA", "frozen tower") else together)
+    # the steps of a quantized policy do not begin with the same weights on both sides
+    compare(mine, theirs, 1e-4 if row["weights"] == "QLoRA" else 1e-5)
     if row["resume"] == "yes":
         resumed = in_float64(ours(row, folder / "resumed", **RATE), row)
         resumed.train(resume_from_checkpoint=str(folder / "ours" / "checkpoint-1"))
@@ -122,7 +119,7 @@ def compare(mine: Record, theirs: Record, tolerance: float) -> None:
     # rounding is that of terms that may cancel: of what is left where the policy still is its reference, and of
     # positions that begin elsewhere, as prompts have less padding or are shared; norms are from 0.1 to 10
     scale = max(norm(expected) for expected in theirs.gradients)
-    assert scale > 1e-4
+    assert scale > 1e-3
     for step, (gradient, expected) in enumerate(zip(mine.gradients, theirs.gradients, strict=True), 1):
         difference = norm({name: gradient[name] - expected[name] for name in gradient})
         relative = difference / max(norm(expected), scale / 2, 0.1)

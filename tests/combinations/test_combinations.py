@@ -38,7 +38,7 @@ def test_each_pair_works_on_two_processes(tmp_path: Path, shard: str) -> None:
     line += ["-m", "tests.combinations.on_two_processes", str(tmp_path), shard]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     for _ in range(3):  # gloo and FSDP2 on CPUs were seen to die once of a corrupted heap
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=1800, check=False)
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=900, check=False)
         if (tmp_path / "found.json").exists():
             break
     assert (tmp_path / "found.json").exists(), done.stderr[-3000:]

@@ -117,8 +117,6 @@ def with_logps(tokens: list[int], seed: int, row: Row) -> list[float]:
         likely = {"vespo": -7.5, "maxrl": -6}.get(row["loss"], -5)  # or its weights, or those of a mask, are all zero
         if row["loss"] == "vespo" and row["policy"] in FAMILY:  # whose tokens are likelier
             likely = -5
-        if row["loss"] == "sapo" and row["engine"] == "vLLM, sequences masked":
-            likely = -7.5
         return (torch.randn(len(tokens), generator=generator) / 4 + likely).tolist()
     others = torch.randint(7, 80, (len(tokens), 5), generator=generator).tolist()
     drawn = (torch.randn(len(tokens), generator=generator) / 4 - 1.5).tolist()

@@ -103,7 +103,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def wait_for(condition: Callable[[], bool], running: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 120
     while not condition():
         assert running.poll() is None, ended(running)
         assert time.monotonic() < deadline

@@ -324,9 +324,7 @@ def test_the_plan_is_still_what_the_committed_simulations_say(case: dict[str, An
         checkpointing=case["checkpointing"],
     )
     parts = update(shipped_models()[case["model"]][1], workload)
-    planned = (sum(parts.values()) - parts["context"]) / GB
-    least, most = (0.98, 1.17) if case["method"] == "lora" and case["checkpointing"] else (0.97, 1.03)
-    assert least <= planned / case["simulated_gb"] <= most
+    assert (sum(parts.values()) - parts["context"]) / GB == pytest.approx(case["simulated_gb"], rel=0.03)
 
 
 # --- Phases ---
