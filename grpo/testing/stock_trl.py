@@ -19,6 +19,7 @@ from grpo.config.options import Update
 from grpo.config.schema import ROOT
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout.dynamic_sampling import Completion
+from grpo.utils.patching import replaced
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 VOCABULARY = 87
@@ -228,12 +229,22 @@ def doubled(trainer: Any) -> Any:
     """Let a trainer compute in float64, so that a bound holds on all processors and with any number of threads.
 
     They add in different orders. In float32 that moves a log-probability by some 1e-6, and a loss of several iterations
-    by its sum with ratios and with exp(KL). What stays float32 is softmax and norms of transformers, and TRL's head.
+    by its sum with ratios and with exp(KL). What stays float32 is softmax and norms of transformers, and TRL's head;
+    rotary embeddings do not: their angles grow with the padding before a sequence, and so does the rounding.
     """
     for model in (trainer.model, trainer.ref_model):
         if model is not None:
             model.double()
+            for module in model.modules():
+                if hasattr(module, "inv_freq"):
+                    module.forward = functools.partial(without_float32, module.forward)
     return trainer
+
+
+def without_float32(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a method of transformers whose `float()` shall be `double()`."""
+    with replaced(torch.Tensor, "float", torch.Tensor.double):
+        return forward(*args, **options)
 
 
 def train(trainer: GRPOTrainer, start_from: Sequence[dict[str, torch.Tensor]] = ()) -> Record:

@@ -18,11 +18,8 @@ RATE = {"learning_rate": 1e-3}
 
 
 def in_float64(trainer: Any, row: Row) -> Any:
-    """Let a trainer compute in float64, so that what is compared is not rounding.
-
-    A quantized policy cannot, and what a tower makes of images then depends on how many there are, by rounding.
-    """
-    if row["weights"] not in ("QLoRA", "frozen tower"):
+    """Let a trainer compute in float64, so that what is compared is not rounding; a quantized policy cannot."""
+    if row["weights"] != "QLoRA":
         doubled(trainer)
     return trainer
 

@@ -114,7 +114,8 @@ def test_the_longest_completion_fits_and_a_longer_one_does_not(tmp_path: Path) -
     line = ["+gpu=rtx3080", "generation=transformers", "update.activations_on_host=true", "update.mlp_tile=4096"]
     for tokens, status in ((length, 0), (length + 256, 1)):
         assert command("grpo.plan", tmp_path, *line, f"train.max_completion_length={tokens}").returncode == status
-    assert length > 4 * lengths["LoRA"]["transformers"]
+    assert length > 100_000
+    assert lengths["LoRA"]["transformers"] > 25_000, "adapters keep their inputs once"
 
 
 @pytest.mark.parametrize(
