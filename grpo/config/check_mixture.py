@@ -58,7 +58,7 @@ def check_common(config: DictConfig) -> None:
     tasks = config.task.tasks
     first, *others = map(str, tasks)
     for name in others:
-        value, known = (tasks[one].task.conversational for one in (name, first))
+        value, known = (tasks[task].task.conversational for task in (name, first))
         if value != known:
             raise ConfigError(
                 f"task.tasks.{name}.task.conversational={value}: {known} in task.tasks.{first}; TRL takes prompts of "

@@ -71,8 +71,8 @@ def errors_of(rewards: dict[str, Reward]) -> dict[str, dict[str, int]]:
 def errors_of_all(rewards: dict[str, Reward]) -> dict[str, dict[str, int]]:
     """Return the same counts over all processes; a collective call."""
     everywhere = gathered([errors_of(rewards)])
-    names = dict.fromkeys(name for reward in everywhere for name in reward)
-    return {name: dict(sum((Counter(reward.get(name, {})) for reward in everywhere), Counter())) for name in names}
+    names = dict.fromkeys(name for errors in everywhere for name in errors)
+    return {name: dict(sum((Counter(errors.get(name, {})) for errors in everywhere), Counter())) for name in names}
 
 
 def counts(rewards: Mapping[str, Reward]) -> dict[str, tuple[int, int]]:
@@ -86,9 +86,9 @@ def useless(rewards: Mapping[str, Reward], before: Mapping[str, tuple[int, int]]
     here = {name: (now[name][0] - before[name][0], now[name][1] - before[name][1]) for name in rewards}
     everywhere = gathered([{name: (*here[name], reward.fault) for name, reward in rewards.items()}])
     for name, reward in rewards.items():
-        scored, errors = (sum(one[name][part] for one in everywhere) for part in (0, 1))
+        scored, errors = (sum(process[name][part] for process in everywhere) for part in (0, 1))
         if errors and not scored:
-            fault = next(one[name][2] for one in everywhere if one[name][2])
+            fault = next(process[name][2] for process in everywhere if process[name][2])
             where = f"; the completion is in {os.path.relpath(reward.errors_file)}" if reward.errors_file else ""
             return f"reward.{name}: failed on every completion: {fault}{where}"
     return None

@@ -47,8 +47,8 @@ def evaluate_model(
         policy.download(name, model.model_revision)
     template = config.train.get("chat_template_kwargs")
     processing_class = policy.load_processing_class(model, name, template)
-    tasks = {task: one for task, one in tasks.items() if one.eval.size}
-    loaded = {task: load_held_out_of(task, one, processing_class) for task, one in tasks.items()}
+    tasks = {task: single for task, single in tasks.items() if single.eval.size}
+    loaded = {task: load_held_out_of(task, single, processing_class) for task, single in tasks.items()}
     longest, most_images = longest_of(config.task, [problems for problems, _ in loaded.values()], processing_class)
     if not policy.adapter_config(name):
         splits = [problems for problems, _ in loaded.values()]

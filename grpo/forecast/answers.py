@@ -18,9 +18,8 @@ KINDS = {"hash": "marked", "boxed": "marked", "answer": "marked", "": "none"}
 
 def fraction(problems: Sequence[Sampled], holds: Any) -> dict[str, Any]:
     """Return how many completions fulfil a condition, with the interval over problems."""
-    return proportion(
-        [fmean(bool(holds(completion)) for completion in problem.completions) for problem in problems]
-    ).as_dict()
+    fractions = [fmean(bool(holds(completion)) for completion in problem.completions) for problem in problems]
+    return proportion(fractions).as_dict()
 
 
 def lengths(problems: Sequence[Sampled], limit: int) -> dict[str, Any]:
@@ -34,7 +33,7 @@ def lengths(problems: Sequence[Sampled], limit: int) -> dict[str, Any]:
     at = {str(part): every[min(len(every) - 1, math.ceil(part * len(every)) - 1)] for part in (0.5, 0.9, 0.99)}
     return {
         "limit": limit,
-        "truncated": fraction(problems, lambda one: not one.ended),
+        "truncated": fraction(problems, lambda completion: not completion.ended),
         "mean": fmean(every),
         "quantiles": at,
         "longest": every[-1],
@@ -66,9 +65,13 @@ def places(problems: Sequence[Sampled], find: Sequence[str] | None) -> dict[str,
         found = found_answer(sample.text, find)[0]
         return KINDS.get(found, found)
 
-    names = list(dict.fromkeys(KINDS.get(one, one) for one in (*find, "")))
+    names = list(dict.fromkeys(KINDS.get(place, place) for place in (*find, "")))
     seen = Counter(kind(completion) for problem in problems for completion in problem.completions)
-    return {name: fraction(problems, lambda one, name=name: kind(one) == name) for name in names if seen[name] or name}
+    return {
+        name: fraction(problems, lambda completion, name=name: kind(completion) == name)
+        for name in names
+        if seen[name] or name
+    }
 
 
 def kinds_of(grader: dict[str, Any] | None) -> list[str] | None:

@@ -132,9 +132,8 @@ def best(prospects: Sequence[Prospect]) -> Prospect | None:
     highest = max((prospect.rate for prospect in prospects), default=0.0)
     if not highest:
         return None
-    return min(
-        (prospect for prospect in prospects if prospect.rate >= NEAR * highest), key=lambda one: one.num_generations
-    )
+    near = [prospect for prospect in prospects if prospect.rate >= NEAR * highest]
+    return min(near, key=lambda prospect: prospect.num_generations)
 
 
 def completions_per_step(config: DictConfig) -> int:

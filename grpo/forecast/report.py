@@ -76,7 +76,7 @@ def report(result: Result, config: DictConfig, overrides: Sequence[str], plan: P
         "groups": by_size(prospects, train.num_generations),
         "lengths": lengths,
         "answers": answers.places(problems, answers.kinds_of(options_of_grader(config))),
-        "ended": answers.fraction(problems, lambda one: one.ended),
+        "ended": answers.fraction(problems, lambda completion: completion.ended),
         "time": time_and_cost(config, plan, duration, problems, used),
     }
 

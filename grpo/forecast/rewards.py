@@ -41,7 +41,7 @@ def outcome(sample: Sample, weights: Mapping[str, float], aggregation: str) -> o
 def outcomes(problems: Sequence[Sampled], weights: Mapping[str, float], aggregation: str) -> list[list[object]]:
     """Return the outcomes of each problem's completions, without those that have no reward."""
     found = [[outcome(completion, weights, aggregation) for completion in problem.completions] for problem in problems]
-    return [[one for one in of_problem if one is not None] for of_problem in found]
+    return [[value for value in of_problem if value is not None] for of_problem in found]
 
 
 def pass_rates(correct: Sequence[Sequence[bool]]) -> dict[str, Any]:
@@ -73,10 +73,8 @@ def of_each(problems: Sequence[Sampled]) -> dict[str, dict[str, Any]]:
         values = [[completion.rewards[name] for completion in problem.completions] for problem in problems]
         given = [[value for value in row if value is not None] for row in values]
         known = [row for row in given if row]
-        failed = proportion(
-            [fmean(name in completion.failed for completion in problem.completions) for problem in problems]
-        )
-        of_name: dict[str, Any] = {"failed": failed.as_dict(), "mean": None, "spread": None, "varies": 0.0}
+        failed = [fmean(name in completion.failed for completion in problem.completions) for problem in problems]
+        of_name: dict[str, Any] = {"failed": proportion(failed).as_dict(), "mean": None, "spread": None, "varies": 0.0}
         if known:
             every = [value for row in known for value in row]
             of_name |= {
@@ -156,5 +154,5 @@ def disagreements(problems: Sequence[Sampled]) -> list[dict[str, Any]]:
         return max(values) - min(values) if values else 0.0
 
     found = [(fmean(apart(completion) for completion in problem.completions), problem) for problem in problems]
-    found.sort(key=lambda one: -one[0])
+    found.sort(key=lambda scored: -scored[0])
     return [{"problem": p.problem, "prompt": p.prompt, "apart": value} for value, p in found[:SHOWN] if value > 0]

@@ -155,11 +155,11 @@ def ranked(good: Sequence[Prospect]) -> list[Prospect]:
     highest = max(candidate.rate for candidate in good)
     first = min(
         (candidate for candidate in good if candidate.rate >= NEAR * highest),
-        key=lambda one: (one.num_generations, -one.rate),
+        key=lambda prospect: (prospect.num_generations, -prospect.rate),
     )
     singles = sorted(
         (candidate for candidate in good if len(candidate.change) == 1 and candidate is not first),
-        key=lambda one: -one.rate,
+        key=lambda prospect: -prospect.rate,
     )
     return [first, *singles]
 

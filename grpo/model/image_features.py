@@ -122,7 +122,7 @@ def tensors_of(output: Any) -> list[torch.Tensor]:
 def are_alike(mine: Any, plain: Any) -> bool:
     """Return whether the features of two calls are equal within rounding."""
     some, others = tensors_of(mine), tensors_of(plain)
-    alike = [image.shape for image in some] == [other.shape for other in others] and all(
+    alike = [tensor.shape for tensor in some] == [other.shape for other in others] and all(
         (one - other).norm() <= torch.finfo(one.dtype).eps ** 0.5 * other.norm()
         for one, other in zip(some, others, strict=True)
     )

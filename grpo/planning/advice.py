@@ -114,7 +114,7 @@ def single_changes(
         (key,) = change[0]
         if len(shown) < most and key not in found and (suggestion := verified([change], planner)):
             found[key] = suggestion
-            shown = [one for one in found.values() if one not in besides]
+            shown = [suggestion for suggestion in found.values() if suggestion not in besides]
     return shown
 
 

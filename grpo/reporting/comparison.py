@@ -67,8 +67,8 @@ def comparison_of(runs: dict[str, Run], to: str | None = None) -> Row:
             for name, run in runs.items()
         ],
         "settings": settings(runs),
-        "accuracies": [one.text for one in found],
-        "differences": [asdict(one) for one in found],
+        "accuracies": [difference.text for difference in found],
+        "differences": [asdict(difference) for difference in found],
         "curves": [asdict(curve) for curve in curves(runs)],
         "answers": side_by_side(answered),
     }
@@ -139,9 +139,9 @@ def differences(runs: dict[str, Run], answered: dict[str, dict[int, Row]], to: s
 
 def same_problems(mine: dict[int, Row], others: dict[int, Row]) -> list[tuple[bool, bool]]:
     """Return which of two runs were correct for each problem; nothing if a problem of one is not that of the other."""
-    if mine.keys() != others.keys() or any(mine[one]["prompt"] != others[one]["prompt"] for one in mine):
+    if mine.keys() != others.keys() or any(row["prompt"] != others[problem]["prompt"] for problem, row in mine.items()):
         return []
-    return [(bool(mine[one]["correct"]), bool(others[one]["correct"])) for one in mine]
+    return [(bool(row["correct"]), bool(others[problem]["correct"])) for problem, row in mine.items()]
 
 
 def side_by_side(answered: dict[str, dict[int, Row]]) -> Row:

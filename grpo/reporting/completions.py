@@ -67,7 +67,7 @@ def sample(run_dir: Path, weights: dict[str, float], grader: str, coordinates: s
             steps.append({"step": rows[0]["step"], "rows": len(rows), "groups": fit})
     boxes = any("boxes" in candidate for step in steps for candidate in step["groups"])
     embedded = embed(steps, folder / "images")
-    valued = any("values" in row for step in steps for one in step["groups"] for row in one["completions"])
+    valued = any("values" in row for step in steps for group in step["groups"] for row in group["completions"])
     found = {"steps": steps, "shown": len(steps), "logged": len(files), "grader": grader}
     return found | {"boxes": boxes, "tokens": valued, **embedded}
 

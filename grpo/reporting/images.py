@@ -48,7 +48,7 @@ def embed(steps: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     size = 0
     # the first groups of each step, then the second ones, and so on
     rounds = zip_longest(*(step["groups"] for step in steps))
-    for group in (one for groups in rounds for one in groups if one and "images" in one):
+    for group in (group for groups in rounds for group in groups if group and "images" in group):
         for name in group["images"]:
             if name not in places:
                 found = read(folder, name) if len(embedded) < MAX_IMAGES else None

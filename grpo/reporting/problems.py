@@ -108,7 +108,7 @@ def spread(times: list[Row]) -> list[Row]:
 def add_completions(problems: Iterable[Row], weights: dict[str, float], grader: str) -> None:
     """Add the best and the worst completion of each time, problem by problem, until a page is full."""
     size, tables = 0, dict[Path, list[Row]]()
-    for time in (time for one in problems for time in one["times"]):
+    for time in (time for solved in problems for time in solved["times"]):
         file, ends = time.pop("file"), time.pop("ends")
         time.pop("made")
         if size > MAX_SIZE:

@@ -146,11 +146,11 @@ def end_silent_connections(limit: float) -> None:
             (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * limit)),
         ]
         while True:
-            for one in psutil.Process().net_connections("tcp"):  # libraries open more of them at any time
-                if one.raddr:
-                    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(one.fd)) as connection:
+            for connection in psutil.Process().net_connections("tcp"):  # libraries open more of them at any time
+                if connection.raddr:
+                    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as copy:
                         for option in options:
-                            connection.setsockopt(*option)
+                            copy.setsockopt(*option)
             time.sleep(limit / 4)
 
     threading.Thread(target=watch, daemon=True).start()

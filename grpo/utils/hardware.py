@@ -41,13 +41,13 @@ def check_gpu(gpu: "DictConfig | None") -> None:
         found = f"{here[0]} with {here[1] / GB:.0f} GiB" if here else found
     else:
         several = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-        largest = max((one.total_memory for one in several), default=0)
+        largest = max((device.total_memory for device in several), default=0)
         lacking = "" if largest >= 0.9 * needed * GB else f"{needed:g} GiB"
         if not lacking and (gpu.vendor == "amd") != bool(torch.version.hip):
             lacking = "a GPU of AMD" if gpu.vendor == "amd" else "a GPU of NVIDIA"
         if not lacking and gpu.bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
             lacking = "bfloat16"
-        found = ", ".join(f"{one.name} with {one.total_memory / GB:.0f} GiB" for one in several) or found
+        found = ", ".join(f"{device.name} with {device.total_memory / GB:.0f} GiB" for device in several) or found
     if lacking:
         raise ConfigError(
             f"+gpu: the profile is for {gpu.name} ({lacking} needed), found here: {found}. `python -m grpo.plan` "

@@ -91,12 +91,8 @@ def needs(function: Callable[..., Any], kwargs: dict[str, Any]) -> list[str]:
     group.
     """
     parameters = inspect.signature(function).parameters.values()
-    named = [
-        parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
-    required = [one.name for one in named if one.default is one.empty or one.name == "environments"]
+    named = [known for known in parameters if known.kind in (known.POSITIONAL_OR_KEYWORD, known.KEYWORD_ONLY)]
+    required = [known.name for known in named if known.default is known.empty or known.name == "environments"]
     if kwargs.get(getattr(function, "compares", "")) and GROUP not in required:
         required.append(GROUP)
     return [key for key in required if key not in kwargs]

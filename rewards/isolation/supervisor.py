@@ -88,15 +88,15 @@ def end_descendants(child: int, status: int | None) -> int:
     """End all descendants of this process; return the wait status of `child`, known already or found."""
     import psutil
 
-    def is_alive(one: psutil.Process) -> bool:
+    def is_alive(process: psutil.Process) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):  # a number that another process has by now included
-            return one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
         return False
 
     while left := set(filter(is_alive, descendants())):
-        for one in left:
+        for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                process.kill()
         time.sleep(0.01)
         status = reap().get(child, status)
     return reap().get(child, status) or 0

@@ -82,7 +82,7 @@ def cheats(row: dict[str, Any], style: str = "bare") -> dict[str, str]:
         "only ####": "####",
         "only \\boxed{}": "\\boxed{}",
         "only <answer>": "<think></think><answer></answer>",
-        "many answers": "\n".join(f"#### {probe}" for probe in near),
+        "many answers": "\n".join(f"#### {number}" for number in near),
         "answers in one line": "#### " + " or ".join(near),
         "correct or incorrect": f"#### {answer or 1} or {other}",
         "incorrect or correct": f"#### {other} or {answer or 1}",

@@ -98,8 +98,8 @@ def special(operation: str) -> Callable[..., Any]:
     return method
 
 
-for one in (*BUILT_IN, *ITEMS, *UNARY, *BINARY):
-    setattr(Remote, f"__{one.strip('_')}__", special(one))
+for operation in (*BUILT_IN, *ITEMS, *UNARY, *BINARY):
+    setattr(Remote, f"__{operation.strip('_')}__", special(operation))
 
 
 class Names(dict[str, Any]):

@@ -114,7 +114,8 @@ def with_logps(tokens: list[int], seed: int, row: Row) -> list[float]:
     """The log-probabilities of an engine, over all tokens, or over six of them."""
     generator = torch.Generator().manual_seed(seed)
     if row["engine"] != "vLLM, top-k":
-        likely = {"vespo": -7.5, "maxrl": -6, "sapo": -8}.get(row["loss"], -5)  # or its weights, or those of a mask, are all zero
+        # otherwise the weights of a loss, or those of a mask, are all zero
+        likely = {"vespo": -7.5, "maxrl": -6, "sapo": -8}.get(row["loss"], -5)
         if row["loss"] == "vespo" and row["policy"] in FAMILY:  # whose tokens are likelier
             likely = -5
         return (torch.randn(len(tokens), generator=generator) / 4 + likely).tolist()

@@ -14,6 +14,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from statistics import mean
 from threading import Thread
 from typing import Any
@@ -120,11 +121,11 @@ class InFlight:
     def _take(self, trainer: Any, size: int, notes: Made, _: int) -> Scored:
         """Return the oldest finished batch; begin as many as may be in flight."""
         step = trainer.state.global_step
-        for one in [begun for begun in self._begun if step - begun.policy > self.staleness]:
-            trainer.vllm_generation.abort(one.name)
-            self._begun.remove(one)
-            self._again.append(one.problems)
-            notes.dropped += len(one.problems) * trainer.num_generations
+        for stale in [begun for begun in self._begun if step - begun.policy > self.staleness]:
+            trainer.vllm_generation.abort(stale.name)
+            self._begun.remove(stale)
+            self._again.append(stale.problems)
+            notes.dropped += len(stale.problems) * trainer.num_generations
         while len(self._begun) < self._most(trainer):
             problems = self._again.popleft() if self._again else trainer.rollouts.sampling.order.take(size)
             self._begun.append(self._begin(trainer, problems))
@@ -216,7 +217,7 @@ class InFlight:
         self._again.extend(state["again"])
         self.pending, self.first = state["pending"]
         if lost := sum(map(len, self._again)):
-            kept = sum(len(one.problems) for one in self._begun)
+            kept = sum(len(begun.problems) for begun in self._begun)
             log.warning(
                 "the rollouts of %d problems were in flight at the checkpoint and begin again; %d more were finished",
                 lost,
@@ -233,7 +234,7 @@ def ages(step: int, kept: Sequence[Completion]) -> dict[str, float]:
 def saved(made: Made) -> dict[str, Any]:
     """Return finished rollouts as `torch.load` takes them with `weights_only`."""
     rows = []
-    for completion in (one for group, _ in made.groups for one in group):
+    for completion in chain.from_iterable(group for group, _ in made.groups):
         logps = completion.logps and [value if value is None else float(value) for value in completion.logps]
         kept = completion.logps and [list(getattr(value, "kept", ())) for value in completion.logps]
         columns = {name: to_tensor([value]) for name, value in completion.columns.items()}  # one may be none of Arrow's
