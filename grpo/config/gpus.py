@@ -1,10 +1,11 @@
 """The table of GPUs, `gpus.json`: facts by their makers, and the profile that the GPU of this machine resembles.
 
-Profiles in `conf/gpu` take their facts from it by `${gpu:column}`. Columns: `memory_gb` (GiB, as PyTorch reports it, or
-the maker's GB), `bandwidth_gb_s` (10^9 bytes/s), `tflops` (dense products in bfloat16, on a GPU without it in float16,
+Each row is a choice of `gpu` with the choices of `conf/gpu/any.yaml`, which reads the row by `${gpu:column}`; a profile
+that chooses more than a model has a file in `conf/gpu`. Columns: `memory_gb` (GiB, as PyTorch reports it, or the
+maker's GB), `bandwidth_gb_s` (10^9 bytes/s), `tflops` (dense products in bfloat16, on a GPU without it in float16,
 with sums in float32, 10^12 operations/s), `compute` (NVIDIA's compute capability, or AMD's LLVM target), `formats`
 (numbers of 8 and 4 bits that its matrix units multiply; the trainer uses none), `shared` (memory of CPU and GPU
-together), `source` (the maker's page), `note` (how a number follows from the page).
+together), `model` (a choice of `conf/model`), `source` (the maker's page), `note` (how a number follows from the page).
 """
 
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.utils.distributed import is_launched
@@ -36,7 +38,11 @@ def table() -> dict[str, dict[str, Any]]:
 
 
 def register() -> None:
-    """Register the resolvers `${gpu:column}`, a fact of the GPU of `gpu.profile`, and `${model_for_gpu:}`."""
+    """Register the profiles, and the resolvers `${gpu:column}`, a fact of `gpu.profile`, and `${model_for_gpu:}`."""
+    for name, row in table().items():
+        if not (PROFILES / f"{name}.yaml").exists():
+            node = {"defaults": ["any", {"override /model": row["model"]}], "gpu": {"profile": name}}
+            ConfigStore.instance().store(name, node, group="gpu", package="_global_", provider="grpo")
     OmegaConf.register_new_resolver("gpu", fact, replace=True)
     OmegaConf.register_new_resolver("model_for_gpu", lambda: model_for(found(several=False)), replace=True)
 
@@ -151,5 +157,4 @@ def model_for(gpu: LocalGpu) -> str:
             if row["vendor"] != "apple" and row["memory_gb"] <= 1.05 * usable
         ]
         profile = max(fitting, default=(0, False, "any"))[-1]
-    lines = (PROFILES / f"{profile}.yaml").read_text()
-    return re.findall(r"override /model: (\w+)", lines)[0]
+    return table()[profile]["model"]

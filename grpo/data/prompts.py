@@ -127,9 +127,11 @@ def prompts_from(task: "DictConfig", columns: Container[str]) -> Callable[[Row],
             messages = [{"role": "user", "content": text}]
         while messages and messages[-1]["role"] == "assistant":  # the answer, which the policy is to give
             messages.pop()
-        contents = [message["content"] for message in messages]
-        if not messages or None in contents or not (task.images or str(contents[-1]).strip()):
+        if not messages:
             return None
+        contents = [message["content"] for message in messages]
+        if None in contents or (names and not task.images and not str(contents[-1]).strip()):
+            return None  # without names an environment asks
         own = messages[0]["role"] == "system"  # in place of the task's
         first = [messages.pop(0)] if own else [{"role": "system", "content": system}] if system else []
         return [*first, *turns, *messages] if messages else None

@@ -51,7 +51,11 @@ def batch_of(row: Row, processes: int) -> dict[str, int]:
 
 
 class Loaded(Weights):
-    """The weights before and after a training, and whether FSDP2 has loaded those, and AdamW's moments, as saved."""
+    """The weights before a training and after its first step, and whether FSDP2 has loaded AdamW's moments as saved."""
+
+    def on_step_end(self, args: Any, state: Any, *others: Any, **kwargs: Any) -> None:
+        if state.global_step == 1:
+            self.first = self.now()
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         super().on_train_begin()
@@ -66,7 +70,10 @@ class Loaded(Weights):
 
 
 def trained(row: Row, folder: Path, shard: str, processes: int) -> tuple[Tensors, Tensors]:
-    """The weights before and after a training, on the first process; it saves, or continues from its first step."""
+    """The weights that a training was begun with and those at its end, on the first process.
+
+    It saves after its first step, and then returns the weights of then, or continues from there.
+    """
     options = {**RATE, **batch_of(row, processes)}
     checkpoint = str(folder / "checkpoint-1") if processes != SAVED_BY else None
     options |= {"resume_from_checkpoint": checkpoint} if checkpoint else {"save_strategy": "steps", "save_steps": 1}
@@ -79,7 +86,7 @@ def trained(row: Row, folder: Path, shard: str, processes: int) -> tuple[Tensors
     weights = Loaded(trainer)
     trainer.add_callback(weights)
     trainer.train(resume_from_checkpoint=checkpoint)
-    return weights.before, weights.now()
+    return weights.before if checkpoint else weights.first, weights.now()
 
 
 def check(row: Row, folder: Path, shard: str, processes: int) -> None:
@@ -89,14 +96,14 @@ def check(row: Row, folder: Path, shard: str, processes: int) -> None:
         if ended:
             torch.save([begun, ended], folder / "weights.pt")
     elif ended:
-        before, after = torch.load(folder / "weights.pt")
-        change = norm({key: after[key] - before[key] for key in after})
+        first, after = torch.load(folder / "weights.pt")
+        change = norm({key: after[key] - first[key] for key in after})
         assert change > 1e-5, "nothing was trained"
-        assert norm({key: begun[key] - before[key] for key in after}) > 0, "begun anew"
+        assert norm({key: begun[key] - first[key] for key in after}) == 0, "begun elsewhere"
         if row["engine"] == "a server, two steps ahead":
             return  # the first of its batches to finish is the next
         difference = norm({key: ended[key] - after[key] for key in after}) / change
-        in_float32 = shard == "fsdp2" or row["weights"] in ("QLoRA", "frozen tower")  # whose rounding AdamW multiplies
+        in_float32 = shard == "fsdp2" or row["weights"] == "QLoRA"  # whose rounding AdamW multiplies
         assert difference <= (1e-5 if in_float32 else 1e-6), difference
 
 

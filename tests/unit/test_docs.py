@@ -17,6 +17,7 @@ from grpo.planning import machine
 from grpo.planning.advice import advise
 from grpo.planning.fit import make_plan
 from tests import architecture
+from tests.gpu_profiles import NAMES
 
 TESTS = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
@@ -55,7 +56,7 @@ def test_the_table_of_gpu_profiles_is_planned(
             headroom = f"{1 - plan.peak_gb / plan.capacity_gb:.0%}".replace("%", " %")
             assert cells[4:] == [f"{plan.peak_gb:.1f}", headroom], profile
         found |= set(profiles)
-    assert found == {path.stem for path in (ROOT / "conf" / "gpu").glob("*.yaml")} - {"auto"}
+    assert found == {*NAMES}
 
 
 def test_the_shown_plan_that_does_not_fit_is_planned(

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from grpo.config.check import check
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields
 from grpo.config.schema import NOT_SETTABLE, ROOT, train_arguments
+from tests.gpu_profiles import NAMES
 
 CONF = ROOT / "conf"
 GROUPS = ["model", "task", "reward", "peft", "generation", "train", "gpu", "experiment"]
@@ -130,7 +131,7 @@ def test_a_card_without_bfloat16_computes_in_float16(composed: Compose) -> None:
     assert (config.train.bf16, config.train.fp16, config.model.dtype) == (False, True, "float16")
 
 
-@pytest.mark.parametrize("profile", [name for group, name in CHOICES if group == "gpu" and name != "auto"])
+@pytest.mark.parametrize("profile", NAMES)
 def test_what_a_profile_sets_the_command_line_overrides(composed: Compose, profile: str) -> None:
     typed = ["model=llama3_2_1b", "peft=none", "task=arithmetic", "train.optim=adamw_torch", "train.num_generations=4"]
     config = composed(f"+gpu={profile}", *typed)

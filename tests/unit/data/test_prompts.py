@@ -93,3 +93,8 @@ def test_a_list_that_holds_no_messages_is_one_line(value: Any) -> None:
 def test_a_row_without_a_question_has_no_prompt(composed: Composed, value: Any) -> None:
     assert prompt(composed, {"chat": value}, "task.prompt=chat") is None
     assert prompt(composed, ROW, "task.prompt='{meta.none} {question}'") is None
+
+
+def test_a_prompt_without_a_column_is_kept_for_an_environment(composed: Composed) -> None:
+    assert prompt(composed, ROW, "task.prompt=''") == [{"role": "user", "content": ""}]
+    assert prompt(composed, ROW, "task.prompt='{context}'") is None

@@ -12,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.check import check
 from grpo.config.resolve import resolve
-from grpo.config.schema import ROOT
 from grpo.planning import fit, from_config, machine
 from grpo.planning.advice import MAX_SUGGESTIONS, Planner, advise
 from grpo.planning.fit import HEADROOM, MAX_TOKENS, Plan, make_plan
@@ -21,10 +20,10 @@ from grpo.planning.vllm_fraction import USEFUL_TOKENS
 from grpo.planning.workload import Sharding
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import GB, USABLE
+from tests.gpu_profiles import NAMES
 
 Compose = Callable[..., DictConfig]
 Advice = Callable[[tuple[str, ...]], list[dict[str, Any]]]
-PROFILES = sorted({path.stem for path in (ROOT / "conf" / "gpu").glob("*.yaml")} - {"auto"})
 LARGE = ("+gpu=rtx3080", "model=llama3_1_8b", "peft=none")
 
 
@@ -47,7 +46,7 @@ def advice(composed: Compose) -> Advice:
 # --- Profiles ---
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", NAMES)
 def test_every_profile_fits_its_gpu_and_uses_half_of_it(composed: Compose, profile: str) -> None:
     plan = make_plan(composed(f"+gpu={profile}"))
     assert plan.problem is None
@@ -57,7 +56,7 @@ def test_every_profile_fits_its_gpu_and_uses_half_of_it(composed: Compose, profi
     assert tokens >= 2048, "too little at once to keep the GPU busy"
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", NAMES)
 def test_every_profile_fits_with_vllm_or_is_advised_against_it(composed: Compose, profile: str, advice: Advice) -> None:
     line = (f"+gpu={profile}", "generation=vllm_colocate")
     if profile == "apple":
