@@ -127,11 +127,10 @@ def prompts_from(task: "DictConfig", columns: Container[str]) -> Callable[[Row],
             messages = [{"role": "user", "content": text}]
         while messages and messages[-1]["role"] == "assistant":  # the answer, which the policy is to give
             messages.pop()
-        if not messages:
-            return None
         contents = [message["content"] for message in messages]
-        if None in contents or (names and not task.images and not str(contents[-1]).strip()):
-            return None  # without names an environment asks
+        asked = task.images or (task.environment and not names)  # by an image, or by the environment
+        if not messages or None in contents or not (asked or str(contents[-1]).strip()):
+            return None
         own = messages[0]["role"] == "system"  # in place of the task's
         first = [messages.pop(0)] if own else [{"role": "system", "content": system}] if system else []
         return [*first, *turns, *messages] if messages else None

@@ -121,12 +121,12 @@ def loads_without_state() -> AbstractContextManager[None]:
     """Return a context in which FSDP2 loads an optimizer that has no state for weights that never had a gradient.
 
     A tower whose features come from its last layer but one, as LLaVA's, has such weights. PyTorch refuses a state
-    without them unless it is told otherwise.
+    without them by default.
     """
     stock = fsdp_utils._prepare_sd_options
 
     def options(plugin: Any) -> Any:
-        found = stock(plugin)
-        return found and replace(found, strict=False)
+        of_accelerate = stock(plugin)
+        return of_accelerate and replace(of_accelerate, strict=False)
 
     return patched("accelerate.utils.fsdp_utils:_prepare_sd_options", options)

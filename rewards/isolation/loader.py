@@ -91,8 +91,8 @@ def needs(function: Callable[..., Any], kwargs: dict[str, Any]) -> list[str]:
     group.
     """
     parameters = inspect.signature(function).parameters.values()
-    named = [known for known in parameters if known.kind in (known.POSITIONAL_OR_KEYWORD, known.KEYWORD_ONLY)]
-    required = [known.name for known in named if known.default is known.empty or known.name == "environments"]
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = [p.name for p in named if p.default is p.empty or p.name == "environments"]
     if kwargs.get(getattr(function, "compares", "")) and GROUP not in required:
         required.append(GROUP)
     return [key for key in required if key not in kwargs]

