@@ -88,7 +88,8 @@ def of_class(ours: type, theirs: type) -> Iterator[str]:
     """A line for each method and attribute of a class of TRL; those of transformers' classes are not TRL's."""
     kinds = [kind for kind in theirs.__mro__ if kind.__module__.startswith("trl.")]
     replaced, used = overridden(ours, theirs), from_library(ours, theirs)
-    sources = [vars(kind)[name] for kind in kinds for name in replaced & vars(kind).keys()]
+    methods = (vars(kind)[name] for kind in kinds for name in (replaced | used) & vars(kind).keys())
+    sources = [method for method in methods if inspect.isroutine(method)]
     reached = set().union(*(attributes(source, False) for source in sources))
     for name in sorted(replaced | used | reached):
         for kind in kinds:

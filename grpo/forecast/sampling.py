@@ -33,8 +33,8 @@ from grpo.run.trainer import make_trainer
 from grpo.rundir.files import ERRORS_FILE
 from grpo.tools.running import running_tools
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.rollout.dynamic_sampling import Completion
 from grpo.trainer.rollout.mixed_order import order_of
+from grpo.trainer.rollout.sampling import Completion
 from grpo.utils.device import kind_of_device
 from grpo.utils.distributed import log_name
 from grpo.utils.errors import ConfigError, RunError

@@ -18,7 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo.config.options import Update
 from grpo.config.schema import ROOT
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.rollout.dynamic_sampling import Completion
+from grpo.trainer.rollout.sampling import Completion
 from grpo.utils.patching import replaced
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"

@@ -74,7 +74,7 @@ class ExactGRPOTrainer(GRPOTrainer):
     """A drop-in for `trl.GRPOTrainer`: the same constructor with more arguments.
 
     `grpo.trainer.step` is a step: rollouts (`Rollouts`), then the gradient of all of them (`StepUpdate`). transformers
-    clips it and steps the optimizer; `Resume` has what a checkpoint needs of both. The 20 methods that are overridden,
+    clips it and steps the optimizer; `Resume` has what a checkpoint needs of both. The 18 methods that are overridden,
     each with the reason, and what would make it unnecessary:
 
     - `train`: an exception leaves nothing of its step to the next call; until transformers' loop resets itself.
@@ -84,8 +84,8 @@ class ExactGRPOTrainer(GRPOTrainer):
     - `_get_per_token_logps_and_entropies`: micro-batches under the token budget, shared prompts; until TRL packs.
     - `create_optimizer`, `_clip_grad_norm`, `_get_grad_norm`: gradients offloaded to CPU, and gradients that are not
       finite; until transformers has a hook between clipping and stepping.
-    - `_generate_and_score_completions`, `_generate`, `_generate_single_turn`, `_tokenize_prompts`,
-      `_calculate_rewards`: see `Rollouts`; until TRL divides the first into generating, scoring and advantages.
+    - `_generate_and_score_completions`, `_generate_single_turn`, `_tokenize_prompts`: see `Rollouts`; until TRL divides
+      the first into generating, scoring and advantages.
     - `_get_tool_suffix_ids`: tokens of images in the texts of tools; until TRL tokenizes these as text.
     - `_get_train_sampler`, `_run_epoch`: a resumed epoch has its own order, and a run that is over does not begin
       again; until transformers stores the sampler.
@@ -369,9 +369,6 @@ class ExactGRPOTrainer(GRPOTrainer):
         self._rolled_out = True
         return rollouts
 
-    def _generate(self, prompts: list) -> Any:
-        return self.rollouts.generate(self, prompts, super()._generate)
-
     def _generate_single_turn(
         self, prompt_ids: list, images: list | None, multimodal_fields: Batch, num_generations: int, **options: Any
     ) -> tuple[list, list | None]:
@@ -384,9 +381,6 @@ class ExactGRPOTrainer(GRPOTrainer):
     def _get_tool_suffix_ids(self, tool_messages: list) -> list[int]:
         messages = without_image_tokens(tool_messages, self.processing_class) if self._is_vlm else tool_messages
         return super()._get_tool_suffix_ids(messages)
-
-    def _calculate_rewards(self, inputs: list, prompts: list, completions: list, completion_ids: list) -> torch.Tensor:
-        return self.rollouts.score(self, inputs, prompts, completions, completion_ids, super()._calculate_rewards)
 
     # The data, the log and checkpoints
 

@@ -54,12 +54,16 @@ PATCHES = {
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """While inside, a name of an object of ours, or of a test, is something else."""
-    before = getattr(owner, name)
+    before, inherited = getattr(owner, name), name not in vars(owner)
     setattr(owner, name, value)
+    inherited = inherited and name in vars(owner)  # and not the value of a property
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        if inherited:  # a copy of the owner has a method of its own again
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
 
 
 def patched(name: str, value: Any) -> AbstractContextManager[None]:

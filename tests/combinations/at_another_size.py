@@ -14,7 +14,7 @@ from accelerate.utils.constants import OPTIMIZER_NAME
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 from grpo.config.batch import SLICES
-from tests.combinations.array import Row, few, name, rows
+from tests.combinations.array import Row, drawn, few, name, rows
 from tests.combinations.comparisons import RATE, in_float64, norm
 from tests.combinations.features import FEATURES
 from tests.combinations.trainings import ours, saved
@@ -38,9 +38,9 @@ def possible(row: Row, shard: str) -> Row:
 
 
 def possible_rows(shard: str) -> list[Row]:
-    """All rows or few, with plain values in the place of what is refused."""
+    """All rows, or drawn ones of few, with plain values in the place of what is refused."""
     found = [possible(row, shard) for row in rows()]
-    return found if shard == "all" else few(found)
+    return found if shard == "all" else drawn(few(found))
 
 
 def batch_of(row: Row, processes: int) -> dict[str, int]:

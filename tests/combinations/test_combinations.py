@@ -19,7 +19,7 @@ from tests.combinations.trainings import ours
 ROWS = rows()
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs `make deepspeed`")
 EVERY = 6
-"""Of so many rows one is in `make test`, the others in `make test-all`; `.ci/run` draws a third of these."""
+"""Of so many rows one is in `make test`, the others in `make test-all`; `.ci/run` draws some of these."""
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ from grpo.testing.vision_policies import make_policy, make_processor
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.placement import keep_differentiable, prepare_for_fsdp, train_in_float32
 from grpo.trainer.processes import own_part
-from grpo.trainer.rollout.dynamic_sampling import Completion
 from grpo.trainer.rollout.image_tokens import as_tensors
+from grpo.trainer.rollout.sampling import Completion
 from grpo.utils.patching import patched
 from tests.combinations.array import Row
 from tests.combinations.features import FEATURES

@@ -1,14 +1,12 @@
 """Dynamic sampling (DAPO, 2503.14476, section 3.2): groups whose rewards are equal make room for further problems.
 
 Such a group has no advantages and teaches nothing. A step generates in rounds until its batch is full of groups with
-different rewards; TRL then continues with these as if they had been generated at once.
+different rewards.
 """
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import mean
-from typing import Any
 
 import torch
 
@@ -16,32 +14,8 @@ from grpo.config.options import Mixture, Rollout
 from grpo.trainer.rollout.advantages import combined
 from grpo.trainer.rollout.mixed_order import MixedOrder
 from grpo.trainer.rollout.problem_order import ProblemOrder
+from grpo.trainer.rollout.sampling import Completion, Group
 
-
-@dataclass
-class Completion:
-    """A completion that has been generated and scored."""
-
-    problem: int
-    """Its row in the data."""
-    prompt_ids: list[int]
-    ids: list[int]
-    mask: list[int] | None
-    """1 for tokens of the policy, 0 for those of tools; None without tools."""
-    logps: list | None
-    """By the engine, for each token, as TRL's `rollout_func` returns them."""
-    prompt: Any
-    """The prompt with what an environment's `reset` has added, without its images."""
-    messages: Any
-    """Its text, or its messages, tool calls and their results included."""
-    rewards: list[float]
-    columns: dict[str, Any]
-    """Values that rewards have logged for the completion."""
-    policy: int = 0
-    """Number of updates of the policy that began it; of rollouts in flight."""
-
-
-Group = list[Completion]
 Make = Callable[[int], list[tuple[Group, bool]]]
 """From a number of problems to the groups of all processes, each with whether all of its rewards are equal."""
 
@@ -145,9 +119,9 @@ def metrics_by_task(
     return metrics
 
 
-def own_tokens(one: Completion) -> int:
+def own_tokens(completion: Completion) -> int:
     """Return how many tokens of a completion are the policy's, and not of tools."""
-    return len(one.ids) if one.mask is None else sum(one.mask)
+    return len(completion.ids) if completion.mask is None else sum(completion.mask)
 
 
 def generation_metrics(completions: Sequence[Completion], ends: Container[int], tools: bool) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """The beginning of rollouts: environments are reset, tools are bound to them, images go into the messages.
 
-As TRL does at the beginning of `_generate_and_score_completions`, for rollouts of which only the completions, or these
-and their rewards, are wanted.
+As TRL does at the beginning of `_generate_and_score_completions`, which calls all else at once.
 """
 
 import copy
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from trl.data_utils import prepare_multimodal_messages
+from trl.data_utils import is_conversational, prepare_multimodal_messages
 
 from grpo.utils.patching import replaced
 
@@ -24,7 +23,7 @@ def rollouts(trainer: Any, rows: list[Row]) -> tuple[list[Row], list, Any]:
     """Return rows with their images and what `rollout_func` adds, their prompts, and what TRL's `_generate` returns."""
     rows = trainer.rollouts.shown(trainer, rows)
     prompts = begin(trainer, rows)
-    found = trainer._generate(prompts)
+    found = trainer.rollouts.generate(trainer, prompts)
     for name, values in found[5].items():
         for index, row in enumerate(rows):
             if not isinstance(values, list) or index < len(values):
@@ -90,7 +89,13 @@ def begin(trainer: Any, rows: list[Row]) -> list[Any]:
 
 
 def instances(trainer: Any) -> list[Any]:
-    """Return an instance of each row's environment from TRL's pool, which grows by those that it lacks."""
+    """Return an instance of each row's environment from TRL's pool, which grows by those that it lacks.
+
+    Raises:
+        ValueError: a row names an environment that the trainer was not given.
+    """
+    if unknown := [name for name in trainer._batch_environments if name not in trainer.environment_factories]:
+        raise ValueError(f"environment={unknown[0]!r}: expected one of {list(trainer.environment_factories)}")
     taken: list[Any] = []
     used = dict.fromkeys(trainer._batch_environments, 0)
     for name in trainer._batch_environments:
@@ -129,13 +134,24 @@ def with_observation(prompt: list[Row], observation: Any) -> list[Row]:
 
 
 def with_images(prompts: list[Any], rows: list[Row]) -> list[Any]:
-    """Return prompts whose messages have the images of their rows."""
+    """Return prompts whose messages have the images of their rows.
+
+    Raises:
+        ValueError: prompts with images are texts.
+    """
+    if (images := images_of(rows)) is None:
+        return prompts
+    if not is_conversational(rows[0]):
+        raise ValueError("images need prompts that are lists of messages: leave the chat template to the trainer")
+    return [prepare_multimodal_messages(prompt, images=shown) for prompt, shown in zip(prompts, images, strict=True)]
+
+
+def images_of(rows: list[Row]) -> list[list[Any] | None] | None:
+    """Return the images of each row as TRL reads them; None without any."""
     if "images" in rows[0]:
         images = [row.get("images") for row in rows]
     elif "image" in rows[0]:
         images = [[row["image"]] if row.get("image") is not None else None for row in rows]
     else:
-        return prompts
-    if all(shown == [] for shown in images):
-        return prompts
-    return [prepare_multimodal_messages(prompt, images=shown) for prompt, shown in zip(prompts, images, strict=True)]
+        return None
+    return None if all(shown == [] for shown in images) else images

@@ -25,9 +25,8 @@ from accelerate.utils import broadcast_object_list
 from grpo.generation.kept_tokens import KeptLogprob
 from grpo.trainer.rollout.alone import Belongings, alone, mark
 from grpo.trainer.rollout.columns import from_tensor, to_tensor
-from grpo.trainer.rollout.dynamic_sampling import Completion, Group
 from grpo.trainer.rollout.engine_check import EVERY
-from grpo.trainer.rollout.rounds import rows_of, score_groups
+from grpo.trainer.rollout.sampling import Completion, Group, groups_of, rows_of
 
 log = logging.getLogger(__name__)
 PATIENCE = 30
@@ -61,6 +60,12 @@ class Begun:
 
     def is_finished(self) -> bool:
         return self.made.done() and self.made.exception() is None
+
+    def can_be_saved(self) -> bool:
+        """Return whether it is finished, without images, which a checkpoint does not hold."""
+        return self.is_finished() and not any(
+            completion.images for group, _ in self.made.result().groups for completion in group
+        )
 
 
 class InFlight:
@@ -172,7 +177,7 @@ class InFlight:
         def work() -> None:
             mark()
             try:
-                groups = score_groups(one, problems, rows)
+                groups = groups_of(one, problems, rows)
                 counts = one.rollouts.degenerate.counts if one.rollouts.degenerate else {}
                 begun.made.set_result(Made(groups, dict(one._pending_metrics), counts))
             except BaseException as error:  # for the thread that waits for them
@@ -201,7 +206,7 @@ class InFlight:
         """Return finished batches, and the problems of the others."""
         finished, again = list[dict[str, Any]](), [*self._again]
         for begun in self._begun:  # each is looked at once, as it may end in the meantime
-            if begun.is_finished():
+            if begun.can_be_saved():
                 finished.append({"policy": begun.policy, "problems": begun.problems} | saved(begun.made.result()))
             else:
                 again.append(begun.problems)

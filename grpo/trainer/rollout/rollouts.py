@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import mean
 from threading import Lock
 from typing import Any
 
@@ -17,15 +18,17 @@ from grpo.generation.at_once import AtOnce
 from grpo.trainer.batch import Batch, check, loss_mask
 from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.processes import own_part
-from grpo.trainer.rollout import advantages, by_transformers, engine_check, episodes, rounds
+from grpo.trainer.rollout import advantages, by_transformers, engine_check, episodes
 from grpo.trainer.rollout.alone import own_values
+from grpo.trainer.rollout.assemble import assemble
 from grpo.trainer.rollout.columns import compares, kept_columns, unique, with_groups
 from grpo.trainer.rollout.degenerate import Degenerate
-from grpo.trainer.rollout.dynamic_sampling import Completion, DynamicSampling, Group
+from grpo.trainer.rollout.dynamic_sampling import DynamicSampling, generation_metrics, own_tokens
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.filtered import Filtered
 from grpo.trainer.rollout.image_tokens import as_tensors, end_before
 from grpo.trainer.rollout.in_flight import InFlight
+from grpo.trainer.rollout.sampling import Completion, Group, Row, groups_of, rows_of, sample
 from grpo.trainer.rollout.thumbnails import Thumbnails, strip_images
 from grpo.trainer.rollout.tool_calls import ToolCalls, is_answered, loggable, parsed
 from grpo.utils.diagnosis import sampling_filters
@@ -33,14 +36,15 @@ from grpo.utils.modes import without_dropout
 from grpo.utils.patching import patched, replaced
 
 log = logging.getLogger(__name__)
-Row = dict[str, Any]
 
 
 @dataclass
 class Rollouts:
-    """Makes the rollouts of a step around TRL's own methods: `make` calls TRL's, which calls the others in this order.
+    """Makes the rollouts of a step.
 
-    The trainer comes as an argument, with `stock`, TRL's method of the same purpose.
+    `make` samples completions (`sample`, `generate`, `tokenize`, `complete`, `score`, in this order), and has TRL
+    assemble a batch of them (`assemble`). The trainer comes as an argument, with `stock`, TRL's method of the same
+    purpose.
     """
 
     clock: StepClock
@@ -75,38 +79,45 @@ class Rollouts:
     """Limit on each completion of the rollouts at hand, tokens; none where all have TRL's."""
     _begun: dict[tuple[int, ...], int] = field(default_factory=dict, init=False)
     """The same by the tokens of the prompt."""
-    _made: int = field(default=0, init=False)
-    """Completions of all processes so far."""
-    _numbers: list[int] = field(default_factory=list, init=False)
-    """The `completion_id` of the rollouts at hand, while TRL makes them."""
+    _numbered: int = field(default=0, init=False)
+    """Completions of all processes that have a `completion_id`."""
     _opened: dict[str, Any] = field(default_factory=dict, init=False)
     """The images of the rollouts at hand."""
-    _rewards: torch.Tensor = field(default_factory=lambda: torch.empty(0), init=False)
-    """Rewards of the rollouts at hand, (completions of all processes, rewards)."""
-    _kept: list[Completion] | None = field(default=None, init=False)
-    """Completions of all processes that dynamic sampling has made, while TRL continues with them."""
 
     def make(self, trainer: Any, rows: list[Row], stock: Callable[[list[Row]], Batch]) -> Batch:
-        """Return rollouts with their advantages, and the step at which they were made.
+        """Return rollouts with their advantages, and the step at which they were made: sample, then assemble.
 
         The step is that of training: an evaluation in between makes rollouts too.
+
+        Args:
+            trainer: an `ExactGRPOTrainer`.
+            rows: of the data loader; where problems are chosen, only their number counts.
+            stock: TRL's `_generate_and_score_completions`.
         """
         training = trainer.model.training
+        group = trainer.num_generations if training else trainer.num_generations_eval
         with self.clock.of("rollout", training):
             if self.stream and training:
                 self.stream.release(self._first(rows))
             if self.sampling and training:
-                batch = self._sampled(trainer, len(rows), stock)
+                completions = self._chosen(trainer, len(rows))
+                own = own_part(trainer.accelerator, completions)
+                rows = self.shown(trainer, [trainer.problems[completion.problem] for completion in own])
             else:
-                batch = self._by_trl(trainer, self.read(trainer, rows), stock)
+                completions, rows, _ = sample(trainer, self.read(trainer, rows), range(len(rows)))
+            numbers = self._numbers(trainer, completions) if self.numbered and training else {}
+            batch = assemble(trainer, rows, completions, stock) | numbers
             check(batch)
-            group = trainer.num_generations if training else trainer.num_generations_eval
-            advantages.finish(trainer, batch, self._rewards, group, len(rows))
+            rewards = torch.tensor(
+                [completion.rewards for completion in completions], device=batch["advantages"].device
+            )
+            advantages.finish(trainer, batch, rewards, group, len(rows))
             self._compare(trainer, batch, training)
             for values in trainer._logs["extra"].values():  # a column that begins after other rows were logged
                 values.extendleft([None] * (len(trainer._logs["prompt"]) - len(values)))
             if self.tool_calls and training:
-                trainer.note(self.tool_calls.metrics(trainer.accelerator))
+                unanswered = mean(not is_answered(completion.messages) for completion in completions)
+                trainer.note(self.tool_calls.metrics(trainer.accelerator) | {"tools/unanswered": unanswered})
         self._opened.clear()
         return batch | {"generated_at": torch.tensor(trainer.state.global_step)}
 
@@ -132,52 +143,46 @@ class Rollouts:
             fraction = engine_check.masked_fraction(trainer.accelerator, ratio, loss_mask(batch))
             trainer.note({"sampling/masked_share": fraction})
 
-    def _sampled(self, trainer: Any, count: int, stock: Callable[[list[Row]], Batch]) -> Batch:
-        """Return as many rollouts, those of groups with different rewards first, as if generated at once."""
+    def _chosen(self, trainer: Any, count: int) -> list[Completion]:
+        """Return the completions of a step, of all processes; groups with different rewards first."""
         assert self.sampling
         wanted = count * trainer.accelerator.num_processes // trainer.num_generations
         if self.in_flight:
             with self.clock.of("generate"), self.memory.of("generate"):
-                self._kept, metrics = self.in_flight.fill(trainer, wanted)
+                completions, metrics = self.in_flight.fill(trainer, wanted)
         else:
-            self._kept, metrics = self.sampling.fill(wanted, partial(self._round, trainer, trainer.num_generations))
-        trainer.note(metrics)
+            completions, metrics = self.sampling.fill(wanted, partial(self._round, trainer))
+        ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+        trainer.note(metrics | generation_metrics(completions, ends, tools=bool(trainer.tools)))
+        lengths = (len(completion.prompt_ids) + own_tokens(completion) for completion in completions)
+        trainer.state.num_input_tokens_seen += sum(lengths)
+        trainer._metrics["train"]["num_tokens"] = [trainer.state.num_input_tokens_seen]
         if self.has_taken_all(trainer.args):  # these are the last rollouts
             every = trainer.args.steps_per_generation * trainer.num_iterations
             more = max(1, every // trainer.args.gradient_accumulation_steps)
             trainer.state.max_steps = trainer.state.global_step + more
-        mine = own_part(trainer.accelerator, self._kept)
-        rows = [trainer.problems[completion.problem] | {"prompt": completion.prompt} for completion in mine]
-        try:  # the episodes of environments are over
-            with replaced(trainer, "environment_factories", None), replaced(trainer, "environments", None):
-                return self._by_trl(trainer, rows, stock)
-        finally:
-            self._kept = None
+        return completions
 
-    def _round(self, trainer: Any, size: int, number: int) -> list[tuple[Group, bool]]:
-        """Return the scored groups of the next problems, of `size` completions each, with whether rewards are equal."""
+    def _round(self, trainer: Any, number: int) -> list[tuple[Group, bool]]:
+        """Return the scored groups of the next problems, each with whether its rewards are equal."""
         assert self.sampling
         problems = self.sampling.order.take(number)
-        return rounds.score_groups(trainer, problems, rounds.rows_of(trainer, problems, size))
+        return groups_of(trainer, problems, rows_of(trainer, problems, trainer.num_generations))
 
-    def _by_trl(self, trainer: Any, rows: list[Row], stock: Callable[[list[Row]], Batch]) -> Batch:
-        """Return rollouts as TRL makes them, with a `completion_id` where they need one."""
-        if not (self.numbered and trainer.model.training):
-            return stock(self.shown(trainer, rows))
-        processes = trainer.accelerator.num_processes
-        first = self._made + len(rows) * trainer.accelerator.process_index
-        self._numbers, self._made = list(range(first, first + len(rows))), self._made + len(rows) * processes
-        try:
-            return stock(self.shown(trainer, rows)) | {"completion_id": torch.tensor(self._numbers)}
-        finally:
-            self._numbers = []
+    def _numbers(self, trainer: Any, completions: list[Completion]) -> Batch:
+        """Give completions, of all processes, their `completion_id`; return those of this process."""
+        for number, completion in enumerate(completions, self._numbered):
+            completion.columns["completion_id"] = number
+        self._numbered += len(completions)
+        own = own_part(trainer.accelerator, completions)
+        return {"completion_id": torch.tensor([completion.columns["completion_id"] for completion in own])}
 
     def sample(self, trainer: Any, problems: list[int], size: int) -> list[Group]:
         """Return the scored groups of some problems, of `size` completions each, as a round of dynamic sampling is."""
         try:
             with replaced(trainer, "num_generations", size), self.clock.of("rollout"):
-                rows = rounds.rows_of(trainer, problems, size)
-                return [group for group, _ in rounds.score_groups(trainer, problems, rows)]
+                rows = rows_of(trainer, problems, size)
+                return [group for group, _ in groups_of(trainer, problems, rows)]
         finally:
             self._opened.clear()
             if self.tool_calls:
@@ -216,27 +221,18 @@ class Rollouts:
             trainer.vllm_generation.give_images(prompt_ids, given)
         return prompt_ids, images, as_tensors(fields)
 
-    def generate(self, trainer: Any, prompts: list, stock: Callable[[list], Any]) -> Any:
-        """Return completions as TRL's `_generate`: made now, or those that dynamic sampling has kept."""
+    def generate(self, trainer: Any, prompts: list) -> Any:
+        """Return completions as TRL's `_generate`."""
         training = trainer.model.training
-        if self._kept is not None:
-            found = rounds.as_generated(trainer, self._kept)
-        else:
-            text = bool(trainer.tools) and not trainer._is_vlm  # an image would be needed with its tokens
-            turns = self.at_once.several_turns() if text else nullcontext()
-            parsing = patched("trl.trainer.grpo_trainer:parse_response", parsed)
-            with self.clock.of("generate", training), self.memory.of("generate"), turns, parsing:
-                found = stock(prompts)
-            self._limits, self._begun = [], {}  # an evaluation may tokenize other prompts next
-        if self.degenerate and training and self._kept is None:
-            self.degenerate.find(*found[1:3])
-        if self.filtered:
-            self.filtered.give(found[4])
-        if trainer.tools and training:
-            unanswered = torch.tensor([not is_answered(messages) for messages in found[3]], dtype=torch.float)
-            fraction = trainer.accelerator.gather(unanswered.to(trainer.accelerator.device)).mean().item()
-            trainer.note({"tools/unanswered": fraction})
-        return found
+        text = bool(trainer.tools) and not trainer._is_vlm  # an image would be needed with its tokens
+        turns = self.at_once.several_turns() if text else nullcontext()
+        parsing = patched("trl.trainer.grpo_trainer:parse_response", parsed)
+        with self.clock.of("generate", training), self.memory.of("generate"), turns, parsing:
+            generated = trainer._generate(prompts)
+        self._limits, self._begun = [], {}  # an evaluation may tokenize other prompts next
+        if self.degenerate and training:
+            self.degenerate.find(*generated[1:3])
+        return generated
 
     def complete(
         self,
@@ -279,62 +275,45 @@ class Rollouts:
                 return max(0, self._begun[begun] - (len(prompt) - length))
         return longest
 
-    def score(
-        self, trainer: Any, rows: list[Row], prompts: list, completions: list, ids: list, stock: Callable[..., Any]
-    ) -> torch.Tensor:
-        """Return the rewards, (completions of all processes, rewards): given now, or when completions were kept."""
-        if self._kept is None:
-            with self.scoring:
-                self._rewards = self._scored(trainer, rows, prompts, completions, ids, stock)
-        else:
-            self._rewards = torch.tensor(
-                [completion.rewards for completion in self._kept], device=trainer.accelerator.device
-            )
-            mine = own_part(trainer.accelerator, self._kept)
-            for column in dict.fromkeys(column for completion in self._kept for column in completion.columns):
-                trainer._log_completion_extra(column, [completion.columns.get(column) for completion in mine])
-        if self._numbers:
-            trainer._log_completion_extra("completion_id", self._numbers)
-        for column in trainer._logs["extra"].keys() - trainer._pending_extra_logs.keys():
-            trainer._log_completion_extra(column, [None] * len(prompts))  # as a table has all or none of a row
+    def score(self, trainer: Any, rows: list[Row], prompts: list, completions: list, ids: list) -> torch.Tensor:
+        """Return the rewards of completions, (completions of all processes, rewards), as TRL's `_calculate_rewards`.
+
+        TRL adds up the rewards that are not NaN: a failed one would count as 0, so that its completion has none here.
+        Neither has a degenerate completion. Prompts lose their images, and tool calls become text, in place: tables and
+        checkpoints keep both.
+        """
+        if self.keep_columns:
+            self._keep_columns(trainer, rows, ids)
+        training = trainer.model.training
+        if any(map(compares, trainer.reward_funcs)):
+            rows = with_groups(rows, trainer.num_generations if training else trainer.num_generations_eval)
+        pending, trainer._pending_extra_logs = trainer._pending_extra_logs, defaultdict(list)
+        failed = torch.zeros(len(prompts), dtype=torch.bool, device=trainer.accelerator.device)
+        with self.scoring:  # rollouts in flight are scored one batch at a time
+            with self.clock.of("reward", training):
+                rewards = trainer._calculate_rewards(rows, prompts, completions, ids)
+            for function in trainer.reward_funcs:
+                isolated = getattr(function, "isolated", None)
+                failed[isolated.faulted if isolated else []] = True
+        logged, trainer._pending_extra_logs = trainer._pending_extra_logs, pending
+        pending |= unique(logged, {*pending, *trainer.reward_func_names}, len(prompts))
+        if self.degenerate and training:
+            failed |= torch.tensor(self.degenerate.skipped, device=failed.device)
+        rewards[trainer.accelerator.gather(failed)] = torch.nan
         strip_images(rows, prompts)
         if trainer.tools:
             completions[:] = [[loggable(message) for message in messages] for messages in completions]
-        return self._rewards
-
-    def _scored(
-        self, trainer: Any, rows: list[Row], prompts: list, completions: list, ids: list, stock: Callable[..., Any]
-    ) -> torch.Tensor:
-        """Score completions as TRL does. It adds up the rewards that are not NaN: a failed one would count as 0.
-
-        Degenerate completions have no rewards either. Rollouts in flight are scored one batch at a time.
-        """
-        if self.keep_columns:
-            progress = min(1.0, (trainer.state.global_step + 1) / max(1, trainer.state.max_steps))
-            pictures = self.thumbnails if trainer.log_completions else None
-            ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
-            made = {
-                "tokens": list(map(len, ids)),
-                "truncated": [not tokens or tokens[-1] not in ends for tokens in ids],
-            }
-            for column, values in (made | kept_columns(rows, trainer.reward_func_names, pictures, progress)).items():
-                trainer._log_completion_extra(column, values)
-        if any(map(compares, trainer.reward_funcs)):
-            training = trainer.model.training
-            rows = with_groups(rows, trainer.num_generations if training else trainer.num_generations_eval)
-        pending, trainer._pending_extra_logs = trainer._pending_extra_logs, defaultdict(list)
-        with self.clock.of("reward", trainer.model.training):
-            rewards = stock(rows, prompts, completions, ids)
-        logged, trainer._pending_extra_logs = trainer._pending_extra_logs, pending
-        pending |= unique(logged, {*pending, *trainer.reward_func_names}, len(prompts))
-        failed = torch.zeros(len(prompts), dtype=torch.bool, device=trainer.accelerator.device)
-        for function in trainer.reward_funcs:
-            isolated = getattr(function, "isolated", None)
-            failed[isolated.faulted if isolated else []] = True
-        if self.degenerate and trainer.model.training:
-            failed |= torch.tensor(self.degenerate.skipped, device=failed.device)
-        rewards[trainer.accelerator.gather(failed)] = torch.nan
         return rewards
+
+    def _keep_columns(self, trainer: Any, rows: list[Row], ids: list) -> None:
+        """Log the columns of the data, and of completions whether they were truncated and their tokens."""
+        progress = min(1.0, (trainer.state.global_step + 1) / max(1, trainer.state.max_steps))
+        pictures = self.thumbnails if trainer.log_completions else None
+        ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+        truncated = [not tokens or tokens[-1] not in ends for tokens in ids]
+        columns = {"tokens": list(map(len, ids)), "truncated": truncated}
+        for column, values in (columns | kept_columns(rows, trainer.reward_func_names, pictures, progress)).items():
+            trainer._log_completion_extra(column, values)
 
     def answers(self, trainer: Any, rows: list[Row]) -> list[list[Row]]:
         """Return the likeliest conversation that follows each row's prompt; see `episodes.answers`."""

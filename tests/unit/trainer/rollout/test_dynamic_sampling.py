@@ -23,8 +23,8 @@ from grpo.testing.stock_trl import (
     train,
 )
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.rollout.dynamic_sampling import Completion
 from grpo.trainer.rollout.problem_order import ProblemOrder
+from grpo.trainer.rollout.sampling import Completion
 
 ON = Rollout(dynamic_sampling=True)
 

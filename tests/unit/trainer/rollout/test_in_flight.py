@@ -14,8 +14,8 @@ from grpo.config.options import Engine, Rollout
 from grpo.generation.kept_tokens import KeptLogprob
 from grpo.testing.stock_trl import note_kept, ours
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.rollout.dynamic_sampling import Completion
 from grpo.trainer.rollout.in_flight import Made, loaded, saved
+from grpo.trainer.rollout.sampling import Completion
 from grpo.utils.diagnosis import why_not_stale
 from grpo.utils.errors import GenerationError
 from tests.combinations.trainings import Scripted

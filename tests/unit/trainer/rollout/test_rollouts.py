@@ -11,7 +11,7 @@ import torch
 from grpo.config.options import Rollout
 from grpo.generation.at_once import AtOnce
 from grpo.trainer.measurements import MemoryReadings, StepClock
-from grpo.trainer.rollout import rounds
+from grpo.trainer.rollout import rollouts as module
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.problem_order import ProblemOrder
@@ -41,9 +41,15 @@ def stand_in() -> Any:
         own_loss=None,
         use_vllm=False,
         tools=None,
-        state=SimpleNamespace(global_step=3),
+        environment_factories=None,
+        environments=None,
+        eos_token_ids=[2],
+        _is_vlm=False,
+        _tokenizer=SimpleNamespace(pad_token_id=0),
+        _metrics={"train": defaultdict(list)},
+        state=SimpleNamespace(global_step=3, num_input_tokens_seen=0),
         _logs={"extra": defaultdict(list), "advantages": [], "prompt": []},
-        _pending_extra_logs={},
+        _pending_extra_logs=defaultdict(list),
     )
 
 
@@ -51,11 +57,12 @@ def test_rollouts_have_advantages_and_the_step_they_were_made_at(tmp_path: Path)
     made, trainer = rollouts(tmp_path), stand_in()
     trainer.rollouts = made
 
-    def stock(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        def scores(*args: Any) -> torch.Tensor:
-            return torch.tensor([[0.1], [0.1], [0.0], [1.0]])
+    trainer._generate = lambda prompts: ([[1]] * 4, [[2]] * 4, None, ["two"] * 4, None, {}, None, [])
+    trainer._calculate_rewards = lambda *args: torch.tensor([[0.1], [0.1], [0.0], [1.0]])
 
-        made.score(trainer, rows, [row["prompt"] for row in rows], [""] * 4, [[1]] * 4, scores)
+    def stock(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        assert trainer._generate([])[1] == [[2]] * 4
+        assert trainer._calculate_rewards(rows, ["?"] * 4, ["two"] * 4, [[2]] * 4).shape == (4, 1)
         return {"prompt_ids": torch.zeros(4, 1), "advantages": torch.tensor([1e-5, -1e-5, -1.0, 1.0])}
 
     batch = made.make(trainer, [{"prompt": "?"}] * 4, stock)
@@ -92,6 +99,6 @@ def test_groups_of_another_size_are_sampled_and_forgotten(tmp_path: Path, monkey
         made._opened["picture"] = 1
         return [([problem], False) for problem in problems]
 
-    monkeypatch.setattr(rounds, "score_groups", score)
+    monkeypatch.setattr(module, "groups_of", score)
     assert made.sample(trainer, [5, 7], size=3) == [[5], [7]]
     assert (sizes, trainer.num_generations, made._opened) == ([3], 2, {})

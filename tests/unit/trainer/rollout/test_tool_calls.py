@@ -308,7 +308,7 @@ def test_limits_of_rollouts_do_not_outlive_them(tmp_path: Path) -> None:
     """An evaluation by vLLM tokenizes prompts of its own, in another number."""
     trainer = make(ExactGRPOTrainer, tmp_path, rollout_func=None, max_completion_length=20)
     trainer.rollouts._limits = [20, 6]
-    trainer._generate(["How many ?", "1 2"])
+    trainer.rollouts.generate(trainer, ["How many ?", "1 2"])
     trainer._tokenize_prompts(["1 2", "How many ?", "2"])
     assert set(trainer.rollouts._begun.values()) == {20}
 
