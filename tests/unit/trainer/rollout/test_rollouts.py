@@ -12,10 +12,12 @@ from grpo.config.options import Rollout
 from grpo.generation.at_once import AtOnce
 from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.rollout import rollouts as module
+from grpo.trainer.rollout.assemble import as_generated
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.trainer.rollout.rollouts import Rollouts
+from grpo.trainer.rollout.sampling import Completion
 from grpo.trainer.rollout.thumbnails import Thumbnails
 
 CPU = torch.device("cpu")
@@ -102,3 +104,14 @@ def test_groups_of_another_size_are_sampled_and_forgotten(tmp_path: Path, monkey
     monkeypatch.setattr(module, "groups_of", score)
     assert made.sample(trainer, [5, 7], size=3) == [[5], [7]]
     assert (sizes, trainer.num_generations, made._opened) == ([3], 2, {})
+
+
+def test_images_of_tools_are_given_to_trl_with_those_of_the_data() -> None:
+    """Also where only one of the chosen completions has any, and others come from a generation without them."""
+    rows = [{"images": ["cat"]}, {"images": ["dog"]}, {"images": []}]
+    drawn: list[dict[str, Any]] = [{}, {"images": ["dog", "plot"], "tool_images": ["plot"]}, {"tool_images": []}]
+    own = [Completion(0, [1], [2], [1], None, "?", [], [1.0], {}, **shown) for shown in drawn]
+    *_, extra, images, tool_images = as_generated(rows, own)
+    assert (extra, images, tool_images) == ({}, [["cat"], ["dog", "plot"], []], [[], ["plot"], []])
+    *_, images, tool_images = as_generated(rows, own[:1])
+    assert (images, tool_images) == (None, [[]]), "TRL takes those of the data"
