@@ -67,7 +67,10 @@ def sample(trainer: Any, rows: list[Row], problems: Sequence[int]) -> tuple[list
     prompt_ids, ids, masks, messages, logps, _, images, tool_images = found
     rewards = trainer.rollouts.score(trainer, rows, prompts, messages, ids)
     columns, trainer._pending_extra_logs = trainer._pending_extra_logs, defaultdict(list)
-    by_row = [{name: values[row] for name, values in columns.items()} for row in range(len(rows))]
+    by_row: list[Row] = [{} for _ in rows]
+    for name, values in columns.items():  # of which a reward may have logged too few
+        for column, value in zip(by_row, values, strict=False):
+            column[name] = value
     own_rewards = own_part(trainer.accelerator, rewards.tolist())
     if not any(tool_images):
         images = tool_images = None

@@ -1,12 +1,14 @@
 """`Rollouts` without a trainer: what stands in its place is what TRL's methods read."""
 
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from trl import GRPOTrainer
 
 from grpo.config.options import Rollout
 from grpo.generation.at_once import AtOnce
@@ -58,9 +60,15 @@ def stand_in() -> Any:
 def test_rollouts_have_advantages_and_the_step_they_were_made_at(tmp_path: Path) -> None:
     made, trainer = rollouts(tmp_path), stand_in()
     trainer.rollouts = made
+    trainer._log_completion_extra = partial(GRPOTrainer._log_completion_extra, trainer)
 
     trainer._generate = lambda prompts: ([[1]] * 4, [[2]] * 4, None, ["two"] * 4, None, {}, None, [])
-    trainer._calculate_rewards = lambda *args: torch.tensor([[0.1], [0.1], [0.0], [1.0]])
+
+    def scores(*args: Any) -> torch.Tensor:
+        trainer._pending_extra_logs["note"].append("too few")
+        return torch.tensor([[0.1], [0.1], [0.0], [1.0]])
+
+    trainer._calculate_rewards = scores
 
     def stock(rows: list[dict[str, Any]]) -> dict[str, Any]:
         assert trainer._generate([])[1] == [[2]] * 4
@@ -70,6 +78,7 @@ def test_rollouts_have_advantages_and_the_step_they_were_made_at(tmp_path: Path)
     batch = made.make(trainer, [{"prompt": "?"}] * 4, stock)
     assert batch["advantages"].tolist() == [0.0, 0.0, -1.0, 1.0]  # rounding of equal rewards is no advantage
     assert int(batch["generated_at"]) == 3
+    assert trainer._pending_extra_logs["note"] == ["too few", None, None, None]
 
 
 def test_rollouts_continue_where_they_were(tmp_path: Path) -> None:
