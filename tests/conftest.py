@@ -4,6 +4,7 @@ import functools
 import gc
 import logging
 import os
+import random
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +37,16 @@ class Deprecated(logging.Handler):
 
 for library in ("transformers", "trl", "accelerate", "torch"):
     logging.getLogger(library).addHandler(Deprecated())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Draw a quarter of the long tests by the commit in DRAWN_BY, which `.ci/run` sets."""
+    if commit := os.environ.get("DRAWN_BY"):
+        long = [item for item in items if item.get_closest_marker("long")]
+        others = set(long) - set(random.Random(commit).sample(long, -(-len(long) // 4)))
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
 
 
 @pytest.fixture(scope="module", autouse=True)

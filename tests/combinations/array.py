@@ -27,8 +27,8 @@ def rows() -> list[Row]:
 
 
 def drawn(candidates: list[Row]) -> list[Row]:
-    """Rows by the commit in PAIRS_OF, which `.ci/run` sets: one of six, and four at least; without it all of them."""
-    if not (commit := os.environ.get("PAIRS_OF")):
+    """Rows by the commit in DRAWN_BY, which `.ci/run` sets: one of six, and four at least; without it all of them."""
+    if not (commit := os.environ.get("DRAWN_BY")):
         return candidates
     return random.Random(commit).sample(candidates, max(4, len(candidates) // 6))
 

@@ -11,6 +11,7 @@ from grpo.testing.commands import finished
 from tests.combinations.at_another_size import SAVED_BY
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("shard", "numbers"), [("none", (4, 1)), ("fsdp2", (4,))])
 def test_other_processes_continue_each_feature(tmp_path: Path, shard: str, numbers: tuple[int, ...]) -> None:

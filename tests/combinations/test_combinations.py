@@ -31,6 +31,7 @@ def test_each_pair_has_the_gradient_of_stock_trl(row: Row, tmp_path: Path) -> No
     check(row, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["none", "fsdp2", pytest.param("zero3", marks=needs_deepspeed)])
 def test_each_pair_works_on_two_processes(tmp_path: Path, shard: str) -> None:

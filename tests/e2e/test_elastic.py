@@ -15,7 +15,7 @@ from grpo.config.schema import ROOT
 from tests.e2e.launched import ENVIRONMENT, ended, processes_of, prompts_by_step, start, wait_for
 from tests.e2e.machines import NODES, RENDEZVOUS, three_machines
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 RANGE = ("launch.nodes=2:3", f"launch.rendezvous={RENDEZVOUS}", "train.gradient_accumulation_steps=3")
 RANGE += ("train.max_steps=1000",)

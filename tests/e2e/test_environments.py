@@ -9,7 +9,7 @@ import pytest
 from grpo.config.schema import ROOT
 from grpo.testing.commands import command
 
-pytestmark = pytest.mark.slow  # their packages come with `make extras`
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # their packages come with `make extras`
 EXAMPLES = "examples/environments"
 GAME = ["task=gymnasium", "task.environment_id=WordGame-v0", f"task.environment={EXAMPLES}/word_game.py:Calculator"]
 

@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 
 from grpo.testing.commands import command, outcomes, sweep
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLUGIN = EXAMPLES / "reward_plugin"

@@ -41,6 +41,8 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_with_images_is_evaluated_exported_and_asked(run_dir: Path) -> None:
     """The merged export answers as the run's own model does."""
     trained = json.loads((run_dir / "evaluation.json").read_text())["after"]
@@ -88,6 +90,7 @@ def with_torchvision(*commands: list[object], cwd: Path) -> None:
 
 @needs_torchvision
 @pytest.mark.slow
+@pytest.mark.long
 def test_qwens_own_processor_shows_images_within_the_pixel_limit(tmp_path: Path) -> None:
     """A tiny Qwen2.5-VL, its tower frozen."""
     folder = save_qwen(tmp_path / "qwen")
@@ -170,6 +173,7 @@ def save_qwen(folder: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_images_cannot_be_used_with_fails_with_one_line(tmp_path: Path) -> None:
     qwen, halved = save_qwen(tmp_path / "qwen"), tmp_path / "halved"
     shutil.copytree(BUILT_IN, halved, ignore=shutil.ignore_patterns("p*.json", "__pycache__"))

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from grpo.testing.commands import Command, command
 from grpo.utils.manifest import difference, is_sealed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 RUN = [
     "peft=lora",

@@ -28,7 +28,7 @@ from tests.e2e.launched import (
     wait_for,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 FAULTS = f"+reward.fault.fn={Path(__file__).with_name('faults.py')}:fault"
 

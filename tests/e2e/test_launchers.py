@@ -5,7 +5,7 @@ import yaml
 
 from grpo.testing.commands import outcomes, sweep
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SMALL = ["train.max_steps=1", "task.eval.size=4", "task.dataset.size=128", "train.per_device_train_batch_size=16"]
 

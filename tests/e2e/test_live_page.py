@@ -79,6 +79,7 @@ def top(page, selector: str) -> float:
     return page.locator(selector).first.bounding_box()["y"]
 
 
+@pytest.mark.long
 def test_a_run_has_a_live_page_until_it_is_completed(tmp_path, opened):
     line = [sys.executable, str(HERE / "live_run.py"), f"hydra.run.dir={tmp_path / 'run'}", "train.max_steps=60"]
     line += ["task.dataset.size=512", "task.eval.size=8", "train.save_strategy=no"]
@@ -210,6 +211,7 @@ def test_a_page_does_not_reload_under_a_busy_reader(busy, composed, tmp_path, op
         assert page.locator("#search").input_value() == "aaaaaa"
 
 
+@pytest.mark.long
 def test_a_page_that_nobody_writes_reloads_seldom_and_stops(composed, tmp_path, opened):
     file = Path(running(tmp_path / "run").removeprefix("file://"))
     page = opened(file.as_uri())

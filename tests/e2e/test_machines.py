@@ -15,7 +15,7 @@ from grpo.config.schema import ROOT
 from tests.e2e.launched import ENVIRONMENT, RUN, TWO, ended, has_ended, outcome, processes_of, start, wait_for
 from tests.e2e.machines import ADDRESSES, CABLE, NODES, RENDEZVOUS, ip, on, three_machines
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 BOTH = ("launch.nodes=2", f"launch.rendezvous={RENDEZVOUS}")
 SRUN = f"""#!/usr/bin/env bash

@@ -14,6 +14,7 @@ from grpo.testing.commands import Command, command
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_first_cases_are_measured_and_drawn(tmp_path: Path) -> None:
     done = command("grpo.measure", "--device", "cpu", "--cases", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -32,6 +33,7 @@ def test_the_first_cases_are_measured_and_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_keeps_the_cases_so_far(tmp_path: Path) -> None:
     running = Command("grpo.measure", "--device", "cpu", cwd=tmp_path)
     file, until = tmp_path / "measure-cpu.json", time.monotonic() + 120

@@ -8,7 +8,7 @@ import pytest
 from grpo.config.schema import ROOT
 from grpo.testing.commands import command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,8 @@ def test_the_page_shows_each_task(folder: Path) -> None:
     assert report["evaluation"]["after"]["by_task"].keys() == {"problems", "brief"}
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_mixture_continues_bit_for_bit(folder: Path) -> None:
     checkpoint = "train.resume_from_checkpoint=run/checkpoint-3"
     done = command("grpo.train", *OVERRIDES, checkpoint, "hydra.run.dir=again", cwd=folder)
@@ -82,6 +84,8 @@ def test_a_mixture_continues_bit_for_bit(folder: Path) -> None:
     assert all(weight.equal(found[name]) for name, weight in expected.items())
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_other_weights_are_another_run(folder: Path) -> None:
     given = ["task.tasks.brief.weight=3", "train.resume_from_checkpoint=auto", "hydra.run.dir=run"]
     done = command("grpo.train", *OVERRIDES, *given, cwd=folder)
@@ -90,6 +94,7 @@ def test_other_weights_are_another_run(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_mixture_is_forecast_and_evaluated(folder: Path) -> None:
     done = command("grpo.evaluate", "run", "evaluate.samples=2", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -104,6 +109,8 @@ def test_a_mixture_is_forecast_and_evaluated(folder: Path) -> None:
     assert forecast["accuracy"]["value"] > 0, done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_tools_of_a_task_are_not_those_of_another(tmp_path: Path) -> None:
     words = ["+task@task.tasks.words=arithmetic", "task.tasks.words.task.conversational=true"]
     tasks = ["model=tiny_calculator", "task=mixture", "+task@task.tasks.calls=calculator", *words]

@@ -63,6 +63,8 @@ def test_planning_leaves_no_folder_behind(tmp_path: Path, arguments: tuple[str, 
     assert (done.returncode, list(tmp_path.iterdir())) == (0, []), done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_the_picture_of_the_table_is_kept_where_it_is_said_to_be(tmp_path: Path) -> None:
     done = commands.command("grpo.plan", "+gpu=rtx3080", "plan.table=true", cwd=tmp_path)
     assert (tmp_path / done.stdout.split()[-1]).is_file()
@@ -101,6 +103,8 @@ def test_the_table_has_the_models_of_the_chosen_family(tmp_path: Path, line: lis
         assert bool(cell["completions_at_once"]) == cell["fits"]
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_the_longest_completion_fits_and_a_longer_one_does_not(tmp_path: Path) -> None:
     done = command("grpo.plan", tmp_path, "+gpu=rtx3080", "plan.longest=true", "plan.format=json")
     assert done.returncode == 0, done.stderr
@@ -143,6 +147,8 @@ def test_training_what_does_not_fit_stops_before_loading(tmp_path: Path) -> None
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_forced_run_stops_before_host_memory_is_used_up(
     tmp_path: Path,
 ) -> None:

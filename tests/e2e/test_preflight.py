@@ -45,6 +45,8 @@ def test_a_run_that_learns_gets_a_report_and_a_verdict(
     assert page.startswith("page: outputs/preflight/")
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_completions_and_rewards_are_those_of_the_first_step(
     done: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
@@ -83,6 +85,8 @@ def test_a_second_call_samples_nothing_and_prints_json_alone(
     assert report["time"]["measured"] == ["generation", "rewards"]
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_more_problems_continue_those_that_are_there(
     done: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
@@ -94,6 +98,8 @@ def test_more_problems_continue_those_that_are_there(
     assert samples_in(folder)[:16] == before
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_the_suggested_command_is_one_that_can_be_planned(
     done: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
@@ -108,6 +114,8 @@ def test_the_suggested_command_is_one_that_can_be_planned(
     assert planned.returncode == 0, planned.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_truncated_completions_are_why_a_run_does_not_learn(tmp_path: Path) -> None:
     line = ("train.max_completion_length=3", "train.mask_truncated_completions=true", "plan.hourly_price=2")
     process = preflight(tmp_path, *line)
@@ -116,6 +124,8 @@ def test_truncated_completions_are_why_a_run_does_not_learn(tmp_path: Path) -> N
     assert "cost" in process.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_sampling_is_at_the_temperature_of_the_run(tmp_path: Path) -> None:
     process = preflight(tmp_path, "train.temperature=0.01", "preflight.format=json")
     report = json.loads(process.stdout)
@@ -142,6 +152,8 @@ def test_vllm_samples_where_it_generates_in_the_run(tmp_path: Path) -> None:
     assert report["accuracy"]["value"] > 0.05
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_reward_that_fails_on_every_completion_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def fails(completions, **columns):\n    raise ValueError('no such thing')\n")
     line = ("+reward.fails.fn=mine.py:fails", "train.per_device_train_batch_size=512")
@@ -151,6 +163,8 @@ def test_a_reward_that_fails_on_every_completion_is_named(tmp_path: Path) -> Non
     assert "no such thing" in process.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_rewards_that_contradict_each_other_are_reported(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from rewards.correctness import correctness\n\n\n"
@@ -184,6 +198,8 @@ def test_wrong_input_is_one_line(tmp_path: Path, arguments: list[str], message: 
     assert message in said[0]
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_reward_that_dies_leaves_what_was_sampled(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "calls = []\n\n\ndef dies(completions, **columns):\n    calls.append(1)\n"
@@ -197,6 +213,7 @@ def test_a_reward_that_dies_leaves_what_was_sampled(tmp_path: Path) -> None:
     assert len(samples_in(tmp_path)) == 8
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_interrupt_keeps_the_samples_and_a_call_continues(tmp_path: Path) -> None:
     line = ("preflight.problems=200", "preflight.samples=4", "task.dataset.size=256")

@@ -21,7 +21,7 @@ from grpo.testing.commands import finished
 from tests.e2e.launched import RUN
 from tests.e2e.sharded import CASES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 HERE = Path(__file__).parent
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs `make deepspeed`")

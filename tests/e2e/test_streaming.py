@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from grpo.builtin.tasks import arithmetic
 from grpo.testing.commands import command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 OPTIONS = ["task=jsonl", "task.dataset.path=rows.jsonl", "task.conversational=false", "task.eval.size=20"]
 OPTIONS += ["train.max_completion_length=24", "train.per_device_train_batch_size=16", "train.num_generations=4"]
 OPTIONS += ["train.max_steps=6", "train.save_steps=2", "hydra.run.dir=run", "train.save_total_limit=9"]

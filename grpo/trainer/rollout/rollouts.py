@@ -105,7 +105,7 @@ class Rollouts:
                 rows = self.shown(trainer, [trainer.problems[completion.problem] for completion in own])
             else:
                 completions, rows, _ = sample(trainer, self.read(trainer, rows), range(len(rows)))
-            numbers = self._numbers(trainer, completions) if self.numbered and training else {}
+            numbers = self._number(trainer, len(rows)) if self.numbered and training else {}
             batch = assemble(trainer, rows, completions, stock) | numbers
             check(batch)
             rewards = torch.tensor(
@@ -169,13 +169,13 @@ class Rollouts:
         problems = self.sampling.order.take(number)
         return groups_of(trainer, problems, rows_of(trainer, problems, trainer.num_generations))
 
-    def _numbers(self, trainer: Any, completions: list[Completion]) -> Batch:
-        """Give completions, of all processes, their `completion_id`; return those of this process."""
-        for number, completion in enumerate(completions, self._numbered):
-            completion.columns["completion_id"] = number
-        self._numbered += len(completions)
-        own = own_part(trainer.accelerator, completions)
-        return {"completion_id": torch.tensor([completion.columns["completion_id"] for completion in own])}
+    def _number(self, trainer: Any, count: int) -> Batch:
+        """Return and log the `completion_id` of this process's completions."""
+        processes, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
+        numbers = list(range(self._numbered + count * rank, self._numbered + count * (rank + 1)))
+        self._numbered += count * processes
+        trainer._log_completion_extra("completion_id", numbers)
+        return {"completion_id": torch.tensor(numbers)}
 
     def sample(self, trainer: Any, problems: list[int], size: int) -> list[Group]:
         """Return the scored groups of some problems, of `size` completions each, as a round of dynamic sampling is."""

@@ -1,6 +1,7 @@
 """The file of measurements: its cases, its schema, and what it may not say."""
 
 import copy
+import functools
 import getpass
 import json
 import os
@@ -28,11 +29,16 @@ DONE = {"outcome": "measured", "measured_gb": SIZES, "reserved_gb": None, "secon
 pytestmark = pytest.mark.usefixtures("composed")
 
 
-def record() -> dict[str, Any]:
-    """A file with a case of each outcome, as the command writes it."""
+@functools.cache
+def written() -> str:
     results = [DONE, {"outcome": "out of memory"}, {"outcome": "failed", "error": "RuntimeError"}]
     rows = [as_row(case, result) for case, result in zip(planned.cases("cpu"), results, strict=False)]
-    return json.loads(json.dumps(machine("cpu") | {"cases": rows}))
+    return json.dumps(machine("cpu") | {"cases": rows})
+
+
+def record() -> dict[str, Any]:
+    """A file with a case of each outcome, as the command writes it."""
+    return json.loads(written())
 
 
 def test_cases_are_planned_and_fit_a_small_gpu_with_fewer_layers(monkeypatch: pytest.MonkeyPatch) -> None:
