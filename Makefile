@@ -35,7 +35,7 @@ vllm: .venv/vllm-installed
 demo: .venv/installed
 	@.venv/bin/python -m grpo.train
 
-# What a change breaks most likely: five minutes on two cores. CONTRIBUTING.md has the others.
+# What a change breaks most likely: 10 to 20 minutes on two cores. CONTRIBUTING.md has the others.
 test: .venv/installed
 	@.venv/bin/python $(PYTEST)
 

@@ -11,7 +11,7 @@ import pytest
 
 from grpo.testing.commands import Forked, outcomes, sweep
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SMALL = ["train.max_steps=1", "task.eval.size=4", "task.dataset.size=128", "train.per_device_train_batch_size=16"]
 LONG = "1 " * 800

@@ -97,6 +97,7 @@ def test_a_run_with_dynamic_sampling_calls_its_tool(tmp_path: Path) -> None:
     assert "only a run evaluates a policy with its tools" in refused.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_hanging_or_dying_environment_costs_its_own_episodes(mine: Path) -> None:
     line = [
@@ -121,6 +122,7 @@ def test_a_hanging_or_dying_environment_costs_its_own_episodes(mine: Path) -> No
     assert "took longer than 0.5 s and was stopped" in (mine / "run" / "train.log").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_reward_model_scores_beside_a_function(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny")
@@ -161,6 +163,7 @@ def assert_one_line(done: Any, says: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_unusable_tools_and_environments_fail_with_one_line(mine: Path) -> None:
     odd = mine / "odd"

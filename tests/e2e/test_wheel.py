@@ -14,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 
 from grpo.config.schema import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 PACKAGES = ("grpo", "rewards", "conf")
 DEMOS = {"words": [], "shapes": ["+experiment=shapes"], "calculator": ["+experiment=calculator"]}

@@ -10,7 +10,7 @@ import pytest
 
 from grpo.config.schema import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 AS_ON_MACOS = {"AS_ON_MACOS": "1", "PYTHONPATH": f"{ROOT / 'tests' / 'as_on_macos'}{os.pathsep}{ROOT}"}
 
 

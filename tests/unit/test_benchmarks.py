@@ -32,6 +32,7 @@ def test_updates_discard_a_round_and_alternate_who_is_first(monkeypatch: pytest.
     assert 0 < result["gradient_difference"] <= 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_trainers_in_their_own_processes_agree(tmp_path: Path) -> None:
     peers.prepare(tmp_path, "b", "toy", rows=16)
@@ -73,6 +74,7 @@ def test_a_third_of_the_runs_cannot_learn_and_all_differ() -> None:
     assert len({tuple(case.overrides[:5] + case.overrides[6:]) for case in every}) == len(every), "but for the seed"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_is_compared_with_its_forecast_and_kept(tmp_path: Path) -> None:
     number = next(case.number for case in cases() if case.line == "arithmetic train.max_steps=1")

@@ -218,6 +218,7 @@ def test_the_first_problems_are_those_of_the_first_epoch() -> None:
     assert list(islice(numbers(6, seed=1).beginning(3)["number"], 2)) != [1, 2]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_million_rows_take_the_memory_of_a_few(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
     with (tmp_path / "rows.jsonl").open("w") as file:

@@ -54,6 +54,7 @@ def test_a_plan_is_as_long_as_the_claim_of_a_peer(place: int) -> None:
     assert found["planned"] >= found["tokens"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_committed_lengths_are_what_is_planned() -> None:
     (row,) = [row for row in CONTENT["rows"] if row["memory_gb"] == 24]

@@ -182,6 +182,7 @@ def test_a_reply_cannot_leave_its_frame(comparing: Reward, server: JudgeServer) 
     assert sorted(shown(content).values(), key=lambda text: (len(text), text)) == ["5", "6", attack]
 
 
+@pytest.mark.long
 def test_agreement_with_a_known_ranking_is_that_of_the_docs() -> None:
     rows = [f"| {fault} | {' | '.join(f'{tau:.2f}' for tau in taus.values())} |" for fault, taus in measured().items()]
     assert "\n".join(["| fault of the scripted judge | alone | in comparison |", "|---|---|---|", *rows]) in DOCS
