@@ -1,6 +1,6 @@
 """The beginning of rollouts: environments are reset, tools are bound to them, images go into the messages.
 
-As TRL does at the beginning of `_generate_and_score_completions`, which calls all else at once.
+As TRL does at the beginning of `_generate_and_score_completions`, which cannot end after it.
 """
 
 import copy
