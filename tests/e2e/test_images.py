@@ -114,6 +114,7 @@ EIGHT_BITS = ["peft=lora", "model.dtype=bfloat16", "engine.quantization=fp8_per_
 
 @needs_torchvision
 @pytest.mark.vllm
+@pytest.mark.long
 def test_vllm_sees_the_images_that_the_policy_sees(tmp_path: Path) -> None:
     """Its log-probabilities are the policy's, with rows of one image, of two and of none; so are its greedy answers."""
     folder = save_qwen(tmp_path / "qwen")

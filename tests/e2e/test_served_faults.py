@@ -10,7 +10,7 @@ from grpo.testing.commands import finished
 from grpo.testing.servers import ended, free_port, started
 from tests.e2e.vllm_runs import result
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.long]
 HALF = ["model.dtype=bfloat16", "train.bf16=true", "train.use_cpu=true"]
 FAULTS = ["skipped", "one layer skipped", "to the wrong name", "of the step before", "applied twice", "not applied"]
 FAULTS += ["the base again, after a restart"]

@@ -10,7 +10,7 @@ import pytest
 from grpo.testing.servers import ended, free_port, started
 from tests.e2e.vllm_runs import FILTERS, SMALL, module, result
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 
 def test_the_demo_learns_with_vllm_and_leaves_no_process(tmp_path: Path) -> None:

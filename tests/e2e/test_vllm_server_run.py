@@ -19,7 +19,7 @@ from grpo.testing.servers import ended, free_port, started
 from grpo.utils.errors import GenerationError
 from tests.e2e.vllm_runs import FILTERS, SMALL, module, result
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

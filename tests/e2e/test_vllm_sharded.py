@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.test_sharded import HERE, on_two_processes
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs `make deepspeed`")
 SHARDS = ["fsdp2", pytest.param("zero3", marks=needs_deepspeed)]
