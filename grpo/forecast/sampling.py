@@ -190,7 +190,7 @@ def sampled(
     set_seed(trainer.args.seed + 1 + batch[0])  # the same completions, whether the file has others already or not
     trainer.clock.reset()
     with trainer.accelerator.autocast():
-        groups = trainer.rollouts.sample(trainer, batch, samples)
+        groups = trainer.rollouts.sample_groups(trainer, batch, samples)
     faults = {func.isolated.name: func.isolated.faulted for func in trainer.reward_funcs if hasattr(func, "isolated")}
     seconds = trainer.clock.take()
     part = {phase: seconds[phase] / len(batch) for phase in ("generate", "reward")}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grpo.config.schema import ROOT
-from tests.combinations.array import Row, drawn, name, pairs, plain, possible, rows, rows_of
+from tests.combinations.array import Row, name, pairs, plain, possible, rows, rows_of
 from tests.combinations.comparisons import check
 from tests.combinations.document import FILE, page
 from tests.combinations.features import REFUSED
@@ -19,13 +19,13 @@ from tests.combinations.trainings import ours
 ROWS = rows()
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs `make deepspeed`")
 EVERY = 6
-"""Of so many rows one is in `make test`, the others in `make test-all`; `.ci/run` draws some of these."""
+"""Of so many rows one is in `make test`, the others in `make test-all`."""
 
 
 @pytest.mark.parametrize(
     "row",
     [pytest.param(row, id=name(row)) for row in ROWS[::EVERY]]
-    + [pytest.param(row, id=name(row), marks=pytest.mark.slow) for row in drawn(ROWS) if row not in ROWS[::EVERY]],
+    + [pytest.param(row, id=name(row), marks=pytest.mark.slow) for row in ROWS if row not in ROWS[::EVERY]],
 )
 def test_each_pair_has_the_gradient_of_stock_trl(row: Row, tmp_path: Path) -> None:
     check(row, tmp_path)

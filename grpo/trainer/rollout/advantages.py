@@ -83,16 +83,16 @@ def normalized(rewards: torch.Tensor, group: int, scale: str) -> torch.Tensor:
     return above.nan_to_num().flatten()
 
 
-def finish(trainer: Any, batch: Batch, rewards: torch.Tensor, group: int, count: int) -> None:
+def finish(trainer: Any, batch: Batch, rewards: torch.Tensor, count: int) -> None:
     """Make the advantages of equal rewards exactly zero, and those of others as the loss wants; in the log, too.
 
     Args:
         trainer: an `ExactGRPOTrainer`.
         batch: of this process, as TRL returns it.
         rewards: of all processes, (completions, rewards).
-        group: completions per group.
         count: completions of this process.
     """
+    group = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
     compared, weights = learned(trainer, rewards, group)
     factors = loss_factors(compared, weights, group, getattr(trainer.own_loss, "advantage_factor", None))
     factors[zero_variance(compared, weights, group, trainer.multi_objective_aggregation)] = 0.0

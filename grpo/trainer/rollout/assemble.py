@@ -1,4 +1,4 @@
-"""The second phase of rollouts: TRL makes a batch of finished completions."""
+"""The second phase of rollouts: finished completions become a batch, by TRL's own method."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from grpo.trainer.batch import Batch
+from grpo.trainer.batch import Batch, check
 from grpo.trainer.processes import own_part
-from grpo.trainer.rollout.episodes import images_of
+from grpo.trainer.rollout import advantages
+from grpo.trainer.rollout.episodes import images_by_row
 from grpo.trainer.rollout.sampling import Completion, Row
-from grpo.trainer.rollout.thumbnails import strip_images
 from grpo.utils.patching import replaced
 
 
@@ -25,7 +25,7 @@ class Ended:
 def assemble(
     trainer: Any, rows: list[Row], completions: Sequence[Completion], stock: Callable[[list[Row]], Batch]
 ) -> Batch:
-    """Return TRL's batch of completions: padding, images, log-probabilities, advantages.
+    """Return TRL's batch of completions, with its advantages as `advantages.finish` makes them.
 
     Args:
         trainer: an `ExactGRPOTrainer`.
@@ -33,39 +33,41 @@ def assemble(
         completions: of all processes.
         stock: TRL's `_generate_and_score_completions`.
     """
-    own = own_part(trainer.accelerator, completions)
+    local = own_part(trainer.accelerator, completions)
     rewards = torch.tensor([completion.rewards for completion in completions], device=trainer.accelerator.device)
     for column in dict.fromkeys(column for completion in completions for column in completion.columns):
-        trainer._log_completion_extra(column, [completion.columns.get(column) for completion in own])
+        trainer._log_completion_extra(column, [completion.columns.get(column) for completion in local])
     for column in trainer._logs["extra"].keys() - trainer._pending_extra_logs.keys():
-        trainer._log_completion_extra(column, [None] * len(own))  # as a table has all or none of a row
+        trainer._log_completion_extra(column, [None] * len(local))  # as a table has all or none of a row
     if trainer.rollouts.filtered:
-        trainer.rollouts.filtered.give([completion.logps for completion in own])
-
-    def scored(rows: list[Row], prompts: list, *_: Any) -> torch.Tensor:
-        strip_images(rows, prompts)
-        return rewards
-
-    with ExitStack() as given:
-        generated = as_generated(rows, own)
-        given.enter_context(replaced(trainer, "_generate", lambda prompts: generated))
-        given.enter_context(replaced(trainer, "_calculate_rewards", scored))
+        trainer.rollouts.filtered.give([completion.logps for completion in local])
+    generated = as_generated(rows, local)
+    with ExitStack() as stack:
+        stack.enter_context(replaced(trainer, "_generate", lambda prompts: generated))
+        stack.enter_context(replaced(trainer, "_calculate_rewards", lambda *_: rewards))
         if trainer.environment_factories is not None:
             over = dict.fromkeys(trainer.environment_factories, Ended)
-            given.enter_context(replaced(trainer, "environment_factories", over))
-            given.enter_context(replaced(trainer, "_environment_pool", defaultdict(list)))
-            given.enter_context(replaced(trainer, "environments", None))
-        return stock([row | {"prompt": completion.prompt} for row, completion in zip(rows, own, strict=True)])
+            stack.enter_context(replaced(trainer, "environment_factories", over))
+            stack.enter_context(replaced(trainer, "_environment_pool", defaultdict(list)))
+            stack.enter_context(replaced(trainer, "environments", None))
+        batch = stock(
+            [  # TRL would put images into prompts, which have their places, and reads no other columns
+                {"prompt": completion.prompt, "environment": row.get("environment")}
+                for row, completion in zip(rows, local, strict=True)
+            ]
+        )
+    check(batch)
+    advantages.finish(trainer, batch, rewards, len(rows))
+    return batch
 
 
-def as_generated(rows: list[Row], own: Sequence[Completion]) -> tuple:
-    """Return this process's completions as TRL's `_generate` does; `rows` are those of the data."""
-    masks = [completion.mask for completion in own] if own[0].mask is not None else None
-    logps = [completion.logps for completion in own] if own[0].logps is not None else None
-    ids, messages = [completion.ids for completion in own], [completion.messages for completion in own]
-    tool_images = [completion.tool_images or [] for completion in own]
-    images = None
-    if any(tool_images):
-        of_data = images_of(rows) or [None] * len(rows)
-        images = [completion.images or shown for completion, shown in zip(own, of_data, strict=True)]
-    return [completion.prompt_ids for completion in own], ids, masks, messages, logps, {}, images, tool_images
+def as_generated(rows: list[Row], completions: Sequence[Completion]) -> tuple:
+    """Return completions of this process as TRL's `_generate` does; `rows` are those of the data."""
+    masks = [completion.mask for completion in completions] if completions[0].mask is not None else None
+    logps = [completion.logps for completion in completions] if completions[0].logps is not None else None
+    ids, messages = [completion.ids for completion in completions], [completion.messages for completion in completions]
+    of_rows = images_by_row(rows) or [None] * len(rows)
+    images = [completion.images or of_row or [] for completion, of_row in zip(completions, of_rows, strict=True)]
+    tool_images = [completion.tool_images or [] for completion in completions]
+    prompt_ids = [completion.prompt_ids for completion in completions]
+    return prompt_ids, ids, masks, messages, logps, {}, images if any(images) else None, tool_images

@@ -23,12 +23,12 @@ def rollouts(trainer: Any, rows: list[Row]) -> tuple[list[Row], list, Any]:
     """Return rows with their images and what `rollout_func` adds, their prompts, and what TRL's `_generate` returns."""
     rows = trainer.rollouts.shown(trainer, rows)
     prompts = begin(trainer, rows)
-    found = trainer.rollouts.generate(trainer, prompts)
-    for name, values in found[5].items():
+    generated = trainer.rollouts.generate(trainer, prompts)
+    for name, values in generated[5].items():
         for index, row in enumerate(rows):
             if not isinstance(values, list) or index < len(values):
                 row[name] = values[index] if isinstance(values, list) else values
-    return rows, prompts, found
+    return rows, prompts, generated
 
 
 def answers(trainer: Any, rows: list[Row]) -> list[list[Row]]:
@@ -139,14 +139,14 @@ def with_images(prompts: list[Any], rows: list[Row]) -> list[Any]:
     Raises:
         ValueError: prompts with images are texts.
     """
-    if (images := images_of(rows)) is None:
+    if (images := images_by_row(rows)) is None:
         return prompts
     if not is_conversational(rows[0]):
         raise ValueError("images need prompts that are lists of messages: leave the chat template to the trainer")
     return [prepare_multimodal_messages(prompt, images=shown) for prompt, shown in zip(prompts, images, strict=True)]
 
 
-def images_of(rows: list[Row]) -> list[list[Any] | None] | None:
+def images_by_row(rows: list[Row]) -> list[list[Any] | None] | None:
     """Return the images of each row as TRL reads them; None without any."""
     if "images" in rows[0]:
         images = [row.get("images") for row in rows]

@@ -15,10 +15,10 @@ import torch
 from grpo.data.images import View, unexpanded
 from grpo.data.stream import NUMBER, Stream
 from grpo.generation.at_once import AtOnce
-from grpo.trainer.batch import Batch, check, loss_mask
+from grpo.trainer.batch import Batch, loss_mask
 from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.processes import own_part
-from grpo.trainer.rollout import advantages, by_transformers, engine_check, episodes
+from grpo.trainer.rollout import by_transformers, engine_check, episodes
 from grpo.trainer.rollout.alone import own_values
 from grpo.trainer.rollout.assemble import assemble
 from grpo.trainer.rollout.columns import compares, kept_columns, unique, with_groups
@@ -95,23 +95,17 @@ class Rollouts:
             stock: TRL's `_generate_and_score_completions`.
         """
         training = trainer.model.training
-        group = trainer.num_generations if training else trainer.num_generations_eval
         with self.clock.of("rollout", training):
             if self.stream and training:
                 self.stream.release(self._first(rows))
             if self.sampling and training:
                 completions = self._chosen(trainer, len(rows))
-                own = own_part(trainer.accelerator, completions)
-                rows = self.shown(trainer, [trainer.problems[completion.problem] for completion in own])
+                local = own_part(trainer.accelerator, completions)
+                rows = self.shown(trainer, [trainer.problems[completion.problem] for completion in local])
             else:
                 completions, rows, _ = sample(trainer, self.read(trainer, rows), range(len(rows)))
             numbers = self._number(trainer, len(rows)) if self.numbered and training else {}
             batch = assemble(trainer, rows, completions, stock) | numbers
-            check(batch)
-            rewards = torch.tensor(
-                [completion.rewards for completion in completions], device=batch["advantages"].device
-            )
-            advantages.finish(trainer, batch, rewards, group, len(rows))
             self._compare(trainer, batch, training)
             for values in trainer._logs["extra"].values():  # a column that begins after other rows were logged
                 values.extendleft([None] * (len(trainer._logs["prompt"]) - len(values)))
@@ -177,7 +171,7 @@ class Rollouts:
         trainer._log_completion_extra("completion_id", numbers)
         return {"completion_id": torch.tensor(numbers)}
 
-    def sample(self, trainer: Any, problems: list[int], size: int) -> list[Group]:
+    def sample_groups(self, trainer: Any, problems: list[int], size: int) -> list[Group]:
         """Return the scored groups of some problems, of `size` completions each, as a round of dynamic sampling is."""
         try:
             with replaced(trainer, "num_generations", size), self.clock.of("rollout"):

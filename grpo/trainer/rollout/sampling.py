@@ -35,9 +35,9 @@ class Completion:
     columns: dict[str, Any]
     """Values that rewards have logged for the completion."""
     images: list | None = None
-    """The images of its prompt and of tools; None where tools have returned none."""
+    """The images of its prompt and of tools; None where they are those of its row, which no process sends."""
     tool_images: list | None = None
-    """The images of tools."""
+    """The images of tools among them."""
     policy: int = 0
     """Number of updates of the policy that began it; of rollouts in flight."""
 
@@ -63,21 +63,25 @@ def sample(trainer: Any, rows: list[Row], problems: Sequence[int]) -> tuple[list
         Completions of all processes, this process's rows with opened images and the fields of `rollout_func`, and
         rewards of all processes, (completions, rewards).
     """
-    rows, prompts, found = episodes.rollouts(trainer, rows)
-    prompt_ids, ids, masks, messages, logps, _, images, tool_images = found
+    rows, prompts, generated = episodes.rollouts(trainer, rows)
+    prompt_ids, ids, masks, messages, logps, _, images, tool_images = generated
     rewards = trainer.rollouts.score(trainer, rows, prompts, messages, ids)
     columns, trainer._pending_extra_logs = trainer._pending_extra_logs, defaultdict(list)
     by_row: list[Row] = [{} for _ in rows]
     for name, values in columns.items():  # of which a reward may have logged too few
         for column, value in zip(by_row, values, strict=False):
             column[name] = value
+    if images and (of_rows := episodes.images_by_row(rows)):
+        images = [
+            None if len(shown) == len(of_row or []) else shown for shown, of_row in zip(images, of_rows, strict=True)
+        ]
     own_rewards = own_part(trainer.accelerator, rewards.tolist())
-    if not any(tool_images):
-        images = tool_images = None
-    fields = (problems, prompt_ids, ids, masks, logps, prompts, messages, own_rewards, by_row, images, tool_images)
-    given = ([None] * len(rows) if values is None else values for values in fields)
-    own = [Completion(*values) for values in zip(*given, strict=True)]
-    return (own if trainer.accelerator.num_processes == 1 else gather_object(own)), rows, rewards
+    fields = (prompt_ids, ids, masks, logps, prompts, messages, own_rewards, by_row, images, tool_images or None)
+    filled = ([None] * len(rows) if values is None else values for values in fields)
+    completions = [Completion(*values) for values in zip(problems, *filled, strict=True)]
+    if trainer.accelerator.num_processes > 1:
+        completions = gather_object(completions)
+    return completions, rows, rewards
 
 
 def groups_of(trainer: Any, problems: Sequence[int], rows: list[Row]) -> list[tuple[Group, bool]]:

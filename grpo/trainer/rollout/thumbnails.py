@@ -71,8 +71,10 @@ def reduced(image: Image.Image) -> bytes:
 
 
 def strip_images(rows: list[dict[str, Any]], prompts: list) -> None:
-    """Take the images out of the prompts of rows that have any, in place, as TRL gathers and logs that list."""
-    if {"image", "images"} & rows[0].keys():
+    """Take the images out of the prompts of rows, or of observations, that have any, in place: that list is logged."""
+    contents = (turn.get("content") for prompt in prompts if not isinstance(prompt, str) for turn in prompt)
+    parts_of = (part for content in contents if isinstance(content, list) for part in content)
+    if {"image", "images"} & rows[0].keys() or any("image" in part for part in parts_of):
         prompts[:] = map(without_images, prompts)
 
 

@@ -1,5 +1,6 @@
 """A policy that sees images: they follow their sequences into micro-batches and into halves of generation."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -7,12 +8,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 from datasets import Dataset
+from trl import GRPOTrainer
 
 from benchmarks.exactness import FOUR, IMAGES, compare
 from grpo.config.options import Rollout, Update
 from grpo.data.images import View
 from grpo.generation.growing_cache import CACHE
-from grpo.testing.stock_trl import make, train
+from grpo.testing.stock_trl import make, relative_difference, train
 from grpo.testing.vision_policies import FAMILIES, METHODS, idefics, options, problems
 from grpo.trainer import ExactGRPOTrainer
 
@@ -31,6 +33,52 @@ def test_gradient_with_images_is_that_of_stock_trl(case: str, caplog: pytest.Log
         if ".vision_tower." in name or ".blocks." in name
     ]
     assert any(value.any() for value in of_tower) == case.endswith((METHODS[0], METHODS[3]))
+
+
+class Scene:
+    """An environment that shows an image after those of the data."""
+
+    def reset(self, number: int, images: Sequence[Any] = (), **columns: Any) -> list[dict[str, Any]]:
+        return [{"type": "image"} for _ in images] + [{"type": "image", "image": problems()[number]["images"][0]}]
+
+
+def by_seed(trainer: Any) -> Any:
+    """A trainer whose completions are the same, whatever makes them."""
+    generator = torch.Generator().manual_seed(3)
+
+    def single_turn(prompt_ids: list, *args: Any, **options: Any) -> tuple[list, None]:
+        lengths = torch.randint(2, 9, (len(prompt_ids),), generator=generator).tolist()
+        return [torch.randint(7, 40, (length,), generator=generator).tolist() for length in lengths], None
+
+    trainer._generate_single_turn = single_turn
+    return trainer
+
+
+@pytest.mark.parametrize("choice", ["an environment", "one of two"])
+@pytest.mark.parametrize("columns", [["prompt"], ["prompt", "images"]], ids=["alone", "beside the data's"])
+def test_images_of_observations_train_as_in_stock_trl(tmp_path: Path, columns: list[str], choice: str) -> None:
+    data = problems().select_columns(columns).add_column("number", list(range(16)))
+    data = data.add_column("environment", ["scene", "other"] * 8)
+    environments = {"scene": Scene, "other": Scene} if choice == "one of two" else Scene
+
+    def trainer(kind: type[GRPOTrainer], **more: Any) -> Any:
+        given = options("qwen2_5_vl", "full") | {"rollout_func": None, "train_dataset": data, **more}
+        calls = "{% for call in message.get('tool_calls') or [] %}{{ call | tojson }}{% endfor %}"  # which TRL asks for
+        end = "{% endfor %}{% endif %}"
+        processor = given["processing_class"]
+        processor.chat_template = processor.chat_template.replace(end, end + calls)
+        return by_seed(make(kind, tmp_path, environment_factory=environments, log_completions=True, **given))
+
+    mine = trainer(ExactGRPOTrainer, update=Update(200))
+    record = train(mine)
+    theirs = train(trainer(GRPOTrainer), record.weights)
+    for gradient, expected in zip(record.gradients, theirs.gradients, strict=True):
+        assert relative_difference(gradient, expected) < 1e-5
+    logged = [part for prompt in mine._logs["prompt"] for turn in prompt for part in turn["content"]]
+    assert not any("image" in part for part in logged), "a table holds none"
+    if choice == "an environment":
+        chosen = train(trainer(ExactGRPOTrainer, rollout=Rollout(dynamic_sampling=True))).logs
+        assert all(log["grad_norm"] > 0 for log in chosen), "it stops where images and their tokens differ in number"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

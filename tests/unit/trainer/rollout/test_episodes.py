@@ -8,6 +8,7 @@ from PIL import Image
 from trl import GRPOTrainer
 
 from grpo.builtin.tasks.calculator import calculator
+from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout import episodes
 from tests.unit.trainer.rollout.test_tool_calls import PROMPTS, Game, with_tools
 
@@ -81,3 +82,21 @@ def test_several_environments_have_instances_of_their_own(tmp_path: Path) -> Non
     assert prompts[1][-1]["content"].endswith(" Ben has 5.")
     assert [sorted(tools) for tools in trainer._sync_tool_dicts] == [["calculator"]] * 4
     assert [sorted(tools) for tools in trainer._async_tool_dicts] == [["step"], [], ["step"], []]
+
+
+REFUSED = {
+    "an unknown environment": ({"environment_factory": {"game": Game}}, {"environment": "chess"}, "chess"),
+    "images beside a text": (
+        {"tools": None},
+        {"prompt": "1 + 1", "images": [Image.new("RGB", (8, 8))]},
+        "chat template",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_rows_that_trl_refuses_are_refused(tmp_path: Path, case: str) -> None:
+    given, row, message = REFUSED[case]
+    for kind in (GRPOTrainer, ExactGRPOTrainer):
+        with pytest.raises(ValueError, match=message):
+            with_tools(kind, tmp_path, **given)._generate_and_score_completions([{**rows()[0], **row}] * 4)

@@ -14,7 +14,7 @@ from grpo.config.options import Engine, Rollout
 from grpo.generation.kept_tokens import KeptLogprob
 from grpo.testing.stock_trl import note_kept, ours
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.rollout.in_flight import Made, loaded, saved
+from grpo.trainer.rollout.in_flight import Begun, InFlight, Made, loaded, saved
 from grpo.trainer.rollout.sampling import Completion
 from grpo.utils.diagnosis import why_not_stale
 from grpo.utils.errors import GenerationError
@@ -135,6 +135,17 @@ def test_a_checkpoint_has_what_was_finished(tmp_path: Path, caplog: pytest.LogCa
     assert {one.problem for one in again[0]} == {one.problem for one in kept[1]}, "of the finished batch"
     problems = [one.problem for batch in again for one in batch[::4]]
     assert len(set(problems) | used) == 24, "all others begin again"
+
+
+def test_a_batch_with_images_begins_again_after_a_checkpoint() -> None:
+    """Those of an observation or of tools: a checkpoint is loaded without code, and holds no pictures."""
+    in_flight = InFlight(2)
+    for problem, images in enumerate((None, ["plot"])):
+        begun = Begun([problem], policy=0)
+        begun.made.set_result(Made([([Completion(problem, [1], [2], None, None, "?", "", [1.0], {}, images)], False)]))
+        in_flight._begun.append(begun)
+    state = in_flight.state_dict()
+    assert ([finished["problems"] for finished in state["finished"]], state["again"]) == ([[0]], [[1]])
 
 
 def test_a_finished_batch_is_saved_with_its_kept_tokens(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_groups_of_another_size_are_sampled_and_forgotten(tmp_path: Path, monkey
         return [([problem], False) for problem in problems]
 
     monkeypatch.setattr(module, "groups_of", score)
-    assert made.sample(trainer, [5, 7], size=3) == [[5], [7]]
+    assert made.sample_groups(trainer, [5, 7], size=3) == [[5], [7]]
     assert (sizes, trainer.num_generations, made._opened) == ([3], 2, {})
 
 
@@ -119,8 +119,8 @@ def test_images_of_tools_are_given_to_trl_with_those_of_the_data() -> None:
     """Also where only one of the chosen completions has any, and others come from a generation without them."""
     rows = [{"images": ["cat"]}, {"images": ["dog"]}, {"images": []}]
     drawn: list[dict[str, Any]] = [{}, {"images": ["dog", "plot"], "tool_images": ["plot"]}, {"tool_images": []}]
-    own = [Completion(0, [1], [2], [1], None, "?", [], [1.0], {}, **shown) for shown in drawn]
-    *_, extra, images, tool_images = as_generated(rows, own)
+    completions = [Completion(0, [1], [2], [1], None, "?", [], [1.0], {}, **shown) for shown in drawn]
+    *_, extra, images, tool_images = as_generated(rows, completions)
     assert (extra, images, tool_images) == ({}, [["cat"], ["dog", "plot"], []], [[], ["plot"], []])
-    *_, images, tool_images = as_generated(rows, own[:1])
-    assert (images, tool_images) == (None, [[]]), "TRL takes those of the data"
+    *_, images, _ = as_generated(rows[2:], completions[2:])
+    assert images is None, "processors refuse a batch without any"
