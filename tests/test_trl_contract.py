@@ -1,5 +1,6 @@
 """What we rely on in TRL and transformers: the methods that we override and the names that we touch."""
 
+import ast
 import inspect
 import logging
 import re
@@ -89,6 +90,18 @@ def test_every_trainer_attribute_that_we_touch_is_in_stock_trl(tmp_path: Path):
     # some only with vLLM, or in the training loop
     assigned = attributes(GRPOTrainer, written=True) | attributes(transformers.Trainer, written=True)
     assert sorted(name for name in used if not (hasattr(trainer, name) or name in assigned)) == []
+
+
+def test_private_names_of_a_trainer_are_in_one_file() -> None:
+    """Elsewhere its functions are called; `exact.py` overrides methods, and `placement.py` has accelerate's."""
+    known = {"aten", "self", "cls", "utils", "groups[-1]"}  # operators of PyTorch, a module, a named tuple
+    for package in ("trainer", "evaluation", "forecast", "run"):
+        for file in (FILE.parents[1] / "grpo" / package).rglob("*.py"):
+            nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)]
+            private = [node for node in nodes if node.attr.startswith("_") and not node.attr.startswith("__")]
+            names = [ast.unparse(node) for node in private if ast.unparse(node.value) not in known]
+            names = [name for name in names if not name.startswith(("super()", "os._exit"))]
+            assert not names or file.name in ("trl.py", "placement.py"), (file, names)
 
 
 def test_every_engine_attribute_that_we_touch_is_in_stock_trl():

@@ -1,5 +1,6 @@
 """Evaluating the policy of a trainer on held-out problems, greedily, with the generator of its rollouts."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -9,7 +10,9 @@ from trl.models import unwrap_model_for_generation
 
 from grpo.evaluation.loop import Evaluation, evaluate
 from grpo.generation.local import Completer, Generate
-from grpo.generation.vllm_engine import BATCH, answer
+from grpo.generation.vllm_engine import BATCH
+from grpo.trainer import trl
+from grpo.trainer.rollout.episodes import answers
 from rewards.text import text_of
 
 
@@ -52,7 +55,22 @@ def evaluate_policy(trainer: Any, evaluation: Evaluation) -> dict[str, Any]:
     return result
 
 
+def answer(
+    trainer: Any, prompts: list[Any], temperature: float = 0.0, seeds: Sequence[int] = (), length: int | None = None
+) -> list[str]:
+    """Return the likeliest completion of each prompt, plain or conversational, by vLLM with the weights that it has.
+
+    Args:
+        trainer: an `ExactGRPOTrainer`.
+        length: tokens after which a completion is truncated.
+    """
+    assert temperature == 0.0
+    ids, images = trl.tokenize(trainer, prompts)
+    completed = [completion[:length] for completion in trainer.vllm_generation.complete(ids, images)]
+    return trl.tokenizer(trainer).batch_decode(completed, skip_special_tokens=True)
+
+
 def converse(trainer: Any, rows: list[Any], temperature: float, seeds: list[int]) -> list[str]:
     """Return the policy's last message to each row's prompt after its tool calls, if it has the last word."""
     assert temperature == 0.0
-    return [text_of(messages) for messages in trainer.rollouts.answers(trainer, rows)]
+    return [text_of(messages) for messages in answers(trainer, rows)]

@@ -32,9 +32,9 @@ from grpo.run.session import options_of_rewards, problems_of, with_model
 from grpo.run.trainer import make_trainer
 from grpo.rundir.files import ERRORS_FILE
 from grpo.tools.running import running_tools
-from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer import ExactGRPOTrainer, trl
+from grpo.trainer.rollout.completion import Completion
 from grpo.trainer.rollout.mixed_order import order_of
-from grpo.trainer.rollout.sampling import Completion
 from grpo.utils.device import kind_of_device
 from grpo.utils.distributed import log_name
 from grpo.utils.errors import ConfigError, RunError
@@ -216,7 +216,7 @@ def sampled(
 
 def as_sample(trainer: ExactGRPOTrainer, one: Completion, correct: bool | None, failed: list[str]) -> Sample:
     """Return a completion as the file keeps it."""
-    ended = one.ids[-1] in (*trainer.eos_token_ids, trainer._tokenizer.pad_token_id)
+    ended = one.ids[-1] in trl.end_tokens(trainer)
     rewards = dict(zip(trainer.reward_func_names, one.rewards, strict=True))
     given = {name: None if value is None or value != value else float(value) for name, value in rewards.items()}
     return Sample(text_of(one.messages), len(one.ids), ended, given, correct, failed)

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import MappingProxyType
@@ -406,19 +406,6 @@ class PolicyEngine(VLLMGeneration, Backend):
             raise GenerationError(reason) from error
         except Exception as error:
             raise GenerationError(f"vLLM failed while it {what}: {described(error)}") from error
-
-
-def answer(
-    trainer: Any, prompts: list[Any], temperature: float = 0.0, seeds: Sequence[int] = (), length: int | None = None
-) -> list[str]:
-    """Continue each prompt, plain or conversational, by vLLM with the weights that it has.
-
-    Returns the likeliest completion, truncated to `length` tokens.
-    """
-    assert temperature == 0.0
-    ids, images, _ = trainer._tokenize_prompts(prompts)
-    completed = [completion[:length] for completion in trainer.vllm_generation.complete(ids, images)]
-    return trainer._tokenizer.batch_decode(completed, skip_special_tokens=True)
 
 
 def compute_type(accelerator: Any, model: torch.nn.Module) -> str:

@@ -18,7 +18,11 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo.config.options import Update
 from grpo.config.schema import ROOT
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.rollout.sampling import Completion
+from grpo.trainer.rollout.async_rollouts import AsyncRollouts
+from grpo.trainer.rollout.completion import Completion
+from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
+from grpo.trainer.rollout.engine_check import EngineCheck
+from grpo.utils.diagnosis import sampling_filters
 from grpo.utils.patching import replaced
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -125,6 +129,10 @@ class ScriptedEngine:
         length: Callable[[torch.Generator], int] | None = None,
     ) -> None:
         self.trainer, self.shift, self.noise, self.length = trainer, shift, noise, length
+        if isinstance(trainer, ExactGRPOTrainer):
+            of_script, filtered = trainer.rollout_func is not None, bool(sampling_filters(trainer.args))
+            check = EngineCheck("float32", "cpu", of_script, filtered)
+            trainer.rollouts.stages = [*trainer.rollouts.stages, check]
         trainer.rollout_func, trainer.use_vllm, trainer.vllm_mode = None, True, "colocate"
         trainer.vllm_generation, trainer._last_loaded_step = self, -1
 
@@ -265,7 +273,8 @@ def relative_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.T
 
 def note_kept(trainer: ExactGRPOTrainer) -> list[list[Completion]]:
     """Return a list to which a trainer that chooses problems adds the completions that it keeps of each generation."""
-    chooses: Any = trainer.rollouts.in_flight or trainer.rollouts.sampling
+    if not isinstance(chooses := trainer.rollouts.source, DynamicSampling | AsyncRollouts):
+        return []
     kept, fill = list[list[Completion]](), chooses.fill
 
     def note(*args: Any) -> Any:
@@ -275,6 +284,13 @@ def note_kept(trainer: ExactGRPOTrainer) -> list[list[Completion]]:
 
     chooses.__dict__["fill"] = note
     return kept
+
+
+def compare_engine_at(trainer: ExactGRPOTrainer, step: float) -> None:
+    """Have the engine's log-probabilities next compared with the policy's at this step."""
+    for stage in trainer.rollouts.stages:
+        if isinstance(stage, EngineCheck):
+            stage.next = step
 
 
 def generated_at_once(trainer: ExactGRPOTrainer, kept: Sequence[Sequence[Completion]]) -> dict[str, Any]:

@@ -262,7 +262,10 @@ class ExactGRPOTrainer(GRPOTrainer):
         self.guard.reset()
         self.clock.reset()
         try:
-            with self.rollouts.ahead(self), gathered_with_its_norm() if self.is_fsdp_enabled else nullcontext():
+            with (
+                self.rollouts.source.ahead(self),
+                gathered_with_its_norm() if self.is_fsdp_enabled else nullcontext(),
+            ):
                 return super().train(*args, **kwargs)
         except BaseException:
             self._step, self._buffered_inputs = 0, None  # TRL's: the next step begins with rollouts of its own
@@ -373,10 +376,10 @@ class ExactGRPOTrainer(GRPOTrainer):
         self, prompt_ids: list, images: list | None, multimodal_fields: Batch, num_generations: int, **options: Any
     ) -> tuple[list, list | None]:
         given = (prompt_ids, images, multimodal_fields, num_generations)
-        return self.rollouts.complete(self, *given, super()._generate_single_turn, **options)
+        return self.rollouts.completer.complete(self, *given, super()._generate_single_turn, **options)
 
     def _tokenize_prompts(self, prompts: list) -> tuple[list, list | None, Batch]:
-        return self.rollouts.tokenize(self, prompts, super()._tokenize_prompts)
+        return self.rollouts.completer.tokenize(self, prompts, super()._tokenize_prompts)
 
     def _get_tool_suffix_ids(self, tool_messages: list) -> list[int]:
         messages = without_image_tokens(tool_messages, self.processing_class) if self._is_vlm else tool_messages

@@ -19,6 +19,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from trl.trainer.utils import RepeatSampler
 
 from grpo.data.stream import Stream
+from grpo.trainer import trl
 from grpo.trainer.batch import Batch, padded_alike
 from grpo.trainer.rollout.columns import from_tensor, to_tensor
 from grpo.trainer.rollout.rollouts import Rollouts
@@ -66,22 +67,14 @@ class Resume:
 
     def state_dict(self, trainer: Any) -> dict[str, Any]:
         """Return it as numbers, texts and tensors, which `torch.load` takes with `weights_only`."""
-        every, logs = trainer.args.steps_per_generation * trainer.num_iterations, trainer._logs
-        state = {
+        state = trl.state_dict(trainer) | {
             "rollouts": self.rollouts.state_dict(),
             "step_update": self.step_update.state_dict(),
             "stream": self.stream.state_dict() if self.stream else None,
-            "step": trainer._step,
-            # the completions of a generation that later steps use too
-            "buffer": trainer._buffered_inputs if trainer._step % every else None,
-            "unlogged": (float(trainer._tr_loss), trainer._globalstep_last_logged),
-            "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
-            "logs": {name: list(logs[name]) for name in ("prompt", "completion", "advantages")},
-            "rewards": {name: list(values) for name, values in logs["rewards"].items()},
-            "extra": {name: to_tensor(values) for name, values in logs["extra"].items()},
             "entropy_coef": trainer.entropy_coef,
             "last_step": trainer.state.max_steps,
         }
+        state["extra"] = {name: to_tensor(values) for name, values in state["extra"].items()}
         if trainer.args.sync_ref_model and trainer.ref_model is not None:
             state["reference"] = [own_shard(weight) for weight in trainer.ref_model.parameters()]
         return state
@@ -93,17 +86,11 @@ class Resume:
         if self.stream and state["stream"]:  # else a run whose data was no stream
             self.stream.load_state_dict(state["stream"])
         self.unlogged = state["unlogged"]
-        trainer._step, trainer._buffered_inputs = state["step"], state["buffer"]
-        trainer._metrics["train"].update(state["metrics"])
-        for name, values in state["logs"].items():
-            trainer._logs[name].extend(values)
-        for name, values in state["rewards"].items():
-            trainer._logs["rewards"][name].extend(values)
-        for name, column in state["extra"].items():
-            trainer._logs["extra"][name].extend(from_tensor(column))
+        extra = {name: from_tensor(column) for name, column in state["extra"].items()}
+        trl.load_state_dict(trainer, state | {"extra": extra})
         if trainer.use_adaptive_entropy:  # else a new value counts
             trainer.entropy_coef = state["entropy_coef"]
-        if self.rollouts.has_taken_all(trainer.args):
+        if self.rollouts.source.has_taken_all(trainer.args):
             trainer.state.max_steps = state["last_step"]
         if "reference" in state and trainer.ref_model is not None:
             with torch.no_grad():
@@ -132,8 +119,7 @@ class Resume:
         """Continue the sum of the losses since the last log, and log and save as often as is configured now."""
         trainer.state.compute_steps(trainer.args, trainer.state.max_steps)  # else as often as the checkpoint's run
         if self.unlogged:
-            loss, trainer._globalstep_last_logged = self.unlogged
-            trainer._tr_loss += loss
+            trl.continue_losses(trainer, self.unlogged)
             self.unlogged = None
 
     @contextmanager
@@ -193,7 +179,7 @@ def keep_steps(trainer: Any) -> None:
     is_kept = done.exists() if trainer.args.save_only_model else is_sealed(done)
     if trainer.state.global_step and not is_kept and trainer.accelerator.num_processes == 1:
         try:
-            trainer._save_checkpoint(trainer.model, None)
+            trl.save_checkpoint(trainer)
         except Exception:  # what broke the run may break this too, and is what has to be reported
             log.exception("no checkpoint of step %d could be written", trainer.state.global_step)
 
@@ -254,7 +240,7 @@ def save_model(trainer: Any, folder: Path) -> None:
     if trainer.is_fsdp_enabled:  # whole, also where a file of accelerate wants sharded checkpoints
         weights = trainer.accelerator.get_state_dict(trainer.model)
         if is_main_process():
-            trainer._save(str(partial), state_dict=weights)
+            trl.save_weights(trainer, str(partial), weights)
     else:
         trainer.save_model(str(partial))
     trainer.accelerator.wait_for_everyone()

@@ -1,11 +1,11 @@
 """A step, top to bottom."""
 
 import time
-from functools import partial
 from typing import Any
 
 import torch
 
+from grpo.trainer import trl
 from grpo.trainer.update import router_loss
 
 
@@ -26,7 +26,7 @@ def step(trainer: Any, model: Any, inputs: Any) -> torch.Tensor:
         trainer.optimizer.train()
 
     # generate, score, advantages: `Rollouts.make`, which TRL calls once for several slices, or for several steps
-    rollouts = dict(trainer._prepare_inputs(inputs))
+    rollouts = trl.next_slice(trainer, inputs)
     if rollouts.pop("generated_at") == trainer.state.global_step:
         # the old policy is still the policy: its importance weight is 1, and not 1 but for the rounding between
         # two micro-batches, which in bfloat16 exceeds the clip range of GSPO
@@ -37,21 +37,16 @@ def step(trainer: Any, model: Any, inputs: Any) -> torch.Tensor:
     if trainer.accelerator.sync_gradients:
         # micro-batches, losses, backward: all slices of the step at once
         slices, trainer.slices = trainer.slices, []
-        entropies = partial(setattr, trainer, "_entropy_window_stats", trainer._entropy_window_stats)
         with trainer.memory.of("update"):
             grow = trainer.state.global_step > 0
             if trainer.aux_loss_enabled:
                 router_loss.weigh(trainer, trainer.step_update.local(model), slices)
-            loss, metrics = trainer.step_update.gradient(model, slices, restart=entropies, grow=grow)
+            loss, metrics = trainer.step_update.gradient(model, slices, restart=trl.entropies_again(trainer), grow=grow)
             trainer.clock.wait()
         trainer.note(metrics)
 
     every = trainer.args.torch_empty_cache_steps
     if every and trainer.state.global_step % every == 0:
         trainer.budget.release()
-    trainer._step += 1
-    trainer._current_train_step_time += time.perf_counter() - started
-    if trainer.accelerator.sync_gradients:
-        trainer.note({"step_time": trainer._current_train_step_time})
-        trainer._current_train_step_time = 0.0
+    trl.end_slice(trainer, time.perf_counter() - started)
     return loss

@@ -14,6 +14,7 @@ from accelerate.utils.constants import OPTIMIZER_NAME
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 from grpo.config.batch import SLICES
+from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
 from tests.combinations.array import Row, drawn, few, name, rows
 from tests.combinations.comparisons import RATE, in_float64, norm
 from tests.combinations.features import FEATURES
@@ -81,8 +82,8 @@ def trained(row: Row, folder: Path, shard: str, processes: int) -> tuple[Tensors
         trainer = ours(row, folder, **shard_options(shard) | options)
     else:
         trainer = in_float64(ours(row, folder, **options), row)
-    if trainer.rollouts.sampling:  # rounds of as many problems, which are otherwise a multiple of the processes
-        trainer.rollouts.sampling.processes = 4
+    if isinstance(source := trainer.rollouts.source, DynamicSampling):
+        source.processes = 4  # rounds of as many problems, which are otherwise a multiple of the processes
     weights = Loaded(trainer)
     trainer.add_callback(weights)
     trainer.train(resume_from_checkpoint=checkpoint)

@@ -44,7 +44,7 @@ def trained(row: Row, folder: Path) -> tuple[Record, Record, Any]:
     """What our trainer computes with the features of a row, and what stock TRL does; and our trainer."""
     saving = {"save_strategy": "steps", "save_steps": 1} if row["resume"] == "yes" else {}
     mine = in_float64(ours(row, folder / "ours", **RATE, **saving), row)
-    kept = note_kept(mine) if mine.rollouts.sampling else []
+    kept = note_kept(mine)
     references = References(mine)
     mine.add_callback(references)
     record = train(mine)
@@ -71,7 +71,7 @@ def check_sharded(row: Row, folder: Path, shard: str) -> None:
         options |= {"optim": "sgd", "learning_rate": 0.003 if longer else 0.01}
     saving = {"save_strategy": "steps", "save_steps": 1} if resumes else {}
     mine = ours(row, folder / "ours", **options, **saving)
-    kept = note_kept(mine) if mine.rollouts.sampling else []
+    kept = note_kept(mine)
     changed, _ = change(mine)
     expected, _ = change(stock(row, folder, mine, kept, **options))
     ended, resumed = Weights(mine).now(), Weights(mine).now()

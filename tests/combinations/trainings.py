@@ -37,13 +37,13 @@ from grpo.generation.backend import Backend
 from grpo.generation.kept_tokens import KeptLogprob
 from grpo.model.image_features import keep_image_features
 from grpo.model.vision import detach_frozen_tower, freeze, parts
-from grpo.testing.stock_trl import make
+from grpo.testing.stock_trl import compare_engine_at, make
 from grpo.testing.vision_policies import make_policy, make_processor
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.placement import keep_differentiable, prepare_for_fsdp, train_in_float32
 from grpo.trainer.processes import own_part
+from grpo.trainer.rollout.completion import Completion
 from grpo.trainer.rollout.image_tokens import as_tensors
-from grpo.trainer.rollout.sampling import Completion
 from grpo.utils.patching import patched
 from tests.combinations.array import Row
 from tests.combinations.features import FEATURES
@@ -285,7 +285,7 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
     trainer = make(ExactGRPOTrainer, folder, update=update, log_tokens=True, **options | more)
     trainer._generate_single_turn = drawn(trainer, row)
     if row["engine"] != "transformers":
-        trainer.rollouts.engine_check.next = math.inf  # these are log-probabilities of no policy
+        compare_engine_at(trainer, math.inf)  # these are log-probabilities of no policy
     if not trainer.sharded:
         keep_image_features(trainer.model, most=4)
     return trainer

@@ -14,7 +14,8 @@ import torch
 from trl.generation import vllm_generation
 
 from grpo.config.options import Engine
-from grpo.testing.stock_trl import note_kept, train
+from grpo.testing.stock_trl import compare_engine_at, note_kept, train
+from grpo.trainer.rollout.sampling import Source
 from tests.combinations.array import Row, few, name, rows
 from tests.combinations.comparisons import compare
 from tests.combinations.features import FEATURES
@@ -93,7 +94,7 @@ def check_with_engine(row: Row, kind: str, folder: Path) -> None:
     engine = Engine("adapter" if adapter else "merged", share_weights=kind == "awake, shared weights")
     trainer = ours(row, folder / "ours", engine=engine, model=str(BASE), vllm_mode="colocate", **KINDS[kind], **SMALL)
     del trainer._generate_single_turn  # `drawn`
-    trainer.rollouts.engine_check.next = 0
+    compare_engine_at(trainer, 0)
     seeded(trainer)
     made, generate = list[Any](), trainer._generate
 
@@ -101,8 +102,8 @@ def check_with_engine(row: Row, kind: str, folder: Path) -> None:
         made.append(generate(prompts))
         return made[-1]
 
-    kept = note_kept(trainer) if trainer.rollouts.sampling else []
-    if not trainer.rollouts.sampling:
+    kept = note_kept(trainer)
+    if type(trainer.rollouts.source) is Source:
         trainer._generate = lambda prompts: noting(prompts) if trainer.model.training else generate(prompts)
     mine = train(trainer)
     options: dict[str, Any] = {"model": str(BASE)}

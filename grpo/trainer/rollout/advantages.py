@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from trl.trainer.utils import nanstd
 
+from grpo.trainer import trl
 from grpo.trainer.batch import Batch
 from grpo.trainer.rollout.pass_at_k import best_of
 
@@ -96,7 +97,7 @@ def finish(trainer: Any, batch: Batch, rewards: torch.Tensor, count: int) -> Non
     compared, weights = learned(trainer, rewards, group)
     factors = loss_factors(compared, weights, group, getattr(trainer.own_loss, "advantage_factor", None))
     factors[zero_variance(compared, weights, group, trainer.multi_objective_aggregation)] = 0.0
-    logged = trainer._logs["advantages"]  # as many of the newest as a generation has; an evaluation may have more
+    logged = trl.logged_advantages(trainer)  # as many of the newest as a generation has; an evaluation may have more
     replaces = compared is not rewards
     if replaces:
         factors = factors * normalized(compared[:, 0], group, trainer.scale_rewards)

@@ -1,25 +1,16 @@
 """The second phase of rollouts: finished completions become a batch, by TRL's own method."""
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 
+from grpo.trainer import trl
 from grpo.trainer.batch import Batch, check
 from grpo.trainer.processes import own_part
 from grpo.trainer.rollout import advantages
+from grpo.trainer.rollout.completion import Completion, Row
 from grpo.trainer.rollout.episodes import images_by_row
-from grpo.trainer.rollout.sampling import Completion, Row
-from grpo.utils.patching import replaced
-
-
-class Ended:
-    """An environment whose episode is over."""
-
-    def reset(self, **row: Any) -> None:
-        """Observe nothing."""
 
 
 def assemble(
@@ -35,27 +26,13 @@ def assemble(
     """
     local = own_part(trainer.accelerator, completions)
     rewards = torch.tensor([completion.rewards for completion in completions], device=trainer.accelerator.device)
-    for column in dict.fromkeys(column for completion in completions for column in completion.columns):
-        trainer._log_completion_extra(column, [completion.columns.get(column) for completion in local])
-    for column in trainer._logs["extra"].keys() - trainer._pending_extra_logs.keys():
-        trainer._log_completion_extra(column, [None] * len(local))  # as a table has all or none of a row
-    if trainer.rollouts.filtered:
-        trainer.rollouts.filtered.give([completion.logps for completion in local])
-    generated = as_generated(rows, local)
-    with ExitStack() as stack:
-        stack.enter_context(replaced(trainer, "_generate", lambda prompts: generated))
-        stack.enter_context(replaced(trainer, "_calculate_rewards", lambda *_: rewards))
-        if trainer.environment_factories is not None:
-            over = dict.fromkeys(trainer.environment_factories, Ended)
-            stack.enter_context(replaced(trainer, "environment_factories", over))
-            stack.enter_context(replaced(trainer, "_environment_pool", defaultdict(list)))
-            stack.enter_context(replaced(trainer, "environments", None))
-        batch = stock(
-            [  # TRL would put images into prompts, which have their places, and reads no other columns
-                {"prompt": completion.prompt, "environment": row.get("environment")}
-                for row, completion in zip(rows, local, strict=True)
-            ]
-        )
+    names = dict.fromkeys(column for completion in completions for column in completion.columns)
+    columns = {name: [completion.columns.get(name) for completion in local] for name in names}
+    prompts = [  # TRL would put images into prompts, which have their places, and reads no other columns
+        {"prompt": completion.prompt, "environment": row.get("environment")}
+        for row, completion in zip(rows, local, strict=True)
+    ]
+    batch = trl.assemble(trainer, prompts, as_generated(rows, local), rewards, columns, stock)
     check(batch)
     advantages.finish(trainer, batch, rewards, len(rows))
     return batch

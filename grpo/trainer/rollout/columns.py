@@ -3,12 +3,18 @@
 import inspect
 import warnings
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow
 import torch
 
+from grpo.trainer import trl
+from grpo.trainer.batch import Batch
+from grpo.trainer.processes import own_part
+from grpo.trainer.rollout.completion import Completion, Row
+from grpo.trainer.rollout.stages import Stage
 from grpo.trainer.rollout.thumbnails import COLUMN, Thumbnails
 from grpo.utils.table import OF_COMPLETIONS
 
@@ -16,6 +22,41 @@ REFUSES = (pyarrow.ArrowException, ValueError, TypeError, OverflowError)
 """Errors of Arrow for a value that it does not know, or that has another type than those before it."""
 GROUP = "group_id"
 """Argument of rewards that compare the completions of a group."""
+
+
+@dataclass
+class LoggedColumns(Stage):
+    """Logs the columns of the data, small images, and of completions whether they were truncated and their tokens."""
+
+    thumbnails: Thumbnails
+
+    def completed(self, trainer: Any, rows: list[Row], ids: list[list[int]]) -> None:
+        """Log the columns of this process's completions."""
+        progress = min(1.0, (trainer.state.global_step + 1) / max(1, trainer.state.max_steps))
+        pictures = self.thumbnails if trainer.log_completions else None
+        ends = trl.end_tokens(trainer)
+        truncated = [not tokens or tokens[-1] not in ends for tokens in ids]
+        columns: dict[str, list[Any]] = {"tokens": list(map(len, ids)), "truncated": truncated}
+        for column, values in (columns | kept_columns(rows, trainer.reward_func_names, pictures, progress)).items():
+            trl.log_column(trainer, column, values)
+
+
+@dataclass
+class Numbers(Stage):
+    """Numbers the completions of a training, in the batch and in the table, as `completion_id`."""
+
+    count: int = 0
+    """Completions of all processes so far."""
+
+    def assemble(self, trainer: Any, completions: Sequence[Completion], batch_of: Callable[[], Batch]) -> Batch:
+        """Return the batch with the numbers of its completions."""
+        if not trainer.model.training:
+            return batch_of()
+        numbers = range(self.count, self.count + len(completions))
+        self.count += len(completions)
+        for number, completion in zip(numbers, completions, strict=True):
+            completion.columns["completion_id"] = number
+        return batch_of() | {"completion_id": torch.tensor(own_part(trainer.accelerator, numbers))}
 
 
 def kept_columns(

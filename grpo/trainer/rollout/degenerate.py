@@ -7,53 +7,34 @@ entropy bonus stay. The gradient is that of the policy among completions that ar
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
 import torch
+
+from grpo.trainer import trl
+from grpo.trainer.rollout.stages import Stage
 
 NGRAM = 4
 """Tokens of a repeated part."""
 
 
 @dataclass
-class Degenerate:
-    """Finds degenerate completions of the rollouts at hand."""
+class Degenerate(Stage):
+    """Takes the rewards of completions that repeat themselves, and logs their fraction as `rollout/repetitive`."""
 
     max_repetition: float
     """Largest fraction of n-grams of tokens that have occurred before in their completion."""
-    skipped: list[bool] = field(default_factory=list, init=False)
-    """Which completions of this process are skipped, of the rollouts at hand."""
-    counts: dict[str, list[int]] = field(default_factory=dict, init=False)
-    """Found completions of this process in a step by kind, and how many there were."""
 
-    def find(self, completions: list[list[int]], masks: Any) -> None:
-        """Look at completions before they are scored.
-
-        Args:
-            completions: tokens.
-            masks: of each completion 1 for tokens of the policy, 0 for those of tools; None without tools.
-        """
-        masks = masks or [[1] * len(tokens) for tokens in completions]
-        own = [list(compress(*of)) for of in zip(completions, masks, strict=True)]
-        self.skipped = [repetition(tokens) > self.max_repetition for tokens in own]
-        self.add({"repetitive": [sum(self.skipped), len(self.skipped)]})
-
-    def add(self, counts: dict[str, list[int]]) -> None:
-        """Count completions that have been looked at."""
-        for name, (found, every) in counts.items():
-            before = self.counts.get(name, [0, 0])
-            self.counts[name] = [before[0] + found, before[1] + every]
-
-    def take_metrics(self, accelerator: Any) -> dict[str, float]:
-        """Return the fractions of the completions since the last call, of all processes; a collective call."""
-        metrics = {}
-        for name, counts in self.counts.items():
-            found, every = accelerator.reduce(torch.tensor(counts, device=accelerator.device), "sum").tolist()
-            metrics[f"rollout/{name}"] = found / every
-        self.counts.clear()
-        return metrics
+    def scored(self, trainer: Any, ids: list[list[int]], masks: list | None, rewards: torch.Tensor) -> None:
+        """Replace the rewards of degenerate completions by NaN."""
+        if not trainer.model.training:
+            return
+        by_policy = [list(compress(*pair)) for pair in zip(ids, masks, strict=True)] if masks else ids
+        skipped = [repetition(tokens) > self.max_repetition for tokens in by_policy]
+        trl.log_metric(trainer, "rollout/repetitive", list(map(float, skipped)))
+        rewards[trainer.accelerator.gather(torch.tensor(skipped, device=rewards.device))] = torch.nan
 
 
 def repetition(tokens: Sequence[int]) -> float:

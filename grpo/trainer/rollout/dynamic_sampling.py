@@ -6,21 +6,27 @@ different rewards.
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from statistics import mean
+from typing import Any
 
 import torch
 
 from grpo.config.options import Mixture, Rollout
+from grpo.data.stream import Stream
+from grpo.trainer import trl
+from grpo.trainer.processes import own_part
 from grpo.trainer.rollout.advantages import combined
+from grpo.trainer.rollout.completion import Completion, Group, Row, own_tokens
 from grpo.trainer.rollout.mixed_order import MixedOrder
 from grpo.trainer.rollout.problem_order import ProblemOrder
-from grpo.trainer.rollout.sampling import Completion, Group
+from grpo.trainer.rollout.sampling import Sampled, Source, groups_of, rows_of
 
 Make = Callable[[int], list[tuple[Group, bool]]]
 """From a number of problems to the groups of all processes, each with whether all of its rewards are equal."""
 
 
-class DynamicSampling:
+class DynamicSampling(Source):
     """Chooses problems, and has completions made until there are enough groups with different rewards.
 
     Args:
@@ -30,6 +36,7 @@ class DynamicSampling:
         weights: of the reward functions, by their names.
         correct: name of the reward that is 1 for a correct completion, and 0 for others.
         mixture: the tasks of a `MixedOrder`, each with such a reward of its own.
+        stream: the problems, where they are read while the run trains.
     """
 
     def __init__(
@@ -40,9 +47,40 @@ class DynamicSampling:
         weights: Mapping[str, float],
         correct: str,
         mixture: Mixture | None = None,
+        stream: Stream | None = None,
     ) -> None:
+        super().__init__(stream)
         self.options, self.order, self.processes = options, order, processes
         self.weights, self.correct, self.mixture = weights, correct, mixture
+
+    def sample(self, trainer: Any, rows: list[Row]) -> Sampled:
+        """Return the completions of a step; groups with different rewards first. A collective call.
+
+        Args:
+            trainer: an `ExactGRPOTrainer`.
+            rows: of the data loader, of which only their number counts.
+        """
+        if self.stream:
+            self.stream.release(self.order.taken)
+        completions, metrics = self.fill(groups_in(trainer, rows), partial(self._round, trainer))
+        return completions, begin_step(trainer, self, completions, metrics)
+
+    def _round(self, trainer: Any, number: int) -> list[tuple[Group, bool]]:
+        problems = self.order.take(number)
+        return groups_of(trainer, problems, rows_of(trainer, problems, trainer.num_generations))
+
+    def has_taken_all(self, args: Any) -> bool:
+        """Return whether all problems of all epochs have been taken, where no number of steps was asked for."""
+        return args.max_steps <= 0 and self.order.taken >= args.num_train_epochs * self.order.count
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next steps depend on."""
+        return {"order": self.order.state_dict(), "in_flight": None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with what `state_dict` has returned; a run that chose no problems has no order."""
+        if state["order"]:
+            self.order.load_state_dict(state["order"])
 
     def fill(self, wanted: int, make: Make) -> tuple[list[Completion], dict[str, float]]:
         """Make rounds until a batch is full; return its completions, of all processes, and the metrics of the rounds.
@@ -119,9 +157,33 @@ def metrics_by_task(
     return metrics
 
 
-def own_tokens(completion: Completion) -> int:
-    """Return how many tokens of a completion are the policy's, and not of tools."""
-    return len(completion.ids) if completion.mask is None else sum(completion.mask)
+def groups_in(trainer: Any, rows: Sequence[Row]) -> int:
+    """Return the number of groups in a batch of which each process has these rows."""
+    return len(rows) * trainer.accelerator.num_processes // trainer.num_generations
+
+
+def begin_step(trainer: Any, source: Any, completions: Sequence[Completion], metrics: dict[str, float]) -> list[Row]:
+    """Log the completions of a step as TRL's `_generate` does, and end a training that has taken all problems.
+
+    Args:
+        trainer: an `ExactGRPOTrainer`.
+        source: has chosen the problems.
+        completions: of all processes.
+        metrics: of all that was generated.
+
+    Returns:
+        The rows of this process's completions, with opened images.
+    """
+    ends = trl.end_tokens(trainer)
+    trainer.note(metrics | generation_metrics(completions, ends, tools=bool(trainer.tools)))
+    lengths = (len(completion.prompt_ids) + own_tokens(completion) for completion in completions)
+    trl.set_tokens_seen(trainer, trainer.state.num_input_tokens_seen + sum(lengths))
+    if source.has_taken_all(trainer.args):  # these are the last rollouts
+        every = trainer.args.steps_per_generation * trainer.num_iterations
+        more = max(1, every // trainer.args.gradient_accumulation_steps)
+        trainer.state.max_steps = trainer.state.global_step + more
+    local = own_part(trainer.accelerator, completions)
+    return trainer.rollouts.completer.shown(trainer, [trainer.problems[completion.problem] for completion in local])
 
 
 def generation_metrics(completions: Sequence[Completion], ends: Container[int], tools: bool) -> dict[str, float]:

@@ -6,13 +6,16 @@ raise no error anywhere: the reward only rises less, or falls.
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from grpo.trainer import trl
 from grpo.trainer.batch import Batch, as_sequences, images_of, loss_mask, pick
 from grpo.trainer.processes import any_of
+from grpo.trainer.rollout.completion import Completion
+from grpo.trainer.rollout.stages import Stage
 from grpo.utils.errors import GenerationError
 
 log = logging.getLogger(__name__)
@@ -32,7 +35,7 @@ SmolLM2-135M shows 0.16 (`+experiment=smollm2 engine.quantization=fp8_per_channe
 """
 
 
-class EngineCheck:
+class EngineCheck(Stage):
     """Compares the engine's log-probabilities of some rollouts with the policy's, now and then.
 
     What a script's `rollout_func` returns is its own affair: a difference is worth a warning.
@@ -41,12 +44,22 @@ class EngineCheck:
         dtype: in which the engine computes: `float32`, `bfloat16` or `float16`.
         device: `cuda` or `cpu`.
         of_script: whether the rollouts are those of a `rollout_func`.
+        filtered: whether the engine's log-probabilities are of other tokens than the policy's.
     """
 
-    def __init__(self, dtype: str, device: str, of_script: bool) -> None:
+    def __init__(self, dtype: str, device: str, of_script: bool, filtered: bool = False) -> None:
         self.dtype, self.allowed, self.of_script = dtype, tolerance(dtype, device), of_script
-        self.next: float = 0
+        self.next = math.inf if filtered else 0
         """The next step whose rollouts are compared."""
+
+    def assemble(self, trainer: Any, completions: Sequence[Completion], batch_of: Callable[[], Batch]) -> Batch:
+        """Return the batch; compare its log-probabilities where the policy has not changed since, and one is due."""
+        batch = batch_of()
+        if trainer.model.training:
+            if all(completion.policy == trainer.state.global_step for completion in completions):
+                trainer.note(self.compare(trainer, batch))
+            trainer.vllm_generation.checked = False  # of the policy after the update
+        return batch
 
     def compare(self, trainer: Any, batch: Batch) -> dict[str, float]:
         """Return the metrics of a comparison; none while none is due.
@@ -61,9 +74,7 @@ class EngineCheck:
         count = len(batch["prompt_ids"])
         some = pick(batch, range(0, count, -(-count // COMPLETIONS)))
         with torch.no_grad():
-            policy, _, _ = trainer._get_per_token_logps_and_entropies(
-                trainer.model, *as_sequences(some), batch_size=1, **images_of(some)
-            )
+            policy, _, _ = trl.score(trainer, trainer.model, *as_sequences(some), batch_size=1, **images_of(some))
         found = difference(policy, some["sampling_per_token_logps"], loss_mask(some))
         written = trainer.vllm_generation.changed_weights()
         (differs,) = any_of(trainer.accelerator, not found <= self.allowed or bool(written))
@@ -102,6 +113,18 @@ def difference(policy: torch.Tensor, engine: torch.Tensor, mask: torch.Tensor) -
     """
     scored = mask.bool() & ~engine.isnan()
     return float((policy - engine)[scored].abs().mean()) if scored.any() else 0.0
+
+
+class MaskedRatios(Stage):
+    """Logs the fraction of sequences, or tokens, that TRL's mask of extreme ratios removes."""
+
+    def assemble(self, trainer: Any, completions: Sequence[Completion], batch_of: Callable[[], Batch]) -> Batch:
+        """Return the batch, and log the fraction of those of all processes."""
+        batch = batch_of()
+        if (ratio := batch.get("importance_sampling_ratio")) is not None:
+            fraction = masked_fraction(trainer.accelerator, ratio, loss_mask(batch))
+            trainer.note({"sampling/masked_share": fraction})
+        return batch
 
 
 def masked_fraction(accelerator: Any, ratio: torch.Tensor, mask: torch.Tensor) -> float:

@@ -5,25 +5,24 @@ As TRL does at the beginning of `_generate_and_score_completions`, which cannot 
 
 import copy
 import inspect
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from trl.data_utils import is_conversational, prepare_multimodal_messages
 
+from grpo.trainer import trl
+from grpo.trainer.rollout.completion import Row
 from grpo.utils.patching import replaced
 
 BY_TRL = ("reset", "get_reward")
 """Methods of an environment that TRL calls, and not the policy."""
-Row = dict[str, Any]
 
 
 def rollouts(trainer: Any, rows: list[Row]) -> tuple[list[Row], list, Any]:
     """Return rows with their images and what `rollout_func` adds, their prompts, and what TRL's `_generate` returns."""
-    rows = trainer.rollouts.shown(trainer, rows)
+    rows = trainer.rollouts.completer.shown(trainer, rows)
     prompts = begin(trainer, rows)
-    generated = trainer.rollouts.generate(trainer, prompts)
+    generated = trainer.rollouts.completer.generate(trainer, prompts)
     for name, values in generated[5].items():
         for index, row in enumerate(rows):
             if not isinstance(values, list) or index < len(values):
@@ -39,12 +38,11 @@ def answers(trainer: Any, rows: list[Row]) -> list[list[Row]]:
         rows: of the data, for `reset` of the environment.
     """
     try:
-        with greedily(trainer), replaced(trainer, "num_generations_eval", 1), without_metrics(trainer):
-            _, _, found = rollouts(trainer, rows)
+        with greedily(trainer), replaced(trainer, "num_generations_eval", 1), trl.without_metrics(trainer):
+            _, _, generated = rollouts(trainer, rows)
     finally:
-        if trainer.rollouts.tool_calls:
-            trainer.rollouts.tool_calls.reset()
-    return found[3]
+        trainer.rollouts.discard()
+    return generated[3]
 
 
 def greedily(trainer: Any) -> AbstractContextManager[None]:
@@ -56,55 +54,23 @@ def greedily(trainer: Any) -> AbstractContextManager[None]:
     return replaced(trainer, "generation_config", greedy)
 
 
-@contextmanager
-def without_metrics(trainer: Any) -> Iterator[None]:
-    """Keep what is generated inside out of TRL's metrics."""
-    seen = trainer.state.num_input_tokens_seen
-    try:
-        with replaced(trainer, "_metrics", {"train": defaultdict(list), "eval": defaultdict(list)}):
-            yield
-    finally:
-        trainer.state.num_input_tokens_seen = seen
-
-
 def begin(trainer: Any, rows: list[Row]) -> list[Any]:
     """Return the prompts of rows as TRL's `_generate` takes them, and give the trainer their environments and tools."""
     if trainer.environment_factories is None:
         prompts = [row["prompt"] for row in rows]
     else:
         prompts = [row.get("prompt", [{"role": "user", "content": ""}]) for row in rows]
-        trainer._batch_environments = [row.get("environment") if trainer._multi_environment else None for row in rows]
-        trainer.environments = instances(trainer)
+        trainer.environments = trl.environments_of(trainer, rows)
     if trainer.tools:
         environments = trainer.environments or [None] * len(rows)
-        bound = [by_name([*trainer._standalone_tools, *methods(environment)]) for environment in environments]
-        trainer._sync_tool_dicts, trainer._async_tool_dicts = map(list, zip(*bound, strict=True))
+        trl.bind_tools(trainer, list(map(methods, environments)))
     if trainer.environments:
-        hidden = {"environment"} if trainer._multi_environment else set()
+        hidden = {"environment"} if trl.has_several_environments(trainer) else set()
         for index, (row, environment) in enumerate(zip(rows, trainer.environments, strict=True)):
             observation = environment.reset(**{key: value for key, value in row.items() if key not in hidden})
             if observation is not None:
                 prompts[index] = with_observation(prompts[index], observation)
     return with_images(prompts, rows)
-
-
-def instances(trainer: Any) -> list[Any]:
-    """Return an instance of each row's environment from TRL's pool, which grows by those that it lacks.
-
-    Raises:
-        ValueError: a row names an environment that the trainer was not given.
-    """
-    if unknown := [name for name in trainer._batch_environments if name not in trainer.environment_factories]:
-        raise ValueError(f"environment={unknown[0]!r}: expected one of {list(trainer.environment_factories)}")
-    taken: list[Any] = []
-    used = dict.fromkeys(trainer._batch_environments, 0)
-    for name in trainer._batch_environments:
-        pool = trainer._environment_pool[name]
-        if used[name] == len(pool):
-            pool.append(trainer.environment_factories[name]())
-        taken.append(pool[used[name]])
-        used[name] += 1
-    return taken
 
 
 def methods(environment: Any) -> list[Any]:
@@ -113,14 +79,6 @@ def methods(environment: Any) -> list[Any]:
         return []
     names = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)]
     return [getattr(environment, name) for name in names if name not in BY_TRL and not name.startswith("_")]
-
-
-def by_name(tools: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return tools by their names: those that are called, and those that are awaited."""
-    kinds: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    for tool in tools:
-        kinds[inspect.iscoroutinefunction(tool)][tool.__name__] = tool
-    return kinds
 
 
 def with_observation(prompt: list[Row], observation: Any) -> list[Row]:

@@ -11,17 +11,22 @@ from grpo.data.images import View
 from grpo.data.stream import Stream
 from grpo.generation.at_once import AtOnce
 from grpo.generation.vllm_engine import compute_type
+from grpo.trainer import trl
 from grpo.trainer.rollout import episodes
+from grpo.trainer.rollout.async_rollouts import AsyncRollouts
+from grpo.trainer.rollout.columns import LoggedColumns, Numbers
+from grpo.trainer.rollout.completer import Completer
 from grpo.trainer.rollout.degenerate import Degenerate
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
-from grpo.trainer.rollout.engine_check import EngineCheck
-from grpo.trainer.rollout.filtered import Filtered
-from grpo.trainer.rollout.in_flight import InFlight
+from grpo.trainer.rollout.engine_check import EngineCheck, MaskedRatios
 from grpo.trainer.rollout.mixed_order import order_of
 from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.trainer.rollout.rollouts import Rollouts
+from grpo.trainer.rollout.sampling import Source
+from grpo.trainer.rollout.stages import Stage
 from grpo.trainer.rollout.thumbnails import Thumbnails
 from grpo.trainer.rollout.tool_calls import Counts, ToolCalls
+from grpo.trainer.rollout.truncated_sampling import TruncatedSampling
 from grpo.utils.diagnosis import sampling_filters, why_biased, why_not_best_of, why_not_generated, why_not_stale
 
 
@@ -41,44 +46,57 @@ def rollouts_of(
 
     Args:
         trainer: with all that TRL's constructor sets.
-        stream: as of `Rollouts`.
-        view: likewise.
+        stream: problems that are read while the run trains, of which the data loader gives the numbers; None without.
+        view: opens the images of each generation; None where the data has them open.
         mixture: the tasks of the data; None for a single task.
-        keep_columns: as of `Rollouts`.
+        keep_columns: whether the columns of the data, and small images, are logged with completions.
         tool_counts: returns calls and errors of this process so far, by tool.
         correct: name of the reward that is 1 for a correct completion; the first if None.
-        numbered: as of `Rollouts`.
+        numbered: whether completions get a `completion_id`, in the batch and in the table.
 
     Raises:
         ValueError: two of these features do not work together, or not with the arguments of TRL.
     """
     check_features(trainer, engine, rollout, mixture)
+    filters = bool(sampling_filters(trainer.args))
     corrected = trainer.use_vllm and trainer.rollout_func is None and trainer.vllm_importance_sampling_correction
-    chooses = rollout.dynamic_sampling or rollout.prioritize or mixture or engine.staleness
-    by = (rollout, stream, correct or trainer.reward_func_names[0], mixture)
-    own = episodes.BY_TRL if trainer.environment_factories else ()
-    names = [*(tool.__name__ for tool in trainer.tools or ()), *own]
-    computed, device = compute_type(trainer.accelerator, trainer.model), trainer.accelerator.device.type
-    dtype = "FP8" if engine.quantization else computed
-    files = Path(trainer.args.output_dir) / "completions" / "images"
-    return Rollouts(
-        trainer.clock,
-        trainer.memory,
-        EngineCheck(dtype, device, of_script=trainer.rollout_func is not None),
-        AtOnce(rollout.completions_at_once),
-        Thumbnails(files, trainer.accelerator.num_processes),
-        keep_columns=keep_columns,
-        sampling=sampling_of(trainer, *by) if chooses else None,
-        in_flight=InFlight(engine.staleness) if engine.staleness else None,
-        tool_calls=ToolCalls(tool_counts, names) if trainer.tools else None,
-        stream=stream,
-        view=view,
-        filtered=Filtered() if corrected and sampling_filters(trainer.args) else None,
-        pass_at_k=rollout.pass_at_k,
-        degenerate=None if rollout.max_repetition is None else Degenerate(rollout.max_repetition),
-        numbered=numbered,
-        limits=mixture.limits if mixture else {},
-    )
+    dtype = "FP8" if engine.quantization else compute_type(trainer.accelerator, trainer.model)
+    of_script, filtered = trainer.rollout_func is not None, filters and not corrected
+    check = EngineCheck(dtype, trainer.accelerator.device.type, of_script, filtered)
+    by_engine: list[Stage] = [TruncatedSampling()] if filters and corrected else []
+    by_engine += [check] if trainer.use_vllm else []
+    source = Source(stream)
+    if rollout.dynamic_sampling or rollout.prioritize or mixture or engine.staleness:
+        sampling = source = sampling_of(trainer, rollout, stream, correct or trainer.reward_func_names[0], mixture)
+        if engine.staleness:
+            source = AsyncRollouts(engine.staleness, sampling, check)
+    completer = Completer(AtOnce(rollout.completions_at_once), view, mixture.limits if mixture else None)
+    stages = stages_of(trainer, rollout, by_engine, keep_columns, tool_counts, numbered)
+    return Rollouts(source, completer, stages, rollout.pass_at_k)
+
+
+def stages_of(
+    trainer: Any, rollout: Rollout, by_engine: list[Stage], keep_columns: bool, tool_counts: Counts, numbered: bool
+) -> list[Stage]:
+    """Return the features that act on the rollouts of a trainer, those of its engine among them.
+
+    The other arguments are those of `rollouts_of`.
+    """
+    stages: list[Stage] = []
+    if keep_columns:
+        folder = Path(trainer.args.output_dir) / "completions" / "images"
+        stages.append(LoggedColumns(Thumbnails(folder, trainer.accelerator.num_processes)))
+    if rollout.max_repetition is not None:
+        stages.append(Degenerate(rollout.max_repetition))
+    stages += by_engine
+    if trainer.use_vllm and trainer.vllm_importance_sampling_mode.endswith("_mask"):
+        stages.append(MaskedRatios())
+    if numbered:
+        stages.append(Numbers())
+    if trainer.tools:
+        by_trl = episodes.BY_TRL if trainer.environment_factories else ()
+        stages.append(ToolCalls(tool_counts, [*(tool.__name__ for tool in trainer.tools), *by_trl]))
+    return stages
 
 
 def check_features(trainer: Any, engine: Engine, rollout: Rollout, mixture: Mixture | None) -> None:
@@ -104,7 +122,7 @@ def sampling_of(
     Raises:
         ValueError: there are several environments.
     """
-    if trainer._multi_environment and not mixture:
+    if trl.has_several_environments(trainer) and not mixture:
         raise ValueError("rollout.dynamic_sampling, rollout.prioritize and engine.staleness: work with one environment")
     if stream and mixture:
         raise ValueError("mixture: its tasks are read whole, and a stream has no end")
@@ -113,4 +131,4 @@ def sampling_of(
     how = (trainer.args.seed, trainer.shuffle_dataset, rollout.prioritize)
     order = ProblemOrder(sys.maxsize, *how) if stream else order_of(trainer.train_dataset, mixture, *how)
     weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))
-    return DynamicSampling(rollout, order, trainer.accelerator.num_processes, weights, correct, mixture)
+    return DynamicSampling(rollout, order, trainer.accelerator.num_processes, weights, correct, mixture, stream)

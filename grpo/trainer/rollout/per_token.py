@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from grpo.trainer import trl
 from grpo.trainer.batch import Batch, as_batch, as_sequences, images_of, lengths, take
 from grpo.trainer.microbatch import Microbatch, too_long
 from grpo.trainer.packing import Packing
-from grpo.trainer.rollout.filtered import mass_of
+from grpo.trainer.rollout.truncated_sampling import mass_of
 from grpo.trainer.sharing import scoring as sharing
 from grpo.trainer.token_budget import TokenBudget
 from grpo.utils.limits import CACHED_LOGITS
@@ -37,8 +38,8 @@ def score(
 ) -> Scores:
     """Score completions as TRL's `_get_per_token_logps_and_entropies`, whose arguments these are.
 
-    Without a gradient it is done in micro-batches under the token budget, and without dropout. Rollouts that a filter
-    has sampled are scored over the tokens that it kept, see `grpo.trainer.rollout.filtered`.
+    Without a gradient it is done in micro-batches under the token budget, and without dropout. With `kept_tokens`, see
+    `mass_of` in `grpo.trainer.rollout.truncated_sampling`, the entropies are log-probabilities of these together.
 
     Args:
         trainer: an `ExactGRPOTrainer`.
@@ -48,16 +49,10 @@ def score(
     stock, sequences = partial(stock, batch_size=batch_size), (input_ids, attention_mask, logits_to_keep)
     if part is not None or torch.is_grad_enabled():
         return forward(trainer, part, stock, model, sequences, **options)
-    filtered = trainer.rollouts.filtered
-    kept = filtered.take(logits_to_keep) if filtered else None
-    if kept is not None:
-        options |= {"kept_tokens": kept, "compute_entropy": True}
     with without_dropout(model):
         if options.get("compute_aux_loss") or trainer.sharded:
-            found = forward(trainer, None, stock, model, sequences, **options)
-        else:
-            found = in_microbatches(trainer, model, sequences, **options)
-    return found if kept is None else (filtered.over_kept(*found[:2]), None, None)
+            return forward(trainer, None, stock, model, sequences, **options)
+        return in_microbatches(trainer, model, sequences, **options)
 
 
 def in_microbatches(
@@ -74,7 +69,7 @@ def in_microbatches(
     def of_part(inputs: Batch, part: Microbatch) -> Any:
         given = images_of(inputs) | {"kept_tokens": inputs.get("kept_tokens"), "compute_entropy": compute_entropy}
         with replaced(trainer, "_part", part):
-            return trainer._get_per_token_logps_and_entropies(model, *as_sequences(inputs), **given)
+            return trl.score(trainer, model, *as_sequences(inputs), **given)
 
     with trainer.clock.of("logprobs", trainer.model.training), trainer.memory.of("logprobs"):
         return *score_all(of_part, batch, compute_entropy, trainer.packing, trainer.budget, trainer.survives), None

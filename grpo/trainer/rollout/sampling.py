@@ -1,53 +1,62 @@
 """The first phase of rollouts: problems are completed, and their completions are scored."""
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
+from grpo.data.stream import NUMBER, Stream
+from grpo.trainer import trl
 from grpo.trainer.processes import own_part
 from grpo.trainer.rollout import episodes
 from grpo.trainer.rollout.advantages import learned, zero_variance
+from grpo.trainer.rollout.completion import Completion, Group, Row
+from grpo.trainer.rollout.scoring import score
 
-Row = dict[str, Any]
-
-
-@dataclass
-class Completion:
-    """A completion that has been generated and scored."""
-
-    problem: int
-    """Its row in the data, or in the batch of a data loader."""
-    prompt_ids: list[int]
-    ids: list[int]
-    mask: list[int] | None
-    """1 for tokens of the policy, 0 for those of tools; None without tools."""
-    logps: list | None
-    """By the engine, for each token, as TRL's `rollout_func` returns them."""
-    prompt: Any
-    """The prompt with what an environment's `reset` has added, without its images."""
-    messages: Any
-    """Its text, or its messages, tool calls and their results included."""
-    rewards: list[float]
-    columns: dict[str, Any]
-    """Values that rewards have logged for the completion."""
-    images: list | None = None
-    """The images of its prompt and of tools; None where they are those of its row, which no process sends."""
-    tool_images: list | None = None
-    """The images of tools among them."""
-    policy: int = 0
-    """Number of updates of the policy that began it; of rollouts in flight."""
+Sampled = tuple[list[Completion], list[Row]]
+"""Completions of all processes, and this process's rows with opened images."""
 
 
-Group = list[Completion]
+class Source:
+    """Takes the problems that the data loader gives, or those of a stream whose numbers it gives.
+
+    Args:
+        stream: the problems, where they are read while the run trains.
+    """
+
+    def __init__(self, stream: Stream | None = None) -> None:
+        self.stream = stream
+
+    def sample(self, trainer: Any, rows: list[Row]) -> Sampled:
+        """Return the completions of a step; a collective call."""
+        if self.stream:
+            self.stream.release(rows[0][NUMBER])
+            with trainer.clock.of("data"):
+                rows = [self.stream[row[NUMBER]] for row in rows]
+        completions, rows, _ = sample(trainer, rows, range(len(rows)))
+        return completions, rows
+
+    def has_taken_all(self, args: Any) -> bool:
+        """Return whether the problems are over, which the data loader knows by itself."""
+        return False
+
+    def ahead(self, trainer: Any) -> AbstractContextManager[None]:
+        """Return the context of a training; rollouts may be in flight inside, none are before and afterwards."""
+        return nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next steps depend on; the data loader has a state of its own."""
+        return {"order": None, "in_flight": None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with what `state_dict` has returned."""
 
 
 def rows_of(trainer: Any, problems: Sequence[int], size: int) -> list[Row]:
     """Return the rows of this process's part of some problems, each as often as a group has completions."""
-    with trainer.rollouts.clock.of("data"):
+    with trainer.clock.of("data"):
         return [trainer.problems[problem] for problem in own_part(trainer.accelerator, problems) for _ in range(size)]
 
 
@@ -65,8 +74,12 @@ def sample(trainer: Any, rows: list[Row], problems: Sequence[int]) -> tuple[list
     """
     rows, prompts, generated = episodes.rollouts(trainer, rows)
     prompt_ids, ids, masks, messages, logps, _, images, tool_images = generated
-    rewards = trainer.rollouts.score(trainer, rows, prompts, messages, ids)
-    columns, trainer._pending_extra_logs = trainer._pending_extra_logs, defaultdict(list)
+    for stage in trainer.rollouts.stages:
+        stage.completed(trainer, rows, ids)
+    rewards = score(trainer, rows, prompts, messages, ids)
+    for stage in trainer.rollouts.stages:
+        stage.scored(trainer, ids, masks, rewards)
+    columns = trl.take_columns(trainer)
     by_row: list[Row] = [{} for _ in rows]
     for name, values in columns.items():  # of which a reward may have logged too few
         for column, value in zip(by_row, values, strict=False):
@@ -76,9 +89,10 @@ def sample(trainer: Any, rows: list[Row], problems: Sequence[int]) -> tuple[list
             None if len(shown) == len(of_row or []) else shown for shown, of_row in zip(images, of_rows, strict=True)
         ]
     own_rewards = own_part(trainer.accelerator, rewards.tolist())
+    began_by = [trainer.state.global_step] * len(rows)
     fields = (prompt_ids, ids, masks, logps, prompts, messages, own_rewards, by_row, images, tool_images or None)
     filled = ([None] * len(rows) if values is None else values for values in fields)
-    completions = [Completion(*values) for values in zip(problems, *filled, strict=True)]
+    completions = [Completion(*values) for values in zip(problems, *filled, began_by, strict=True)]
     if trainer.accelerator.num_processes > 1:
         completions = gather_object(completions)
     return completions, rows, rewards
@@ -94,7 +108,7 @@ def groups_of(trainer: Any, problems: Sequence[int], rows: list[Row]) -> list[tu
     """
     size = trainer.num_generations
     numbers = [problem for problem in own_part(trainer.accelerator, problems) for _ in range(size)]
-    with episodes.without_metrics(trainer):  # TRL's are of the groups that are trained on
+    with trl.without_metrics(trainer):  # TRL's are of the groups that are trained on
         completions, _, rewards = sample(trainer, rows, numbers)
     groups = [completions[first : first + size] for first in range(0, len(completions), size)]
     equal = zero_variance(*learned(trainer, rewards, size), size, trainer.multi_objective_aggregation)

@@ -4,12 +4,16 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from statistics import mean
 from typing import Any
 
 import torch
 from trl.chat_template_utils import parse_response
 
+from grpo.trainer.batch import Batch
+from grpo.trainer.rollout.completion import Completion
 from grpo.trainer.rollout.episodes import BY_TRL
+from grpo.trainer.rollout.stages import Stage
 
 DEEPEST = 100
 """Levels of nested arguments of a call; Python's own readers and writers end somewhere below a thousand."""
@@ -18,8 +22,8 @@ Counts = Callable[[], tuple[Counter[str], Counter[str]]]
 """Returns calls and errors of this process so far, by tool."""
 
 
-class ToolCalls:
-    """Counts of the tool calls that TRL makes.
+class ToolCalls(Stage):
+    """Logs the tool calls that TRL makes, and the conversations that end without an answer.
 
     Args:
         counts: of the functions that are called.
@@ -30,7 +34,15 @@ class ToolCalls:
         self.counts, self.names = counts, names
         self._before = counts()
 
-    def reset(self) -> None:
+    def assemble(self, trainer: Any, completions: Sequence[Completion], batch_of: Callable[[], Batch]) -> Batch:
+        """Return the batch, and log the calls of a training's."""
+        batch = batch_of()
+        if trainer.model.training:
+            unanswered = mean(not is_answered(completion.messages) for completion in completions)
+            trainer.note(self.metrics(trainer.accelerator) | {"tools/unanswered": unanswered})
+        return batch
+
+    def discard(self) -> None:
         """Do not count the calls so far."""
         self._before = self.counts()
 

@@ -7,15 +7,14 @@ memory while the layer computes, and back while the layer after it goes through 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from grpo.trainer import trl
 from grpo.utils.limits import PINNED_PIECE
-from grpo.utils.patching import replaced
 
 
 @dataclass(eq=False)
@@ -55,8 +54,7 @@ class ActivationOffload:
         with ExitStack() as stack:
             for layer in layers:
                 if layer.gradient_checkpointing:
-                    checkpoint = partial(self._checkpoint, layer._gradient_checkpointing_func)
-                    stack.enter_context(replaced(layer, "_gradient_checkpointing_func", checkpoint))
+                    stack.enter_context(trl.checkpointed_by(layer, self._checkpoint))
             self.kept.clear()  # of a pass that an exception has ended
             yield
 

@@ -7,6 +7,7 @@ import torch
 from trl.trainer.utils import nanmax, nanmin
 
 from grpo.losses import Tokens
+from grpo.trainer import trl
 from grpo.trainer.batch import Batch, as_sequences, images_of, loss_mask
 
 
@@ -14,7 +15,8 @@ def compute_loss(trainer: Any, loss: ModuleType, model: Any, inputs: Batch) -> t
     """Return the loss of a micro-batch, divided and logged as by TRL's `_compute_loss`."""
     ids, attention, length = as_sequences(inputs)
     mask = loss_mask(inputs)
-    logps, entropies, router_loss = trainer._get_per_token_logps_and_entropies(
+    logps, entropies, router_loss = trl.score(
+        trainer,
         model,
         ids,
         attention,
@@ -42,17 +44,16 @@ def compute_loss(trainer: Any, loss: ModuleType, model: Any, inputs: Batch) -> t
         generations = slices / trainer.args.steps_per_generation if training else 1
         counted = inputs["num_items_in_batch"].clamp(min=1) / trainer.accelerator.num_processes
         result = total / (counted * generations)
-    logged = trainer._metrics["train" if training else "eval"]
     for name, values in metrics.items():
         sums = torch.stack([(values.detach() * mask).sum(), mask.sum()]).float()
         sums = trainer.accelerator.reduce(sums, reduction="sum")
-        logged[name].append((sums[0] / sums[1].clamp(min=1)).item())
+        trainer.note({name: (sums[0] / sums[1].clamp(min=1)).item()})
     extremes = (("low", "min", nanmin), ("high", "max", nanmax))
     for name, of, extreme in extremes if "clip_ratio/low_mean" in metrics else ():
         of_each = (metrics[f"clip_ratio/{name}_mean"] * mask).sum(1) / mask.sum(1)
-        logged[f"clip_ratio/{name}_{of}"].append(extreme(trainer.accelerator.gather(of_each)).item())
+        trainer.note({f"clip_ratio/{name}_{of}": extreme(trainer.accelerator.gather(of_each)).item()})
     if trainer.aux_loss_enabled:
-        logged["aux_loss"].append(trainer.accelerator.gather_for_metrics(router_loss.detach()).mean().item())
+        trainer.note({"aux_loss": trainer.accelerator.gather_for_metrics(router_loss.detach()).mean().item()})
         result = result + trainer.router_aux_loss_coef * router_loss / slices
     return result
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from grpo.trainer import trl
 from grpo.trainer.batch import Batch, as_sequences, images_of, join, lengths, take
 from grpo.trainer.microbatch import Microbatch, too_long
 from grpo.utils.oom import smaller_until_it_fits
@@ -42,7 +43,7 @@ def count(trainer: Any, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.T
         options = images_of(inputs) | {"compute_aux_loss": True}
         counting = partial(assignments, counts, part.rows, rows_of_tokens(inputs, part))
         with torch.no_grad(), replaced(trainer, "_part", part), patched(LOSS, counting):
-            trainer._get_per_token_logps_and_entropies(model, *as_sequences(inputs), **options)
+            trl.score(trainer, model, *as_sequences(inputs), **options)
 
     def shrink(failed: Microbatch | None) -> None:
         budget.halve(failed.tokens if failed else budget.tokens)

@@ -50,15 +50,15 @@ class StepMetrics:
                     if not math.isnan(value):
                         self.extremes[name] = EXTREMES[name](self.extremes.get(name, value), value)
                 elif not tokens and not rows:  # nothing was computed, but there is such a metric
-                    self._add(name, 0.0, 0)
+                    self.accumulate(name, 0.0, 0)
                 elif name in SUMS:
-                    self._add(name, value * policy_weight, 0)
+                    self.accumulate(name, value * policy_weight, 0)
                 elif name == "vespo/phi_seq_mean" or (self.by_sequence and name in CLIP_RATIOS):
-                    self._add(name, value * rows, rows)
+                    self.accumulate(name, value * rows, rows)
                 else:
-                    self._add(name, value * tokens, tokens)
+                    self.accumulate(name, value * tokens, tokens)
 
-    def _add(self, name: str, total: float, count: float) -> None:
+    def accumulate(self, name: str, total: float, count: float) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + total
         self.counts[name] = self.counts.get(name, 0) + count
 
@@ -108,7 +108,7 @@ def merge(parts: Iterable[StepMetrics]) -> StepMetrics:
         first.microbatches = max(first.microbatches, part.microbatches)
         first.seconds += part.seconds
         for name in part.sums:
-            first._add(name, part.sums[name], part.counts[name])
+            first.accumulate(name, part.sums[name], part.counts[name])
         for name, value in part.extremes.items():
             first.extremes[name] = EXTREMES[name](first.extremes.get(name, value), value)
     return first

@@ -12,6 +12,7 @@ import torch
 from accelerate.utils import DistributedType, gather_object
 
 from grpo.config.options import LOSS_MEANS, Update, steps_in_backward
+from grpo.trainer import trl
 from grpo.trainer.batch import Batch, loss_mask, take
 from grpo.trainer.measurements import MemoryReadings
 from grpo.trainer.microbatch import cost, has_work, loss_fractions, too_long
@@ -68,7 +69,7 @@ def traits_of(trainer: Any) -> LossTraits:
     return LossTraits(
         mean,
         trainer.importance_sampling_level == "sequence",
-        trainer._entropy_bonus_enabled,
+        trl.has_entropy_bonus(trainer),
         penalty=trainer.beta != 0.0,
         router=trainer.aux_loss_enabled,
         divisible=not (one_pass or steps_in_backward(trainer.args.optim) or trainer.args.n_gpu > 1),
@@ -256,7 +257,7 @@ class StepUpdate:
         """
         inputs = take(microbatch.batch, microbatch.part, self.packing.multiple)
         deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
-        self.accelerator.gradient_state._set_sync_gradients(not alone)
+        trl.synchronize_gradients(self.accelerator, not alone)
         try:
             with shared_attention(model) if microbatch.part.shared else nullcontext():
                 loss, metrics = self.loss(model, inputs, microbatch, alone)
@@ -267,7 +268,7 @@ class StepUpdate:
                 raise DoesNotFit(self.budget.forbid(microbatch.part.tokens)) from error
             raise
         finally:
-            self.accelerator.gradient_state._set_sync_gradients(True)
+            trl.synchronize_gradients(self.accelerator, True)
         return loss.detach(), metrics
 
     def _average(self, model: Any, batches: Sequence[tuple[Batch, int]], step: StepMetrics) -> dict[str, float]:

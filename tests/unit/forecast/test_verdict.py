@@ -16,9 +16,9 @@ from grpo.forecast.verdict import Evidence, judged, percent, suggestions
 from grpo.planning.advice import Planner
 from grpo.planning.duration import expected_duration
 from grpo.planning.fit import make_plan
+from grpo.trainer.rollout.completion import Completion
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
 from grpo.trainer.rollout.problem_order import ProblemOrder
-from grpo.trainer.rollout.sampling import Completion
 
 Compose = Callable[..., DictConfig]
 REWARD = {"failed": {"value": 0.0}, "mean": {"value": 0.3}, "spread": 0.4, "lowest": 0.0, "varies": 0.8}

@@ -20,7 +20,7 @@ from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
 from grpo.generation.backend import Backend, backend_class
 from grpo.generation.merged_weights import merged_weights
-from grpo.testing.stock_trl import ours, reward
+from grpo.testing.stock_trl import compare_engine_at, ours, reward
 from grpo.utils.errors import ConfigError, GenerationError
 
 CALCULATOR = ROOT / "grpo" / "builtin" / "tiny_calculator"
@@ -77,7 +77,7 @@ def training(folder: Path, backend: type[Backend], **options: Any) -> Any:
 def test_a_backend_of_its_own_generates_with_the_policys_weights(tmp_path: Path, lora: bool) -> None:
     adapter = LoraConfig(r=4, init_lora_weights=False, target_modules="all-linear") if lora else None
     trainer = training(tmp_path, Copy, max_steps=3, peft_config=adapter)
-    trainer.rollouts.engine_check.next = 0
+    compare_engine_at(trainer, 0)
     trainer.train()
     logged = [row for row in trainer.state.log_history if "loss" in row]
     assert trainer.vllm_generation.synced == 3
@@ -102,7 +102,7 @@ def test_a_backend_of_its_own_takes_turns_with_tools(tmp_path: Path) -> None:
         return generate(prompts, *args, **how)
 
     trainer._generate_single_turn = first_a_call
-    trainer.rollouts.engine_check.next = math.inf  # the call is nobody's
+    compare_engine_at(trainer, math.inf)  # the call is nobody's
     trainer.train()
     assert len(turns) >= 2
 

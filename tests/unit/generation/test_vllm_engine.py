@@ -19,11 +19,12 @@ from trl.generation.vllm_generation import VLLMGeneration
 from grpo.builtin.tasks.arithmetic import problems
 from grpo.config.options import Engine
 from grpo.config.schema import ROOT
+from grpo.evaluation.in_training import answer
 from grpo.generation import vllm_engine, watched_session
 from grpo.generation.local import Completer
 from grpo.generation.merged_weights import merged_weights, trains_tied_weight
 from grpo.generation.server_requests import ServerRequests
-from grpo.generation.vllm_engine import PolicyEngine, answer
+from grpo.generation.vllm_engine import PolicyEngine
 from grpo.rundir.resume import newest_checkpoint
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.measurements import MemoryReadings

@@ -1,9 +1,11 @@
 """Completions that repeat themselves are skipped, counted, and no part of their group."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from trl import GRPOTrainer
 
 from grpo.config.options import Rollout
@@ -47,6 +49,14 @@ def test_repetition_is_the_fraction_of_repeated_ngrams() -> None:
 
 
 def test_tokens_of_tools_are_no_repetition() -> None:
-    found = Degenerate(0.5)
-    found.find([[1] * 13, [1] * 13], [[1] * 13, [1] * 3 + [0] * 10])
-    assert (found.skipped, found.counts) == ([True, False], {"repetitive": [1, 2]})
+    logged: dict[str, list[float]] = {"rollout/repetitive": []}
+    rewards = torch.ones(2, 1)
+    accelerator = SimpleNamespace(gather=lambda values: values)
+    trainer = SimpleNamespace(
+        model=SimpleNamespace(training=True),
+        accelerator=accelerator,
+        _pending_metrics=logged,
+    )
+    Degenerate(0.5).scored(trainer, [[1] * 13, [1] * 13], [[1] * 13, [1] * 3 + [0] * 10], rewards)
+    assert rewards.isnan().flatten().tolist() == [True, False]
+    assert logged == {"rollout/repetitive": [1.0, 0.0]}

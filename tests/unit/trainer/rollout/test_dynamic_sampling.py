@@ -23,8 +23,8 @@ from grpo.testing.stock_trl import (
     train,
 )
 from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.rollout.completion import Completion
 from grpo.trainer.rollout.problem_order import ProblemOrder
-from grpo.trainer.rollout.sampling import Completion
 
 ON = Rollout(dynamic_sampling=True)
 
@@ -53,7 +53,7 @@ def test_zero_variance_groups_make_room_for_further_problems(tmp_path: Path) -> 
     trainer, kept = recorded(tmp_path, max_steps=3)
     logs = train(trainer).logs
     problems = [one.problem for generation in kept for one in generation[::4]]
-    taken = ProblemOrder(48, 42, shuffle=True).take(trainer.rollouts.sampling.order.taken)
+    taken = ProblemOrder(48, 42, shuffle=True).take(trainer.rollouts.source.order.taken)
     teaching = [index for index in taken if len(trainer.train_dataset[index]["prompt"]) % 2 == 0]
     assert [index for index in teaching if index in problems] == problems
     assert [row["frac_reward_zero_std"] for row in logs] == [0.0] * 3
@@ -79,7 +79,7 @@ def test_without_a_number_of_steps_training_ends_with_the_data(tmp_path: Path) -
     trainer, kept = recorded(tmp_path, max_steps=-1, num_train_epochs=2)
     logs = train(trainer).logs
     assert len(logs) == len(kept) < 2 * 48 / 4
-    assert 2 * 48 <= trainer.rollouts.sampling.order.taken < 2 * 48 + 5 * 4
+    assert 2 * 48 <= trainer.rollouts.source.order.taken < 2 * 48 + 5 * 4
     assert trainer.state.global_step == trainer.state.max_steps == len(logs)
 
 
@@ -187,7 +187,7 @@ def test_prioritized_problems_fill_the_batch_in_one_round(tmp_path: Path) -> Non
     for one in kept[-1]:
         last[one.problem].append(min(1.0, one.rewards[0]))
     for problem, rewards in last.items():
-        assert trainer.rollouts.sampling.order.correct[problem] == pytest.approx(sum(rewards) / len(rewards))
+        assert trainer.rollouts.source.order.correct[problem] == pytest.approx(sum(rewards) / len(rewards))
 
 
 def test_there_is_at_least_one_round() -> None:

@@ -84,14 +84,14 @@ def mixed(folder: Path, weight: float = 1, **options: Any) -> Any:
 def test_a_task_has_completions_within_its_own_limit(tmp_path: Path) -> None:
     trainer = mixed(tmp_path, max_steps=2, rollout_func=None, log_completions=True)
     asked: list[list[int]] = []
-    complete = trainer.rollouts.complete
+    complete = trainer.rollouts.completer.complete
 
     def noting(*given: Any) -> Any:
         found = complete(*given)
         asked.append([len(ids) for ids in found[0]])
         return found
 
-    trainer.rollouts.complete = noting
+    trainer.rollouts.completer.complete = noting
     train(trainer)
     for lengths in asked:
         tasks = {"long": lengths[:4] + lengths[8:12], "short": lengths[4:8] + lengths[12:]}

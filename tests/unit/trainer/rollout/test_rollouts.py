@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,20 +14,18 @@ from grpo.generation.at_once import AtOnce
 from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.rollout import rollouts as module
 from grpo.trainer.rollout.assemble import as_generated
+from grpo.trainer.rollout.completer import Completer
+from grpo.trainer.rollout.completion import Completion
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
-from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.trainer.rollout.rollouts import Rollouts
-from grpo.trainer.rollout.sampling import Completion
-from grpo.trainer.rollout.thumbnails import Thumbnails
+from grpo.trainer.rollout.sampling import Source
 
 CPU = torch.device("cpu")
 
 
-def rollouts(folder: Path, **options: Any) -> Rollouts:
-    memory = MemoryReadings(on_gpu=False)
-    check = EngineCheck("float32", "cpu", of_script=False)
-    return Rollouts(StepClock(CPU), memory, check, AtOnce(), Thumbnails(folder), **options)
+def rollouts(source: Source | None = None) -> Rollouts:
+    return Rollouts(source or Source(), Completer(AtOnce()))
 
 
 def stand_in() -> Any:
@@ -37,6 +34,8 @@ def stand_in() -> Any:
     return SimpleNamespace(
         model=model,
         accelerator=accelerator,
+        clock=StepClock(CPU),
+        memory=MemoryReadings(on_gpu=False),
         num_generations=2,
         reward_funcs=[],
         reward_func_names=[],
@@ -57,8 +56,8 @@ def stand_in() -> Any:
     )
 
 
-def test_rollouts_have_advantages_and_the_step_they_were_made_at(tmp_path: Path) -> None:
-    made, trainer = rollouts(tmp_path), stand_in()
+def test_rollouts_have_advantages_and_the_step_they_were_made_at() -> None:
+    made, trainer = rollouts(), stand_in()
     trainer.rollouts = made
     trainer._log_completion_extra = partial(GRPOTrainer._log_completion_extra, trainer)
 
@@ -81,38 +80,37 @@ def test_rollouts_have_advantages_and_the_step_they_were_made_at(tmp_path: Path)
     assert trainer._pending_extra_logs["note"] == ["too few", None, None, None]
 
 
-def test_rollouts_continue_where_they_were(tmp_path: Path) -> None:
+def test_rollouts_continue_where_they_were() -> None:
     def sampling() -> DynamicSampling:
         order = ProblemOrder(10, 0, shuffle=True)
         return DynamicSampling(Rollout(dynamic_sampling=True), order, 1, {"correct": 1.0}, "correct")
 
-    before, after = (rollouts(tmp_path, sampling=sampling()) for _ in range(2))
-    before.at_once.limit = 7
-    assert before.sampling
-    assert after.sampling
-    before.sampling.order.take(4)
+    sources = [sampling(), sampling()]
+    before, after = map(rollouts, sources)
+    before.completer.at_once.limit = 7
+    sources[0].order.take(4)
     after.load_state_dict(before.state_dict())
-    assert after.at_once.limit == 7
-    after.at_once.limit = 3
+    assert after.completer.at_once.limit == 7
+    after.completer.at_once.limit = 3
     after.load_state_dict(before.state_dict())
-    assert after.at_once.limit == 3, "a lower number has been asked for"
-    assert after.sampling.order.take(3) == before.sampling.order.take(3)
+    assert after.completer.at_once.limit == 3, "a lower number has been asked for"
+    assert sources[1].order.take(3) == sources[0].order.take(3)
 
 
-def test_groups_of_another_size_are_sampled_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, trainer, sizes = rollouts(tmp_path), stand_in(), []
+def test_groups_of_another_size_are_sampled_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, trainer, sizes = rollouts(), stand_in(), []
 
     trainer.rollouts, trainer.problems = made, range(10)
 
     def score(asked: Any, problems: list[int], rows: list[int]) -> list[tuple[list[int], bool]]:
         assert rows == [5, 5, 5, 7, 7, 7]
         sizes.append(asked.num_generations)
-        made._opened["picture"] = 1
+        made.completer._opened["picture"] = 1
         return [([problem], False) for problem in problems]
 
     monkeypatch.setattr(module, "groups_of", score)
     assert made.sample_groups(trainer, [5, 7], size=3) == [[5], [7]]
-    assert (sizes, trainer.num_generations, made._opened) == ([3], 2, {})
+    assert (sizes, trainer.num_generations, made.completer._opened) == ([3], 2, {})
 
 
 def test_images_of_tools_are_given_to_trl_with_those_of_the_data() -> None:

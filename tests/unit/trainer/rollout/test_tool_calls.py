@@ -298,7 +298,7 @@ def test_tasks_of_a_mixture_have_their_limits_in_later_turns_too(tmp_path: Path)
     """Whichever of them have called a tool."""
     trainer = make(ExactGRPOTrainer, tmp_path, rollout_func=None, max_completion_length=20)
     trainer.generation_config.eos_token_id = trainer.eos_token_ids = [10_000]
-    trainer.rollouts._limits = [20, 6]
+    trainer.rollouts.completer._limits = [20, 6]
     ids, images, fields = trainer._tokenize_prompts(["How many ?", "1 2"])
     completions, _ = trainer._generate_single_turn([[*ids[1], 3, 4, 5, 6]], images, fields, 1)
     assert list(map(len, completions)) == [2]
@@ -307,10 +307,10 @@ def test_tasks_of_a_mixture_have_their_limits_in_later_turns_too(tmp_path: Path)
 def test_limits_of_rollouts_do_not_outlive_them(tmp_path: Path) -> None:
     """An evaluation by vLLM tokenizes prompts of its own, in another number."""
     trainer = make(ExactGRPOTrainer, tmp_path, rollout_func=None, max_completion_length=20)
-    trainer.rollouts._limits = [20, 6]
-    trainer.rollouts.generate(trainer, ["How many ?", "1 2"])
+    trainer.rollouts.completer._limits = [20, 6]
+    trainer.rollouts.completer.generate(trainer, ["How many ?", "1 2"])
     trainer._tokenize_prompts(["1 2", "How many ?", "2"])
-    assert set(trainer.rollouts._begun.values()) == {20}
+    assert set(trainer.rollouts.completer._begun.values()) == {20}
 
 
 @pytest.mark.parametrize("arguments", ["1 + 2", '"1 + 2"', "[1, 2]", "", "{", 7, None, [1], {"a": "\ud800"}])

@@ -12,10 +12,13 @@ from trl import GRPOConfig
 
 from grpo.config.options import Engine, Rollout
 from grpo.generation.kept_tokens import KeptLogprob
-from grpo.testing.stock_trl import note_kept, ours
+from grpo.testing.stock_trl import compare_engine_at, note_kept, ours
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.rollout.in_flight import Begun, InFlight, Made, loaded, saved
-from grpo.trainer.rollout.sampling import Completion
+from grpo.trainer.rollout.async_rollouts import AsyncRollouts, Begun, Made, loaded, saved
+from grpo.trainer.rollout.completion import Completion
+from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
+from grpo.trainer.rollout.engine_check import EngineCheck
+from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.utils.diagnosis import why_not_stale
 from grpo.utils.errors import GenerationError
 from tests.combinations.trainings import Scripted
@@ -58,7 +61,7 @@ def trainer(folder: Path, staleness: int, **options: Any) -> ExactGRPOTrainer:
     engine = Engine("merged", staleness=staleness, backend=f"{__name__}.Slow")
     server = {"use_vllm": True, "vllm_mode": "server", "rollout_func": None, "reward_funcs": length}
     made = ours(folder, engine=engine, **server | {"max_steps": 6} | options)
-    made.rollouts.engine_check.next = torch.inf  # these are log-probabilities of no policy
+    compare_engine_at(made, torch.inf)  # these are log-probabilities of no policy
     return made
 
 
@@ -139,23 +142,27 @@ def test_a_checkpoint_has_what_was_finished(tmp_path: Path, caplog: pytest.LogCa
 
 def test_a_batch_with_images_begins_again_after_a_checkpoint() -> None:
     """Those of an observation or of tools: a checkpoint is loaded without code, and holds no pictures."""
-    in_flight = InFlight(2)
+    order = ProblemOrder(2, 0, shuffle=False)
+    sampling = DynamicSampling(Rollout(), order, 1, {"correct": 1.0}, "correct")
+    in_flight = AsyncRollouts(2, sampling, EngineCheck("float32", "cpu", of_script=False))
     for problem, images in enumerate((None, ["plot"])):
         begun = Begun([problem], policy=0)
         begun.made.set_result(Made([([Completion(problem, [1], [2], None, None, "?", "", [1.0], {}, images)], False)]))
         in_flight._begun.append(begun)
-    state = in_flight.state_dict()
+    state = in_flight.state_dict()["in_flight"]
     assert ([finished["problems"] for finished in state["finished"]], state["again"]) == ([[0]], [[1]])
 
 
 def test_a_finished_batch_is_saved_with_its_kept_tokens(tmp_path: Path) -> None:
     logps = [KeptLogprob(-1.5, [3, 4]), None]
-    given = Made([([Completion(7, [1], [2, 3], None, logps, "a", "b", [1.0], {"x": {"y": 2}})], False)], {"m": [1.0]})
-    torch.save(saved(given), tmp_path / "file")
-    found = loaded(torch.load(tmp_path / "file", weights_only=True))
-    assert found == given
-    (((one,), _),) = found.groups
-    assert list(one.logps[0].kept) == [3, 4]
+    completion = Completion(7, [1], [2, 3], None, logps, "a", "b", [1.0], {"x": {"y": 2}}, policy=3)
+    begun = Begun([7], policy=3)
+    begun.made.set_result(Made([([completion], False)], {"m": [1.0]}))
+    torch.save(saved(begun), tmp_path / "file")
+    again = loaded(torch.load(tmp_path / "file", weights_only=True))
+    assert (again.problems, again.policy, again.made.result()) == ([7], 3, begun.made.result())
+    (((completion,), _),) = again.made.result().groups
+    assert list(completion.logps[0].kept) == [3, 4]
 
 
 def test_a_trainer_without_a_server_refuses(tmp_path: Path) -> None:
@@ -190,6 +197,7 @@ def test_what_cannot_be_in_flight_is_named(tmp_path: Path, options: dict[str, An
 
 def test_a_column_that_arrow_does_not_know_is_lost_alone() -> None:
     columns = {"mixed": [1, "a"], "large": 2**70, "keys": {1: 2}, "number": 3.5}
-    given = Made([([Completion(7, [1], [2, 3], None, None, "a", "b", [1.0], columns)], False)])
-    (((completion,), _),) = loaded(saved(given)).groups
+    begun = Begun([7], policy=0)
+    begun.made.set_result(Made([([Completion(7, [1], [2, 3], None, None, "a", "b", [1.0], columns)], False)]))
+    (((completion,), _),) = loaded(saved(begun)).made.result().groups
     assert completion.columns == {"mixed": None, "large": None, "keys": None, "number": 3.5}

@@ -13,8 +13,8 @@ from transformers import LlamaForCausalLM
 from grpo.config.options import Engine
 from grpo.generation.backend import Backend
 from grpo.generation.kept_tokens import KeptLogprob
-from grpo.testing.stock_trl import ours, tiny_llama
-from grpo.trainer.rollout.filtered import over
+from grpo.testing.stock_trl import compare_engine_at, ours, tiny_llama
+from grpo.trainer.rollout.truncated_sampling import over
 from grpo.utils.errors import GenerationError
 
 VOCABULARY = 20
@@ -103,7 +103,7 @@ def trainer_of(folder: Path, backend: type[Backend], filters: dict[str, Any], **
         vllm_importance_sampling_clip_max=1e9,
         **{"vllm_importance_sampling_mode": "sequence_truncate"} | filters | options,
     )
-    trainer.rollouts.engine_check.next = math.inf
+    compare_engine_at(trainer, math.inf)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1  # as in the loop of transformers
     return trainer

@@ -10,7 +10,7 @@ had generated itself. All else, the ratio to the old policy, the KL penalty, the
 beside transformers' generation with a filter.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,65 +18,49 @@ import torch
 from trl.trainer import utils
 
 from grpo.generation.kept_tokens import as_tensor
+from grpo.trainer import trl
 from grpo.trainer.batch import Batch, loss_mask
+from grpo.trainer.processes import own_part
+from grpo.trainer.rollout.completion import Completion
+from grpo.trainer.rollout.stages import Stage
 from grpo.utils.patching import patched
 
 AT_ONCE = 2**24
 """Numbers of the rows of the head that are multiplied at once."""
 
 
-class Filtered:
-    """The tokens that a filter has kept for the rollouts at hand, from the engine to the correction and back."""
+class TruncatedSampling(Stage):
+    """Has TRL correct the ratio of policy and engine over the tokens that a filter has kept."""
 
-    def __init__(self) -> None:
-        self._logprobs: Sequence[Sequence[Any]] | None = None
-        self._log_mass: torch.Tensor | None = None
-
-    def give(self, logprobs: Sequence[Sequence[Any]]) -> None:
-        """Keep the engine's log-probabilities of completions, `KeptLogprob`, until these are scored."""
-        self._logprobs, self._log_mass = logprobs, None
-
-    def take(self, length: int) -> torch.Tensor | None:
-        """Return the tokens that were kept, once: the first scores of rollouts are the policy's.
-
-        Args:
-            length: of the padded completions.
-
-        Returns:
-            (rows, length, most), padded with -1; None for scores of anything else.
+    def assemble(self, trainer: Any, completions: Sequence[Completion], batch_of: Callable[[], Batch]) -> Batch:
+        """Return the batch, whose log-probabilities are over all tokens again; log the mean probability of those kept.
 
         Raises:
             GenerationError: the engine does not tell which ones it has kept.
         """
-        if self._logprobs is None:
-            return None
-        kept, self._logprobs = as_tensor(self._logprobs), None
-        return torch.nn.functional.pad(kept, (0, 0, 0, length - kept.size(1)), value=-1)
+        kept = as_tensor([completion.logps or [] for completion in own_part(trainer.accelerator, completions)])
+        log_mass = list[torch.Tensor]()
 
-    def over_kept(self, logps: torch.Tensor, log_mass: torch.Tensor) -> torch.Tensor:
-        """Return log-probabilities over the kept tokens; `over_all` takes it back.
+        def first_over_kept(
+            score: Any, model: Any, ids: torch.Tensor, mask: torch.Tensor, length: int, *args: Any, **options: Any
+        ) -> Any:
+            if log_mass or "kept_tokens" in options:  # the first scores of rollouts are the policy's
+                return score(model, ids, mask, length, *args, **options)
+            padded = torch.nn.functional.pad(kept, (0, 0, 0, length - kept.size(1)), value=-1)
+            options |= {"kept_tokens": padded, "compute_entropy": True}
+            logps, mass, _ = score(model, ids, mask, length, *args, **options)
+            log_mass.append(mass)
+            return logps - mass, None, None
 
-        Args:
-            logps: over all tokens, (rows, length).
-            log_mass: log-probability of the kept tokens together, (rows, length).
-        """
-        self._log_mass = log_mass
-        return logps - log_mass
-
-    def over_all(self, trainer: Any, batch: Batch) -> dict[str, float]:
-        """Make the log-probabilities of a batch, the policy's and the engine's, those over all tokens again.
-
-        Returns:
-            The mean probability of the kept tokens, of all processes, as a metric.
-        """
-        log_mass, self._log_mass = self._log_mass, None
-        assert log_mass is not None, "TRL has not scored the rollouts"
+        with trl.scored_by(trainer, first_over_kept):
+            batch = batch_of()
         for name in ("old_per_token_logps", "sampling_per_token_logps"):
-            batch[name] = batch[name] + log_mass
+            batch[name] = batch[name] + log_mass[0]
         mask = loss_mask(batch)
-        sums = torch.stack(((log_mass.exp() * mask).sum(), mask.sum()))
+        sums = torch.stack(((log_mass[0].exp() * mask).sum(), mask.sum()))
         total, count = trainer.accelerator.reduce(sums, "sum").tolist()
-        return {"sampling/kept_mass": total / max(1.0, count)}
+        trainer.note({"sampling/kept_mass": total / max(1.0, count)})
+        return batch
 
 
 @contextmanager

@@ -6,45 +6,68 @@ between: the log-probabilities are those of the policy that sampled each token.
 """
 
 import logging
+import threading
 import uuid
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from statistics import mean
-from threading import Thread
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather, gather_object
 
 from grpo.generation.kept_tokens import KeptLogprob
-from grpo.trainer.rollout.alone import Belongings, alone, mark
+from grpo.trainer import trl
+from grpo.trainer.measurements import MemoryReadings, StepClock
+from grpo.trainer.processes import LocalAccelerator
 from grpo.trainer.rollout.columns import from_tensor, to_tensor
-from grpo.trainer.rollout.engine_check import EVERY
-from grpo.trainer.rollout.sampling import Completion, Group, groups_of, rows_of
+from grpo.trainer.rollout.completion import Completion, Group, Row
+from grpo.trainer.rollout.dynamic_sampling import DynamicSampling, begin_step, groups_in
+from grpo.trainer.rollout.engine_check import EVERY, EngineCheck
+from grpo.trainer.rollout.sampling import Sampled, Source, groups_of, rows_of
+from grpo.utils.patching import patched
 
 log = logging.getLogger(__name__)
 PATIENCE = 30
 """Seconds that the end of a training waits for rewards and tools, which end after it."""
+COLLECTIVE = {
+    "trl.trainer.grpo_trainer:gather": gather,
+    "trl.generation.vllm_generation:gather_object": gather_object,
+    "trl.generation.vllm_generation:broadcast_object_list": broadcast_object_list,
+}
+"""Functions of TRL's rollouts for which all processes wait."""
+_here = threading.local()
 Scored = list[tuple[Group, bool]]
+
+
+class AloneAccelerator(LocalAccelerator):
+    """The accelerator of a process that generates for all."""
+
+    num_processes, process_index, is_main_process = 1, 0, True
+
+
+@dataclass
+class Belongings:
+    """Names that rollouts in progress use and change; each has values of its own."""
+
+    processing_class: Any
+    """Tokenizers of the tokenizers library refuse to be used by two threads."""
+    environments: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    """TRL's pool of instances by the name of the environment."""
 
 
 @dataclass
 class Made:
-    """Finished rollouts, and what they add to the metrics of their step."""
+    """Finished rollouts, and the metrics that their rewards have logged."""
 
     groups: Scored
     metrics: dict[str, list[float]] = field(default_factory=dict)
-    """Metrics that rewards have logged."""
-    degenerate: dict[str, list[int]] = field(default_factory=dict)
-    """As `Degenerate` counts them."""
-    dropped: int = 0
-    """Completions that were too old."""
 
 
 @dataclass
@@ -68,26 +91,46 @@ class Begun:
         )
 
 
-class InFlight:
+class AsyncRollouts(Source):
     """Batches of rollouts that have begun and that no step has learned from.
 
     Args:
         staleness: largest number of updates between the policy that begins a rollout and the one that learns from it.
+        sampling: chooses the problems.
+        engine_check: compares the engine with the policy at some steps.
     """
 
-    def __init__(self, staleness: int) -> None:
-        self.staleness = staleness
+    def __init__(self, staleness: int, sampling: DynamicSampling, engine_check: EngineCheck) -> None:
+        super().__init__(sampling.stream)
+        self.staleness, self.sampling, self.engine_check = staleness, sampling, engine_check
         self.pending = 0
         """Number of batches."""
         self.first: int | None = None
         """Smallest number of a problem of theirs; None without any."""
-        self.is_fresh = True
-        """Whether the policy has made the rollouts of this step since its last update."""
+        self._dropped = 0
+        """Completions of a step that were too old."""
         self._begun: list[Begun] = []
         self._again = deque[list[int]]()
         """Problems whose rollouts were too old, or lost with a checkpoint: they begin again."""
         self._belongings: list[Belongings] = []
         """Those that no rollouts use at the moment."""
+
+    def sample(self, trainer: Any, rows: list[Row]) -> Sampled:
+        """Return the completions of a step; a collective call.
+
+        Args:
+            trainer: an `ExactGRPOTrainer`.
+            rows: of the data loader, of which only their number counts.
+        """
+        if self.stream:
+            self.stream.release(self.sampling.order.taken if self.first is None else self.first)
+        with trainer.clock.of("generate"), trainer.memory.of("generate"):
+            completions, metrics = self.fill(trainer, groups_in(trainer, rows))
+        return completions, begin_step(trainer, self, completions, metrics)
+
+    def has_taken_all(self, args: Any) -> bool:
+        """Return whether all problems of all epochs have been taken, and none is pending."""
+        return not self.pending and self.sampling.has_taken_all(args)
 
     def fill(self, trainer: Any, wanted: int) -> tuple[list[Completion], dict[str, float]]:
         """Return the completions of a step, of all processes, and their metrics; a collective call.
@@ -99,53 +142,37 @@ class InFlight:
         Raises:
             GenerationError: the engine failed, now or in a thread.
         """
-        if trainer.state.global_step != trainer._last_loaded_step:
-            trainer.vllm_generation.sync_weights()
-            trainer._last_loaded_step = trainer.state.global_step
-        sampling, found = trainer.rollouts.sampling, list[Any]([None])
+        trl.load_engine(trainer)
+        shared = list[Any]([None])
         if trainer.accelerator.is_main_process:
-            notes = Made([])
-            kept, metrics = sampling.fill(wanted, partial(self._take, trainer, wanted, notes))
+            self._dropped = 0
+            completions, metrics = self.sampling.fill(wanted, partial(self._take, trainer, wanted))
             pending = [*(begun.problems for begun in self._begun), *self._again]
             first = min((problem for problems in pending for problem in problems), default=None)
-            metrics |= {"rollout/dropped": notes.dropped, **ages(trainer.state.global_step, kept)}
-            found = [(kept, metrics, notes, (len(pending), first, sampling.order.state_dict()))]
-        broadcast_object_list(found)
-        kept, metrics, notes, (self.pending, self.first, order) = found[0]
-        self.is_fresh = metrics["sampling/staleness"] == 0
-        if trainer.accelerator.is_main_process:
-            for name, values in notes.metrics.items():
-                trainer._pending_metrics[name] += values
-        else:
-            sampling.order.load_state_dict(order)
-            notes.degenerate = {name: [0, 0] for name in notes.degenerate}
-        if trainer.rollouts.degenerate:
-            trainer.rollouts.degenerate.add(notes.degenerate)
-        return kept, metrics
+            metrics |= {"rollout/dropped": self._dropped, **ages(trainer.state.global_step, completions)}
+            shared = [(completions, metrics, len(pending), first, self.sampling.order.state_dict())]
+        broadcast_object_list(shared)
+        completions, metrics, self.pending, self.first, order = shared[0]
+        if not trainer.accelerator.is_main_process:
+            self.sampling.order.load_state_dict(order)
+        return completions, metrics
 
-    def _take(self, trainer: Any, size: int, notes: Made, _: int) -> Scored:
+    def _take(self, trainer: Any, size: int, _: int) -> Scored:
         """Return the oldest finished batch; begin as many as may be in flight."""
         step = trainer.state.global_step
         for stale in [begun for begun in self._begun if step - begun.policy > self.staleness]:
             trainer.vllm_generation.abort(stale.name)
             self._begun.remove(stale)
             self._again.append(stale.problems)
-            notes.dropped += len(stale.problems) * trainer.num_generations
+            self._dropped += len(stale.problems) * trainer.num_generations
         while len(self._begun) < self._most(trainer):
-            problems = self._again.popleft() if self._again else trainer.rollouts.sampling.order.take(size)
+            problems = self._again.popleft() if self._again else self.sampling.order.take(size)
             self._begun.append(self._begin(trainer, problems))
-        one = self._next(step)
-        self._begun.remove(one)
-        made = one.made.result()
-        for group, _ in made.groups:
-            for completion in group:
-                completion.policy = one.policy
+        oldest = self._next(step)
+        self._begun.remove(oldest)
+        made = oldest.made.result()
         for name, values in made.metrics.items():
-            notes.metrics.setdefault(name, []).extend(values)
-        for name, counts in made.degenerate.items():
-            notes.degenerate[name] = [
-                sum(both) for both in zip(notes.degenerate.get(name, [0, 0]), counts, strict=True)
-            ]
+            trl.log_metric(trainer, name, values)
         return made.groups
 
     def _next(self, step: int) -> Begun:
@@ -160,10 +187,9 @@ class InFlight:
 
         A step that compares the engine with the policy has to learn from completions of that policy.
         """
-        step, compared, args = trainer.state.global_step, trainer.rollouts.engine_check.next, trainer.args
-        order, epochs = trainer.rollouts.sampling.order, args.num_train_epochs
+        step, compared = trainer.state.global_step, self.engine_check.next
         stale = any(begun.policy < step for begun in self._begun)
-        if (step >= compared and stale) or (args.max_steps <= 0 and order.taken >= epochs * order.count):
+        if (step >= compared and stale) or self.sampling.has_taken_all(trainer.args):
             return max(1, len(self._begun))
         last = min(trainer.state.max_steps, step + EVERY if step >= compared else compared)
         return 1 + int(max(0, min(self.staleness, last - 1 - step)))
@@ -171,21 +197,20 @@ class InFlight:
     def _begin(self, trainer: Any, problems: list[int]) -> Begun:
         own = self._belongings.pop() if self._belongings else Belongings(deepcopy(trainer.processing_class))
         begun = Begun(problems, trainer.state.global_step)
-        one = alone(trainer, own, begun.name)
-        rows = rows_of(one, problems, trainer.num_generations)  # now: the data may be read by this thread alone
+        sampler = alone(trainer, own, begun.name)
+        rows = rows_of(sampler, problems, trainer.num_generations)  # now: the data may be read by this thread alone
 
         def work() -> None:
-            mark()
+            _here.alone = True
             try:
-                groups = groups_of(one, problems, rows)
-                counts = one.rollouts.degenerate.counts if one.rollouts.degenerate else {}
-                begun.made.set_result(Made(groups, dict(one._pending_metrics), counts))
+                groups = groups_of(sampler, problems, rows)
+                begun.made.set_result(Made(groups, trl.logged_metrics(sampler)))
             except BaseException as error:  # for the thread that waits for them
                 begun.made.set_exception(error)
             finally:
                 self._belongings.append(own)
 
-        Thread(target=work, name=begun.name, daemon=True).start()
+        threading.Thread(target=work, name=begun.name, daemon=True).start()
         return begun
 
     def stop(self, trainer: Any) -> None:
@@ -195,6 +220,16 @@ class InFlight:
                 with suppress(Exception):  # of an engine that is gone
                     trainer.vllm_generation.abort(begun.name)
         wait([begun.made for begun in self._begun], timeout=PATIENCE)
+
+    @contextmanager
+    def ahead(self, trainer: Any) -> Iterator[None]:
+        """While inside, rollouts may be in flight; none are before and afterwards."""
+        self.reset()
+        with own_values():
+            try:
+                yield
+            finally:
+                self.stop(trainer)
 
     def reset(self) -> None:
         """Forget what an earlier training has begun."""
@@ -207,20 +242,21 @@ class InFlight:
         finished, again = list[dict[str, Any]](), [*self._again]
         for begun in self._begun:  # each is looked at once, as it may end in the meantime
             if begun.can_be_saved():
-                finished.append({"policy": begun.policy, "problems": begun.problems} | saved(begun.made.result()))
+                finished.append(saved(begun))
             else:
                 again.append(begun.problems)
-        return {"finished": finished, "again": again, "pending": (self.pending, self.first)}
+        pending = {"finished": finished, "again": again, "pending": (self.pending, self.first)}
+        return self.sampling.state_dict() | {"in_flight": pending}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with what `state_dict` has returned."""
+        """Continue with what `state_dict` has returned; a run without rollouts in flight has none of these."""
+        self.sampling.load_state_dict(state)
+        if (pending := state.get("in_flight")) is None:
+            return
         self.reset()
-        for finished in state["finished"]:
-            begun = Begun(finished["problems"], finished["policy"])
-            begun.made.set_result(loaded(finished))
-            self._begun.append(begun)
-        self._again.extend(state["again"])
-        self.pending, self.first = state["pending"]
+        self._begun = [loaded(finished) for finished in pending["finished"]]
+        self._again.extend(pending["again"])
+        self.pending, self.first = pending["pending"]
         if lost := sum(map(len, self._again)):
             finished_problems = sum(len(begun.problems) for begun in self._begun)
             log.warning(
@@ -236,19 +272,20 @@ def ages(step: int, kept: Sequence[Completion]) -> dict[str, float]:
     return {"sampling/staleness": mean(found), "sampling/staleness/max": float(max(found))}
 
 
-def saved(made: Made) -> dict[str, Any]:
+def saved(begun: Begun) -> dict[str, Any]:
     """Return finished rollouts as `torch.load` takes them with `weights_only`."""
-    rows = []
+    rows, made = [], begun.made.result()
     for completion in chain.from_iterable(group for group, _ in made.groups):
         logps = completion.logps and [value if value is None else float(value) for value in completion.logps]
         kept = completion.logps and [list(getattr(value, "kept", ())) for value in completion.logps]
         columns = {name: to_tensor([value]) for name, value in completion.columns.items()}  # one may be none of Arrow's
         rows.append(vars(completion) | {"logps": logps, "kept": kept, "columns": columns})
     groups = [(len(group), equal) for group, equal in made.groups]
-    return {"groups": groups, "completions": rows, "metrics": made.metrics, "degenerate": made.degenerate}
+    what = {"policy": begun.policy, "problems": begun.problems}
+    return what | {"groups": groups, "completions": rows, "metrics": made.metrics}
 
 
-def loaded(state: dict[str, Any]) -> Made:
+def loaded(state: dict[str, Any]) -> Begun:
     """Return what `saved` was given."""
     completions = []
     for row in state["completions"]:
@@ -260,7 +297,40 @@ def loaded(state: dict[str, Any]) -> Made:
         if kept and any(kept):
             both = zip(row["logps"], kept, strict=True)
             row["logps"] = [None if value is None else KeptLogprob(value, tokens) for value, tokens in both]
-        completions.append(Completion(**row | {"columns": columns}))
+        completions.append(Completion(**row | {"columns": columns, "policy": state["policy"]}))
     rest = iter(completions)
     groups = [([next(rest) for _ in range(size)], equal) for size, equal in state["groups"]]
-    return Made(groups, state["metrics"], state["degenerate"])
+    begun = Begun(state["problems"], state["policy"])
+    begun.made.set_result(Made(groups, state["metrics"]))
+    return begun
+
+
+@contextmanager
+def own_values() -> Iterator[None]:
+    """While inside, `COLLECTIVE` functions return this process's own values in threads that make rollouts."""
+
+    def in_thread(stock: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda value, *given, **options: (
+            value if getattr(_here, "alone", False) else stock(value, *given, **options)
+        )
+
+    with ExitStack() as stack:
+        for name, stock in COLLECTIVE.items():
+            stack.enter_context(patched(name, in_thread(stock)))
+        yield
+
+
+def alone(trainer: Any, own: Belongings, name: str) -> Any:
+    """Return a copy of a trainer whose rollouts change nothing of the trainer.
+
+    Args:
+        trainer: an `ExactGRPOTrainer`, with the options of sampling that the rollouts shall have.
+        own: of these rollouts.
+        name: by which the engine knows their requests.
+    """
+    accelerator = AloneAccelerator(trainer.accelerator)
+    sampler = trl.detached(trainer, accelerator, own.processing_class, own.environments)
+    sampler.vllm_generation = trainer.vllm_generation.for_thread(accelerator, name)
+    sampler.clock, sampler.memory = StepClock(torch.device("cpu")), MemoryReadings(on_gpu=False)
+    sampler.rollouts = replace(trainer.rollouts, completer=trainer.rollouts.completer.in_thread())
+    return sampler
