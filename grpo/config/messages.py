@@ -16,7 +16,9 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from grpo.config.schema import GROUPS, NOT_SETTABLE, ROOT
 from grpo.utils.errors import ConfigError
 
+GGUF = "a GGUF file is read once, by a script as examples/smollm2/to_safetensors.py"
 REMOVED = {
+    "model.gguf_file": f"removed in 0.3; {GGUF}",
     "rollout.temperature_end": "removed in 0.3; each step samples at train.temperature",
     "rollout.max_entropy": "removed in 0.3; rollout.max_repetition skips completions that repeat themselves",
 }

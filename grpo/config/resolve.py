@@ -53,13 +53,6 @@ class Resolved:
             processes(config),
         )
 
-    def with_model(self, model: DictConfig) -> "Resolved":
-        """Return a copy with another group `model`, for the files on this machine."""
-        config = self.config.copy()
-        OmegaConf.set_readonly(config, False)
-        config.model = model
-        return Resolved.of(config, self.transport)
-
 
 def resolve(config: DictConfig, plan: Any) -> Resolved:
     """Return a composed and checked configuration with the plan's choices for this machine.

@@ -44,8 +44,6 @@ class Model:
 
     model_name_or_path: str = MISSING
     """A folder with `config.json` and safetensors, or the name of a model on the Hugging Face hub."""
-    gguf_file: str | None = None
-    """A GGUF file in that folder, for transformers to read; it is written as safetensors once. Needs `model.shape`."""
     model_revision: str = "main"
     """Branch, tag or commit on the hub."""
     dtype: str = "float32"

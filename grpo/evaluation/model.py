@@ -41,7 +41,7 @@ def evaluate_model(
         RunError: the grader failed.
     """
     options, length = config.evaluate, config.train.max_completion_length
-    model = config.model if options.model else policy.as_safetensors(config.model)
+    model = config.model
     name = options.model or model.model_name_or_path
     if not options.model:
         policy.download(name, model.model_revision)

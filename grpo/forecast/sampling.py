@@ -28,7 +28,7 @@ from grpo.evaluation.model import fingerprint
 from grpo.forecast import problems as about_problems
 from grpo.forecast.samples import Sample, Sampled, append, read
 from grpo.model import policy
-from grpo.run.session import options_of_rewards, problems_of, with_model
+from grpo.run.session import find_model, options_of_rewards, problems_of
 from grpo.run.trainer import make_trainer
 from grpo.rundir.files import ERRORS_FILE
 from grpo.tools.running import running_tools
@@ -85,8 +85,8 @@ def sample(settings: Resolved, folder: Path, console: Console) -> Result:
         ConfigError: the input is wrong, an engine is not there, or a reward has failed on every completion.
         RunError: a reward has failed and `on_error` is `raise`.
     """
-    options, name = settings.config.preflight, settings.model.gguf_file or settings.model.model_name_or_path
-    settings = with_model(settings)
+    options, name = settings.config.preflight, settings.model.model_name_or_path
+    find_model(settings)
     with output_in(folder / log_name()), running_tools(settings.task, folder) as tools:
         processing_class = policy.load_processing_class(
             settings.model, template=settings.train.get("chat_template_kwargs")

@@ -1,6 +1,5 @@
 """Model, quantization and adapter: from `conf/model` and `conf/peft` to TRL's arguments."""
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ import torch
 import transformers
 from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
-from huggingface_hub.constants import HF_HOME
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from omegaconf import DictConfig, OmegaConf
 from peft import LoraConfig, PeftModel
@@ -23,36 +21,18 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoProcessor,
-    AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
-    GgufConfig,
     PreTrainedModel,
 )
 
 from grpo.model.adapted import OWN_CODE, architecture_of, config_of, pattern_of, unfit
 from grpo.model.vision import parts, takes_images
-from grpo.utils.atomic import atomic
 from grpo.utils.device import kind_of_device
 from grpo.utils.errors import ConfigError
 
 log = logging.getLogger(__name__)
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-
-
-def as_safetensors(model: DictConfig) -> DictConfig:
-    """Return the group of a model whose weights are safetensors: of a GGUF file a folder, which is made once.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    if not model.gguf_file:
-        return model
-    found = model.copy()
-    OmegaConf.set_readonly(found, False)
-    found.model_name_or_path = str(from_gguf(Path(model.model_name_or_path) / model.gguf_file))
-    found.gguf_file = None
-    return found
 
 
 def download(name: str, revision: str | None = None) -> None:
@@ -70,26 +50,6 @@ def download(name: str, revision: str | None = None) -> None:
             f"model.model_name_or_path={name}: neither a folder nor a model that can be reached on the hub "
             f"({str(error).strip().splitlines()[0]})"
         ) from error
-
-
-def from_gguf(file: Path) -> Path:
-    """Return a folder with the model of a GGUF file in float32, as safetensors; made once, beside the hub's cache."""
-    digest = hashlib.sha256(f"{file.absolute()} {file.stat().st_size} {file.stat().st_mtime_ns}".encode()).hexdigest()
-    folder = Path(HF_HOME) / "grpo" / f"{file.stem}-{digest[:8]}"
-    if folder.is_dir():
-        return folder
-    try:
-        how = {"gguf_file": file.name, "dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
-        model = AutoModelForCausalLM.from_pretrained(file.parent, trust_remote_code=False, **how)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
-    except (ImportError, OSError, ValueError) as error:
-        raise ConfigError(f"model.gguf_file={file.name}: {' '.join(str(error).split())}") from error
-    # which token ends a text is right in the model's configuration, and not always in the tokenizer's
-    tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
-    with atomic(folder) as partial:
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-    return folder
 
 
 def model_init_kwargs(model: DictConfig) -> dict[str, Any]:

@@ -46,8 +46,6 @@ def find_shape(model: DictConfig) -> Shape:
     shipped = dict(shipped_models().values())
     file = Path(name) / "config.json"
     try:
-        if model.gguf_file:
-            return shape_of(model.shape)
         if file.is_file():
             return shape_of(json.loads(file.read_text()))
         if name in shipped:
@@ -176,7 +174,7 @@ def reward_models_of(config: DictConfig) -> tuple[tuple[Shape, int], ...]:
             raise ConfigError(f"reward.{name}.kwargs.dtype={options['dtype']}: possible: {', '.join(BYTES)}")
         model = {"model_name_or_path": options["model_name_or_path"], "model_revision": options["revision"]}
         try:
-            shape = find_shape(OmegaConf.create({**model, "gguf_file": None, "shape": {}}))
+            shape = find_shape(OmegaConf.create({**model, "shape": {}}))
         except ConfigError as error:
             raise ConfigError(f"reward.{name}.kwargs: {error}") from error
         found.append((shape, BYTES[options["dtype"]]))

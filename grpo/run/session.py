@@ -87,7 +87,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
     is_new, page = not has_been_run(name_of(settings.task), run_dir), LivePage(run_dir)
     with ends_when_stuck(run_dir, page), StopOnSignal() as stop, Outcome(run_dir, plan, memory, page) as outcome:
         outcome.begin()
-        settings = with_model(settings)
+        find_model(settings)
         checkpoint = checkpoint_for(settings, run_dir, console)
         with output_in(run_dir / log_name()), OnConsole(console), running_tools(settings.task, run_dir) as tools:
             processing_class = policy.load_processing_class(
@@ -193,17 +193,15 @@ def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path 
     return checkpoint
 
 
-def with_model(settings: Resolved) -> Resolved:
-    """Return the settings with the model on this machine, once the engine that generates is known to be there.
+def find_model(settings: Resolved) -> None:
+    """Have the model on this machine, once the engine that generates is known to be there.
 
     Raises:
         ConfigError: one of them is not.
     """
-    settings = settings.with_model(policy.as_safetensors(settings.model))
     if settings.train.use_vllm:
         backend_class(settings.engine.backend).check(settings)
     policy.download(settings.model.model_name_or_path, settings.model.model_revision)
-    return settings
 
 
 def problems_of(settings: Resolved, processing_class: Any, tools: Tools, console: Console) -> Problems:

