@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from datasets import Dataset
-from transformers import AutoConfig
+from transformers import PretrainedConfig
 
 from grpo.data.task import prompt_lengths
 from grpo.utils.errors import ConfigError
@@ -14,8 +14,7 @@ SOME = 64
 
 
 def check_limits(
-    name: str,
-    revision: str,
+    config: PretrainedConfig,
     processing_class: Any,
     splits: Sequence[Dataset],
     completion: int,
@@ -26,14 +25,14 @@ def check_limits(
     The weights of the model are not read.
 
     Args:
-        name, revision: of the model, or its folder.
+        config: of the model.
         splits: the problems.
         completion, prompt: tokens of the longest; without `prompt` that of the problems.
 
     Raises:
         ConfigError: they have more than its learned positions, or a token that is used has no embedding.
     """
-    config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False).get_text_config()
+    config = config.get_text_config()
     prompts = [prompt for split in splits for prompt in split.with_format(None)["prompt"][:]]
     check_tokens(config.vocab_size, processing_class, prompts)
     positions = getattr(config, "max_position_embeddings", None)

@@ -20,6 +20,7 @@ from grpo.evaluation.loop import Decoding, Evaluation, evaluate
 from grpo.generation.offline import with_transformers, with_vllm
 from grpo.generation.vllm_engine import BATCH
 from grpo.model import policy
+from grpo.model.adapted import config_of
 from grpo.rundir.files import ERRORS_FILE
 from grpo.utils.device import kind_of_device
 from grpo.utils.errors import RunError
@@ -53,7 +54,7 @@ def evaluate_model(
     if not policy.adapter_config(name):
         splits = [problems for problems, _ in loaded.values()]
         revision = "main" if options.model else model.model_revision
-        check_limits(name, revision, processing_class, splits, max(limits.values()), longest)
+        check_limits(config_of(name, revision), processing_class, splits, max(limits.values()), longest)
     device = "cpu" if config.train.use_cpu else kind_of_device()
     vllm = find_spec("vllm") is not None and (device == "cuda" or config.train.use_vllm)
     graders, columns = graders_of(config, tasks, {task: problems for task, (problems, _) in loaded.items()})

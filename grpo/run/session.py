@@ -36,6 +36,7 @@ from grpo.evaluation.in_training import evaluate_policy
 from grpo.evaluation.loop import Decoding, Evaluation
 from grpo.generation.backend import backend_class
 from grpo.model import policy
+from grpo.model.adapted import config_of
 from grpo.planning.fit import Plan
 from grpo.run.callbacks import (
     DiskGuard,
@@ -223,9 +224,8 @@ def problems_of(settings: Resolved, processing_class: Any, tools: Tools, console
     model, limit = settings.model, settings.task.max_prompt_length if problems.stream or problems.view else None
     splits = [split for split in (problems.train, problems.held_out) if split]
     completion = settings.train.max_completion_length
-    if warning := check_limits(
-        model.model_name_or_path, model.model_revision, processing_class, splits, completion, limit
-    ):
+    known = config_of(model.model_name_or_path, model.model_revision)
+    if warning := check_limits(known, processing_class, splits, completion, limit):
         console.print(warning, highlight=False, soft_wrap=True)
     if names := ", ".join(tool.__name__ for tool in functions):
         console.print(f"the policy may call {names}", highlight=False, soft_wrap=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from transformers import AutoTokenizer, GPT2Config
+from transformers import AutoConfig, AutoTokenizer, GPT2Config
 
 from grpo.config.schema import ROOT
 from grpo.data.limits import check_limits, check_tokens
@@ -34,9 +34,9 @@ def test_learned_positions_end_and_rotary_ones_are_warned_of(tmp_path: Path) -> 
     shutil.copytree(TINY, tmp_path / "rotary", ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((tmp_path / "rotary" / "config.json").read_text()) | {"max_position_embeddings": 32}
     (tmp_path / "rotary" / "config.json").write_text(json.dumps(config))
-    learned, rotary = str(tmp_path / "learned"), str(tmp_path / "rotary")
+    learned, rotary = (AutoConfig.from_pretrained(tmp_path / name) for name in ("learned", "rotary"))
     longest = len(tokenizer(PROBLEMS["prompt"][1])["input_ids"])
-    assert check_limits(learned, "main", tokenizer, [PROBLEMS], 32 - longest) is None
+    assert check_limits(learned, tokenizer, [PROBLEMS], 32 - longest) is None
     with pytest.raises(ConfigError, match=f"prompts of up to {longest} .* has 32 positions: lower train"):
-        check_limits(learned, "main", tokenizer, [PROBLEMS], 33 - longest)
-    assert "it was not trained on longer texts" in str(check_limits(rotary, "main", tokenizer, [PROBLEMS], 32))
+        check_limits(learned, tokenizer, [PROBLEMS], 33 - longest)
+    assert "it was not trained on longer texts" in str(check_limits(rotary, tokenizer, [PROBLEMS], 32))

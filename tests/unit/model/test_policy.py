@@ -40,3 +40,10 @@ def test_code_of_a_model_folder_neither_runs_nor_is_asked_for(
         LOADS[load](composed(f"model.model_name_or_path={folder}").model)
     assert "\n" not in str(caught.value)
     assert not executed.exists()
+
+
+def test_configurations_are_read_where_code_is_refused() -> None:
+    """transformers' own error is no line for a user."""
+    files = [file for file in (ROOT / "grpo").rglob("*.py") if file.parent.name != "testing"]
+    reading = [file.name for file in files if "AutoConfig.from_pretrained(" in file.read_text()]
+    assert reading == ["adapted.py"]
