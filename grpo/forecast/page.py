@@ -84,7 +84,7 @@ def completions(problems: Sequence[Sampled], weights: dict[str, float], grader: 
     for problem in problems:
         made = [
             {
-                "tokens": completion.tokens,
+                "completion_tokens": completion.tokens,
                 "truncated": not completion.ended,
                 "completion": completion.text,
                 **completion.rewards,

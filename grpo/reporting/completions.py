@@ -26,7 +26,7 @@ COLUMNS = (
     *("thumbnails", "image_sizes", "shown_sizes", "answer"),
 )
 """Columns of a file of completions that the page shows, beside those of the rewards."""
-LENGTH = ("tokens", "truncated")
+LENGTH = ("completion_tokens", "truncated")
 """Columns of the trainer: the tokens of a completion, and whether it did not end by itself."""
 PLACE = "/place"
 """Key of the place of a row in its file; no column is called so."""

@@ -41,7 +41,7 @@ def problems_of(run_dir: Path, weights: dict[str, float], grader: str, reused: b
     found: dict[str, list[Row]] = defaultdict(list)
     prompts: dict[str, Any] = {}
     for file in files_of(run_dir / "completions"):
-        rows = read_rows(file, ["step", "prompt", "thumbnails", "tokens", *weights])
+        rows = read_rows(file, ["step", "prompt", "thumbnails", "completion_tokens", *weights])
         for key, of_problem in groupby(rows, key=lambda row: repr(problem(row))):
             made = list(of_problem)
             prompts.setdefault(key, made[0]["prompt"])
@@ -73,7 +73,7 @@ def time_of(file: Path, rows: Sequence[Row], weights: dict[str, float], grader: 
         return None
     ordered = sorted(known, key=lambda place: weighted[place])
     ends = {"best": rows[ordered[-1]][PLACE], "worst": rows[ordered[0]][PLACE]}
-    made = (rewards, [row.get("tokens") for row in rows])
+    made = (rewards, [row.get("completion_tokens") for row in rows])
     mean = number(sum(values) / len(values))
     return {"step": rows[0]["step"], "value": mean, "size": len(rows), "ends": ends, "made": made, "file": file}
 

@@ -7,8 +7,8 @@ TRL's.
 
 import logging
 import math
-from collections import Counter, defaultdict
-from contextlib import ExitStack, nullcontext
+from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,26 +18,16 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 
 from grpo import losses
-from grpo.config.options import TILES_NEED_WHOLE_WEIGHTS, Engine, Mixture, Rollout, Update, steps_in_backward
+from grpo.config.options import Engine, Mixture, Rollout, Update
 from grpo.data.images import View
 from grpo.data.stream import Stream
 from grpo.generation.backend import Backend, backend_class
-from grpo.trainer.adapter_inputs import keep_inputs_uncast
 from grpo.trainer.batch import Batch, by_row
 from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.packing import Packing
-from grpo.trainer.placement import (
-    balance_routers_alone,
-    check_one_device,
-    gathered_with_its_norm,
-    keep_differentiable,
-    loads_without_state,
-    prepare_for_fsdp,
-    show_to_trl,
-    train_in_float32,
-)
-from grpo.trainer.processes import LocalAccelerator
+from grpo.trainer.placement import gathered_with_its_norm, loads_without_state, prepare
+from grpo.trainer.refusals import check_options
 from grpo.trainer.resume import EpochSampler, Resume, load_weights
 from grpo.trainer.rollout import per_token
 from grpo.trainer.rollout.columns import keep_writable
@@ -47,27 +37,20 @@ from grpo.trainer.rollout.once_per_group import once_per_group
 from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
 from grpo.trainer.rollout.tool_calls import Counts
 from grpo.trainer.sharing.trial import Sharing
-from grpo.trainer.step import step
-from grpo.trainer.tiled_mlp import tile_mlps
+from grpo.trainer.step import UNDIVIDED, step, undivided_step
 from grpo.trainer.token_budget import TokenBudget
-from grpo.trainer.update import own_loss, router_loss
 from grpo.trainer.update.activation_offload import ActivationOffload
 from grpo.trainer.update.gradient_offload import OffloadedGradients
 from grpo.trainer.update.guard import NonFiniteGuard
-from grpo.trainer.update.step import StepMicrobatch
-from grpo.trainer.update.step_update import Metrics, StepUpdate, traits_of
+from grpo.trainer.update.loss import loss_of_microbatch, own_loss
+from grpo.trainer.update.step_update import StepUpdate, traits_of
 from grpo.trainer.update.streams import step_on_default_stream
 from grpo.trainer.update.token_values import TokenValues
-from grpo.utils.errors import DoesNotFit
 from grpo.utils.oom import is_out_of_memory
 from grpo.utils.patching import patched, replaced
 
 log = logging.getLogger(__name__)
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
-UNDIVIDED = (
-    "its loss cannot be divided (top_entropy_quantile below 1, a sharded router's loss, an unknown loss_type, NEFTune, "
-    "LOMO, layerwise optimizers)"
-)
 
 
 class ExactGRPOTrainer(GRPOTrainer):
@@ -140,39 +123,18 @@ class ExactGRPOTrainer(GRPOTrainer):
         **kwargs: Any,
     ) -> None:
         engine, rollout = engine or Engine(lora="merged"), rollout or Rollout()
-        shares = engine.share_weights is True
-        backend = backend_class(engine.backend)
-
-        def connection(*given: Any, **options: Any) -> Backend:
-            options |= {"corrected": self.vllm_importance_sampling_correction, "quantization": engine.quantization}
-            options |= {"lora": engine.lora, "shares": shares, "staleness": engine.staleness, "seed": self.args.seed}
-            return backend(*given, most_images=most_images, **options)
-
-        with patched("trl.trainer.grpo_trainer:VLLMGeneration", connection):
+        with patched("trl.trainer.grpo_trainer:VLLMGeneration", partial(self._connect, engine, most_images)):
             super().__init__(*args, **kwargs)
         self.processing_class = once_per_group(self.processing_class)
         if self.use_vllm:  # TRL counts what ends otherwise as truncated
-            self.eos_token_ids = [
-                *self.eos_token_ids,
-                *((self.args.generation_kwargs or {}).get("stop_token_ids") or ()),
-            ]
+            stops = (self.args.generation_kwargs or {}).get("stop_token_ids") or ()
+            self.eos_token_ids = [*self.eos_token_ids, *stops]
         self.update = update or Update()
         self.problems = stream or self.train_dataset
         self.sharded = self.accelerator.distributed_type.value in SHARDED
         self.own_loss = losses.find(self.loss_type)
-        self._check_options()
-        check_one_device(self.model)
-        for model in filter(None, (self.model, self.ref_model)):
-            show_to_trl(model)
-        balance_routers_alone(self)
-        keep_differentiable(self.model)
-        if self.update.mlp_tile:
-            tile_mlps(self.update.mlp_tile, self.model, self.ref_model)
-        if self.args.fp16 or getattr(self.model, "is_quantized", False):
-            train_in_float32(self.model)
-        keep_inputs_uncast(self.model)
-        if self.accelerator.is_fsdp2:
-            prepare_for_fsdp(self.model)
+        check_options(self, engine, rollout)
+        prepare(self)
         device, folder = self.accelerator.device, Path(self.args.output_dir)
         self.clock, self.memory = StepClock(device), memory or MemoryReadings(on_gpu=device.type != "cpu")
         self.activations = ActivationOffload(device) if self.update.activations_on_host else None
@@ -194,7 +156,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         self.step_update = StepUpdate(
             self.update,
             traits,
-            self._loss_of,
+            partial(loss_of_microbatch, self),
             accelerator=self.accelerator,
             budget=self.budget,
             packing=self.packing,
@@ -212,33 +174,15 @@ class ExactGRPOTrainer(GRPOTrainer):
         ]
         self._epoch_sampler: EpochSampler | None = None
         self.slices: list[Batch] = []  # of the rollouts of the step at hand
-        self._rolled_out = False  # whether these are there
-        self._part: Microbatch | None = None  # that goes through the policy right now
+        self.rolled_out = False  # whether these are there
+        self.part: Microbatch | None = None  # that goes through the policy right now
         self._scores: tuple[torch.Tensor, ...] = ()  # log-probabilities and entropies of the last micro-batch
 
-    def _check_options(self) -> None:
-        if reason := losses.why_not(self.args):
-            raise ValueError(f"train.{reason}")
-        unfit = self.accelerator.num_processes > 1 or self.args.fp16 or "schedule_free" in str(self.args.optim)
-        if self.update.gradients_on_host and unfit:
-            raise ValueError(
-                "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
-                "optimizers: shard the gradients of several processes with FSDP or ZeRO"
-            )
-        if self.update.gradients_on_host and steps_in_backward(self.args.optim):
-            raise ValueError(
-                f"update.gradients_on_host: train.optim={self.args.optim} steps during the backward pass, and keeps no "
-                "gradients; leave it out"
-            )
-        if self.args.fp16 and self.accelerator.device.type in ("cpu", "mps"):
-            raise ValueError("fp16=True: on this device accelerate does not scale the loss; use float32, or bf16=True")
-        plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
-        if self.update.mlp_tile and plugin and plugin.zero_stage == 3:
-            raise ValueError(TILES_NEED_WHOLE_WEIGHTS)
-        if self.update.activations_on_host and not self.args.gradient_checkpointing:
-            raise ValueError(
-                "update.activations_on_host offloads the inputs of checkpointed layers: add gradient_checkpointing=True"
-            )
+    def _connect(self, engine: Engine, most_images: int | None, *args: Any, **options: Any) -> Backend:
+        """Return the engine, in the place of TRL's."""
+        options |= {"corrected": self.vllm_importance_sampling_correction, "quantization": engine.quantization}
+        options |= {"lora": engine.lora, "shares": engine.share_weights is True, "staleness": engine.staleness}
+        return backend_class(engine.backend)(*args, most_images=most_images, seed=self.args.seed, **options)
 
     @property
     def stop_reason(self) -> str | None:
@@ -258,7 +202,7 @@ class ExactGRPOTrainer(GRPOTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as TRL does. An exception leaves nothing of its step for the next call."""
-        self.slices, self._part, self._rolled_out = [], None, False
+        self.slices, self.part, self.rolled_out = [], None, False
         self.guard.reset()
         self.clock.reset()
         try:
@@ -279,59 +223,27 @@ class ExactGRPOTrainer(GRPOTrainer):
             if self.step_update.traits.divisible:
                 loss = step(self, model, inputs)
             else:
-                loss = self._undivided_step(model, inputs, num_items_in_batch)
+                loss = undivided_step(self, super().training_step, model, inputs, num_items_in_batch)
         if self.accelerator.sync_gradients:
             self.note({f"time/{phase}": seconds for phase, seconds in self.clock.take().items()})
         return loss
-
-    def _undivided_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
-        """Compute a step as TRL does."""
-        try:
-            with self.memory.of("update"):
-                return super().training_step(model, inputs, num_items_in_batch)
-        except RuntimeError as error:
-            if not (self._rolled_out and self.survives(error)):
-                raise
-            raise DoesNotFit(
-                f"the update does not fit into memory, and {UNDIVIDED}: lower per_device_train_batch_size and raise "
-                "gradient_accumulation_steps, or do without"
-            ) from error
-
-    def _loss_of(self, model: Any, inputs: Batch, microbatch: StepMicrobatch, alone: bool) -> tuple[Any, Metrics]:
-        """Return the loss of a micro-batch, and what TRL logs of it; see `grpo.trainer.update.step_update.Loss`.
-
-        The entropy bonus is a mean over tokens whatever the policy loss is a mean of, but both get the micro-batch's
-        weight.
-        """
-        with ExitStack() as within:
-            metrics: Metrics = defaultdict(list)
-            within.enter_context(replaced(self, "_metrics", {"train": metrics}))
-            within.enter_context(replaced(self, "_part", microbatch.part))
-            if alone:
-                within.enter_context(replaced(self, "accelerator", LocalAccelerator(self.accelerator)))
-                weight, coefficient = microbatch.part.weight, self.entropy_coef * microbatch.token_fraction
-                within.enter_context(replaced(self, "entropy_coef", coefficient / weight if weight else 0.0))
-            if router_loss.FACTORS in inputs:
-                within.enter_context(router_loss.divided_loss(inputs, microbatch.part))
-            within.enter_context(self.compute_loss_context_manager())
-            return self.compute_loss(model, inputs), metrics
 
     def compute_loss(self, model: Any, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return TRL's loss, or one of `grpo.losses`; its batch is kept until the gradient is known to be finite."""
         with self.activations.of(model) if self.activations else nullcontext():
             if self.own_loss:
-                loss = own_loss.compute_loss(self, self.own_loss, model, inputs)
+                loss = own_loss(self, self.own_loss, model, inputs)
             else:
                 loss = super().compute_loss(model, inputs, *args, **kwargs)
         if torch.is_grad_enabled() and self._scores:
             self.guard.note(inputs, loss, self._scores[0])
-            if self.token_values and (self._part is None or self._part.weight):
+            if self.token_values and (self.part is None or self.part.weight):
                 self.token_values.note(self, inputs, *self._scores)
         return loss
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **options: Any) -> per_token.Scores:
         """Score completions, (rows, length); see `grpo.trainer.rollout.per_token`."""
-        found = per_token.score(self, self._part, super()._get_per_token_logps_and_entropies, *args, **options)
+        found = per_token.score(self, self.part, super()._get_per_token_logps_and_entropies, *args, **options)
         self._scores = tuple(values.detach() for values in found[:2] if values is not None)
         return found
 
@@ -365,11 +277,11 @@ class ExactGRPOTrainer(GRPOTrainer):
     # Rollouts: completions, rewards, advantages
 
     def _generate_and_score_completions(self, inputs: Any) -> Batch:
-        self._rolled_out = False
+        self.rolled_out = False
         if self.packing.divisible and not self.sharded:  # after a pass, FSDP2 has the weights of the root in one piece
             self.packing.sharing.decide()
         rollouts = self.rollouts.make(self, inputs, super()._generate_and_score_completions)
-        self._rolled_out = True
+        self.rolled_out = True
         return rollouts
 
     def _generate_single_turn(

@@ -7,11 +7,34 @@ from typing import Any
 import torch
 from accelerate.utils import fsdp_utils, is_peft_model
 
+from grpo.trainer.adapter_inputs import keep_inputs_uncast
+from grpo.trainer.tiled_mlp import tile_mlps
 from grpo.utils.attention import policy_of
 from grpo.utils.patching import patched
 
 EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names of the number of experts in configurations that do not call it `num_experts`."""
+
+
+def prepare(trainer: Any) -> None:
+    """Prepare the weights of a trainer's policy, and of its reference, before accelerate wraps them.
+
+    Raises:
+        ValueError: accelerate has spread them over several devices.
+    """
+    model = trainer.model
+    check_one_device(model)
+    for policy in filter(None, (model, trainer.ref_model)):
+        show_to_trl(policy)
+    balance_routers_alone(trainer)
+    keep_differentiable(model)
+    if trainer.update.mlp_tile:
+        tile_mlps(trainer.update.mlp_tile, model, trainer.ref_model)
+    if trainer.args.fp16 or getattr(model, "is_quantized", False):
+        train_in_float32(model)
+    keep_inputs_uncast(model)
+    if trainer.accelerator.is_fsdp2:
+        prepare_for_fsdp(model)
 
 
 def check_one_device(model: torch.nn.Module) -> None:

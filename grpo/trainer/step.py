@@ -1,12 +1,19 @@
 """A step, top to bottom."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from grpo.trainer import trl
 from grpo.trainer.update import router_loss
+from grpo.utils.errors import DoesNotFit
+
+UNDIVIDED = (
+    "its loss cannot be divided (top_entropy_quantile below 1, a sharded router's loss, an unknown loss_type, NEFTune, "
+    "LOMO, layerwise optimizers)"
+)
 
 
 def step(trainer: Any, model: Any, inputs: Any) -> torch.Tensor:
@@ -50,3 +57,23 @@ def step(trainer: Any, model: Any, inputs: Any) -> torch.Tensor:
         trainer.budget.release()
     trl.end_slice(trainer, time.perf_counter() - started)
     return loss
+
+
+def undivided_step(
+    trainer: Any, stock: Callable[..., torch.Tensor], model: Any, inputs: Any, num_items_in_batch: Any
+) -> torch.Tensor:
+    """Compute a step as TRL does; `stock` is its `training_step`.
+
+    Raises:
+        DoesNotFit: it has run out of memory, and cannot try again with less.
+    """
+    try:
+        with trainer.memory.of("update"):
+            return stock(model, inputs, num_items_in_batch)
+    except RuntimeError as error:
+        if not (trainer.rolled_out and trainer.survives(error)):
+            raise
+        raise DoesNotFit(
+            f"the update does not fit into memory, and {UNDIVIDED}: lower per_device_train_batch_size and raise "
+            "gradient_accumulation_steps, or do without"
+        ) from error

@@ -279,6 +279,14 @@ def logged_advantages(trainer: Any) -> Any:
 
 
 @contextmanager
+def own_metrics(trainer: Any) -> Iterator[dict[str, list[float]]]:
+    """While inside, the metrics of a training go into the dictionary that this yields."""
+    metrics: dict[str, list[float]] = defaultdict(list)
+    with replaced(trainer, "_metrics", {"train": metrics}):
+        yield metrics
+
+
+@contextmanager
 def without_metrics(trainer: Any) -> Iterator[None]:
     """Keep what is generated inside out of the metrics."""
     seen = trainer.state.num_input_tokens_seen

@@ -56,7 +56,7 @@ def test_metrics_and_completions_are_told_apart_by_task(folder: Path) -> None:
         "problems": True,
         "brief": False,
     }
-    assert table.loc[table["task"] == "brief", "tokens"].max() <= 12 < table["tokens"].max()
+    assert table.loc[table["task"] == "brief", "completion_tokens"].max() <= 12 < table["completion_tokens"].max()
 
 
 def test_the_page_shows_each_task(folder: Path) -> None:
@@ -123,5 +123,5 @@ def test_tools_of_a_task_are_not_those_of_another(tmp_path: Path) -> None:
         for _, row in pandas.read_parquet(file).iterrows():
             results = [message["content"] for message in row["completion"] if message["role"] == "tool"]
             called += Counter((row["task"], "fails" if "error" in result else "answers") for result in results)
-            assert row["tokens"] <= (24 if row["task"] == "words" and not results else 64)
+            assert row["completion_tokens"] <= (24 if row["task"] == "words" and not results else 64)
     assert called["calls", "answers"] > 0 == called["words", "answers"]

@@ -14,19 +14,19 @@ from tests.sharding_on_cpus import enable
 
 
 def run_out_of_memory(marker: Path) -> None:
-    from grpo.trainer import ExactGRPOTrainer
+    from grpo.trainer import exact
 
-    loss_of, count = ExactGRPOTrainer._loss_of, 0
+    loss_of, count = exact.loss_of_microbatch, 0
 
-    def fault(self: ExactGRPOTrainer, *args: Any) -> Any:
+    def fault(*args: Any) -> Any:
         nonlocal count
         count += 1
         if count == 3 and os.environ["RANK"] == "1" and not marker.exists():
             marker.touch()
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return loss_of(self, *args)
+        return loss_of(*args)
 
-    ExactGRPOTrainer._loss_of = fault
+    exact.loss_of_microbatch = fault
 
 
 def lose_transfer(number: int) -> None:

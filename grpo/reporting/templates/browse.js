@@ -23,7 +23,7 @@
     tools: (row) => row.failed,
     values: (row) => row.values,
   };
-  const length = (row) => row.tokens ?? textOf(row).length;
+  const length = (row) => row.completion_tokens ?? textOf(row).length;
   const ORDERS = {
     highest: (one, other) => other.row.reward - one.row.reward,
     lowest: (one, other) => one.row.reward - other.row.reward,

@@ -67,7 +67,7 @@ const Show = (() => {
   const completion = (step, group, row, label, compare) => {
     const made = node("div", undefined, "completion"), head = node("h4");
     const given = Object.entries(row.rewards).map(([name, value]) => `${name} ${figure(value)}`).join(", ");
-    const length = row.tokens === undefined ? "" : `, ${row.tokens} tokens${row.truncated ? ", truncated" : ""}`;
+    const length = row.completion_tokens === undefined ? "" : `, ${row.completion_tokens} tokens${row.truncated ? ", truncated" : ""}`;
     head.append(`${label}reward ${figure(row.reward)} (${given}), advantage ${figure(row.advantage)}${length} `);
     const link = node("a", "#"), button = node("button", "compare");
     Object.assign(link, { href: `#step=${step}&row=${row.row}`, title: "link to this completion" });

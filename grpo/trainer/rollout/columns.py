@@ -36,7 +36,7 @@ class LoggedColumns(Stage):
         pictures = self.thumbnails if trainer.log_completions else None
         ends = trl.end_tokens(trainer)
         truncated = [not tokens or tokens[-1] not in ends for tokens in ids]
-        columns: dict[str, list[Any]] = {"tokens": list(map(len, ids)), "truncated": truncated}
+        columns: dict[str, list[Any]] = {"completion_tokens": list(map(len, ids)), "truncated": truncated}
         for column, values in (columns | kept_columns(rows, trainer.reward_func_names, pictures, progress)).items():
             trl.log_column(trainer, column, values)
 

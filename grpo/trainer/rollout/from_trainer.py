@@ -4,8 +4,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from torch.nn import Module
-
 from grpo.config.options import Engine, Mixture, Rollout
 from grpo.data.images import View
 from grpo.data.stream import Stream
@@ -27,7 +25,7 @@ from grpo.trainer.rollout.stages import Stage
 from grpo.trainer.rollout.thumbnails import Thumbnails
 from grpo.trainer.rollout.tool_calls import Counts, ToolCalls
 from grpo.trainer.rollout.truncated_sampling import TruncatedSampling
-from grpo.utils.diagnosis import sampling_filters, why_biased, why_not_best_of, why_not_generated, why_not_stale
+from grpo.utils.diagnosis import sampling_filters
 
 
 def rollouts_of(
@@ -57,7 +55,6 @@ def rollouts_of(
     Raises:
         ValueError: two of these features do not work together, or not with the arguments of TRL.
     """
-    check_features(trainer, engine, rollout, mixture)
     filters = bool(sampling_filters(trainer.args))
     corrected = trainer.use_vllm and trainer.rollout_func is None and trainer.vllm_importance_sampling_correction
     dtype = "FP8" if engine.quantization else compute_type(trainer.accelerator, trainer.model)
@@ -97,21 +94,6 @@ def stages_of(
         by_trl = episodes.BY_TRL if trainer.environment_factories else ()
         stages.append(ToolCalls(tool_counts, [*(tool.__name__ for tool in trainer.tools), *by_trl]))
     return stages
-
-
-def check_features(trainer: Any, engine: Engine, rollout: Rollout, mixture: Mixture | None) -> None:
-    """Raise a ValueError if two features do not work together; arguments as of `rollouts_of`."""
-    columns = getattr(trainer.problems, "column_names", None) or ()
-    images = not {"image", "images"}.isdisjoint(columns)
-    by_model = trainer.rollout_func is not None or any(isinstance(func, Module) for func in trainer.reward_funcs)
-    traits = {"images": images, "in_process": by_model}
-    if engine.staleness and (reason := why_not_stale(trainer.args, **traits)):
-        raise ValueError(f"engine.staleness={engine.staleness}: {reason}")
-    if reason := why_not_best_of(trainer.args, rollout):
-        raise ValueError(reason)
-    by_vllm = trainer.use_vllm and trainer.rollout_func is None
-    if by_vllm and (reason := why_not_generated(trainer.args) or why_biased(trainer.args)):
-        raise ValueError(reason)
 
 
 def sampling_of(

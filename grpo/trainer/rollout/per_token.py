@@ -68,7 +68,7 @@ def in_microbatches(
 
     def of_part(inputs: Batch, part: Microbatch) -> Any:
         given = images_of(inputs) | {"kept_tokens": inputs.get("kept_tokens"), "compute_entropy": compute_entropy}
-        with replaced(trainer, "_part", part):
+        with replaced(trainer, "part", part):
             return trl.score(trainer, model, *as_sequences(inputs), **given)
 
     with trainer.clock.of("logprobs", trainer.model.training), trainer.memory.of("logprobs"):

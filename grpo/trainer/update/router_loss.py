@@ -42,7 +42,7 @@ def count(trainer: Any, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.T
         inputs = take(batch, part, packing.multiple)
         options = images_of(inputs) | {"compute_aux_loss": True}
         counting = partial(assignments, counts, part.rows, rows_of_tokens(inputs, part))
-        with torch.no_grad(), replaced(trainer, "_part", part), patched(LOSS, counting):
+        with torch.no_grad(), replaced(trainer, "part", part), patched(LOSS, counting):
             trl.score(trainer, model, *as_sequences(inputs), **options)
 
     def shrink(failed: Microbatch | None) -> None:

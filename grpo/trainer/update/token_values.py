@@ -18,7 +18,7 @@ from pyarrow import parquet
 from tokenizers.decoders import DecodeStream
 
 from grpo.trainer.batch import Batch, loss_mask
-from grpo.trainer.update import own_loss
+from grpo.trainer.update.loss import tokens_of
 from grpo.utils.atomic import atomic
 
 SAMPLE = 8
@@ -109,7 +109,7 @@ class TokenValues:
 def ratio_and_clipped(trainer: Any, inputs: Batch, logps: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return TRL's importance ratio of each token, and whether the loss clips it, (rows, length) or (rows, 1)."""
     if trainer.own_loss:
-        tokens = own_loss.tokens_of(inputs, logps)
+        tokens = tokens_of(inputs, logps)
         _, metrics = trainer.own_loss.per_token(tokens, trainer.args)
         clipped = metrics.get("clip_ratio/region_mean", torch.zeros_like(logps, dtype=torch.bool))
         return {"ratio": (logps - tokens.old_logps).exp(), "clipped": clipped}

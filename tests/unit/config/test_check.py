@@ -379,3 +379,8 @@ def test_a_gpu_profile_takes_an_optimizer_its_sharding_allows(composed: Callable
     config = composed("+gpu=h100", "shard=fsdp2", "launch.processes=2")
     assert config.train.optim == "adamw_torch"
     check_shard(config)
+
+
+def test_a_reward_may_be_called_tokens(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def count(completions, **columns):\n    return [1.0 for _ in completions]\n")
+    check(composed(f"+reward.tokens.fn={tmp_path}/mine.py:count"))

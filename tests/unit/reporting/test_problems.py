@@ -23,7 +23,7 @@ def write(folder: Path, step: int, answers: dict[str, list[float | None]], **col
         "completion": [f"{prompt} {place} at {step}" for prompt, _, place in rows],
         "correct": [value for _, value, _ in rows],
         "brief": [0.5] * len(rows),
-        "tokens": [step + place for _, _, place in rows],
+        "completion_tokens": [step + place for _, _, place in rows],
         **columns,
     }
     pandas.DataFrame(table).to_parquet(folder / "completions" / f"completions_{step:05d}.parquet")

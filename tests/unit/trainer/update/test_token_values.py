@@ -98,8 +98,8 @@ def test_a_row_belongs_to_the_completion_of_its_id(tmp_path: Path, options: dict
                 met += 1
                 special = trainer._tokenizer.all_special_tokens
                 assert "".join(token for token in row["token"] if token not in special) == found["completion"]
-                assert len(row["token"]) == found["tokens"]
-                assert row["advantage"] == pytest.approx([found["advantage"]] * found["tokens"], rel=1e-6)
+                assert len(row["token"]) == found["completion_tokens"]
+                assert row["advantage"] == pytest.approx([found["advantage"]] * found["completion_tokens"], rel=1e-6)
     assert met > 16
 
 

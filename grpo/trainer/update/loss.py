@@ -1,5 +1,6 @@
-"""A loss of `grpo.losses` in the place of TRL's: log-probabilities, KL penalty, mean and metrics around it."""
+"""The loss of a micro-batch: TRL's, or one of `grpo.losses` with log-probabilities, KL penalty, mean and metrics."""
 
+from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
@@ -9,9 +10,34 @@ from trl.trainer.utils import nanmax, nanmin
 from grpo.losses import Tokens
 from grpo.trainer import trl
 from grpo.trainer.batch import Batch, as_sequences, images_of, loss_mask
+from grpo.trainer.processes import LocalAccelerator
+from grpo.trainer.update import router_loss
+from grpo.trainer.update.step import StepMicrobatch
+from grpo.utils.patching import replaced
 
 
-def compute_loss(trainer: Any, loss: ModuleType, model: Any, inputs: Batch) -> torch.Tensor:
+def loss_of_microbatch(
+    trainer: Any, model: Any, inputs: Batch, microbatch: StepMicrobatch, alone: bool
+) -> tuple[torch.Tensor, dict[str, list[float]]]:
+    """Return the loss of a micro-batch, and what TRL logs of it; see `grpo.trainer.update.step_update.Loss`.
+
+    The entropy bonus is a mean over tokens whatever the policy loss is a mean of, but both get the micro-batch's
+    weight.
+    """
+    with ExitStack() as within:
+        metrics = within.enter_context(trl.own_metrics(trainer))
+        within.enter_context(replaced(trainer, "part", microbatch.part))
+        if alone:
+            within.enter_context(replaced(trainer, "accelerator", LocalAccelerator(trainer.accelerator)))
+            weight, coefficient = microbatch.part.weight, trainer.entropy_coef * microbatch.token_fraction
+            within.enter_context(replaced(trainer, "entropy_coef", coefficient / weight if weight else 0.0))
+        if router_loss.FACTORS in inputs:
+            within.enter_context(router_loss.divided_loss(inputs, microbatch.part))
+        within.enter_context(trainer.compute_loss_context_manager())
+        return trainer.compute_loss(model, inputs), metrics
+
+
+def own_loss(trainer: Any, loss: ModuleType, model: Any, inputs: Batch) -> torch.Tensor:
     """Return the loss of a micro-batch, divided and logged as by TRL's `_compute_loss`."""
     ids, attention, length = as_sequences(inputs)
     mask = loss_mask(inputs)
