@@ -1,5 +1,6 @@
 import os
 from collections.abc import Callable
+from pathlib import Path
 from unittest import mock
 
 import pytest
