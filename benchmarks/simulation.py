@@ -35,7 +35,7 @@ from trl.kernels import chunked_logprob
 from trl.trainer.utils import add_fused_lm_head
 
 from grpo.config.schema import ROOT
-from grpo.measuring.tensors import PeakTracker
+from grpo.extras.measuring.tensors import PeakTracker
 from grpo.planning.memory import update
 from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Workload

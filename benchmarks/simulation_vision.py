@@ -36,7 +36,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from benchmarks.simulation import in_place_kernels, with_fakes
 from grpo.config.schema import ROOT
-from grpo.measuring.tensors import PeakTracker
+from grpo.extras.measuring.tensors import PeakTracker
 from grpo.model.vision import detach_frozen_tower, freeze, parts
 from grpo.planning import images, vision
 from grpo.planning.memory import update

@@ -23,7 +23,7 @@ from grpo.config.check import check
 from grpo.config.data_files import check_files
 from grpo.config.mixture import limit_of, single_tasks
 from grpo.config.schema import ROOT
-from grpo.environments.taskset import with_taskset
+from grpo.extras.environments.taskset import with_taskset
 from grpo.rundir.files import write_json
 from grpo.rundir.run_dir import read_run
 from grpo.rundir.summary import with_interval

@@ -21,9 +21,9 @@ from rich.table import Table
 
 from grpo.cli import check_can_train, leave
 from grpo.config.schema import ROOT, register
-from grpo.measuring.cases import Case, cases
-from grpo.measuring.processes import in_process
-from grpo.measuring.record import as_row, machine, slug
+from grpo.extras.measuring.cases import Case, cases
+from grpo.extras.measuring.processes import in_process
+from grpo.extras.measuring.record import as_row, machine, slug
 from grpo.rundir.files import write_json
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import check_pytorch_sees_gpu, free_gpu_memory, take_one_gpu, use_expandable_segments

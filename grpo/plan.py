@@ -20,7 +20,7 @@ from grpo.cli import WANTS_TRACEBACK, leave, quoted, start
 from grpo.config.check import check, check_shard
 from grpo.config.messages import meant
 from grpo.config.schema import ROOT
-from grpo.environments.taskset import with_taskset
+from grpo.extras.environments.taskset import with_taskset
 from grpo.launching.processes import with_processes
 from grpo.planning.advice import advise
 from grpo.planning.duration import Duration, expected_duration

@@ -24,7 +24,7 @@ from grpo.config.data_files import check_files
 from grpo.config.messages import meant
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
-from grpo.environments.taskset import with_taskset
+from grpo.extras.environments.taskset import with_taskset
 from grpo.launching.processes import with_processes
 from grpo.planning.fit import Plan, make_plan
 from grpo.rundir.files import write_json
@@ -85,10 +85,10 @@ def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str
     if config.plan.enforce:
         check_gpu(config.gpu)
     with quick_imports():
-        from grpo.forecast.page import write_page
-        from grpo.forecast.report import report, weights_of
-        from grpo.forecast.sampling import for_sampling, sample
-        from grpo.forecast.text import show
+        from grpo.extras.preflight.page import write_page
+        from grpo.extras.preflight.report import report, weights_of
+        from grpo.extras.preflight.sampling import for_sampling, sample
+        from grpo.extras.preflight.text import show
     try:
         result = sample(resolve(for_sampling(config), plan), folder, Console(file=sys.stderr, markup=False))
     except (ConfigError, RunError):

@@ -21,7 +21,7 @@ from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.data_files import check_files
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
-from grpo.environments.taskset import with_taskset
+from grpo.extras.environments.taskset import with_taskset
 from grpo.launching.causes import STOPPED
 from grpo.launching.elastic import launch
 from grpo.launching.processes import check_processes, with_processes, without_shard

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo.config.schema import ROOT
-from grpo.measuring.record import read_record
+from grpo.extras.measuring.record import read_record
 from grpo.utils.errors import ConfigError
 
 HERE = Path(__file__).parent

@@ -1,6 +1,6 @@
 """The word problems of openenv_server.py, with a tool of the name that the built-in policy knows."""
 
-from grpo.environments.openenv import OpenEnv
+from grpo.extras.environments.openenv import OpenEnv
 
 
 class Calculator(OpenEnv):

@@ -6,7 +6,7 @@ import gymnasium
 from gymnasium import spaces
 
 from grpo.builtin.tasks import calculator
-from grpo.environments.gymnasium import Gymnasium
+from grpo.extras.environments.gymnasium import Gymnasium
 
 PROBLEMS = calculator.rows("train", 3000, 0)
 

@@ -10,7 +10,7 @@ from grpo.config.devices import may_sleep
 from grpo.config.mixture import single_tasks, uses_tools, where
 from grpo.utils.errors import ConfigError
 
-TASKSET = "grpo.environments.taskset.rows"
+TASKSET = "grpo.extras.environments.taskset.rows"
 """The generator of the problems of a taskset of verifiers."""
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from rich.console import Console
 from transformers.utils.chat_template_utils import get_json_schema
 
-from grpo.environments.taskset import COLUMN, MODULE, asked
+from grpo.extras.environments.taskset import COLUMN, MODULE, asked
 from grpo.tools.arguments import hostile, invalid, valid
 from grpo.tools.running import FAILED, Environment, Source, ToolError, environment_of, tools_of
 from grpo.utils.errors import ConfigError

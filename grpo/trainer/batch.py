@@ -51,7 +51,7 @@ FIELDS = {
     "generated_at": Field("generation"),  # ours: the step
     "completion_id": Field("completion"),  # ours: a number of the row, also in the table of completions
     "router_factors": Field("completion"),  # ours, in the update; see `update/router_loss.py`
-    "kept_tokens": Field("completion", padding=-1),  # ours, while rollouts are scored; see `rollout/filtered.py`
+    "kept_tokens": Field("completion", padding=-1),  # ours, in scoring; see `rollout/truncated_sampling.py`
 }
 """All keys of a batch of TRL, and some of ours."""
 

@@ -22,6 +22,7 @@ from grpo.config.options import Engine, Mixture, Rollout, Update
 from grpo.data.images import View
 from grpo.data.stream import Stream
 from grpo.generation.backend import Backend, backend_class
+from grpo.trainer import trl
 from grpo.trainer.batch import Batch, by_row
 from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.microbatch import Microbatch
@@ -205,6 +206,8 @@ class ExactGRPOTrainer(GRPOTrainer):
         self.slices, self.part, self.rolled_out = [], None, False
         self.guard.reset()
         self.clock.reset()
+        self.rollouts.discard()
+        trl.forget_logged(self)
         try:
             with (
                 self.rollouts.source.ahead(self),

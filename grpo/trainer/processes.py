@@ -23,7 +23,8 @@ def of_all(accelerator: Any, number: int) -> list[int]:
 
 def own_part(accelerator: Any, of_all: Sequence[T]) -> Sequence[T]:
     """Return this process's part of a sequence that is divided equally over all processes."""
-    size = len(of_all) // accelerator.num_processes
+    size, rest = divmod(len(of_all), accelerator.num_processes)
+    assert rest == 0
     return of_all[accelerator.process_index * size :][:size]
 
 

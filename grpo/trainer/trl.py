@@ -257,6 +257,12 @@ def take_columns(trainer: Any) -> dict[str, list[Any]]:
     return columns
 
 
+def forget_logged(trainer: Any) -> None:
+    """Forget the columns and the metrics that rewards have logged since the last batch."""
+    trainer._pending_extra_logs.clear()
+    trainer._pending_metrics.clear()
+
+
 def log_metric(trainer: Any, name: str, values: Sequence[float]) -> None:
     """Log values, of which TRL logs the mean over all processes with the next batch."""
     trainer._pending_metrics[name] += values

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo.measuring.record import read_record
+from grpo.extras.measuring.record import read_record
 from grpo.testing.commands import Command, command
 
 

@@ -9,8 +9,8 @@ from hydra import initialize_config_dir
 
 from benchmarks.gpu import LONGEST, run_in_process
 from grpo.config.schema import ROOT, register
-from grpo.measuring.cases import cases
-from grpo.measuring.processes import in_process
+from grpo.extras.measuring.cases import cases
+from grpo.extras.measuring.processes import in_process
 from grpo.planning.fit import HEADROOM
 from grpo.trainer.sharing.merged import is_exact
 from grpo.utils.hardware import free_gpu_memory, gpu_utilization

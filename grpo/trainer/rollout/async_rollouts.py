@@ -5,6 +5,7 @@ A step takes the oldest batch that is finished. TRL's importance-sampling correc
 between: the log-probabilities are those of the policy that sampled each token.
 """
 
+import functools
 import logging
 import threading
 import uuid
@@ -31,6 +32,7 @@ from grpo.trainer.rollout.completion import Completion, Group, Row
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling, begin_step, groups_in
 from grpo.trainer.rollout.engine_check import EVERY, EngineCheck
 from grpo.trainer.rollout.sampling import Sampled, Source, groups_of, rows_of
+from grpo.trainer.rollout.tool_calls import parsed
 from grpo.utils.patching import patched
 
 log = logging.getLogger(__name__)
@@ -225,11 +227,11 @@ class AsyncRollouts(Source):
     def ahead(self, trainer: Any) -> Iterator[None]:
         """While inside, rollouts may be in flight; none are before and afterwards."""
         self.reset()
-        with own_values():
-            try:
-                yield
-            finally:
-                self.stop(trainer)
+        wait_for_nobody_in_threads()
+        try:
+            yield
+        finally:
+            self.stop(trainer)
 
     def reset(self) -> None:
         """Forget what an earlier training has begun."""
@@ -305,19 +307,24 @@ def loaded(state: dict[str, Any]) -> Begun:
     return begun
 
 
-@contextmanager
-def own_values() -> Iterator[None]:
-    """While inside, `COLLECTIVE` functions return this process's own values in threads that make rollouts."""
+@functools.cache
+def wait_for_nobody_in_threads() -> ExitStack:
+    """Have `COLLECTIVE` functions return this process's own values in threads that make rollouts.
+
+    For the rest of the process: such a thread may outlive its training. TRL's parser of tool calls is replaced for all
+    threads, too, as each would put back what it has found. The replacements end with what is returned, which is kept.
+    """
 
     def in_thread(stock: Callable[..., Any]) -> Callable[..., Any]:
         return lambda value, *given, **options: (
             value if getattr(_here, "alone", False) else stock(value, *given, **options)
         )
 
-    with ExitStack() as stack:
-        for name, stock in COLLECTIVE.items():
-            stack.enter_context(patched(name, in_thread(stock)))
-        yield
+    stack = ExitStack()
+    for name, stock in COLLECTIVE.items():
+        stack.enter_context(patched(name, in_thread(stock)))
+    stack.enter_context(patched("trl.trainer.grpo_trainer:parse_response", parsed))
+    return stack
 
 
 def alone(trainer: Any, own: Belongings, name: str) -> Any:

@@ -12,6 +12,7 @@ from grpo.data.images import View, unexpanded
 from grpo.generation.at_once import AtOnce, first_equal
 from grpo.trainer import trl
 from grpo.trainer.batch import Batch
+from grpo.trainer.processes import of_all
 from grpo.trainer.rollout.completion import Row
 from grpo.trainer.rollout.image_tokens import as_tensors, by_prompt, can_split, comparable, end_before, of_prompts
 from grpo.trainer.rollout.tool_calls import parsed
@@ -45,7 +46,7 @@ class Completer:
 
     def in_thread(self) -> "Completer":
         """Return one for the rollouts of another thread, by an engine."""
-        return Completer(AtOnce(None), self.view, self.limits)
+        return Completer(AtOnce(None), limits=self.limits)
 
     def close(self) -> None:
         """Forget the images of the rollouts at hand."""
@@ -93,8 +94,10 @@ class Completer:
     ) -> tuple[list, list | None]:
         """Complete prompts as TRL's `_generate_single_turn`; with transformers' generate each prompt is read once."""
         given = (prompts, images, fields, group, has_tool_images)
-        limits = [self._left(prompt, trainer.max_completion_length) for prompt in prompts]
+        limits = self._left(prompts, trainer.max_completion_length)
         longest = max([1, *limits])
+        if self.limits and generates_together(trainer):  # by the number of rank 0, or each by its own
+            longest = max(of_all(trainer.accelerator, longest))
         if trainer.use_vllm:
             engine = trainer.vllm_generation
             shorter = hasattr(engine, "max_completion_length") and longest < engine.max_completion_length
@@ -153,15 +156,25 @@ class Completer:
                 retry=retry,
             )
 
-    def _left(self, prompt: list[int], longest: int) -> int:
-        """Return the tokens that a completion may still have: in a later turn, with tools, those of before count."""
-        for length in sorted(set(map(len, self._begun)), reverse=True):
-            if (begun := tuple(prompt[:length])) in self._begun and length <= len(prompt):
-                return max(0, self._begun[begun] - (len(prompt) - length))
-        return longest
+    def _left(self, prompts: list[list[int]], longest: int) -> list[int]:
+        """Return the tokens that completions may still have: in a later turn, with tools, those of before count."""
+        lengths = sorted(set(map(len, self._begun)), reverse=True)
+
+        def left(prompt: list[int]) -> int:
+            for length in lengths:
+                if (begun := tuple(prompt[:length])) in self._begun and length <= len(prompt):
+                    return max(0, self._begun[begun] - (len(prompt) - length))
+            return longest
+
+        return list(map(left, prompts))
+
+
+def generates_together(trainer: Any) -> bool:
+    """Return whether an engine completes the prompts of several processes in one call."""
+    return trainer.use_vllm and (trainer.vllm_mode == "server" or trainer.args.vllm_tensor_parallel_size > 1)
 
 
 def within(limits: list[int], ids: list, logps: list | None) -> tuple[list, list | None]:
     """Return completions, and the log-probabilities of their tokens, truncated to as many tokens as each may have."""
-    cut = [[values[:limit] for values, limit in zip(all_of, limits, strict=True)] for all_of in (ids, logps) if all_of]
-    return cut[0], cut[1] if logps else None
+    ids = [tokens[:limit] for tokens, limit in zip(ids, limits, strict=True)]
+    return ids, logps and [values[:limit] for values, limit in zip(logps, limits, strict=True)]

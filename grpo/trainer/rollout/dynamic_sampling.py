@@ -120,8 +120,9 @@ class DynamicSampling(Source):
                 problem = group[0].problem
                 grader = self.mixture.graders[mixed.tasks[problem]] if mixed and self.mixture else None
                 place = list(self.weights).index(grader or self.correct)
-                scores = torch.tensor([completion.rewards[place] for completion in group]).nan_to_num().clamp(0, 1)
-                self.order.note(problem, float(scores.mean()))
+                correct = float(torch.tensor([completion.rewards[place] for completion in group]).clamp(0, 1).nanmean())
+                if not math.isnan(correct):  # else no completion has a reward
+                    self.order.note(problem, correct)
             metrics |= {f"rollout/problems_{name}": number for name, number in self.order.counts().items()}
         rewards = torch.tensor([completion.rewards for group, _ in groups for completion in group])
         for name, values in zip(self.weights, rewards.T, strict=True):

@@ -25,7 +25,7 @@ class Rollouts:
     completer: Completer
     """Completes prompts."""
     stages: Sequence[Stage] = field(default_factory=list)
-    """Act on the rollouts, in this order."""
+    """Act on the rollouts, in this order; each has those before it within its `assemble`."""
     pass_at_k: int | None = None
     """Number of completions of which the best counts; None where each counts."""
 
@@ -58,11 +58,11 @@ class Rollouts:
                 rows = rows_of(trainer, problems, size)
                 return [group for group, _ in groups_of(trainer, problems, rows)]
         finally:
-            self.completer.close()
             self.discard()
 
     def discard(self) -> None:
         """Forget what was generated since the last batch: it is of no step."""
+        self.completer.close()
         for stage in self.stages:
             stage.discard()
 

@@ -12,15 +12,16 @@ from grpo.trainer.rollout.completion import Completion, Row
 class Stage:
     """A feature that acts on rollouts; does nothing at the moments that it does not override.
 
-    The trainer is an `ExactGRPOTrainer`. An evaluation during the training has rollouts, too: `trainer.model.training`
-    tells which these are.
+    The trainer is an `ExactGRPOTrainer`; with `engine.staleness` a thread's copy of it in `completed` and `scored`. An
+    evaluation during the training has rollouts, too, for which `trainer.model.training` is false; preflight's are
+    a training's.
     """
 
     def completed(self, trainer: Any, rows: list[Row], ids: list[list[int]]) -> None:
         """Act on completions before they are scored: rows of this process, and the tokens of their completions."""
 
     def scored(self, trainer: Any, ids: list[list[int]], masks: list | None, rewards: torch.Tensor) -> None:
-        """Act on rewards, in place.
+        """Act on rewards, in place; a completion whose rewards are all NaN is skipped.
 
         Args:
             ids: tokens of the completions of this process.

@@ -3,22 +3,25 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from transformers import TrainerCallback
 from trl import GRPOConfig
+from trl.trainer import grpo_trainer
 
 from grpo.config.options import Engine, Rollout
 from grpo.generation.kept_tokens import KeptLogprob
 from grpo.testing.stock_trl import compare_engine_at, note_kept, ours
-from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.rollout.async_rollouts import AsyncRollouts, Begun, Made, loaded, saved
+from grpo.trainer import ExactGRPOTrainer, trl
+from grpo.trainer.rollout.async_rollouts import AsyncRollouts, Begun, Made, loaded, saved, wait_for_nobody_in_threads
 from grpo.trainer.rollout.completion import Completion
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.problem_order import ProblemOrder
+from grpo.trainer.rollout.tool_calls import parsed
 from grpo.utils.diagnosis import why_not_stale
 from grpo.utils.errors import GenerationError
 from tests.combinations.trainings import Scripted
@@ -201,3 +204,25 @@ def test_a_column_that_arrow_does_not_know_is_lost_alone() -> None:
     begun.made.set_result(Made([([Completion(7, [1], [2, 3], None, None, "a", "b", [1.0], columns)], False)]))
     (((completion,), _),) = loaded(saved(begun)).made.result().groups
     assert completion.columns == {"mixed": None, "large": None, "keys": None, "number": 3.5}
+
+
+def test_tool_calls_are_parsed_alike_in_overlapping_threads() -> None:
+    """Each would put back the parser that it has found: the first one the library's, the last one ours for ever."""
+    wait_for_nobody_in_threads()
+    seen: list[Any] = []
+    first_is_in, second_is_in = threading.Event(), threading.Event()
+
+    def first(prompts: list) -> None:
+        first_is_in.set()
+        second_is_in.wait(10)
+
+    def second(prompts: list) -> None:
+        second_is_in.set()
+        other.join(10)
+        seen.append(grpo_trainer.parse_response)
+
+    other = threading.Thread(target=lambda: trl.generate(SimpleNamespace(_generate=first), [], parsed))
+    other.start()
+    first_is_in.wait(10)
+    trl.generate(SimpleNamespace(_generate=second), [], parsed)
+    assert seen == [parsed]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.config.options import Mixture
+from grpo.generation.at_once import AtOnce
 from grpo.testing.stock_trl import ours, reward, train
+from grpo.trainer.rollout.completer import Completer
 from grpo.trainer.rollout.mixed_order import MixedOrder
 from grpo.trainer.rollout.problem_order import ProblemOrder
 
@@ -107,3 +110,26 @@ def test_a_mixture_resumes_bit_for_bit(tmp_path: Path) -> None:
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], weight), name
     assert again.state.log_history[-2]["reward"] == pytest.approx(logs[-1]["reward"], abs=0)
+
+
+def test_a_server_generates_up_to_the_limit_of_all_processes() -> None:
+    """Rank 0 asks for the completions of all: its own tasks may be the short ones."""
+    completer, asked = Completer(AtOnce(None), limits={"long": 24, "short": 3}), list[int]()
+    engine = SimpleNamespace(max_completion_length=40)
+    accelerator = SimpleNamespace(device="cpu", gather=lambda own: torch.tensor([int(own), 24]))
+    trainer = SimpleNamespace(
+        use_vllm=True,
+        vllm_mode="server",
+        vllm_generation=engine,
+        accelerator=accelerator,
+        max_completion_length=24,
+        processing_class=None,
+    )
+    completer._begun = {(1,): 3}
+
+    def stock(*given: Any) -> tuple[list[list[int]], None]:
+        asked.append(engine.max_completion_length)
+        return [[5] * asked[0]], None
+
+    assert completer.complete(trainer, [[1]], None, {}, 1, stock) == ([[5] * 3], None)
+    assert (asked, engine.max_completion_length) == ([24], 40)

@@ -1,0 +1,36 @@
+"""The process that describes a taskset: `python -m grpo.extras.environments.worker TRAINER LINE`."""
+
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rewards.isolation.loader import what_and_where
+from rewards.isolation.supervisor import supervise
+
+
+def main() -> None:
+    """Load a taskset, and reply with its description and the asked rows."""
+    trainer, line = map(int, sys.argv[1:])
+    supervise(trainer, line)
+    connection = Connection(line)
+    environment_id, environment_args, first, count = connection.recv()
+    found: dict[str, Any] = {}
+    try:
+        from grpo.extras.environments import verifiers
+
+        taskset = verifiers.load_taskset(environment_id, environment_args)
+        found = verifiers.describe(taskset)
+        found["rows"] = list(verifiers.rows(taskset, first, count)) if count else []
+        problem = None
+    except ModuleNotFoundError as error:
+        missing = error.name in ("verifiers", "mcp")
+        problem = "verifiers is not installed: pip install -e '.[verifiers]'" if missing else what_and_where(error)
+    except ValueError as error:
+        problem = " ".join(str(error).split())
+    except (Exception, SystemExit) as error:
+        problem = what_and_where(error)
+    connection.send((problem, found))
+
+
+if __name__ == "__main__":
+    main()

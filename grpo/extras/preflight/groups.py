@@ -1,0 +1,142 @@
+"""Groups with non-zero variance: their fraction by group size, and their completions per step and per second."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from grpo.config.batch import processes
+from grpo.extras.preflight.estimators import Array, Estimate, non_zero_variance
+from grpo.planning.advice import Planner
+from grpo.planning.duration import Duration, expected_duration
+
+SIZES = (2, 4, 8, 16, 32, 64)
+NEAR = 0.9
+"""Fraction of the highest rate from which on a smaller group is as good: it leaves more problems in a step."""
+DRAWS = 400
+"""Simulated steps of dynamic sampling."""
+Change = dict[str, str]
+
+
+def filled(fraction: float, wanted: int, rounds: int) -> tuple[float, float]:
+    """Return the fraction of a batch that dynamic sampling fills with groups of non-zero variance, and its generations.
+
+    Simulated as `DynamicSampling.fill` works, each group by itself.
+
+    Args:
+        fraction: of groups with non-zero variance.
+        wanted: groups in the batch.
+        rounds: `rollout.max_rounds`.
+
+    Returns:
+        The mean fraction, and the mean number of groups generated per group of the batch.
+    """
+    random = np.random.default_rng(0)
+    kept = made = 0
+    for _ in range(DRAWS):
+        teaching = groups = 0
+        for _ in range(rounds):
+            if teaching >= wanted:
+                break
+            number = min(wanted, math.ceil((wanted - teaching) / (teaching / groups if teaching else 1.0)))
+            teaching += int(random.binomial(number, fraction))
+            groups += number
+        kept, made = kept + min(teaching, wanted), made + groups
+    return kept / (DRAWS * wanted), made / (DRAWS * wanted)
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """The expected groups and completions per step with a setting."""
+
+    change: Change
+    """Overrides."""
+    num_generations: int
+    fraction: Estimate
+    """Fraction of the groups of a step with non-zero variance."""
+    completions: float
+    """Expected completions per step in groups with non-zero variance."""
+    groups: int
+    """Groups per step."""
+    seconds: float | None
+    """Seconds per step, by the plan; None if the plan has no time."""
+
+    @property
+    def rate(self) -> float:
+        """Completions in groups with non-zero variance per second; per step if the plan has no time."""
+        return self.completions / (self.seconds or 1.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the content for JSON."""
+        return {
+            "num_generations": self.num_generations,
+            "fraction": self.fraction.as_dict(),
+            "groups_per_step": self.groups,
+            "completions_per_step": self.completions,
+            "seconds_per_step": self.seconds,
+            "completions_per_second": self.rate if self.seconds else None,
+        }
+
+
+class Prospects:
+    """Compares settings of a command line; each setting has been checked and planned, and fits.
+
+    Args:
+        counts: (problems, outcomes), completions of each problem per total reward.
+        planner: planner of the command line.
+        enforce: whether a setting has to fit.
+    """
+
+    def __init__(self, counts: Array, planner: Planner, enforce: bool) -> None:
+        self.counts, self.planner, self.enforce = counts, planner, enforce
+        self._fractions: dict[int, Estimate] = {}
+
+    def fraction(self, size: int) -> Estimate:
+        """Return the fraction of groups of so many completions with non-zero variance."""
+        if size not in self._fractions:
+            self._fractions[size] = non_zero_variance(self.counts, size)
+        return self._fractions[size]
+
+    def of(self, change: Change) -> Prospect | None:
+        """Return the prospect with some overrides; None if the run refuses them, or does not fit."""
+        plan = self.planner.plan(change)
+        if plan is None or (plan.problem and self.enforce):
+            return None
+        config = self.planner.config(change)
+        return self.prospect(change, config, expected_duration(config, plan))
+
+    def prospect(self, change: Change, config: DictConfig, duration: Duration | None) -> Prospect:
+        """Return the prospect of a configuration."""
+        size, completions = config.train.num_generations, completions_per_step(config)
+        groups = max(1, completions // size)
+        fraction, generated = self.fraction(size), 1.0
+        if config.rollout.dynamic_sampling:
+            rounds = config.rollout.max_rounds
+            ends = [filled(end, groups, rounds)[0] for end in (fraction.low, fraction.high)]
+            value, generated = filled(fraction.value, groups, rounds)
+            fraction = Estimate(value, *ends)
+        seconds = duration.step + (generated - 1) * duration.phases["generation"] if duration else None
+        return Prospect(change, size, fraction, completions * fraction.value, groups, seconds)
+
+    def by_size(self, own: int) -> list[tuple[int, Estimate, Prospect | None]]:
+        """Return for each size of a group its fraction, without dynamic sampling, and its prospect if it can be run."""
+        sizes = sorted({*SIZES, own})
+        return [(size, self.fraction(size), self.of({"train.num_generations": str(size)})) for size in sizes]
+
+
+def best(prospects: Sequence[Prospect]) -> Prospect | None:
+    """Return the smallest group size with nearly the highest rate; None if no group has non-zero variance."""
+    highest = max((prospect.rate for prospect in prospects), default=0.0)
+    if not highest:
+        return None
+    near = [prospect for prospect in prospects if prospect.rate >= NEAR * highest]
+    return min(near, key=lambda prospect: prospect.num_generations)
+
+
+def completions_per_step(config: DictConfig) -> int:
+    """Return the completions of an optimizer step, of all processes."""
+    train = config.train
+    return train.per_device_train_batch_size * train.gradient_accumulation_steps * processes(config)

@@ -1,0 +1,99 @@
+"""The report of a preflight as a self-contained page: the verdict, distributions, and completions to read."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo.extras.preflight.rewards import total
+from grpo.extras.preflight.samples import Sampled
+from grpo.extras.preflight.text import COLUMNS, cells, effect, lines_of
+from grpo.reporting.charts import Chart, accuracy_by_value, bars
+from grpo.reporting.completions import MAX_SIZE, PLACE, fitting, group
+from grpo.reporting.page import name_of, page, save
+
+BINS = 12
+"""Bars of a histogram at most."""
+
+
+def write_page(
+    folder: Path, report: dict[str, Any], problems: Sequence[Sampled], weights: dict[str, float], grader: str
+) -> Path:
+    """Write the page of a report into a folder.
+
+    Args:
+        problems: the samples.
+        weights: of the rewards.
+        grader: name of the reward that decides which completions are correct.
+    """
+    shown = [suggestion | {"text": effect(suggestion)} for suggestion in report["suggestions"]]
+    content = page(
+        "preflight.html.jinja",
+        title=f"GRPO preflight {name_of(folder)}",
+        report=report | {"suggestions": shown},
+        lines=lines_of(report),
+        table={"names": COLUMNS, "rows": [cells(report, row) for row in report["groups"]]},
+        charts=charts(report, problems, weights),
+        browse=completions(problems, weights, grader),
+    )
+    return save(folder, content)
+
+
+def charts(report: dict[str, Any], problems: Sequence[Sampled], weights: Mapping[str, float]) -> list[Chart]:
+    """Return the charts of a report."""
+    rewards = [
+        value
+        for problem in problems
+        for completion in problem.completions
+        if (value := total(completion, weights)) is not None
+    ]
+    lengths = [completion.tokens for problem in problems for completion in problem.completions]
+    found = [bars("Total reward, completions", histogram(rewards), "completions")] if rewards else []
+    found.append(bars("Length in tokens, completions", histogram(lengths), "completions"))
+    if accuracy := report["accuracy"]:
+        correct = Counter(sum(completion.correct is True for completion in problem.completions) for problem in problems)
+        numbers: dict[str, float | None] = {
+            str(number): float(correct[number]) for number in range(report["samples"] + 1)
+        }
+        found.append(bars("Correct completions of a problem, problems", numbers, "problems"))
+        found.append(accuracy_by_value("pass@k", intervals(accuracy["pass@k"]), None))
+    sizes = {str(row["num_generations"]): row["fraction"] for row in report["groups"]}
+    found.append(accuracy_by_value("Groups with non-zero variance over num_generations", intervals(sizes), None))
+    return found
+
+
+def intervals(estimates: Mapping[str, dict[str, Any]]) -> dict[str, list[tuple[float, float, float]]]:
+    """Return estimates as a chart takes them."""
+    return {name: [(one["value"], *one["interval"])] for name, one in estimates.items()}
+
+
+def histogram(numbers: Sequence[float]) -> dict[str, float | None]:
+    """Return how often each number occurs, or each of `BINS` ranges of numbers if there are more, by its label."""
+    counts = Counter(numbers)
+    if len(counts) <= BINS:
+        return {f"{number:.4g}": float(counts[number]) for number in sorted(counts)}
+    heights, edges = np.histogram(numbers, BINS)
+    return {f"{edge:.3g}": float(height) for edge, height in zip(edges, heights, strict=False)}
+
+
+def completions(problems: Sequence[Sampled], weights: dict[str, float], grader: str) -> dict[str, Any]:
+    """Return the completions for the page, as completions of a single step, as many as a page holds."""
+    groups: list[dict[str, Any]] = []
+    for problem in problems:
+        made = [
+            {
+                "completion_tokens": completion.tokens,
+                "truncated": not completion.ended,
+                "completion": completion.text,
+                **completion.rewards,
+            }
+            for completion in problem.completions
+        ]
+        rows = [
+            {PLACE: len(groups) * len(made) + place, "prompt": problem.prompt, **one} for place, one in enumerate(made)
+        ]
+        groups.append(group(rows, weights, grader))
+    count = sum(len(problem.completions) for problem in problems)
+    return {"steps": [{"step": 0, "rows": count, "groups": fitting(groups, MAX_SIZE)}], "images": [], "grader": grader}

@@ -1,0 +1,139 @@
+"""The report of a preflight: everything that the samples say of a run, as data."""
+
+import shlex
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from omegaconf import DictConfig
+
+from grpo.data.rewards import grader_of
+from grpo.extras.preflight import answers, rewards
+from grpo.extras.preflight.cost import steps_of, time_and_cost
+from grpo.extras.preflight.estimators import Estimate, mean_of_problems, table_of
+from grpo.extras.preflight.groups import Prospects, best
+from grpo.extras.preflight.samples import Sampled
+from grpo.extras.preflight.sampling import Result
+from grpo.extras.preflight.verdict import Evidence, judged, suggestions
+from grpo.planning.advice import Planner
+from grpo.planning.duration import expected_duration
+from grpo.planning.fit import Plan
+from grpo.rundir.history import name_of
+from grpo.utils.errors import ConfigError
+
+OURS = ("preflight.", "hydra.run.dir=")
+"""Overrides that a run does not need."""
+
+
+def report(result: Result, config: DictConfig, overrides: Sequence[str], plan: Plan | None) -> dict[str, Any]:
+    """Return the content of `preflight.json`.
+
+    Args:
+        result: of `grpo.extras.preflight.sampling.sample`.
+        config: of the run.
+        overrides: from which Hydra has composed it.
+        plan: None if the run cannot be planned.
+    """
+    problems, train = result.problems, config.train
+    weights = weights_of(config)
+    found = rewards.outcomes(problems, weights, train.multi_objective_aggregation)
+    prospects = Prospects(table_of(found), Planner(overrides), config.plan.enforce)
+    duration = expected_duration(config, plan) if plan else None
+    now = prospects.prospect({}, config, duration)
+    accuracy, of_each = rewards.accuracy(problems), rewards.of_each(problems)
+    lengths = answers.lengths(problems, train.max_completion_length)
+    used, grader = result.facts["counts"]["train"]["used"], config.task.eval.reward
+    agreement = agreement_of(problems, weights)
+    evidence = Evidence(
+        now,
+        steps_of(config, used),
+        of_each,
+        accuracy["value"] if accuracy else None,
+        lengths["truncated"]["value"],
+        bool(train.mask_truncated_completions),
+        grader if grader in weights else None,
+        agreement,
+        train.learning_rate > 0,
+    )
+    verdict = judged(evidence)
+    verdict.suggestions = suggestions(prospects, config, now) if verdict.lacks_groups else []
+    return {
+        "verdict": str(verdict),
+        "learns": verdict.learns,
+        "suggestions": verdict.suggestions,
+        "command": command(overrides, verdict.suggestions),
+        "task": name_of(config.task),
+        "problems": len(problems),
+        "samples": config.preflight.samples,
+        **result.facts,
+        "accuracy": accuracy,
+        "reward": total_of(problems, weights),
+        "rewards": of_each,
+        "agreement": agreement and agreement.as_dict(),
+        "contradictions": rewards.contradictions(problems),
+        "disagreements": rewards.disagreements(problems),
+        "now": now.as_dict(),
+        "groups": by_size(prospects, train.num_generations),
+        "lengths": lengths,
+        "answers": answers.places(problems, answers.kinds_of(options_of_grader(config))),
+        "ended": answers.fraction(problems, lambda completion: completion.ended),
+        "time": time_and_cost(config, plan, duration, problems, used),
+    }
+
+
+def weights_of(config: DictConfig) -> dict[str, float]:
+    """Return the weight of each reward."""
+    return {str(name): float(reward.get("weight", 1.0)) for name, reward in config.reward.items()}
+
+
+def total_of(problems: Sequence[Sampled], weights: dict[str, float]) -> dict[str, Any] | None:
+    """Return the mean of the total reward over problems, with its interval; None without any."""
+    totals = [[rewards.total(completion, weights) for completion in problem.completions] for problem in problems]
+    known = [[value for value in row if value is not None] for row in totals]
+    return mean_of_problems([fmean(row) for row in known if row]).as_dict() if any(known) else None
+
+
+def agreement_of(problems: Sequence[Sampled], weights: dict[str, float]) -> Estimate | None:
+    """Return the correlation of the total reward with correctness within problems."""
+    pairs = [
+        [
+            (rewards.total(completion, weights), float(completion.correct))
+            for completion in p.completions
+            if completion.correct is not None
+        ]
+        for p in problems
+    ]
+    return rewards.correlation([[(a, b) for a, b in row if a is not None] for row in pairs])
+
+
+def by_size(prospects: Prospects, own: int) -> list[dict[str, Any]]:
+    """Return a row per group size: the fraction with non-zero variance and, if the size can run, its prospect."""
+    rows = prospects.by_size(own)
+    chosen = best([prospect for _, _, prospect in rows if prospect])
+    return [
+        {
+            "num_generations": size,
+            "fraction": fraction.as_dict(),
+            "prospect": prospect and prospect.as_dict(),
+            "best": bool(chosen) and prospect is chosen,
+        }
+        for size, fraction, prospect in rows
+    ]
+
+
+def options_of_grader(config: DictConfig) -> dict[str, Any] | None:
+    """Return the options of the grader; None where there is none."""
+    name = config.task.eval.reward
+    try:
+        return grader_of(name, config.reward, config.train)[name]
+    except ConfigError:
+        return None
+
+
+def command(overrides: Sequence[str], suggested: Sequence[dict[str, Any]]) -> str:
+    """Return the command line of the run with the first suggestion."""
+    words = [word for word in overrides if not word.lstrip("+").startswith(OURS)]
+    changed = suggested[0]["overrides"] if suggested else []
+    keys = tuple(f"{word.partition('=')[0]}=" for word in changed)
+    kept = [word for word in words if not (keys and word.lstrip("+").startswith(keys))]
+    return " ".join(["python -m grpo.train", *map(shlex.quote, [*kept, *changed])])
