@@ -18,7 +18,7 @@ from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimi
 from grpo.config.messages import GGUF, REMOVED, elsewhere, meant
 from grpo.config.mixture import generated
 from grpo.config.nodes import check_range
-from grpo.config.options import LOSS_MEANS, TILES_NEED_WHOLE_WEIGHTS, VLLM, Engine, Rollout, Update
+from grpo.config.options import LOSS_MEANS, TILES_NEED_WHOLE_WEIGHTS, VLLM, Engine, Rollout, Update, why_not_updated
 from grpo.config.recipes import check_recipes
 from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
 from grpo.config.streaming import check_streaming
@@ -192,16 +192,8 @@ def check_precision(config: DictConfig) -> None:
         raise ConfigError(
             f"peft=none: weights in {dtype} cannot be trained with train.fp16; use peft=lora or model.dtype=float32"
         )
-    if update.gradients_on_host and (train.fp16 or processes(config) > 1 or "schedule_free" in str(train.optim)):
-        raise ConfigError(
-            "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
-            "optimizers; leave it out, or use shard=fsdp2 with several processes"
-        )
-    if update.activations_on_host and not train.gradient_checkpointing:
-        raise ConfigError(
-            "update.activations_on_host offloads the inputs of checkpointed layers; add "
-            "train.gradient_checkpointing=true, or leave it out"
-        )
+    if reason := why_not_updated(train, update, processes(config)):
+        raise ConfigError(reason)
 
 
 def check_shard(config: DictConfig) -> None:

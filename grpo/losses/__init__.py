@@ -3,7 +3,8 @@
 The docstring of a file has the source of the loss and the meaning of the options of `train`. The file has
 
 - `MEAN`: the set over which the losses of the tokens are averaged: all tokens of a `generation`, as in DAPO, or the
-  `sequences`, each counted with `max_completion_length` tokens, as in Dr. GRPO;
+  `sequences`, each counted with `max_completion_length` tokens, as in Dr. GRPO; a mean over the tokens of each
+  completion, as TRL's `grpo` has, cannot be chosen;
 - `per_token`, from a `Tokens` and the `GRPOConfig` to the loss of each token, (completions, tokens), and to metrics: by
   name a number or a truth value per token, of which the trainer logs the mean. A loss with TRL's correction for the
   engine multiplies by `tokens.correction`;

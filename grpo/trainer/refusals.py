@@ -5,7 +5,7 @@ from typing import Any
 from torch.nn import Module
 
 from grpo import losses
-from grpo.config.options import TILES_NEED_WHOLE_WEIGHTS, Engine, Rollout, steps_in_backward
+from grpo.config.options import TILES_NEED_WHOLE_WEIGHTS, Engine, Rollout, why_not_updated
 from grpo.utils.diagnosis import why_biased, why_not_best_of, why_not_generated, why_not_stale
 
 
@@ -28,26 +28,13 @@ def check_update(trainer: Any) -> None:
     """Check the options of the update; raises as `check_options`."""
     if reason := losses.why_not(trainer.args):
         raise ValueError(f"train.{reason}")
-    unfit = trainer.accelerator.num_processes > 1 or trainer.args.fp16 or "schedule_free" in str(trainer.args.optim)
-    if trainer.update.gradients_on_host and unfit:
-        raise ValueError(
-            "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
-            "optimizers: shard the gradients of several processes with FSDP or ZeRO"
-        )
-    if trainer.update.gradients_on_host and steps_in_backward(trainer.args.optim):
-        raise ValueError(
-            f"update.gradients_on_host: train.optim={trainer.args.optim} steps during the backward pass, and keeps no "
-            "gradients; leave it out"
-        )
+    if reason := why_not_updated(trainer.args, trainer.update, trainer.accelerator.num_processes):
+        raise ValueError(reason)
     if trainer.args.fp16 and trainer.accelerator.device.type in ("cpu", "mps"):
         raise ValueError("fp16=True: on this device accelerate does not scale the loss; use float32, or bf16=True")
     plugin = trainer.accelerator.state.deepspeed_plugin if trainer.is_deepspeed_enabled else None
     if trainer.update.mlp_tile and plugin and plugin.zero_stage == 3:
         raise ValueError(TILES_NEED_WHOLE_WEIGHTS)
-    if trainer.update.activations_on_host and not trainer.args.gradient_checkpointing:
-        raise ValueError(
-            "update.activations_on_host offloads the inputs of checkpointed layers: add gradient_checkpointing=True"
-        )
 
 
 def check_rollouts(trainer: Any, engine: Engine, rollout: Rollout) -> None:

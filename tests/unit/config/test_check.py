@@ -101,6 +101,7 @@ def test_close_names_are_offered_once() -> None:
             "reward.correctness.weight: Value 'much' of type 'str'",
         ),
         (["+reward.mine.fm=x.py:f"], "reward.mine.fm: no such key"),
+        (["update.gradients_on_host=true", "train.optim=lomo"], "train.optim=lomo steps during the backward pass"),
         (["+reward.step.fn=x.py:f"], "reward.step: a table of completions has this column"),
         (["train.reward_weights=[1]"], "reward.<name>.weight"),
         (["rollout.max_repetition=1"], "rollout.max_repetition=1: a fraction from 0 to below 1"),

@@ -241,7 +241,13 @@ def test_a_script_that_trains_loads_neither_hydra_nor_omegaconf() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
-def test_optimizers_in_the_backward_pass_offload_nothing(tmp_path: Path) -> None:
-    options = {"optim": "galore_adamw_layerwise", "optim_target_modules": ["mlp"]}
-    with pytest.raises(ValueError, match="steps during the backward pass"):
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"optim": "galore_adamw_layerwise", "optim_target_modules": ["mlp"]}, "_layerwise steps during the backward"),
+        ({"optim": "schedule_free_adamw"}, "not with schedule_free optimizers"),
+    ],
+)
+def test_optimizers_that_keep_no_gradients_offload_none(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         ours(tmp_path, Update(gradients_on_host=True), **options)
