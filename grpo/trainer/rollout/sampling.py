@@ -80,19 +80,25 @@ def sample(trainer: Any, rows: list[Row], problems: Sequence[int]) -> tuple[list
     for stage in trainer.rollouts.stages:
         stage.scored(trainer, ids, masks, rewards)
     columns = trl.take_columns(trainer)
-    by_row: list[Row] = [{} for _ in rows]
-    for name, values in columns.items():  # of which a reward may have logged too few
-        for column, value in zip(by_row, values, strict=False):
-            column[name] = value
-    if images and (of_rows := episodes.images_by_row(rows)):
-        images = [
-            None if len(shown) == len(of_row or []) else shown for shown, of_row in zip(images, of_rows, strict=True)
-        ]
     own_rewards = own_part(trainer.accelerator, rewards.tolist())
-    began_by = [trainer.state.global_step] * len(rows)
-    fields = (prompt_ids, ids, masks, logps, prompts, messages, own_rewards, by_row, images, tool_images or None)
-    filled = ([None] * len(rows) if values is None else values for values in fields)
-    completions = [Completion(*values) for values in zip(problems, *filled, began_by, strict=True)]
+    of_rows = episodes.images_by_row(rows) or [None] * len(rows)
+    completions = [
+        Completion(
+            problem=problem,
+            prompt_ids=prompt_ids[row],
+            ids=ids[row],
+            mask=masks and masks[row],
+            logps=logps and logps[row],
+            prompt=prompts[row],
+            messages=messages[row],
+            rewards=own_rewards[row],
+            columns={name: values[row] for name, values in columns.items() if row < len(values)},
+            images=images[row] if images and len(images[row]) != len(of_rows[row] or []) else None,
+            tool_images=tool_images[row] if tool_images else None,
+            policy=trainer.state.global_step,
+        )
+        for row, problem in enumerate(problems)
+    ]
     if trainer.accelerator.num_processes > 1:
         completions = gather_object(completions)
     return completions, rows, rewards

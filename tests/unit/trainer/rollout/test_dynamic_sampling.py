@@ -1,5 +1,6 @@
 """Rounds of generation until every group teaches something, beside stock TRL on the groups that are kept."""
 
+import math
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from grpo.testing.stock_trl import (
 )
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout.completion import Completion
+from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
 from grpo.trainer.rollout.problem_order import ProblemOrder
 
 ON = Rollout(dynamic_sampling=True)
@@ -188,6 +190,21 @@ def test_prioritized_problems_fill_the_batch_in_one_round(tmp_path: Path) -> Non
         last[one.problem].append(min(1.0, one.rewards[0]))
     for problem, rewards in last.items():
         assert trainer.rollouts.source.order.correct[problem] == pytest.approx(sum(rewards) / len(rewards))
+
+
+def test_failed_rewards_do_not_put_a_problem_out_of_reach() -> None:
+    order = ProblemOrder(2, 0, shuffle=False, prioritize=True)
+    sampling = DynamicSampling(Rollout(prioritize=True), order, 1, {"correct": 1.0}, "correct")
+    rewards = [[1.0, math.nan, math.nan, 0.0], [math.nan] * 4]
+
+    def groups(number: int) -> list[tuple[list[Completion], bool]]:
+        return [
+            ([Completion(problem, [1], [2], None, None, "?", "!", [reward], {}) for reward in of_group], False)
+            for problem, of_group in enumerate(rewards)
+        ]
+
+    sampling.fill(2, groups)
+    assert order.correct == {0: 0.5}
 
 
 def test_there_is_at_least_one_round() -> None:
