@@ -25,6 +25,7 @@ from grpo.planning.sharding import Sharding, sharding_of
 from grpo.tools.running import Tools
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.batch import check
+from grpo.trainer.context import Context
 from grpo.trainer.measurements import MemoryReadings
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
@@ -64,9 +65,6 @@ def make_trainer(
                 **arguments_of(settings),
             ),
             train_dataset=dataset,
-            stream=problems.stream,
-            view=problems.view,
-            most_images=problems.most_images,
             processing_class=processing_class,
             quantization_config=policy.quantization_config(peft),
             peft_config=adapter,
@@ -75,12 +73,17 @@ def make_trainer(
             rollout=settings.rollout,
             tools=tools.functions or None,
             environment_factory=tools.environment,
-            memory=memory,
-            keep_columns=True,
-            log_tokens=settings.completions.tokens,
-            tool_counts=tools.counts,
-            correct=task.eval.reward if task.eval.reward in rewarded else None,
             mixture=mixture_of(task, settings.train, rewarded),
+            context=Context(
+                stream=problems.stream,
+                view=problems.view,
+                most_images=problems.most_images,
+                memory=memory,
+                keep_columns=True,
+                log_tokens=settings.completions.tokens,
+                tool_counts=tools.counts,
+                correct=task.eval.reward if task.eval.reward in rewarded else None,
+            ),
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
         raise ConfigError(" ".join(str(error).split())) from error

@@ -18,6 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo.config.options import Update
 from grpo.config.schema import ROOT
 from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.context import Context
 from grpo.trainer.rollout.async_rollouts import AsyncRollouts
 from grpo.trainer.rollout.completion import Completion
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
@@ -215,6 +216,9 @@ def make(trainer_class: type[GRPOTrainer], directory: Path, **options: Any) -> G
         "processing_class": AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny"),
         "rollout_func": lambda prompts, trainer: rollouts(prompts, trainer, length),
     }
+    names = {field.name for field in fields(Context)} & arguments.keys()
+    if names:
+        arguments["context"] = Context(**{name: arguments.pop(name) for name in names})
     return trainer_class(**{**required, **arguments})
 
 

@@ -7,7 +7,6 @@ TRL's.
 
 import logging
 import math
-from collections import Counter
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,11 +18,10 @@ from trl import GRPOTrainer
 
 from grpo import losses
 from grpo.config.options import Engine, Mixture, Rollout, Update
-from grpo.data.images import View
-from grpo.data.stream import Stream
 from grpo.generation.backend import Backend, backend_class
 from grpo.trainer import trl
 from grpo.trainer.batch import Batch, by_row
+from grpo.trainer.context import Context
 from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.packing import Packing
@@ -36,7 +34,6 @@ from grpo.trainer.rollout.from_trainer import rollouts_of
 from grpo.trainer.rollout.image_tokens import without_image_tokens
 from grpo.trainer.rollout.once_per_group import once_per_group
 from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
-from grpo.trainer.rollout.tool_calls import Counts
 from grpo.trainer.sharing.trial import Sharing
 from grpo.trainer.step import UNDIVIDED, step, undivided_step
 from grpo.trainer.token_budget import TokenBudget
@@ -85,23 +82,14 @@ class ExactGRPOTrainer(GRPOTrainer):
         update: the `update` group of the configuration; its defaults if None.
         engine: the `engine` group of the configuration; adapters are merged, as TRL does, if None.
         rollout: the `rollout` group of the configuration; its defaults if None.
-        stream: problems that are read while the run trains, of which `train_dataset` has the numbers, unshuffled.
-        view: opens the images of each generation, once each; None where the data has them open.
-        most_images: images of a prompt at most, for an engine of vLLM; None if it is not known.
-        memory: gets the readings; new ones if None.
-        keep_columns: whether `completions/` gets the columns of the data, and small images, as well.
-        log_tokens: whether it gets values per token of some completions, see `grpo.trainer.update.token_values`.
-        tool_counts: returns calls and errors of this process so far, by tool.
-        correct: name of the reward that is 1 for a correct completion, and 0 for others; the first if None.
         mixture: the tasks that the column `task` of the data names; None for a single task.
+        context: the trainer's surroundings in a run of `grpo.train`.
 
     Raises:
         ValueError: two of these features do not work together, or not with these arguments of TRL.
     """
 
     _metrics: Any
-    _pending_extra_logs: Any
-    _current_train_step_time: float
     reward_funcs: list[Any]
     eos_token_ids: list[int]
     processing_class: Any
@@ -112,32 +100,25 @@ class ExactGRPOTrainer(GRPOTrainer):
         update: Update | None = None,
         engine: Engine | None = None,
         rollout: Rollout | None = None,
-        stream: Stream | None = None,
-        view: View | None = None,
-        most_images: int | None = None,
-        memory: MemoryReadings | None = None,
-        keep_columns: bool = False,
-        log_tokens: bool = False,
-        tool_counts: Counts = lambda: (Counter(), Counter()),
-        correct: str | None = None,
         mixture: Mixture | None = None,
+        context: Context | None = None,
         **kwargs: Any,
     ) -> None:
-        engine, rollout = engine or Engine(lora="merged"), rollout or Rollout()
-        with patched("trl.trainer.grpo_trainer:VLLMGeneration", partial(self._connect, engine, most_images)):
+        engine, rollout, context = engine or Engine(lora="merged"), rollout or Rollout(), context or Context()
+        with patched("trl.trainer.grpo_trainer:VLLMGeneration", partial(self._connect, engine, context.most_images)):
             super().__init__(*args, **kwargs)
         self.processing_class = once_per_group(self.processing_class)
         if self.use_vllm:  # TRL counts what ends otherwise as truncated
             stops = (self.args.generation_kwargs or {}).get("stop_token_ids") or ()
             self.eos_token_ids = [*self.eos_token_ids, *stops]
         self.update = update or Update()
-        self.problems = stream or self.train_dataset
+        self.problems = context.stream or self.train_dataset
         self.sharded = self.accelerator.distributed_type.value in SHARDED
         self.own_loss = losses.find(self.loss_type)
         check_options(self, engine, rollout)
         prepare(self)
         device, folder = self.accelerator.device, Path(self.args.output_dir)
-        self.clock, self.memory = StepClock(device), memory or MemoryReadings(on_gpu=device.type != "cpu")
+        self.clock, self.memory = StepClock(device), context.memory or MemoryReadings(on_gpu=device.type != "cpu")
         self.activations = ActivationOffload(device) if self.update.activations_on_host else None
         self.budget = TokenBudget(self.update.max_tokens_per_microbatch, device, folder / "out_of_memory.json")
         if self.use_vllm:
@@ -149,11 +130,10 @@ class ExactGRPOTrainer(GRPOTrainer):
             log.warning("the update is TRL's, without shared prompts and skipped completions: %s", UNDIVIDED)
         self.packing = Packing(size, sharing, self.pad_to_multiple_of, traits.divisible)
         self.guard = NonFiniteGuard(folder / "skipped_rows.jsonl", self._tokenizer, self.update.max_skipped_steps)
-        self.rollouts = rollouts_of(
-            self, engine, rollout, stream, view, mixture, keep_columns, tool_counts, correct, log_tokens
-        )
+        self.rollouts = rollouts_of(self, engine, rollout, mixture, context)
         image_token = getattr(self.processing_class, "image_token_id", None)
-        self.token_values = TokenValues(folder / "completions", self._tokenizer, image_token) if log_tokens else None
+        values = TokenValues(folder / "completions", self._tokenizer, image_token)
+        self.token_values = values if context.log_tokens else None
         self.step_update = StepUpdate(
             self.update,
             traits,
@@ -167,7 +147,7 @@ class ExactGRPOTrainer(GRPOTrainer):
             sharded=self.sharded,
             survives=self.survives,
         )
-        self.resume = Resume(self.rollouts, self.step_update, stream)
+        self.resume = Resume(self.rollouts, self.step_update, context.stream)
         models = (self.budget, self.memory, self.accelerator, self.sharded, self.survives)
         self.reward_funcs = [
             MicrobatchedRewardModel(function, *models) if isinstance(function, torch.nn.Module) else function

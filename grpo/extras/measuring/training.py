@@ -21,6 +21,7 @@ from grpo.extras.measuring.tensors import PeakTracker, TensorReadings
 from grpo.model import policy
 from grpo.planning.fit import make_plan
 from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.context import Context
 from grpo.trainer.measurements import MemoryReadings
 
 WORDS = ROOT / "grpo" / "builtin" / "tiny"
@@ -99,7 +100,7 @@ def random_trainer(
         quantization_config=quantization,
         peft_config=policy.peft_config(settings.peft, model_group),
         update=settings.update,
-        memory=memory,
+        context=Context(memory=memory),
         rollout_func=fixed_completions(tokenizer, length) if fixed else None,
     )
 

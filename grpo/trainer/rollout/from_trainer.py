@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config.options import Engine, Mixture, Rollout
-from grpo.data.images import View
-from grpo.data.stream import Stream
 from grpo.generation.at_once import AtOnce
 from grpo.generation.vllm_engine import compute_type
 from grpo.trainer import trl
+from grpo.trainer.context import Context
 from grpo.trainer.rollout import episodes
 from grpo.trainer.rollout.async_rollouts import AsyncRollouts
 from grpo.trainer.rollout.columns import LoggedColumns, Numbers
@@ -23,34 +22,13 @@ from grpo.trainer.rollout.rollouts import Rollouts
 from grpo.trainer.rollout.sampling import Source
 from grpo.trainer.rollout.stages import Stage
 from grpo.trainer.rollout.thumbnails import Thumbnails
-from grpo.trainer.rollout.tool_calls import Counts, ToolCalls
+from grpo.trainer.rollout.tool_calls import ToolCalls
 from grpo.trainer.rollout.truncated_sampling import TruncatedSampling
 from grpo.utils.diagnosis import sampling_filters
 
 
-def rollouts_of(
-    trainer: Any,
-    engine: Engine,
-    rollout: Rollout,
-    stream: Stream | None,
-    view: View | None,
-    mixture: Mixture | None,
-    keep_columns: bool,
-    tool_counts: Counts,
-    correct: str | None,
-    numbered: bool,
-) -> Rollouts:
-    """Return the rollouts of a trainer, given the groups `engine` and `rollout` of the configuration.
-
-    Args:
-        trainer: with all that TRL's constructor sets.
-        stream: problems that are read while the run trains, of which the data loader gives the numbers; None without.
-        view: opens the images of each generation; None where the data has them open.
-        mixture: the tasks of the data; None for a single task.
-        keep_columns: whether the columns of the data, and small images, are logged with completions.
-        tool_counts: returns calls and errors of this process so far, by tool.
-        correct: name of the reward that is 1 for a correct completion; the first if None.
-        numbered: whether completions get a `completion_id`, in the batch and in the table.
+def rollouts_of(trainer: Any, engine: Engine, rollout: Rollout, mixture: Mixture | None, context: Context) -> Rollouts:
+    """Return the rollouts of a trainer, which has all that TRL's constructor sets; arguments as of `ExactGRPOTrainer`.
 
     Raises:
         ValueError: two of these features do not work together, or not with the arguments of TRL.
@@ -62,25 +40,23 @@ def rollouts_of(
     check = EngineCheck(dtype, trainer.accelerator.device.type, of_script, filtered)
     by_engine: list[Stage] = [TruncatedSampling()] if filters and corrected else []
     by_engine += [check] if trainer.use_vllm else []
-    source = Source(stream)
+    source = Source(context.stream)
     if rollout.dynamic_sampling or rollout.prioritize or mixture or engine.staleness:
-        sampling = source = sampling_of(trainer, rollout, stream, correct or trainer.reward_func_names[0], mixture)
+        sampling = source = sampling_of(trainer, rollout, mixture, context)
         if engine.staleness:
             source = AsyncRollouts(engine.staleness, sampling, check)
-    completer = Completer(AtOnce(rollout.completions_at_once), view, mixture.limits if mixture else None)
-    stages = stages_of(trainer, rollout, by_engine, keep_columns, tool_counts, numbered)
+    completer = Completer(AtOnce(rollout.completions_at_once), context.view, mixture.limits if mixture else None)
+    stages = stages_of(trainer, rollout, by_engine, context)
     return Rollouts(source, completer, stages, rollout.pass_at_k)
 
 
-def stages_of(
-    trainer: Any, rollout: Rollout, by_engine: list[Stage], keep_columns: bool, tool_counts: Counts, numbered: bool
-) -> list[Stage]:
+def stages_of(trainer: Any, rollout: Rollout, by_engine: list[Stage], context: Context) -> list[Stage]:
     """Return the features that act on the rollouts of a trainer, those of its engine among them.
 
     The other arguments are those of `rollouts_of`.
     """
     stages: list[Stage] = []
-    if keep_columns:
+    if context.keep_columns:
         folder = Path(trainer.args.output_dir) / "completions" / "images"
         stages.append(LoggedColumns(Thumbnails(folder, trainer.accelerator.num_processes)))
     if rollout.max_repetition is not None:
@@ -88,22 +64,21 @@ def stages_of(
     stages += by_engine
     if trainer.use_vllm and trainer.vllm_importance_sampling_mode.endswith("_mask"):
         stages.append(MaskedRatios())
-    if numbered:
+    if context.log_tokens:
         stages.append(Numbers())
     if trainer.tools:
         by_trl = episodes.BY_TRL if trainer.environment_factories else ()
-        stages.append(ToolCalls(tool_counts, [*(tool.__name__ for tool in trainer.tools), *by_trl]))
+        stages.append(ToolCalls(context.tool_counts, [*(tool.__name__ for tool in trainer.tools), *by_trl]))
     return stages
 
 
-def sampling_of(
-    trainer: Any, rollout: Rollout, stream: Stream | None, correct: str, mixture: Mixture | None
-) -> DynamicSampling:
+def sampling_of(trainer: Any, rollout: Rollout, mixture: Mixture | None, context: Context) -> DynamicSampling:
     """Return the dynamic sampling of a trainer, in the place of its data loader. Arguments as of `rollouts_of`.
 
     Raises:
-        ValueError: there are several environments.
+        ValueError: there are several environments, or a stream does not work with the other options.
     """
+    stream, correct = context.stream, context.correct or trainer.reward_func_names[0]
     if trl.has_several_environments(trainer) and not mixture:
         raise ValueError("rollout.dynamic_sampling, rollout.prioritize and engine.staleness: work with one environment")
     if stream and mixture:
