@@ -1,4 +1,4 @@
-"""Private names of TRL's and transformers' trainers, behind functions that say what for.
+"""Private names of TRL's and transformers' trainers, each in a function that is called after its purpose.
 
 Nothing else in this package touches one, but `exact.py`, which overrides methods. Written for TRL 1.16;
 `tests/trl_contract.py` shows what a new version has changed. `trainer` is an `ExactGRPOTrainer` everywhere.
