@@ -157,7 +157,8 @@ def measure(workload: Workload, repeats: int) -> dict[str, Any]:
                 lengths_of = Lengths(short, trainer._tokenizer.eos_token_id)
                 given["model"].generate = partial(generate, logits_processor=[lengths_of])
                 before, started = reset_peak(), time.perf_counter()
-                generating = trainer._generate if name == "trl" else partial(trainer.rollouts.completer.generate, trainer)
+                ours = name != "trl"
+                generating = partial(trainer.rollouts.completer.generate, trainer) if ours else trainer._generate
                 completions = generating([row["prompt"] for row in rows])[1]
                 seconds, peak = time.perf_counter() - started, read_peak()
                 if name == "ours":  # whose readings reset the peak
