@@ -24,7 +24,7 @@ class Context:
     keep_columns: bool = False
     """Whether `completions/` gets the columns of the data, and small images, as well."""
     log_tokens: bool = False
-    """Whether it gets values per token of some completions, see `grpo.trainer.update.token_values`."""
+    """Whether `completions/` gets values per token of some completions, see `grpo.trainer.update.token_values`."""
     tool_counts: Counts = field(default=lambda: (Counter(), Counter()))
     """Returns calls and errors of this process so far, by tool."""
     correct: str | None = None

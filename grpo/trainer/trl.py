@@ -136,9 +136,14 @@ def tokenize(trainer: Any, prompts: list) -> tuple[list[list[int]], list | None]
     return ids, images
 
 
+def parses_by(parse: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Return a context in which `parse` reads the calls of tools."""
+    return patched("trl.trainer.grpo_trainer:parse_response", parse)
+
+
 def generate(trainer: Any, prompts: list, parse: Callable[..., Any]) -> Any:
     """Return what TRL's `_generate` returns, whose calls of tools `parse` reads."""
-    with patched("trl.trainer.grpo_trainer:parse_response", parse):
+    with parses_by(parse):
         return trainer._generate(prompts)
 
 

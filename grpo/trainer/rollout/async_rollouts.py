@@ -323,7 +323,7 @@ def wait_for_nobody_in_threads() -> ExitStack:
     stack = ExitStack()
     for name, stock in COLLECTIVE.items():
         stack.enter_context(patched(name, in_thread(stock)))
-    stack.enter_context(patched("trl.trainer.grpo_trainer:parse_response", parsed))
+    stack.enter_context(trl.parses_by(parsed))
     return stack
 
 

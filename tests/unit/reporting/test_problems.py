@@ -55,7 +55,7 @@ def test_a_problem_is_forgotten_since_it_was_last_solved(tmp_path: Path) -> None
 
 def test_completions_that_are_logged_again_count_once(tmp_path: Path) -> None:
     for step in (1, 2, 3):
-        write(tmp_path, step, {"a": [0.0, 1.0]}, tokens=[4, 5 + (step == 3)])
+        write(tmp_path, step, {"a": [0.0, 1.0]}, completion_tokens=[4, 5 + (step == 3)])
     assert found(tmp_path, reused=True)["problems"][0]["asked"] == 2
     assert found(tmp_path, reused=False)["problems"][0]["asked"] == 3
 

@@ -47,7 +47,7 @@ def test_offloaded_inputs_change_no_bit(tmp_path: Path, method: str, monkeypatch
 
 
 def test_offloading_without_checkpointing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="add gradient_checkpointing=True"):
+    with pytest.raises(ValueError, match=r"add train\.gradient_checkpointing=true"):
         make(ExactGRPOTrainer, tmp_path, update=Update(activations_on_host=True))
 
 
