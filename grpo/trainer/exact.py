@@ -226,9 +226,9 @@ class ExactGRPOTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **options: Any) -> per_token.Scores:
         """Score completions, (rows, length); see `grpo.trainer.rollout.per_token`."""
-        found = per_token.score(self, self.part, super()._get_per_token_logps_and_entropies, *args, **options)
-        self._scores = tuple(values.detach() for values in found[:2] if values is not None)
-        return found
+        scores = per_token.score(self, self.part, super()._get_per_token_logps_and_entropies, *args, **options)
+        self._scores = tuple(values.detach() for values in scores[:2] if values is not None)
+        return scores
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create the optimizer; with `update.gradients_on_host` its gradients are offloaded to CPU."""

@@ -172,10 +172,10 @@ class AsyncRollouts(Source):
             self._begun.append(self._begin(trainer, problems))
         oldest = self._next(step)
         self._begun.remove(oldest)
-        made = oldest.made.result()
-        for name, values in made.metrics.items():
+        rollouts = oldest.made.result()
+        for name, values in rollouts.metrics.items():
             trl.log_metric(trainer, name, values)
-        return made.groups
+        return rollouts.groups
 
     def _next(self, step: int) -> Begun:
         """Return the oldest batch of those that are finished; without any, wait for one that would soon be too old."""
@@ -197,9 +197,9 @@ class AsyncRollouts(Source):
         return 1 + int(max(0, min(self.staleness, last - 1 - step)))
 
     def _begin(self, trainer: Any, problems: list[int]) -> Begun:
-        own = self._belongings.pop() if self._belongings else Belongings(deepcopy(trainer.processing_class))
+        belongings = self._belongings.pop() if self._belongings else Belongings(deepcopy(trainer.processing_class))
         begun = Begun(problems, trainer.state.global_step)
-        sampler = alone(trainer, own, begun.name)
+        sampler = alone(trainer, belongings, begun.name)
         rows = rows_of(sampler, problems, trainer.num_generations)  # now: the data may be read by this thread alone
 
         def work() -> None:
@@ -210,7 +210,7 @@ class AsyncRollouts(Source):
             except BaseException as error:  # for the thread that waits for them
                 begun.made.set_exception(error)
             finally:
-                self._belongings.append(own)
+                self._belongings.append(belongings)
 
         threading.Thread(target=work, name=begun.name, daemon=True).start()
         return begun
@@ -276,15 +276,15 @@ def ages(step: int, kept: Sequence[Completion]) -> dict[str, float]:
 
 def saved(begun: Begun) -> dict[str, Any]:
     """Return finished rollouts as `torch.load` takes them with `weights_only`."""
-    rows, made = [], begun.made.result()
-    for completion in chain.from_iterable(group for group, _ in made.groups):
+    rows, rollouts = [], begun.made.result()
+    for completion in chain.from_iterable(group for group, _ in rollouts.groups):
         logps = completion.logps and [value if value is None else float(value) for value in completion.logps]
         kept = completion.logps and [list(getattr(value, "kept", ())) for value in completion.logps]
         columns = {name: to_tensor([value]) for name, value in completion.columns.items()}  # one may be none of Arrow's
         rows.append(vars(completion) | {"logps": logps, "kept": kept, "columns": columns})
-    groups = [(len(group), equal) for group, equal in made.groups]
-    what = {"policy": begun.policy, "problems": begun.problems}
-    return what | {"groups": groups, "completions": rows, "metrics": made.metrics}
+    groups = [(len(group), equal) for group, equal in rollouts.groups]
+    origin = {"policy": begun.policy, "problems": begun.problems}
+    return origin | {"groups": groups, "completions": rows, "metrics": rollouts.metrics}
 
 
 def loaded(state: dict[str, Any]) -> Begun:
@@ -327,16 +327,16 @@ def wait_for_nobody_in_threads() -> ExitStack:
     return stack
 
 
-def alone(trainer: Any, own: Belongings, name: str) -> Any:
+def alone(trainer: Any, belongings: Belongings, name: str) -> Any:
     """Return a copy of a trainer whose rollouts change nothing of the trainer.
 
     Args:
         trainer: an `ExactGRPOTrainer`, with the options of sampling that the rollouts shall have.
-        own: of these rollouts.
+        belongings: of these rollouts.
         name: by which the engine knows their requests.
     """
     accelerator = AloneAccelerator(trainer.accelerator)
-    sampler = trl.detached(trainer, accelerator, own.processing_class, own.environments)
+    sampler = trl.detached(trainer, accelerator, belongings.processing_class, belongings.environments)
     sampler.vllm_generation = trainer.vllm_generation.for_thread(accelerator, name)
     sampler.clock, sampler.memory = StepClock(torch.device("cpu")), MemoryReadings(on_gpu=False)
     sampler.rollouts = replace(trainer.rollouts, completer=trainer.rollouts.completer.in_thread())

@@ -385,4 +385,6 @@ def test_a_gpu_profile_takes_an_optimizer_its_sharding_allows(composed: Callable
 
 def test_a_reward_may_be_called_tokens(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def count(completions, **columns):\n    return [1.0 for _ in completions]\n")
-    check(composed(f"+reward.tokens.fn={tmp_path}/mine.py:count"))
+    config = composed(f"+reward.tokens.fn={tmp_path}/mine.py:count")
+    check(config)
+    assert "tokens" in config.reward
