@@ -29,7 +29,7 @@ from benchmarks.train import run
 from benchmarks.update import build_policy
 from grpo.config.library import package_folder
 from grpo.config.schema import ROOT
-from grpo.generation.vllm_engine import PolicyEngine
+from grpo.generation.vllm.engine import PolicyEngine
 from grpo.rundir.versions import versions
 
 COUNTS = (8, 32, 128)

@@ -142,11 +142,11 @@ def out_of_memory(scale: Scale) -> Result:
             train(free)
             room = 0.6 * (free.memory.highest[f"memory/{phase}_gb"] * GB - before)
             weights = trained(free)
-            completions, tried = list(free._logs["completion"]), free.rollouts.completer.at_once
+            completions, tried = list(free._logs["completion"]), free.rollouts.completer.batching
             del free
             made = trainer(scale, folder, **options)
             made.packing.sharing.decide()  # the trials of a policy are no part of a phase
-            made.rollouts.completer.at_once = tried
+            made.rollouts.completer.batching = tried
             owner, method = where(made)
             inner = getattr(owner, method)
 

@@ -35,7 +35,7 @@ def train_with_stock_trl(arguments: list[str]) -> None:
     from trl.trainer import grpo_trainer
 
     import grpo.run.trainer
-    from grpo.generation.vllm_engine import PolicyEngine
+    from grpo.generation.vllm.engine import PolicyEngine
     from grpo.trainer.measurements import MemoryReadings
     from grpo.utils.patching import replaced
 

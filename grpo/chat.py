@@ -48,8 +48,8 @@ def answer(prompt: Any, model: Any, processing_class: Any, length: int, temperat
     """Print the policy's answer while it is generated; at most `length` tokens, greedily at temperature 0."""
     from transformers import TextStreamer
 
-    from grpo.generation.local import encode
-    from grpo.generation.settings import decoding, only
+    from grpo.generation.transformers.completer import encode
+    from grpo.generation.transformers.settings import decoding, only
 
     class Streamer(TextStreamer):
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:

@@ -23,8 +23,8 @@ from grpo.config.check import check
 from grpo.config.resolve import Resolved, resolve
 from grpo.config.schema import ROOT
 from grpo.config.transport import LOOPBACK, engine_rank
-from grpo.generation.server_key import KEY, MIDDLEWARE
-from grpo.generation.vllm_server import EXTENSION, LAUNCHER, adapters, answers, is_taken
+from grpo.generation.vllm.server import EXTENSION, LAUNCHER, adapters, answers, is_taken
+from grpo.generation.vllm.server_key import KEY, MIDDLEWARE
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import free_gpu_memory
 

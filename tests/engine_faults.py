@@ -16,7 +16,7 @@ from trl import GRPOConfig
 from grpo.builtin.tasks.arithmetic import problems
 from grpo.config.options import Engine
 from grpo.config.schema import ROOT
-from grpo.generation.vllm_engine import PolicyEngine
+from grpo.generation.vllm.engine import PolicyEngine
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout import engine_check
 from grpo.utils.errors import GenerationError

@@ -17,7 +17,7 @@ from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
 from trl.trainer.utils import RepeatSampler
 
-from grpo.generation.vllm_engine import PolicyEngine
+from grpo.generation.vllm.engine import PolicyEngine
 from grpo.testing.stock_trl import make
 from grpo.trainer import ExactGRPOTrainer
 from tests.trl_contract import FILE, attributes, from_library, overridden, relied_on

@@ -17,7 +17,7 @@ from typing import Any
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
-from grpo.generation.vllm_engine import PolicyEngine
+from grpo.generation.vllm.engine import PolicyEngine
 from grpo.trainer import ExactGRPOTrainer
 
 FILE = Path(__file__).with_suffix(".txt")

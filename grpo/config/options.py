@@ -20,7 +20,7 @@ LOSS_MEANS = {
 generation, a number that is the same for every micro-batch. Other losses are not divided into micro-batches."""
 FP8 = ("fp8", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 """vLLM's names of its online quantization to 8-bit floating point; `fp8` is `fp8_per_tensor`."""
-VLLM = "grpo.generation.vllm_engine.PolicyEngine"
+VLLM = "grpo.generation.vllm.engine.PolicyEngine"
 """`engine.backend`: vLLM, in this process or a server."""
 
 TILES_NEED_WHOLE_WEIGHTS = (

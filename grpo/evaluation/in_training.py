@@ -9,8 +9,8 @@ from typing import Any
 from trl.models import unwrap_model_for_generation
 
 from grpo.evaluation.loop import Evaluation, evaluate
-from grpo.generation.local import Completer, Generate
-from grpo.generation.vllm_engine import BATCH
+from grpo.generation.transformers.completer import Completer, Generate
+from grpo.generation.vllm.engine import BATCH
 from grpo.trainer import trl
 from grpo.trainer.rollout.episodes import answers
 from rewards.text import text_of

@@ -18,7 +18,7 @@ from grpo.data.task import count_used, load_held_out, prompt_lengths, reward_col
 from grpo.evaluation.by_task import file_of, in_total
 from grpo.evaluation.loop import Decoding, Evaluation, evaluate
 from grpo.generation.offline import with_transformers, with_vllm
-from grpo.generation.vllm_engine import BATCH
+from grpo.generation.vllm.engine import BATCH
 from grpo.model import policy
 from grpo.model.adapted import config_of
 from grpo.rundir.files import ERRORS_FILE

@@ -10,8 +10,8 @@ import torch
 
 from grpo.config.transport import engine_rank
 from grpo.data.images import engine_options, images_in, unexpanded
-from grpo.generation.local import Completer, Generate
-from grpo.generation.vllm_on_cpu import cpu_options, one_adapter
+from grpo.generation.transformers.completer import Completer, Generate
+from grpo.generation.vllm.on_cpu import cpu_options, one_adapter
 from grpo.model import policy
 
 if TYPE_CHECKING:

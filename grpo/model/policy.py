@@ -66,7 +66,7 @@ def model_init_kwargs(model: DictConfig) -> dict[str, Any]:
 def without_weights(model: DictConfig) -> PreTrainedModel:
     """Return the policy on its training device, with weights that take no memory: a single repeated number per weight.
 
-    The engine's weights replace them (`grpo.generation.shared_weights`). Buffers have their values.
+    The engine's weights replace them (`grpo.generation.vllm.shared_weights`). Buffers have their values.
     """
     name, revision = model.model_name_or_path, model.model_revision
     architecture = config_of(name, revision)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from grpo.config.options import Engine
-from grpo.generation import vllm_engine
-from grpo.generation.adapter import adapter_file
+from grpo.generation.vllm import engine
+from grpo.generation.vllm.adapter import adapter_file
 from grpo.utils.errors import GenerationError
 from grpo.utils.patching import replaced
 from tests.engine_faults import LORA, trainer
@@ -41,7 +41,7 @@ class Served:
         self.engine.checked = False
 
     def changed(self, change: Callable[[Weights], Weights]) -> Any:
-        return replaced(vllm_engine, "adapter_file", lambda model, weights: adapter_file(model, change(weights)))
+        return replaced(engine, "adapter_file", lambda model, weights: adapter_file(model, change(weights)))
 
     def base(self) -> Any:
         """Requests are for the base model."""

@@ -14,7 +14,7 @@ import pytest
 import requests
 from trl.generation.vllm_client import VLLMClient
 
-from grpo.generation.server_requests import ServerRequests
+from grpo.generation.vllm.server_requests import ServerRequests
 from grpo.testing.servers import ended, free_port, started
 from grpo.utils.errors import GenerationError
 from tests.e2e.vllm_runs import FILTERS, SMALL, module, result

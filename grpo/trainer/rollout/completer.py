@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from grpo.data.images import View, unexpanded
-from grpo.generation.at_once import AtOnce, first_equal
+from grpo.generation.transformers.continuous_batching import ContinuousBatching, first_equal
 from grpo.trainer import trl
 from grpo.trainer.batch import Batch
 from grpo.trainer.processes import of_all
@@ -35,8 +35,10 @@ class Completer:
         limits: tokens of the longest completion by task of a mixture.
     """
 
-    def __init__(self, at_once: AtOnce, view: View | None = None, limits: dict[str, int] | None = None) -> None:
-        self.at_once, self.view, self.limits = at_once, view, limits or {}
+    def __init__(
+        self, at_once: ContinuousBatching, view: View | None = None, limits: dict[str, int] | None = None
+    ) -> None:
+        self.batching, self.view, self.limits = at_once, view, limits or {}
         self._opened: dict[str, Any] = {}
         """The images of the rollouts at hand."""
         self._limits: list[int] = []
@@ -46,7 +48,7 @@ class Completer:
 
     def in_thread(self) -> "Completer":
         """Return one for the rollouts of another thread, by an engine."""
-        return Completer(AtOnce(None), limits=self.limits)
+        return Completer(ContinuousBatching(None), limits=self.limits)
 
     def close(self) -> None:
         """Forget the images of the rollouts at hand."""
@@ -76,7 +78,7 @@ class Completer:
         """Return completions as TRL's `_generate`."""
         training = trainer.model.training
         text = bool(trainer.tools) and not trl.sees_images(trainer)  # an image would be needed with its tokens
-        turns = self.at_once.several_turns() if text else nullcontext()
+        turns = self.batching.several_turns() if text else nullcontext()
         with trainer.clock.of("generate", training), trainer.memory.of("generate"), turns:
             generated = trl.generate(trainer, prompts, parsed)
         self._limits, self._begun = [], {}  # an evaluation may tokenize other prompts next
@@ -144,7 +146,7 @@ class Completer:
         shown = [comparable(of or []) for of in images or [[]] * len(prompts)]
         places = list(range(len(prompts)))
         with trl.model_for_generation(trainer) as model:
-            return self.at_once.complete(
+            return self.batching.complete(
                 model,
                 first_equal(list(zip(prompts, shown, strict=True))) if divisible else places,
                 inputs_of,

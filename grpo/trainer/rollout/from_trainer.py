@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config.options import Engine, Mixture, Rollout
-from grpo.generation.at_once import AtOnce
-from grpo.generation.vllm_engine import compute_type
+from grpo.generation.transformers.continuous_batching import ContinuousBatching
+from grpo.generation.vllm.engine import compute_type
 from grpo.trainer import trl
 from grpo.trainer.context import Context
 from grpo.trainer.rollout import episodes
@@ -45,7 +45,9 @@ def rollouts_of(trainer: Any, engine: Engine, rollout: Rollout, mixture: Mixture
         sampling = source = sampling_of(trainer, rollout, mixture, context)
         if engine.staleness:
             source = AsyncRollouts(engine.staleness, sampling, check)
-    completer = Completer(AtOnce(rollout.completions_at_once), context.view, mixture.limits if mixture else None)
+    completer = Completer(
+        ContinuousBatching(rollout.completions_at_once), context.view, mixture.limits if mixture else None
+    )
     stages = stages_of(trainer, rollout, by_engine, context)
     return Rollouts(source, completer, stages, rollout.pass_at_k)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import BatchFeature
 
-from grpo.generation.at_once import first_equal
+from grpo.generation.transformers.continuous_batching import first_equal
 from grpo.trainer.batch import FIELDS
 from grpo.trainer.rollout.image_tokens import as_tensors, by_prompt, can_split, comparable, of_prompts
 

@@ -68,11 +68,11 @@ class Rollouts:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next steps depend on."""
-        return {"completions_at_once": self.completer.at_once.limit, **self.source.state_dict()}
+        return {"completions_at_once": self.completer.batching.limit, **self.source.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` has returned."""
-        at_once = self.completer.at_once
+        at_once = self.completer.batching
         limits = (at_once.limit, state.get("completions_at_once"))
         at_once.limit = min((limit for limit in limits if limit), default=None)
         self.source.load_state_dict(state)

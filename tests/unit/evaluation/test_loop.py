@@ -19,7 +19,7 @@ from grpo.config.schema import train_arguments
 from grpo.data.task import load_held_out
 from grpo.evaluation.loop import Decoding, Evaluation, _by_difficulty, evaluate
 from grpo.evaluation.model import fingerprint
-from grpo.generation.local import Completer
+from grpo.generation.transformers.completer import Completer
 from rewards.isolation.reward import Reward
 
 TINY = Path(grpo.builtin.tiny.__file__).parent

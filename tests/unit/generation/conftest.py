@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo.generation.vllm_engine import PolicyEngine
+from grpo.generation.vllm.engine import PolicyEngine
 from grpo.utils.patching import replaced
 
 

@@ -20,8 +20,8 @@ from transformers.integrations import sdpa_attention
 
 from benchmarks.simulation import LONG, simulate
 from grpo.config.schema import ROOT
-from grpo.generation.at_once import AtOnce, first_equal
-from grpo.generation.growing_cache import CACHE
+from grpo.generation.transformers.continuous_batching import ContinuousBatching, first_equal
+from grpo.generation.transformers.growing_cache import CACHE
 from grpo.planning.activations import layer_kept
 from grpo.planning.from_config import shipped_models
 from grpo.planning.memory import (
@@ -190,9 +190,14 @@ def test_generation_takes_what_is_planned(
 ) -> None:
     """Two prompts of different lengths, and completions that all become as long as they may."""
     if device == "cuda":  # where keys are repeated for each query head
-        monkeypatch.setattr("grpo.generation.at_once.takes_grouped_keys", sdpa_attention.use_gqa_in_sdpa)
+        monkeypatch.setattr(
+            "grpo.generation.transformers.continuous_batching.takes_grouped_keys", sdpa_attention.use_gqa_in_sdpa
+        )
     if device == "cuda" or not shares_keys:
-        monkeypatch.setattr("grpo.generation.at_once.why_repeated", lambda model: "not on a CPU, or not by sdpa")
+        monkeypatch.setattr(
+            "grpo.generation.transformers.continuous_batching.why_repeated",
+            lambda model: "not on a CPU, or not by sdpa",
+        )
     policy = model(NUMBERS | {"max_position_embeddings": 512}).eval()
     rows = [[5] * length for length in (prompt, prompt // 2) for _ in range(group)]
 
@@ -202,7 +207,9 @@ def test_generation_takes_what_is_planned(
 
     how = {"do_sample": True, "top_k": 0, "temperature": 0.9, "max_new_tokens": new, "eos_token_id": None}
     with Peak(policy) as measured:
-        AtOnce().complete(policy, first_equal(rows), inputs_of, ("input_ids", "attention_mask"), how, "", group)
+        ContinuousBatching().complete(
+            policy, first_equal(rows), inputs_of, ("input_ids", "attention_mask"), how, "", group
+        )
     workload = replace(WORKLOAD, prompt=prompt, completion=new, sequences=2 * group, completions_per_prompt=group)
     packs = hasattr(sdpa_attention, "pack_gqa")  # since transformers 5.24 a token's keys are not repeated on GPUs, too
     if device == "cuda" and packs:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo.generation.growing_cache import CACHE
+from grpo.generation.transformers.growing_cache import CACHE
 from grpo.testing.stock_trl import Record, doubled, ours, relative_difference, train
 from grpo.trainer import DoesNotFit, Update
 
@@ -176,7 +176,7 @@ def test_generation_that_does_not_fit_is_split_between_prompts(tmp_path: Path) -
         completions[name] = list(trainer._logs["completion"])
     assert completions["whole"] == completions["split"]
     assert [row["update/oom_retries"] for row in record.logs] == [2, 0]
-    assert trainer.rollouts.completer.at_once.limit == 4
+    assert trainer.rollouts.completer.batching.limit == 4
     assert trainer.model.is_gradient_checkpointing
 
 
@@ -195,7 +195,7 @@ def test_an_oom_in_a_trial_decides_nothing_about_a_policy(tmp_path: Path, passes
     trainer.model.model.layers[0].register_forward_pre_hook(fault)
     trainer.packing.sharing.decide()
     prompts = [[3, 4], [3, 4]]
-    trainer.rollouts.completer.at_once.complete(
+    trainer.rollouts.completer.batching.complete(
         trainer.model,
         [0, 0],
         lambda rows: {"input_ids": torch.tensor([prompts[row] for row in rows])},
@@ -205,5 +205,5 @@ def test_an_oom_in_a_trial_decides_nothing_about_a_policy(tmp_path: Path, passes
     )
     assert fault.raised == 1
     assert trainer.packing.sharing.found == {"padding": False, "text": True}
-    assert trainer.rollouts.completer.at_once._joined
-    assert trainer.rollouts.completer.at_once._keys_shared
+    assert trainer.rollouts.completer.batching._joined
+    assert trainer.rollouts.completer.batching._keys_shared

@@ -10,7 +10,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 import grpo.builtin.tiny_vision
 from grpo.builtin.build import NOISE, look, vision_model, vision_processor
 from grpo.builtin.tasks.shapes import COLOURS, KINDS, Problem, picture, problems
-from grpo.generation.local import Completer
+from grpo.generation.transformers.completer import Completer
 
 SHIPPED = Path(grpo.builtin.tiny_vision.__file__).parent
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.config.options import Mixture
-from grpo.generation.at_once import AtOnce
+from grpo.generation.transformers.continuous_batching import ContinuousBatching
 from grpo.testing.stock_trl import ours, reward, train
 from grpo.trainer.rollout.completer import Completer
 from grpo.trainer.rollout.mixed_order import MixedOrder
@@ -114,7 +114,7 @@ def test_a_mixture_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 def test_a_server_generates_up_to_the_limit_of_all_processes() -> None:
     """Rank 0 asks for the completions of all: its own tasks may be the short ones."""
-    completer, asked = Completer(AtOnce(None), limits={"long": 24, "short": 3}), list[int]()
+    completer, asked = Completer(ContinuousBatching(None), limits={"long": 24, "short": 3}), list[int]()
     engine = SimpleNamespace(max_completion_length=40)
     accelerator = SimpleNamespace(device="cpu", gather=lambda own: torch.tensor([int(own), 24]))
     trainer = SimpleNamespace(

@@ -10,7 +10,7 @@ import torch
 from trl import GRPOTrainer
 
 from grpo.config.options import Rollout
-from grpo.generation.at_once import AtOnce
+from grpo.generation.transformers.continuous_batching import ContinuousBatching
 from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.rollout import rollouts as module
 from grpo.trainer.rollout.assemble import as_generated
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def rollouts(source: Source | None = None) -> Rollouts:
-    return Rollouts(source or Source(), Completer(AtOnce()))
+    return Rollouts(source or Source(), Completer(ContinuousBatching()))
 
 
 def stand_in() -> Any:
@@ -87,13 +87,13 @@ def test_rollouts_continue_where_they_were() -> None:
 
     sources = [sampling(), sampling()]
     before, after = map(rollouts, sources)
-    before.completer.at_once.limit = 7
+    before.completer.batching.limit = 7
     sources[0].order.take(4)
     after.load_state_dict(before.state_dict())
-    assert after.completer.at_once.limit == 7
-    after.completer.at_once.limit = 3
+    assert after.completer.batching.limit == 7
+    after.completer.batching.limit = 3
     after.load_state_dict(before.state_dict())
-    assert after.completer.at_once.limit == 3, "a lower number has been asked for"
+    assert after.completer.batching.limit == 3, "a lower number has been asked for"
     assert sources[1].order.take(3) == sources[0].order.take(3)
 
 

@@ -1,0 +1,179 @@
+"""Completions by transformers' `generate`, as many at once as fit into memory."""
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
+
+from grpo.generation.transformers.continuous_batch import ContinuousBatch, in_step, why_not_shared
+from grpo.generation.transformers.prompt_cache import why_repeated
+from grpo.generation.transformers.settings import only, settings_of
+from grpo.generation.transformers.trial import why_not_joined
+from grpo.generation.transformers.turns import Turns
+from grpo.utils.oom import half, is_out_of_memory, smaller_until_it_fits, twice
+from grpo.utils.patching import patched
+
+log = logging.getLogger(__name__)
+LONG = 64
+"""Tokens of prompts from which on a CPU, too, shared keys take less time than copies (short ones: 10 to 20 % more)."""
+
+
+class ContinuousBatching:
+    """Completes prompts: it reads each distinct prompt once, and completions that do not fit wait for free places.
+
+    After an OOM it halves the number of completions at once for the rest of the run. It generates all completions of
+    the failed batch again: keeping the ended completions would prefer short completions.
+
+    Args:
+        limit: number of completions at once; None for all completions of a call.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.turns: Turns | None = None
+        """While a generation has several turns: the caches of those before."""
+        self._reasons: set[str] = set()
+        self._joined: bool | None = None
+        self._keys_shared: bool | None = None
+
+    def complete(
+        self,
+        model: Any,
+        same: Sequence[int],
+        inputs_of: Callable[[list[int]], Any],
+        names: Collection[str],
+        how: dict[str, Any],
+        advice: str,
+        group: int = 1,
+        survives: Callable[[BaseException], bool] = is_out_of_memory,
+        retry: Callable[[int], None] = lambda limit: None,
+    ) -> list[list[int]]:
+        """Return the tokens of a completion of each prompt, including the token that ends it.
+
+        Args:
+            model: the generating model.
+            same: for each prompt, the index of the first equal prompt; see `first_equal`.
+            inputs_of: returns the model's tensors for the prompts with these indices.
+            names: names of these tensors.
+            how: arguments of `generate`.
+            advice: the remedy if a single completion does not fit.
+            group: usual number of equal prompts, which begin together if possible.
+            survives: returns whether to retry after an exception.
+            retry: called after an OOM, with the new number of completions at once.
+
+        Raises:
+            DoesNotFit: a single completion does not fit.
+        """
+        how = settings_of(model, how)
+        shared = twice(lambda: self._reads_once(model, names, how), advice, survives)
+        repeats = shared and len(set(same)) < len(same)
+        may_share = repeats and twice(lambda: self._shares_keys(model), advice, survives)
+        shares_keys = False
+        count, batch, begun = len(same), ContinuousBatch(self.turns), list[range]()
+
+        def parts() -> list[range]:
+            """Return the remaining prompts: first as many as fit, then a group at a time, which joins later."""
+            missing = next((row for row in range(count) if row not in batch.ended), count)
+            start = next((rows.start for rows in begun if missing in rows), missing)
+            begun.clear()
+            batch.restart(start)
+            limit = min(self.limit or count, count)
+            first = limit // group * group or limit
+            further = min(group, limit) if shared else first
+            stops = [*range(start + first, count, further), count] if start < count else []
+            return [range(*part) for part in pairwise([start, *stops])]
+
+        def work(rows: range) -> None:
+            nonlocal shares_keys
+            begun.append(rows)
+            if shared:
+                places = sorted({max(same[row], rows.start) for row in rows})
+                numbers = [range(*of) for of in pairwise([*places, rows.stop])]
+                last = rows.stop == count or in_step(model)
+                most, inputs = 0 if last else (self.limit or count) - group, inputs_of(places)
+                if not batch.cohorts:  # those that join do as these
+                    shares_keys = may_share and is_long(inputs["input_ids"])
+                batch.begin(model, inputs, numbers, max(0, most), shares_keys, **how)
+            else:
+                batch.ended |= zip(rows, each_alone(model, inputs_of(list(rows)), how), strict=True)
+
+        def shrink(failed: range | None) -> None:
+            at_once = sum(row not in batch.ended for rows in begun for row in rows)
+            self.limit = max(1, at_once - half(at_once, group))
+            if self.turns:
+                self.turns.drop()
+            retry(self.limit)
+
+        def hopeless(failed: bool, alone: bool) -> tuple[bool, bool]:
+            return failed, alone and self.limit == 1  # else there were others beside it
+
+        with (
+            only(model, how["generation_config"]),
+            patched("transformers.integrations.sdpa_attention:use_gqa_in_sdpa", takes_grouped_keys),
+        ):
+            smaller_until_it_fits(parts, work, shrink, lambda failed: advice, survives, hopeless)
+        return [batch.ended[row] for row in range(count)]
+
+    @contextmanager
+    def several_turns(self) -> Iterator[None]:
+        """Context in which a prompt that begins with an earlier turn continues from the turn's cache."""
+        self.turns = Turns(self.limit)
+        try:
+            yield
+        finally:
+            self.turns = None
+
+    def _reads_once(self, model: Any, names: Collection[str], how: dict[str, Any]) -> bool:
+        """Return whether each prompt is read once; the reason why not is logged once."""
+        reason = why_not_shared(model, [*names, *how.keys() - {"generation_config"}], how["generation_config"])
+        if reason is None and self._joined is None:
+            reason = why_not_joined(model, shares_keys=False)
+            self._joined = reason is None
+        if reason and reason not in self._reasons:
+            self._reasons.add(reason)
+            log.info("each completion reads its prompt anew: %s", reason)
+        return reason is None and self._joined is True
+
+    def _shares_keys(self, model: Any) -> bool:
+        """Return whether completions share the keys of their prompt; tried at the first call."""
+        if self._keys_shared is None:
+            reason = "all processes compute together" if in_step(model) else why_repeated(model)
+            reason = reason or why_not_joined(model, shares_keys=True)
+            self._keys_shared = reason is None
+            if reason:
+                log.info("each completion has a copy of its prompt's keys: %s", reason)
+        return self._keys_shared
+
+
+def is_long(prompts: torch.Tensor) -> bool:
+    """Return whether sharing the keys of prompts, (prompts, tokens), takes less time than copies of them."""
+    return prompts.device.type != "cpu" or prompts.size(1) >= LONG
+
+
+def takes_grouped_keys(mask: torch.Tensor | None, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Return whether PyTorch's attention takes keys of fewer heads than the queries'; on a CPU beside a mask, too."""
+    return use_gqa_in_sdpa(None if key.device.type == "cpu" else mask, key, value)
+
+
+@torch.no_grad()
+def each_alone(model: Any, inputs: Any, how: dict[str, Any]) -> list[list[int]]:
+    """Return the tokens that `generate` adds to each prompt, up to the first that ends it; `how` as of `complete`."""
+    how = settings_of(model, how)
+    with only(model, how["generation_config"]):
+        tokens = model.generate(**inputs, **how)[:, inputs["input_ids"].size(1) :]
+    eos = how["generation_config"].eos_token_id
+    ends = torch.isin(tokens, torch.tensor([] if eos is None else eos, device=tokens.device))
+    kept = ends.cumsum(1) - ends.long() == 0
+    return [row[keep].tolist() for row, keep in zip(tokens, kept, strict=True)]
+
+
+def first_equal(prompts: Sequence[Any]) -> list[int]:
+    """Return for each prompt the place of the first of its neighbours that are equal to it."""
+    places: list[int] = []
+    for place, prompt in enumerate(prompts):
+        places.append(places[-1] if place and prompt == prompts[place - 1] else place)
+    return places

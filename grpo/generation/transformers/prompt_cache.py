@@ -1,0 +1,210 @@
+"""A cache that has each prompt's keys and values once for all its completions, and the attention to it, on CPUs.
+
+Completions attend to their prompt together, in one call, and each to its own tokens in another; the outputs are merged
+by their log-sum-exps. So for each token a prompt's keys are read once and not once per completion, without copies.
+On GPUs the prompts' keys are repeated: the kernel that takes padding and returns these sums is a CPU's.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from grpo.generation.transformers.growing_cache import GrowingLayer, growing_cache, widened
+from grpo.utils.attention import as_computed, attention_by, implementations, policy_of
+
+PREFIX = "shared_keys|"
+
+
+class PromptLayer(GrowingLayer):
+    """Keys and values of prompts, (prompts, heads, tokens, size), and of the tokens of completions after them."""
+
+    def __init__(self, read: GrowingLayer) -> None:
+        super().__init__()
+        self.prompt_keys, self.prompt_values = as_computed(read.keys), as_computed(read.values)
+        self.lazy_initialization(self.prompt_keys, self.prompt_values)
+        self.keys, self.values = self.prompt_keys[:, :, :0], self.prompt_values[:, :, :0]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add tokens of completions; return the keys and values of their tokens alone."""
+        return super().update(key_states.to(self.keys.dtype), value_states.to(self.values.dtype), *args, **kwargs)
+
+    def get_seq_length(self) -> int:
+        """Return the tokens of a prompt and a completion."""
+        return self.prompt_keys.size(2) + self.keys.size(2)
+
+
+class PromptCache(DynamicCache):
+    """The cache of completions; those of a prompt are neighbours.
+
+    Args:
+        read: the cache of the prompts, each of which becomes a completion without tokens.
+    """
+
+    layers: list[PromptLayer]
+
+    def __init__(self, read: DynamicCache) -> None:
+        super().__init__()
+        self.layers = [PromptLayer(layer) for layer in read.layers]
+        self._place(torch.arange(len(self.layers[0].prompt_keys)))
+
+    def _place(self, prompt_of: torch.Tensor) -> None:
+        self.prompt_of = prompt_of
+        """The prompt of each completion."""
+        counts = prompt_of.bincount(minlength=len(self.layers[0].prompt_keys))
+        self.starts = counts.cumsum(0) - counts
+        """The first completion of each prompt."""
+        self.width = int(counts.max())
+        """Completions of the prompt that has most."""
+        numbers = torch.arange(len(prompt_of))
+        self.places = prompt_of * self.width + numbers - self.starts[prompt_of]
+        """Where each completion is among `width` places of each prompt."""
+        self.at_places = numbers.new_zeros(len(counts) * self.width).index_copy_(0, self.places, numbers)
+        """The completion of each place; any, where there is none."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.layers[0].prompt_keys.size(2)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these completions, which may repeat."""
+        super().batch_select_indices(indices)
+        self._place(self.prompt_of[indices])
+
+    def join(self, before: "PromptCache") -> None:
+        """Put the prompts of completions under way before those of the cache; prompts without completions are dropped.
+
+        Keys and values of the completions themselves are not joined.
+        """
+        left, renumbered = before.prompt_of.unique(return_inverse=True)
+        for earlier, layer in zip(before.layers, self.layers, strict=True):
+            layer.prompt_keys = widened(earlier.prompt_keys[left], layer.prompt_keys, 2)
+            layer.prompt_values = widened(earlier.prompt_values[left], layer.prompt_values, 2)
+            del earlier.prompt_keys, earlier.prompt_values
+        self._place(torch.cat((renumbered, self.prompt_of + len(left))))
+
+
+def sequence(cache: DynamicCache, row: int) -> list[tuple[torch.Tensor, ...]]:
+    """Return keys and values of each layer for a row of a cache, (heads, tokens, size)."""
+    if not isinstance(cache, PromptCache):
+        return [(layer.keys[row], layer.values[row]) for layer in cache.layers]
+    prompt = cache.prompt_of[row]
+    return [
+        (
+            torch.cat((layer.prompt_keys[prompt], layer.keys[row]), 1),
+            torch.cat((layer.prompt_values[prompt], layer.values[row]), 1),
+        )
+        for layer in cache.layers
+    ]
+
+
+_cache: ContextVar[PromptCache] = ContextVar("cache")
+
+
+class PromptMask:
+    """Stands where a policy has its attention mask, in a pass that computes a token of each completion.
+
+    Args:
+        cache: of the earlier tokens.
+        mask: which tokens are no padding, (completions, tokens); None if none is.
+    """
+
+    def __init__(self, cache: PromptCache, mask: torch.Tensor | None) -> None:
+        self.cache = cache
+        self.prompts = self.own = None
+        if mask is not None:  # of a prompt without completions left, any
+            self.prompts = bias(mask[cache.starts.clamp(max=len(mask) - 1), : cache.prompt_tokens])
+            self.own = bias(mask[:, cache.prompt_tokens :])
+
+
+def bias(seen: torch.Tensor) -> torch.Tensor | None:
+    """Return what is added to the scores of keys, (rows, 1, 1, keys), by whether they are seen; None if all are."""
+    return None if seen.all() else torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf)[:, None, None]
+
+
+@contextmanager
+def shared_keys(model: Any, cache: DynamicCache | None) -> Iterator[None]:
+    """While inside, a policy computes the next tokens of completions; nothing changes for other caches."""
+    if not isinstance(cache, PromptCache):
+        yield
+        return
+    token = _cache.set(cache)
+    try:
+        with attention_by(model, PREFIX, attend, make_mask):
+            yield
+    finally:
+        _cache.reset(token)
+
+
+def make_mask(name: str, *args: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> PromptMask:
+    """Return the mask of the completions in the cache."""
+    return PromptMask(_cache.get(), attention_mask)
+
+
+def attend(
+    name: str,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: PromptMask,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend to prompts and to completions, and merge.
+
+    Args:
+        name: of the implementation that the policy had before.
+        module: the layer.
+        query: (completions, heads, 1, size).
+        key: of the completions alone, (completions, key-value heads, tokens, size).
+        value: like the keys.
+        attention_mask: stands in the place of the policy's.
+        scaling: of the scores; 1 / sqrt(size) if it is None.
+        options: further ones of the implementation.
+
+    Returns:
+        Output, (completions, 1, heads, size), and no weights.
+    """
+    cache = attention_mask.cache
+    layer = cache.layers[module.layer_idx]
+    rows, heads, _, size = query.shape
+    pairs = key.size(1)
+    query = query.to(key.dtype).view(rows, pairs, heads // pairs, size)  # the heads of equal keys, like tokens
+    own, own_sum = kernel(query, key, value, attention_mask.own, scaling)
+
+    together = query.index_select(0, cache.at_places).unflatten(0, (-1, cache.width)).transpose(1, 2).flatten(2, 3)
+    found, found_sum = (
+        values.unflatten(2, (cache.width, -1)).transpose(1, 2).flatten(0, 1).index_select(0, cache.places)
+        for values in kernel(together, layer.prompt_keys, layer.prompt_values, attention_mask.prompts, scaling)
+    )
+    share = (found_sum - own_sum).sigmoid().to(own.dtype)[..., None]
+    return own.lerp(found, share).reshape(rows, 1, heads, -1), None
+
+
+def kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, added: torch.Tensor | None, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return output, (rows, heads, queries, size), and log-sum-exp, (rows, heads, queries)."""
+    if added is not None:
+        added = added.to(query.dtype).expand(-1, -1, query.size(2), -1)
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return attention(query, key, value, attn_mask=added, scale=scale)
+
+
+def why_repeated(model: Any) -> str | None:
+    """Return why a policy has to repeat the keys of prompts for their completions, or None; see also the trial."""
+    policy = policy_of(model)
+    if policy.device.type != "cpu":
+        return "it is not on a CPU"
+    if any(type(layer) is not GrowingLayer for layer in growing_cache(policy.config).layers):
+        return "some of its layers have a window of tokens"
+    if (names := set(implementations(model))) != {"sdpa"}:
+        return f"its attention is {', '.join(sorted(names))}"
+    return None

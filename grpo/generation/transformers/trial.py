@@ -1,0 +1,84 @@
+"""Whether a policy completes prompts in a continuous batch as `generate` does is found by trying.
+
+Two prompts begin, one of their completions ends, a third prompt joins: all completions consist of given tokens, so that
+the logits of each token can be compared.
+"""
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from grpo.generation.transformers.continuous_batch import ContinuousBatch, in_step
+from grpo.utils.attention import policy_of, relative_rounding
+from grpo.utils.errors import described
+from grpo.utils.oom import is_out_of_memory
+
+PROMPTS, COMPLETIONS = (5, 3, 4), (4, 1, 3)
+"""Tokens of each prompt, and of its completions."""
+Logits = dict[tuple[int, int], list[torch.Tensor]]
+"""By the number of the prompt and the tokens before."""
+
+
+@torch.no_grad()
+def why_not_joined(model: Any, shares_keys: bool) -> str | None:
+    """Return why completions cannot join and leave a continuous batch, sharing keys or not; None if they can."""
+    size = policy_of(model).config.get_text_config().vocab_size
+    tokens = iter([(number * 7919 + 5) % size for number in range(sum(PROMPTS) + sum(COMPLETIONS) + 2)])
+    end, pad = next(tokens), next(tokens)
+    prompts = [[next(tokens) for _ in range(length)] for length in PROMPTS]
+    texts = [
+        [*prompt, *[next(tokens) for _ in range(length - 1)], end]
+        for prompt, length in zip(prompts, COMPLETIONS, strict=True)
+    ]
+    config = GenerationConfig(max_new_tokens=max(COMPLETIONS), do_sample=False, eos_token_id=end, pad_token_id=pad)
+    alone, batched = Dictated(texts, pad), Dictated(texts, pad)
+
+    def how(dictated: Dictated, *places: int) -> dict[str, Any]:
+        width = max(PROMPTS[place] for place in places)
+        ids = torch.tensor([[pad] * (width - PROMPTS[place]) + prompts[place] for place in places], device=model.device)
+        inputs = {"input_ids": ids, "attention_mask": (ids != pad).long()}
+        return inputs | {"generation_config": config, "logits_processor": [dictated]}
+
+    try:
+        model.generate(**how(alone, 0, 1, 2))
+        batch, most = ContinuousBatch(), 0 if in_step(model) else 2
+        for places, numbers, left in (((0, 1), [[0, 1], [2]], most), ((2,), [[3, 4]], 0)):
+            given = how(batched, *places)
+            inputs = {name: given.pop(name) for name in ("input_ids", "attention_mask")}
+            batch.begin(model, inputs, numbers, left, shares_keys, **given)
+    except Exception as error:  # whatever a model makes of a batch that it does not know
+        if is_out_of_memory(error):  # of the device, not of the model
+            raise
+        return described(error)
+    if alone.seen.keys() != batched.seen.keys():
+        return "its completions have other lengths"
+    pairs = [(row, *alone.seen[place]) for place, rows in batched.seen.items() for row in rows]
+    some, others = (torch.stack(logits) for logits in zip(*pairs, strict=True))
+    distance = float((some - others).norm() / others.norm())
+    return None if distance <= relative_rounding(model) ** 0.5 else f"logits differ by {distance:.1e}"  # never of nan
+
+
+class Dictated:
+    """A processor of logits that notes them, and has each row continue with the tokens of its text.
+
+    Args:
+        texts: tokens of prompts and completions, no two of which begin with the same.
+        pad: the token of padding, which no text has.
+    """
+
+    def __init__(self, texts: list[list[int]], pad: int) -> None:
+        self.texts, self.pad = texts, pad
+        self.seen: Logits = {}
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Note and replace the scores of the next tokens, (rows, vocabulary)."""
+        dictated = torch.full_like(scores, -torch.inf)
+        for row, ids in enumerate(input_ids.tolist()):
+            ids = ids[next(place for place, token in enumerate(ids) if token != self.pad) :]
+            number = next(number for number, text in enumerate(self.texts) if text[0] == ids[0])
+            following = self.texts[number][len(ids) :]
+            if following:  # `generate` computes on what has ended
+                self.seen.setdefault((number, len(ids)), []).append(scores[row].clone())
+            dictated[row, following[0] if following else self.pad] = 0.0
+        return dictated

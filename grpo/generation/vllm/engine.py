@@ -1,0 +1,430 @@
+"""TRL's connection to vLLM, with exact weights, greedy evaluation, and one-line errors."""
+
+import atexit
+import copy
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Container, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import requests
+import torch
+from accelerate.utils import gather_object, is_peft_model
+from trl.generation import vllm_generation
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.import_utils import is_vllm_available
+
+from grpo.config.batch import longest_request
+from grpo.config.transport import HALF_ADAPTERS, LOOPBACK, engine_rank, why_not
+from grpo.data.images import engine_options
+from grpo.generation.backend import Backend
+from grpo.generation.kept_tokens import most_kept, with_kept
+from grpo.generation.vllm.adapter import adapter_file, adapter_weights
+from grpo.generation.vllm.checked_transfer import CheckedTransfer, lost
+from grpo.generation.vllm.held_adapter import BesideAdapter
+from grpo.generation.vllm.merged_weights import trains_tied_weight
+from grpo.generation.vllm.on_cpu import cpu_options, loadable, one_adapter
+from grpo.generation.vllm.policy_weights import is_sharded, policy_weights
+from grpo.generation.vllm.server import LAUNCHER, check_server, check_vllm, server_url, started_at
+from grpo.generation.vllm.server_requests import ServerRequests
+from grpo.generation.vllm.server_weights import asked, can_be_asked, check_adapter_is_applied, differing_adapter
+from grpo.generation.vllm.watched_session import WatchedSession, aborted_where_gone
+from grpo.utils.errors import ConfigError, GenerationError, described
+from grpo.utils.patching import patched
+
+if TYPE_CHECKING:
+    from grpo.config.resolve import Resolved
+
+log = logging.getLogger(__name__)
+COMPUTE = {"bf16": "bfloat16", "fp16": "float16"}
+ENDS = ("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos")
+"""Keys of `generation_kwargs` that say where completions end, in an evaluation, too."""
+AGAIN = f"start it again with {LAUNCHER}"
+BATCH = 1024
+"""Prompts that an evaluation gives vLLM at once."""
+
+
+def leave_groups() -> None:
+    """Leave vLLM's groups of processes, and PyTorch's, of which NCCL warns if it is left to the end of the process."""
+    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+
+    destroy_model_parallel()
+    destroy_distributed_environment()
+
+
+class PolicyEngine(VLLMGeneration, Backend):
+    """TRL's connection to vLLM, colocated or on a server.
+
+    The engine computes in the precision of the policy; under TRL vLLM chooses the precision. From a policy with LoRA
+    the engine gets the adapter, or copies of the weights with the adapter merged in. If FSDP or ZeRO-3 shards the
+    weights, TRL merges them in place. Every failure raises a `GenerationError`, so that the trainer never learns from a
+    completion of other weights.
+
+    Args:
+        lora: `adapter` or `merged`, as in `engine.lora` of the configuration.
+        shares: whether the policy gets its frozen weights from a colocated engine.
+        most_images: largest number of images per prompt; None if unknown.
+        quantization: of its frozen weights, by vLLM's name; None for none.
+        corrected: whether the trainer corrects for a difference between the engine and the policy.
+        staleness: number of older adapters that requests to a server may still use.
+        seed: of the run; a colocated engine draws by it, and by the number of the process.
+    """
+
+    sends_adapter = False
+    """Whether vLLM gets the adapter alone; it has loaded the frozen weights from the same files as the policy."""
+    unexpanded: Mapping[tuple[int, ...], list[int]] = MappingProxyType({})
+    """Prompts with images as `give_images` keeps them, by all of their tokens."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *args: Any,
+        lora: str = "adapter",
+        shares: bool = False,
+        most_images: int | None = None,
+        quantization: str | None = None,
+        corrected: bool = False,
+        staleness: int = 0,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        self._vocabulary = model.config.get_text_config().vocab_size
+        self._most_kept = most_kept(options.get("top_k"), self._vocabulary) if corrected else 0
+        self.sends_adapter = is_peft_model(model) and lora == "adapter"
+        if self.sends_adapter and (reason := why_not(model.peft_config["default"].to_dict())):
+            raise ValueError(f"engine.lora=adapter: {reason}; use engine.lora=merged")
+        self._most_images, self._quantization = most_images, quantization
+        whole = self.sends_adapter and not getattr(model, "is_quantized", False)
+        if quantization and not (whole and corrected and options["mode"] == "colocate"):
+            raise ValueError(
+                f"engine.quantization={quantization}: vLLM quantizes whole frozen weights beside an adapter "
+                "(engine.lora=adapter), with vllm_mode=colocate and vllm_importance_sampling_correction=True"
+            )
+        self._seed = seed
+        self._shares, self._transfer, self.checked, self._staleness = shares, CheckedTransfer(), True, staleness
+        self._says_weights = False  # a server of those that it holds
+        self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run
+        super().__init__(model, *args, **options | {"logprobs": self._most_kept})
+
+    @property
+    def expands_images(self) -> bool:  # type: ignore[override]
+        """Whether the engine expands image tokens itself, which a colocated engine does; a server gets all tokens."""
+        return self.mode == "colocate"
+
+    @classmethod
+    def check(cls, settings: "Resolved") -> None:
+        """Check that vLLM is installed, and that the server, if there is one, suits this run."""
+        train, peft, by_adapter = settings.train, settings.peft, settings.transport.adapter
+        has_gpu = torch.cuda.is_available() and not train.use_cpu
+        check_vllm(train, has_gpu or by_adapter, bool(peft and peft.get("quantization")))
+        if settings.engine.quantization not in (None, "fp8_per_channel") and not has_gpu:
+            raise ConfigError(
+                f"engine.quantization={settings.engine.quantization}: on a CPU vLLM quantizes per channel; use "
+                "fp8_per_channel"
+            )
+        if train.vllm_mode == "server":
+            longest = longest_request(settings.task, train)
+            options = (peft if by_adapter else None, settings.engine.staleness)
+            check_server(train, settings.model.model_name_or_path, longest, *options)
+
+    @classmethod
+    def described(cls, settings: "Resolved") -> str:
+        """Return a line: where vLLM generates, and whether it gets adapter or weights, with the reason."""
+        train, transport = settings.train, settings.transport
+        where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]
+        staleness = settings.engine.staleness
+        ahead = f", for {staleness} further {'step' if staleness == 1 else 'steps'} at once" if staleness else ""
+        line = f"vLLM generates, {where}{ahead}"
+        if settings.peft is None:
+            return line
+        if not transport.adapter:
+            gets = "all weights before each generation, with the adapter merged in"
+            return f"{line}; it gets {gets}: {transport.merged_because}"
+        line += "; it gets the adapter before each generation, and"
+        if settings.engine.share_weights:
+            return f"{line} the frozen weights exist once"
+        reason = f": {transport.unshared_because}" if transport.unshared_because else ""
+        return f"{line} has frozen weights of its own{reason}"
+
+    def _init_vllm(self) -> None:
+        if getattr(self.model, "is_quantized", False) and not self.sends_adapter:
+            raise ValueError("vLLM cannot take the weights of a quantized policy: use generation=transformers")
+        if is_peft_model(self.model) and not self.sends_adapter and trains_tied_weight(self.model):
+            raise ValueError(
+                "vLLM has one weight for embeddings and head, and the adapter trains one of them: leave both out of "
+                "peft.target_modules and peft.modules_to_save, or use generation=transformers"
+            )
+        if not is_vllm_available():
+            super()._init_vllm()  # which says so
+        logging.getLogger("torch._library").setLevel(logging.ERROR)  # that there is no Triton on a CPU is no news
+        if self.mode == "colocate":
+            dtype = compute_type(self.accelerator, self.model)
+            on_cpu = self.accelerator.device.type == "cpu"
+            check_kernels(dtype, on_gpu=not on_cpu, sends_adapter=self.sends_adapter)
+            weights = sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
+            options = cpu_options(self.gpu_memory_utilization, weights) if on_cpu else {}
+            revision = getattr(self.model.config, "_commit_hash", None)
+            options |= {"dtype": dtype, "revision": revision, "tokenizer_revision": revision}
+            options |= engine_options(self.processing_class, self._most_images)
+            options |= {"max_logprobs": self._most_kept} if self._most_kept else {}
+            if self.sends_adapter:
+                options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
+            quantized = {"quantization": self._quantization} if self._quantization else {}
+            make = vllm_generation.LLM
+
+            def engine(seed: int, **given: Any) -> Any:
+                return make(**options | given | quantized, seed=self._seed + seed)  # TRL's is the number of the process
+
+            os.environ.setdefault("MASTER_PORT", free_port())
+            with (
+                patched("trl.generation.vllm_generation:LLM", engine),
+                loadable() if on_cpu and (self._shares or not self.sends_adapter) else nullcontext(),
+                one_adapter() if on_cpu and self.sends_adapter else nullcontext(),
+            ):
+                super()._init_vllm()
+            atexit.register(leave_groups)
+            if self.sends_adapter:
+                divided = self.tensor_parallel_size > 1
+                self._beside = BesideAdapter(self.model, self._runner.model, self._shares, divided)
+        else:
+            if any(host in (self.server_base_url or self.server_host) for host in LOOPBACK):
+                os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")  # where the weights are handed over
+            watched = partial(WatchedSession, self.server_base_url or f"http://{self.server_host}:{self.server_port}")
+            by_nccl = VLLMClient.init_communicator if not self.sends_adapter else lambda *args, **options: None
+            connect = "trl.generation.vllm_client:VLLMClient.init_communicator"
+            with patched("requests:Session", watched), patched(connect, by_nccl):
+                super()._init_vllm()
+            if self.accelerator.is_main_process:
+                self._server_started = started_at(self.vllm_client.base_url)
+                self._requests = ServerRequests(self.vllm_client)
+                self.vllm_client.generate = self._requests.generate
+            can = [self.accelerator.is_main_process and can_be_asked(self.vllm_client.base_url)]
+            self._says_weights = any(gather_object(can))
+
+    @property
+    def _runner(self) -> Any:
+        """The `GPUModelRunner` of a colocated engine."""
+        return self.llm.llm_engine.model_executor.driver_worker.model_runner
+
+    def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield names and weights in the same form as TRL."""
+        sharded = is_sharded(self.model, self._dist.is_zero3)
+        return self._transfer.sending(super()._iter_named_params() if sharded else self._weights())
+
+    def _weights(self, only: Container[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the policy's weights with these names, or all; no sharded weights that TRL merges completely."""
+        if not (is_peft_model(self.model) and is_sharded(self.model, self._dist.is_zero3)):
+            yield from policy_weights(self.model, self._dist.gather_params, self.accelerator.device, only)
+
+    def check_transfer(self) -> None:
+        """Compare the weights that vLLM holds with the policy's, bit for bit.
+
+        Raises:
+            GenerationError: on some process a weight differs.
+        """
+        self.checked = True
+        if self.mode == "server":
+            wrong = self._held_by_server() if self._says_weights else []
+        elif self.sends_adapter:
+            wrong = self._beside.differing(self._runner.lora_manager._adapter_manager, self._version, self._adapter())
+        else:
+            wrong = self._transfer.differing(self._runner.model, self._weights)
+        if everyones := gather_object(wrong):
+            raise GenerationError(lost(everyones))
+
+    def _held_by_server(self) -> list[str]:
+        """Return the names of weights that differ on the server; only rank 0 queries the server."""
+        ask = partial(asked, self.vllm_client) if self.accelerator.is_main_process else None
+        if not self.sends_adapter:
+            return self._transfer.differing_on(ask, self._weights)
+        weights = self._adapter()
+        return differing_adapter(ask, self.model, weights) if ask else []
+
+    def _adapter(self) -> dict[str, torch.Tensor]:
+        """Return the weights of the policy's adapter, on the CPU."""
+        return adapter_weights(self.model, self._dist.gather_params)
+
+    def sync_weights(self) -> None:
+        """Give vLLM the policy's weights.
+
+        Raises:
+            GenerationError: it did not take them.
+        """
+        with self._explained("took the policy's weights"):
+            if self.sends_adapter:
+                self._send_adapter()
+            elif self.mode == "colocate":
+                super().sync_weights()
+                self.llm.llm_engine.reset_encoder_cache()  # of images, as the tower's weights saw them before
+            else:
+                self._send_to_server()
+            self.check_transfer()
+
+    def _send_to_server(self) -> None:
+        self._check_server()
+        if self._dist.is_fsdp:
+            self._weight_metadata = None  # FSDP changes precisions when training begins, after an evaluation
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.synchronize()  # weights are read on streams that do not wait for the optimizer's
+        with ExitStack() as within:
+            if self.accelerator.is_main_process:
+                within.enter_context(self._requests.paused())
+                within.enter_context(aborted_where_gone(self.vllm_client))
+            super().sync_weights()
+        if self.accelerator.is_main_process and hasattr(self.processing_class, "image_processor"):
+            session, url = self.vllm_client.session, self.vllm_client.base_url
+            session.post(f"{url}/reset_encoder_cache").raise_for_status()
+
+    def _send_adapter(self) -> None:
+        """Load the adapter into vLLM under a new name, and remove the adapter that no request uses any more.
+
+        Under the same name vLLM would reuse prefixes that it computed with the old adapter. Requests in flight end with
+        the adapter that they began with.
+        """
+        weights = self._adapter()
+        old, self._version = self._version, self._version + 1
+        if self.mode == "colocate":
+            from vllm.lora.request import LoRARequest
+
+            with adapter_file(self.model, weights) as folder:
+                request = LoRARequest(f"policy-{self._version}", self._version, str(folder))
+                if not self.llm.llm_engine.add_lora(request):
+                    raise GenerationError("vLLM did not take the adapter: use engine.lora=merged")
+            if old:
+                self.llm.llm_engine.remove_lora(old)
+            self.llm.generate = partial(type(self.llm).generate, self.llm, lora_request=request)
+        elif self.accelerator.is_main_process:
+            post, url = self.vllm_client.session.post, f"{self.vllm_client.base_url}/v1"
+            unused, name = self._version - 1 - self._staleness, f"policy-{self._run}-{self._version}"
+            with adapter_file(self.model, weights) as folder:
+                answer = post(f"{url}/load_lora_adapter", json={"lora_name": name, "lora_path": str(folder)})
+            if answer.status_code != 200:
+                reason = " ".join(answer.text.split())[:300]
+                raise GenerationError(f"the vLLM server did not take the adapter: {reason}")
+            self.vllm_client.model = name
+            if unused > 0:  # gone already after a restart
+                post(f"{url}/unload_lora_adapter", json={"lora_name": f"policy-{self._run}-{unused}"})
+
+    def generate(self, prompts: list[list[int]], images: list | None, *args: Any, **options: Any) -> tuple:
+        """Complete prompts like TRL, except for images, whose tokens TRL 1.16 makes vLLM expand twice (trl#6294).
+
+        Raises:
+            GenerationError: vLLM failed, saw other prompts, or left a completion empty, as it does with requests that
+                it gives up.
+        """
+        given = [self.unexpanded.get(tuple(ids), ids) for ids in prompts]
+        shown = [row or None for row in images] if images else None
+        with self._explained("generated"):
+            if not self.checked and not (self.mode == "colocate" and self._llm_weights_sleeping):
+                self.check_transfer()
+            result = super().generate(given, shown, *args, **options)
+            self._check_server()
+            self._check_applied()
+        seen, completions = result[:2]
+        if given != prompts and list(map(list, seen)) != prompts:
+            raise GenerationError("vLLM shows this model's images with other tokens: use generation=transformers")
+        if len(completions) != len(prompts) or not all(completions):
+            given_up = len(prompts) - sum(map(bool, completions))
+            raise GenerationError(f"vLLM gave up {given_up} of {len(prompts)} completions; its log says why")
+        if not self.logprobs:
+            return result
+        logprobs = with_kept(completions, *result[2:], self.logprobs, self._vocabulary)
+        return *result[:2], logprobs, None
+
+    def for_thread(self, accelerator: Any, name: str) -> "PolicyEngine":
+        one = copy.copy(self)
+        one.accelerator, one.generation_kwargs = accelerator, {**(self.generation_kwargs or {}), "request_id": name}
+        return one
+
+    def abort(self, name: str) -> None:
+        self._requests.abort(name)
+
+    def give_images(self, prompts: list[list[int]], unexpanded: list[list[int]]) -> None:
+        """Keep prompts in vLLM's form with images: one token per image, which vLLM expands itself."""
+        self.unexpanded = dict(zip(map(tuple, prompts), unexpanded, strict=True))
+
+    @contextmanager
+    def greedy(self) -> Iterator[None]:
+        """While inside, the likeliest completions, which end as rollouts do, without their filters and penalties."""
+        how = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0, "logprobs": 0}
+        before = {name: getattr(self, name) for name in [*how, "generation_kwargs"]}
+        ends = {name: value for name, value in (self.generation_kwargs or {}).items() if name in ENDS}
+        try:
+            self.__dict__.update(how, generation_kwargs=ends)
+            yield
+        finally:
+            self.__dict__.update(before)
+
+    def changed_weights(self) -> list[str]:
+        return self._beside.frozen.changed() if self._shares else []
+
+    def asleep(self) -> int:
+        if not (self.mode == "colocate" and self.enable_sleep_mode and self._llm_weights_sleeping):
+            return 0
+        from vllm.device_allocator.cumem import CuMemAllocator
+
+        return CuMemAllocator.get_instance().get_current_usage()
+
+    def _check_server(self) -> None:
+        """Check that the server is still the process that received the policy's weights.
+
+        With adapters the check is unnecessary: another process would not know the adapter's name.
+        """
+        if self.mode == "server" and not self.sends_adapter and self.accelerator.is_main_process:
+            url = self.vllm_client.base_url
+            if started_at(url) != self._server_started:
+                raise GenerationError(
+                    f"the vLLM server at {url} was started again in the middle of the run and has its first weights: "
+                    "continue from the checkpoint"
+                )
+
+    def _check_applied(self) -> None:
+        """Check that vLLM used the adapter for the completions, if it gets the adapter alone."""
+        if self.sends_adapter and self.mode == "colocate":
+            self._beside.check_applied(self._runner.lora_manager._adapter_manager, self._version)
+        elif self.sends_adapter and self._says_weights and self.accelerator.is_main_process:
+            check_adapter_is_applied(partial(asked, self.vllm_client))
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except GenerationError:
+            raise
+        except requests.exceptions.RetryError as error:
+            url = self.vllm_client.base_url
+            raise GenerationError(f"the vLLM server at {url} failed while it {what}; its log says why") from error
+        except requests.RequestException as error:
+            url = self.vllm_client.base_url
+            reason = f"the vLLM server at {url} went away while it {what} ({type(error).__name__}): {AGAIN}"
+            raise GenerationError(reason) from error
+        except Exception as error:
+            raise GenerationError(f"vLLM failed while it {what}: {described(error)}") from error
+
+
+def compute_type(accelerator: Any, model: torch.nn.Module) -> str:
+    """Return the data type in which policy and engine compute."""
+    return COMPUTE.get(accelerator.mixed_precision, str(model.dtype).removeprefix("torch."))
+
+
+def check_kernels(dtype: str, on_gpu: bool, sends_adapter: bool) -> None:
+    """Raise a ValueError if vLLM's kernels cannot compute an adapter in this type."""
+    if sends_adapter and on_gpu and dtype == "float32":
+        raise ValueError(f"engine.lora=adapter: {HALF_ADAPTERS}; use engine.lora=merged")
+
+
+def free_port() -> str:
+    """Return a free port.
+
+    TRL tries the same four ports for each engine, so one of two runs that start at the same time on a machine would
+    fail.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
