@@ -105,7 +105,7 @@ def test_private_names_of_a_trainer_are_in_one_file() -> None:
 
 
 def test_every_engine_attribute_that_we_touch_is_in_stock_trl():
-    made = {"_server_started", "_requests", "_beside"}
+    made = {"_server_started", "_requests", "_checked_adapter"}
     assigned = {name for kind in VLLMGeneration.__mro__[:-1] for name in attributes(kind, written=True)}
     used = from_library(PolicyEngine, VLLMGeneration) - made
     assert {"_dist", "_weight_metadata", "vllm_client", "gpu_memory_utilization"} <= used

@@ -11,7 +11,7 @@ import torch
 from grpo.config.transport import engine_rank
 from grpo.data.images import engine_options, images_in, unexpanded
 from grpo.generation.transformers.completer import Completer, Generate
-from grpo.generation.vllm.on_cpu import cpu_options, one_adapter
+from grpo.generation.vllm.colocated import cpu_options, one_adapter
 from grpo.model import policy
 
 if TYPE_CHECKING:

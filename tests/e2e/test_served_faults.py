@@ -46,8 +46,8 @@ def test_asking_a_server_changes_no_completion(found: dict[str, Any]) -> None:
 def test_a_server_of_another_launcher_is_only_warned_about(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from grpo.generation.vllm import server_weights
+    from grpo.generation.vllm import server
 
-    monkeypatch.setattr(server_weights, "settings_of", lambda url: {"parallel_config": {"worker_extension_cls": ""}})
-    assert not server_weights.can_be_asked("http://127.0.0.1:9")
+    monkeypatch.setattr(server, "settings_of", lambda url: {"parallel_config": {"worker_extension_cls": ""}})
+    assert not server.can_be_asked("http://127.0.0.1:9")
     assert "cannot say which weights it holds" in caplog.text

@@ -1,122 +1,28 @@
 """Compares an engine's weights with the policy's, bit for bit in the engine's data type.
 
-The engine's own `load_weights` determines the place of a weight: the check calls it with tensors that have a shape and
-no content, and records each write instead of executing it. Fused, padded and divided weights of any architecture are
-thus compared without a table of their layouts.
+A colocated engine shows its tensors, a server tells their digests (`held_weights.py`); all else is the same.
 """
 
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import xxhash
-from torch.utils._python_dispatch import TorchDispatchMode
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch.distributed.tensor import DTensor
+
+from grpo.generation.vllm.held_weights import EVERY, FEWEST, FRACTION, FrozenWeights, HeldAdapter, Part, holds, named
+from grpo.generation.vllm.shared_weights import share, side_by_side
 
 log = logging.getLogger(__name__)
-EVERY = 50
-"""All weights are compared completely after the first transfer and after every this many transfers."""
-FRACTION, FEWEST = 16, 8
-"""After each transfer, a fraction of 1/FRACTION of the weights, at least FEWEST, is compared completely."""
 SAMPLE = 2**14
 """Number of sent entries per weight that are kept and compared."""
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an engine keeps a weight, or a part of it."""
-
-    held: torch.Tensor
-    """The engine's, in its layout."""
-    offset: int
-    """Offset of that part's first entry in the policy's weight, which is contiguous."""
-    stride: tuple[int, ...]
-    """Place of that part in the policy's weight; `held` has its shape."""
-
-    def of(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the part of a whole weight of the policy."""
-        return weight.contiguous().as_strided(self.held.shape, self.stride, self.offset)
-
-    def of_rows(self, rows: torch.Tensor, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the engine's values of some rows of a weight, and the rows; nothing for a part without complete rows.
-
-        Args:
-            rows: (rows, ...), rows of a weight of the policy.
-            first: index of the first row in the weight.
-        """
-        entries, shape = rows[0].numel(), self.held.shape
-        if shape[1:] != rows.shape[1:] or self.offset % entries or self.stride[0] != entries:
-            return self.held[:0], rows[:0]
-        start = self.offset // entries
-        low, high = max(first, start), min(first + len(rows), start + shape[0])
-        return self.held[low - start : max(low, high) - start], rows[low - first : max(low, high) - first]
-
-    def described(self) -> dict[str, Any]:
-        """Return all but the content, as JSON can have it."""
-        dtype = str(self.held.dtype).removeprefix("torch.")
-        return {"shape": list(self.held.shape), "dtype": dtype, "offset": self.offset, "stride": list(self.stride)}
-
-
-class Writes(TorchDispatchMode):
-    """Context that records copies from tensors without content instead of executing them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if function is torch.ops.aten.copy_.default and args[1].is_meta:
-            self.found.append((args[0], args[1]))
-            return args[0]
-        if function is torch.ops.aten.fill_.Scalar:  # rows below a vocabulary, which are zero
-            return args[0]
-        return function(*args, **(kwargs or {}))
-
-
-def digest(weight: torch.Tensor) -> str:
-    """Return a hash of the bits of a weight."""
-    content = weight.detach().contiguous().cpu().view(torch.uint8).numpy()
-    return xxhash.xxh3_128_hexdigest(content)
-
-
-def places(engine: torch.nn.Module, shapes: Mapping[str, torch.Size]) -> dict[str, list[Place]]:
-    """Return the places of weights in an engine, by the names under which it gets them.
-
-    The result lacks weights that the engine converts, weights under another name, scalars, and weights after a weight
-    whose content the loading of this model reads.
-
-    Args:
-        engine: vLLM's model.
-        shapes: shapes of the weights by name.
-    """
-    given = {name: torch.empty(shape, device="meta") for name, shape in shapes.items() if shape.numel() > 1}
-    names = {weight.untyped_storage()._cdata: name for name, weight in given.items()}
-    own = {weight.untyped_storage().data_ptr() for weight in (*engine.parameters(), *engine.buffers())}
-    with Writes() as writes:
-        try:
-            engine.load_weights(given.items())
-        except (RuntimeError, NotImplementedError) as error:  # it computes with the content
-            log.warning("vLLM's loading of this model cannot be followed (%s): not all weights are compared", error)
-    found: dict[str, list[Place]] = {}
-    for held, part in writes.found:
-        name = names.get(part.untyped_storage()._cdata)
-        if name and held.shape == part.shape and held.untyped_storage().data_ptr() in own:
-            found.setdefault(name, []).append(Place(held, part.storage_offset(), part.stride()))
-    return found
-
-
-def same(held: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether an engine holds a weight of the policy, in the engine's data type."""
-    wanted = weight.to(held.device, held.dtype)
-    kind = INTEGERS[held.element_size()]
-    return torch.equal(held.detach().contiguous().view(kind), wanted.detach().contiguous().view(kind))
+QUANTIZED_EQUAL = 0.95
+"""Fraction of the bytes of packed 4-bit weights that have to be equal."""
+NOT_APPLIED = "vLLM has generated without the policy's adapter: use engine.lora=merged, or generation=transformers"
 
 
 def lost(names: list[str]) -> str:
@@ -130,17 +36,8 @@ def lost(names: list[str]) -> str:
     )
 
 
-def warn_unless(compared: bool) -> None:
-    """Say so if no weight can be compared."""
-    if not compared:
-        log.warning(
-            "it is not known where vLLM keeps the weights of this model, so that none is compared; the check "
-            "by log-probabilities every 50th step remains"
-        )
-
-
 class CheckedTransfer:
-    """Compares a colocated engine's weights with the policy's after each transfer.
+    """Compares an engine's weights with the policy's after each transfer of all weights.
 
     It compares a sample of the entries of all weights with the sent values, so that no weight is lost in transfer, and
     some weights completely with the policy's, computed again, so that the sent values are the policy's.
@@ -150,7 +47,6 @@ class CheckedTransfer:
         self._random = random.Random(0)  # the same on all processes
         self._transfers = 0
         self._shapes: dict[str, torch.Size] = {}
-        self._places: dict[str, list[Place]] = {}
         self._sent: dict[str, tuple[int, torch.Tensor]] = {}
 
     def sending(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -164,58 +60,36 @@ class CheckedTransfer:
             yield name, weight
 
     def differing(
-        self, engine: torch.nn.Module, policy: Callable[[set[str]], Iterable[tuple[str, torch.Tensor]]]
+        self,
+        held: Callable[..., Iterable[Part]] | None,
+        policy: Callable[[set[str]], Iterable[tuple[str, torch.Tensor]]],
     ) -> list[str]:
         """Return the names of weights that the engine holds otherwise than the policy.
 
         Args:
-            engine: vLLM's model.
+            held: returns the engine's parts, see `HeldWeights`; None on processes that do not ask.
             policy: yields weights of the policy as they are now; all processes have to call it.
         """
         if not self._shapes:
             return ["every weight"]  # as none was ever sent
-        if self._transfers % EVERY == 0:
-            self._places = places(engine, self._shapes)
-            warn_unless(bool(self._places))
+        drawn, parts = self._drawn(), defaultdict[tuple[str, bool], list[Part]](list)
+        if held:
+            rows = {name: (first, len(sent)) for name, (first, sent) in self._sent.items()}
+            for part in held(shapes=self._shapes, whole=sorted(drawn), rows=rows):
+                parts[part.name, part.is_rows].append(part)
+            if self._transfers == 1 and not parts:
+                log.warning(
+                    "it is not known where vLLM keeps the weights of this model, so that none is compared; the check "
+                    "by log-probabilities every 50th step remains"
+                )
         wrong = {
-            name
-            for name, weight in policy(self._drawn())
-            for place in self._places.get(name, ())
-            if not same(place.held, place.of(weight))
+            name for name, weight in policy(drawn) for part in parts[name, False] if not part.equals(part.of(weight))
         }
-        for name, (first, rows) in self._sent.items():
-            pairs = [place.of_rows(rows, first) for place in self._places.get(name, ())]
-            wrong |= {name for held, kept in pairs if not same(held, kept)}
-        self._sent.clear()
-        return sorted(wrong)
-
-    def differing_on(
-        self, ask: Callable[..., list[Any]] | None, policy: Callable[[set[str]], Iterable[tuple[str, torch.Tensor]]]
-    ) -> list[str]:
-        """Return the names of weights that differ between server and policy, by digests.
-
-        Args:
-            ask: queries the workers of the server; None on processes that do not query it.
-            policy: as in `differing`.
-        """
-        if not self._shapes:
-            return ["every weight"]
-        drawn, wrong, said = self._drawn(), set(), defaultdict(list)
-        if ask:
-            rows = {name: [first, len(kept)] for name, (first, kept) in self._sent.items()}
-            shapes = {name: list(shape) for name, shape in self._shapes.items()}
-            for part in chain(*ask("held_weights", shapes=shapes, whole=sorted(drawn), rows=rows)):
-                content = torch.empty(part["shape"], dtype=getattr(torch, part["dtype"]), device="meta")
-                place = Place(content, part["offset"], tuple(part["stride"]))
-                said[part["name"], part["rows"]].append((place, part["digest"]))
-            if self._transfers == 1:
-                warn_unless(bool(said))
-        for name, weight in policy(drawn):
-            parts = [(place.of(weight).to(place.held.dtype), found) for place, found in said[name, False]]
-            wrong |= {name for part, found in parts if digest(part) != found}
-        for name, (first, kept) in self._sent.items():
-            parts = [(place.of_rows(kept, first)[1].to(place.held.dtype), found) for place, found in said[name, True]]
-            wrong |= {name for part, found in parts if digest(part) != found}
+        for name, (first, sent) in self._sent.items():
+            for part in parts[name, True]:
+                _, rows_of_part = part.rows_of(sent.shape, first)
+                if not part.equals(sent[rows_of_part]):
+                    wrong.add(name)
         self._sent.clear()
         return sorted(wrong)
 
@@ -225,3 +99,119 @@ class CheckedTransfer:
         self._transfers += 1
         few = min(len(names), max(FEWEST, len(names) // FRACTION))
         return set(names if is_whole else self._random.sample(names, few))
+
+
+class CheckedAdapter:
+    """Compares the adapter that a colocated engine holds with the policy's, and the frozen weights beside it.
+
+    Args:
+        policy: with the adapter.
+        engine: vLLM's model.
+        shares: whether the policy gets its frozen weights from the engine.
+        divided: whether the engine holds a part of each weight.
+    """
+
+    def __init__(self, policy: PeftModel, engine: torch.nn.Module, shares: bool, divided: bool) -> None:
+        self.policy, self.divided = policy, divided
+        self.frozen = FrozenWeights(share(policy, engine) if shares else named(engine))
+        self._engine: torch.nn.Module | None = None if divided else engine
+        """While its frozen weights have not been compared with the policy's."""
+
+    def differing(self, manager: Any, version: int, weights: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the names of differing weights, among all weights of the adapter and some frozen weights.
+
+        The first call compares frozen weights with the policy's, if vLLM keeps them in the policy's layout; later calls
+        check that they have not changed.
+
+        Args:
+            manager: vLLM's `LoRAModelManager`.
+            version: the engine's number of the adapter.
+            weights: weights of the policy's adapter, by their names in PEFT's files.
+        """
+        held = HeldAdapter(manager, version).weights({name: weight.shape for name, weight in weights.items()})
+        contents = {name: (weight.shape, weight) for name, weight in held.items()}
+        wanted = scaled(self.policy, weights, manager.lora_config.lora_dtype)
+        wrong = self.frozen.changed(few=True) + differing_adapter(wanted, contents, self.divided)
+        pairs = side_by_side(self.policy, self._engine) if self._engine else ()
+        self._engine = None
+        return wrong + [
+            name
+            for name, weight, rows in pairs
+            if rows is not None
+            and rows.shape == weight.shape
+            and not isinstance(weight, DTensor)
+            and not is_float8(rows)
+            and not (
+                same_quantized(rows, weight) if weight.dtype == torch.uint8 else holds(rows, weight.to(rows.dtype))
+            )
+        ]
+
+
+def differing_on_server(
+    policy: PeftModel, weights: Mapping[str, torch.Tensor], answers: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Return the names of adapter weights that differ on a server, and of frozen weights that have changed.
+
+    Args:
+        weights: weights of the adapter, by their names in PEFT's files.
+        answers: of the workers to `TellsWeights.held_adapter`.
+    """
+    wrong = []
+    for answer in answers:
+        wanted = scaled(policy, weights, getattr(torch, answer["dtype"]))
+        contents = {name: (torch.Size(shape), content) for name, (shape, content) in answer["held"].items()}
+        wrong += differing_adapter(wanted, contents, divided=len(answers) > 1) + answer["changed"]
+    return wrong
+
+
+def differing_adapter(
+    wanted: Mapping[str, torch.Tensor], held: Mapping[str, tuple[torch.Size, torch.Tensor | str]], divided: bool
+) -> list[str]:
+    """Return the names of an adapter's weights that an engine lacks or holds otherwise.
+
+    Args:
+        wanted: in vLLM's form, see `scaled`.
+        held: shape and content of the engine's.
+        divided: whether several processes divide weights; these parts are not compared.
+    """
+    wrong = []
+    for name, weight in wanted.items():
+        shape, content = held.get(name, (None, ""))
+        if shape != weight.shape:
+            wrong += [] if divided and shape else [name]
+        elif not holds(content, weight):
+            wrong.append(name)
+    return wrong
+
+
+def scaled(model: PeftModel, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the weights of a policy's adapter in vLLM's form: in its data type, with `lora_B` scaled in that type.
+
+    Args:
+        weights: weights by their names in PEFT's files.
+    """
+    factors = {
+        name.replace("_checkpoint_wrapped_module.", ""): layer.scaling["default"]
+        for name, layer in model.named_modules()
+        if isinstance(layer, BaseTunerLayer) and "default" in layer.scaling
+    }
+    result = {}
+    for name, weight in weights.items():
+        layer, _, which = name.rpartition(".lora_")
+        factor = factors[layer] if which.startswith("B") else 1
+        result[name] = weight.to(dtype) if factor == 1 else weight.to(dtype) * factor
+    return result
+
+
+def is_float8(weight: torch.Tensor) -> bool:
+    """Return whether vLLM has quantized a weight (`engine.quantization`), and so no longer has the policy's bits."""
+    return weight.is_floating_point() and weight.element_size() == 1
+
+
+def same_quantized(held: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Return whether packed 4-bit weights come from the same weights, which vLLM quantizes in float16 while loading.
+
+    A weight near the middle of two levels may get the other level: 0.9 % of bytes differ for a policy in bfloat16. With
+    other weights nearly all bytes differ.
+    """
+    return float((held == weight).float().mean()) >= QUANTIZED_EQUAL

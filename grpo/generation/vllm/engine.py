@@ -4,11 +4,11 @@ import atexit
 import copy
 import logging
 import os
-import socket
 import uuid
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +21,27 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.import_utils import is_vllm_available
 
 from grpo.config.batch import longest_request
-from grpo.config.transport import HALF_ADAPTERS, LOOPBACK, engine_rank, why_not
+from grpo.config.transport import LOOPBACK, engine_rank, why_not
 from grpo.data.images import engine_options
 from grpo.generation.backend import Backend
 from grpo.generation.kept_tokens import most_kept, with_kept
-from grpo.generation.vllm.adapter import adapter_file, adapter_weights
-from grpo.generation.vllm.checked_transfer import CheckedTransfer, lost
-from grpo.generation.vllm.held_adapter import BesideAdapter
-from grpo.generation.vllm.merged_weights import trains_tied_weight
-from grpo.generation.vllm.on_cpu import cpu_options, loadable, one_adapter
-from grpo.generation.vllm.policy_weights import is_sharded, policy_weights
-from grpo.generation.vllm.server import LAUNCHER, check_server, check_vllm, server_url, started_at
+from grpo.generation.vllm import colocated, server
+from grpo.generation.vllm.checked_transfer import (
+    NOT_APPLIED,
+    CheckedAdapter,
+    CheckedTransfer,
+    differing_on_server,
+    lost,
+)
+from grpo.generation.vllm.held_weights import HeldWeights, Part, applied
+from grpo.generation.vllm.policy_weights import (
+    adapter_file,
+    adapter_weights,
+    is_sharded,
+    policy_weights,
+    trains_tied_weight,
+)
 from grpo.generation.vllm.server_requests import ServerRequests
-from grpo.generation.vllm.server_weights import asked, can_be_asked, check_adapter_is_applied, differing_adapter
 from grpo.generation.vllm.watched_session import WatchedSession, aborted_where_gone
 from grpo.utils.errors import ConfigError, GenerationError, described
 from grpo.utils.patching import patched
@@ -42,20 +50,11 @@ if TYPE_CHECKING:
     from grpo.config.resolve import Resolved
 
 log = logging.getLogger(__name__)
-COMPUTE = {"bf16": "bfloat16", "fp16": "float16"}
 ENDS = ("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos")
 """Keys of `generation_kwargs` that say where completions end, in an evaluation, too."""
-AGAIN = f"start it again with {LAUNCHER}"
+AGAIN = f"start it again with {server.LAUNCHER}"
 BATCH = 1024
 """Prompts that an evaluation gives vLLM at once."""
-
-
-def leave_groups() -> None:
-    """Leave vLLM's groups of processes, and PyTorch's, of which NCCL warns if it is left to the end of the process."""
-    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
-
-    destroy_model_parallel()
-    destroy_distributed_environment()
 
 
 class PolicyEngine(VLLMGeneration, Backend):
@@ -109,6 +108,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         self._seed = seed
         self._shares, self._transfer, self.checked, self._staleness = shares, CheckedTransfer(), True, staleness
         self._says_weights = False  # a server of those that it holds
+        self._held: Callable[..., Iterable[Part]]
         self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run
         super().__init__(model, *args, **options | {"logprobs": self._most_kept})
 
@@ -122,7 +122,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         """Check that vLLM is installed, and that the server, if there is one, suits this run."""
         train, peft, by_adapter = settings.train, settings.peft, settings.transport.adapter
         has_gpu = torch.cuda.is_available() and not train.use_cpu
-        check_vllm(train, has_gpu or by_adapter, bool(peft and peft.get("quantization")))
+        server.check_vllm(train, has_gpu or by_adapter, bool(peft and peft.get("quantization")))
         if settings.engine.quantization not in (None, "fp8_per_channel") and not has_gpu:
             raise ConfigError(
                 f"engine.quantization={settings.engine.quantization}: on a CPU vLLM quantizes per channel; use "
@@ -131,13 +131,13 @@ class PolicyEngine(VLLMGeneration, Backend):
         if train.vllm_mode == "server":
             longest = longest_request(settings.task, train)
             options = (peft if by_adapter else None, settings.engine.staleness)
-            check_server(train, settings.model.model_name_or_path, longest, *options)
+            server.check_server(train, settings.model.model_name_or_path, longest, *options)
 
     @classmethod
     def described(cls, settings: "Resolved") -> str:
         """Return a line: where vLLM generates, and whether it gets adapter or weights, with the reason."""
         train, transport = settings.train, settings.transport
-        where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]
+        where = {"colocate": "in this process", "server": f"on {server.server_url(train)}"}[train.vllm_mode]
         staleness = settings.engine.staleness
         ahead = f", for {staleness} further {'step' if staleness == 1 else 'steps'} at once" if staleness else ""
         line = f"vLLM generates, {where}{ahead}"
@@ -164,53 +164,72 @@ class PolicyEngine(VLLMGeneration, Backend):
             super()._init_vllm()  # which says so
         logging.getLogger("torch._library").setLevel(logging.ERROR)  # that there is no Triton on a CPU is no news
         if self.mode == "colocate":
-            dtype = compute_type(self.accelerator, self.model)
-            on_cpu = self.accelerator.device.type == "cpu"
-            check_kernels(dtype, on_gpu=not on_cpu, sends_adapter=self.sends_adapter)
-            weights = sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
-            options = cpu_options(self.gpu_memory_utilization, weights) if on_cpu else {}
-            revision = getattr(self.model.config, "_commit_hash", None)
-            options |= {"dtype": dtype, "revision": revision, "tokenizer_revision": revision}
-            options |= engine_options(self.processing_class, self._most_images)
-            options |= {"max_logprobs": self._most_kept} if self._most_kept else {}
-            if self.sends_adapter:
-                options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
-            quantized = {"quantization": self._quantization} if self._quantization else {}
-            make = vllm_generation.LLM
-
-            def engine(seed: int, **given: Any) -> Any:
-                return make(**options | given | quantized, seed=self._seed + seed)  # TRL's is the number of the process
-
-            os.environ.setdefault("MASTER_PORT", free_port())
-            with (
-                patched("trl.generation.vllm_generation:LLM", engine),
-                loadable() if on_cpu and (self._shares or not self.sends_adapter) else nullcontext(),
-                one_adapter() if on_cpu and self.sends_adapter else nullcontext(),
-            ):
-                super()._init_vllm()
-            atexit.register(leave_groups)
-            if self.sends_adapter:
-                divided = self.tensor_parallel_size > 1
-                self._beside = BesideAdapter(self.model, self._runner.model, self._shares, divided)
+            self._start_colocated()
         else:
-            if any(host in (self.server_base_url or self.server_host) for host in LOOPBACK):
-                os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")  # where the weights are handed over
-            watched = partial(WatchedSession, self.server_base_url or f"http://{self.server_host}:{self.server_port}")
-            by_nccl = VLLMClient.init_communicator if not self.sends_adapter else lambda *args, **options: None
-            connect = "trl.generation.vllm_client:VLLMClient.init_communicator"
-            with patched("requests:Session", watched), patched(connect, by_nccl):
-                super()._init_vllm()
-            if self.accelerator.is_main_process:
-                self._server_started = started_at(self.vllm_client.base_url)
-                self._requests = ServerRequests(self.vllm_client)
-                self.vllm_client.generate = self._requests.generate
-            can = [self.accelerator.is_main_process and can_be_asked(self.vllm_client.base_url)]
-            self._says_weights = any(gather_object(can))
+            self._connect()
+
+    def _start_colocated(self) -> None:
+        on_cpu = self.accelerator.device.type == "cpu"
+        options, make = self._colocated_options(on_cpu), vllm_generation.LLM
+        quantized = {"quantization": self._quantization} if self._quantization else {}
+
+        def engine(seed: int, **of_trl: Any) -> Any:
+            return make(**options | of_trl | quantized, seed=self._seed + seed)  # TRL's is the number of the process
+
+        os.environ.setdefault("MASTER_PORT", colocated.free_port())
+        with (
+            patched("trl.generation.vllm_generation:LLM", engine),
+            colocated.loadable() if on_cpu and (self._shares or not self.sends_adapter) else nullcontext(),
+            colocated.one_adapter() if on_cpu and self.sends_adapter else nullcontext(),
+        ):
+            super()._init_vllm()
+        atexit.register(colocated.leave_groups)
+        if self.sends_adapter:
+            divided = self.tensor_parallel_size > 1
+            self._checked_adapter = CheckedAdapter(self.model, self._runner.model, self._shares, divided)
+        else:
+            self._held = HeldWeights(self._runner.model)
+
+    def _colocated_options(self, on_cpu: bool) -> dict[str, Any]:
+        """Return the options of a colocated engine beside TRL's."""
+        dtype = colocated.compute_type(self.accelerator, self.model)
+        colocated.check_kernels(dtype, on_gpu=not on_cpu, sends_adapter=self.sends_adapter)
+        weights = sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
+        options = colocated.cpu_options(self.gpu_memory_utilization, weights) if on_cpu else {}
+        revision = getattr(self.model.config, "_commit_hash", None)
+        options |= {"dtype": dtype, "revision": revision, "tokenizer_revision": revision}
+        options |= engine_options(self.processing_class, self._most_images)
+        options |= {"max_logprobs": self._most_kept} if self._most_kept else {}
+        if self.sends_adapter:
+            options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
+        return options
+
+    def _connect(self) -> None:
+        """Connect to the server."""
+        if any(host in (self.server_base_url or self.server_host) for host in LOOPBACK):
+            os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")  # where the weights are handed over
+        watched = partial(WatchedSession, self.server_base_url or f"http://{self.server_host}:{self.server_port}")
+        by_nccl = VLLMClient.init_communicator if not self.sends_adapter else lambda *args, **options: None
+        connect = "trl.generation.vllm_client:VLLMClient.init_communicator"
+        with patched("requests:Session", watched), patched(connect, by_nccl):
+            super()._init_vllm()
+        if self.accelerator.is_main_process:
+            self._server_started = server.started_at(self.vllm_client.base_url)
+            self._requests = ServerRequests(self.vllm_client)
+            self.vllm_client.generate = self._requests.generate
+        self._held = self._held_by_server
+        can = [self.accelerator.is_main_process and server.can_be_asked(self.vllm_client.base_url)]
+        self._says_weights = any(gather_object(can))
 
     @property
     def _runner(self) -> Any:
         """The `GPUModelRunner` of a colocated engine."""
         return self.llm.llm_engine.model_executor.driver_worker.model_runner
+
+    @property
+    def _adapters(self) -> Any:
+        """The `LoRAModelManager` of a colocated engine."""
+        return self._runner.lora_manager._adapter_manager
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and weights in the same form as TRL."""
@@ -229,22 +248,29 @@ class PolicyEngine(VLLMGeneration, Backend):
             GenerationError: on some process a weight differs.
         """
         self.checked = True
-        if self.mode == "server":
-            wrong = self._held_by_server() if self._says_weights else []
-        elif self.sends_adapter:
-            wrong = self._beside.differing(self._runner.lora_manager._adapter_manager, self._version, self._adapter())
+        asks = self.mode == "colocate" or self.accelerator.is_main_process
+        if self.mode == "server" and not self._says_weights:
+            wrong = []
+        elif not self.sends_adapter:
+            wrong = self._transfer.differing(self._held if asks else None, self._weights)
+        elif self.mode == "colocate":
+            wrong = self._checked_adapter.differing(self._adapters, self._version, self._adapter())
         else:
-            wrong = self._transfer.differing(self._runner.model, self._weights)
+            weights = self._adapter()
+            shapes = {name: list(weight.shape) for name, weight in weights.items()}
+            wrong = differing_on_server(self.model, weights, self._ask("held_adapter", shapes=shapes))
         if everyones := gather_object(wrong):
             raise GenerationError(lost(everyones))
 
-    def _held_by_server(self) -> list[str]:
-        """Return the names of weights that differ on the server; only rank 0 queries the server."""
-        ask = partial(asked, self.vllm_client) if self.accelerator.is_main_process else None
-        if not self.sends_adapter:
-            return self._transfer.differing_on(ask, self._weights)
-        weights = self._adapter()
-        return differing_adapter(ask, self.model, weights) if ask else []
+    def _ask(self, method: str, **request: Any) -> list[Any]:
+        """Return the answers of a server's workers; nothing on processes that do not ask."""
+        return server.ask_workers(self.vllm_client, method, **request) if self.accelerator.is_main_process else []
+
+    def _held_by_server(self, **request: Any) -> Iterator[Part]:
+        """Yield the parts of weights that a server holds, as `HeldWeights` returns them."""
+        for part in chain(*self._ask("held_weights", **request)):
+            place = {"shape": torch.Size(part["shape"]), "stride": tuple(part["stride"])}
+            yield Part(**part | place | {"dtype": getattr(torch, part["dtype"])})
 
     def _adapter(self) -> dict[str, torch.Tensor]:
         """Return the weights of the policy's adapter, on the CPU."""
@@ -362,7 +388,7 @@ class PolicyEngine(VLLMGeneration, Backend):
             self.__dict__.update(before)
 
     def changed_weights(self) -> list[str]:
-        return self._beside.frozen.changed() if self._shares else []
+        return self._checked_adapter.frozen.changed() if self._shares else []
 
     def asleep(self) -> int:
         if not (self.mode == "colocate" and self.enable_sleep_mode and self._llm_weights_sleeping):
@@ -378,7 +404,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         """
         if self.mode == "server" and not self.sends_adapter and self.accelerator.is_main_process:
             url = self.vllm_client.base_url
-            if started_at(url) != self._server_started:
+            if server.started_at(url) != self._server_started:
                 raise GenerationError(
                     f"the vLLM server at {url} was started again in the middle of the run and has its first weights: "
                     "continue from the checkpoint"
@@ -387,9 +413,13 @@ class PolicyEngine(VLLMGeneration, Backend):
     def _check_applied(self) -> None:
         """Check that vLLM used the adapter for the completions, if it gets the adapter alone."""
         if self.sends_adapter and self.mode == "colocate":
-            self._beside.check_applied(self._runner.lora_manager._adapter_manager, self._version)
-        elif self.sends_adapter and self._says_weights and self.accelerator.is_main_process:
-            check_adapter_is_applied(partial(asked, self.vllm_client))
+            by_engine = [applied(self._adapters) == [self._version]]
+        elif self.sends_adapter and self._says_weights:
+            by_engine = [bool(numbers) and 0 not in numbers for numbers in self._ask("applied_adapters")]
+        else:
+            return
+        if not all(by_engine):
+            raise GenerationError(NOT_APPLIED)
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -406,25 +436,3 @@ class PolicyEngine(VLLMGeneration, Backend):
             raise GenerationError(reason) from error
         except Exception as error:
             raise GenerationError(f"vLLM failed while it {what}: {described(error)}") from error
-
-
-def compute_type(accelerator: Any, model: torch.nn.Module) -> str:
-    """Return the data type in which policy and engine compute."""
-    return COMPUTE.get(accelerator.mixed_precision, str(model.dtype).removeprefix("torch."))
-
-
-def check_kernels(dtype: str, on_gpu: bool, sends_adapter: bool) -> None:
-    """Raise a ValueError if vLLM's kernels cannot compute an adapter in this type."""
-    if sends_adapter and on_gpu and dtype == "float32":
-        raise ValueError(f"engine.lora=adapter: {HALF_ADAPTERS}; use engine.lora=merged")
-
-
-def free_port() -> str:
-    """Return a free port.
-
-    TRL tries the same four ports for each engine, so one of two runs that start at the same time on a machine would
-    fail.
-    """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])

@@ -1,8 +1,11 @@
 """Checks the vLLM server of `generation=vllm_server` before the policy loads, with one-line errors."""
 
 import errno
+import json
+import logging
 import socket
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +16,13 @@ from grpo.config.transport import QUANTIZES
 from grpo.generation.vllm.server_key import KEY, headers
 from grpo.utils.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 LAUNCHER = "launch/vllm_server.sh"
-EXTENSION = "grpo.generation.vllm.server_weights.TellsWeights"
+EXTENSION = "grpo.generation.vllm.held_weights.TellsWeights"
 """Option of `vllm serve` for an extension of the server's workers, which digests their weights."""
 INSTEAD = "generation=vllm_colocate or generation=transformers"
 AGAIN = f"start it with {LAUNCHER} and the arguments of this run"
@@ -189,3 +194,29 @@ def started_at(url: str) -> str:
     answer.raise_for_status()
     lines = answer.text.splitlines()
     return next((line for line in lines if line.startswith("process_start_time_seconds")), "")
+
+
+def can_be_asked(url: str) -> bool:
+    """Return whether a server can digest its weights; otherwise warn that they are not checked."""
+    with suppress(ConfigError):  # it does not say how it was started
+        if settings_of(url).get("parallel_config", {}).get("worker_extension_cls") == EXTENSION:
+            return True
+    log.warning(
+        f"the vLLM server at {url} cannot say which weights it holds, so a lost transfer is found by log-probabilities "
+        f"alone, which may take hundreds of steps: start it with {LAUNCHER}"
+    )
+    return False
+
+
+def ask_workers(client: Any, method: str, **request: Any) -> list[Any]:
+    """Query all workers of a server, and return an answer per worker.
+
+    Args:
+        client: TRL's `VLLMClient`.
+        method: name of a method of `TellsWeights`.
+        request: its argument.
+    """
+    body = {"method": method, "args": [json.dumps(request)]}
+    answer = client.session.post(f"{client.base_url}/collective_rpc", json=body)
+    answer.raise_for_status()
+    return answer.json()["results"]

@@ -19,7 +19,7 @@ from grpo.config.options import Engine
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
 from grpo.generation.backend import Backend, backend_class
-from grpo.generation.vllm.merged_weights import merged_weights
+from grpo.generation.vllm.policy_weights import merged_weights
 from grpo.testing.stock_trl import compare_engine_at, ours, reward
 from grpo.utils.errors import ConfigError, GenerationError
 

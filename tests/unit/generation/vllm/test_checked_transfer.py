@@ -11,8 +11,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import TrainerCallback
 
 from grpo.config.options import Engine
-from grpo.generation.vllm.adapter import adapter_file
-from grpo.generation.vllm.server_weights import TellsWeights
+from grpo.generation.vllm.held_weights import TellsWeights
+from grpo.generation.vllm.policy_weights import adapter_file
 from grpo.generation.vllm.shared_weights import fingerprint
 from grpo.utils.errors import GenerationError
 from tests.engine_faults import LORA, trainer
@@ -47,8 +47,8 @@ class Steps:
         def ask(method: str, **request: Any) -> list:
             return json.loads(json.dumps([getattr(worker, method)(json.dumps(request))]))
 
-        transfer = self.engine._transfer
-        transfer.differing = lambda engine, policy: transfer.differing_on(ask, policy)
+        self.engine._ask = ask
+        self.engine._held = self.engine._held_by_server
 
     def update(self) -> None:
         for weight in self.trained:
@@ -103,7 +103,8 @@ def of_the_step_before(steps: Steps, patch: pytest.MonkeyPatch) -> None:
 def changed_adapter(change: Callable[[dict], dict]) -> Callable[[Steps, pytest.MonkeyPatch], None]:
     def fault(steps: Steps, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(
-            "grpo.generation.vllm.engine.adapter_file", lambda model, weights: adapter_file(model, change(weights))
+            "grpo.generation.vllm.engine.adapter_file",
+            lambda model, weights: adapter_file(model, change(weights)),
         )
 
     return fault
@@ -216,7 +217,7 @@ def ends(steps: Steps, fault: str, monkeypatch: pytest.MonkeyPatch) -> str:
             steps.generate()
     if fault == "merged and applied" and steps.way == "shared":
         steps.made.model.unmerge_adapter()
-        steps.engine._beside.frozen.before = fingerprint(steps.engine._beside.frozen.weights)
+        steps.engine._checked_adapter.frozen.before = fingerprint(steps.engine._checked_adapter.frozen.weights)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

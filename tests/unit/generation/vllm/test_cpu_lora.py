@@ -14,8 +14,9 @@ OUTPUTS = (8, 4, 4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("slot", [0, 1, -1], ids=["first slot", "second slot", "no adapter"])
 def test_the_output_is_exact_and_no_worse_than_that_of_vllm(slot: int, dtype: torch.dtype) -> None:
-    from grpo.generation.vllm.cpu_lora import OneAdapter
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    from grpo.generation.vllm.cpu_lora import OneAdapter
 
     torch.manual_seed(0)
     x, base = torch.randn(TOKENS, INPUTS).to(dtype), torch.randn(TOKENS, sum(OUTPUTS)).to(dtype)

@@ -23,7 +23,7 @@ from grpo.evaluation.in_training import answer
 from grpo.generation.transformers.completer import Completer
 from grpo.generation.vllm import watched_session
 from grpo.generation.vllm.engine import PolicyEngine
-from grpo.generation.vllm.merged_weights import merged_weights, trains_tied_weight
+from grpo.generation.vllm.policy_weights import merged_weights, trains_tied_weight
 from grpo.generation.vllm.server_requests import ServerRequests
 from grpo.rundir.resume import newest_checkpoint
 from grpo.trainer import ExactGRPOTrainer
@@ -158,7 +158,7 @@ def test_a_transfer_that_the_server_does_not_take_is_aborted(monkeypatch: pytest
     engine = WithoutVLLM(None, mode="server")
     engine.vllm_client.communicator = Communicator()
     engine._server_started = "now"
-    monkeypatch.setattr("grpo.generation.vllm.engine.started_at", lambda url: "now")
+    monkeypatch.setattr("grpo.generation.vllm.server.started_at", lambda url: "now")
     monkeypatch.setattr(watched_session, "TRANSFER_SECONDS", 0)
 
     def blocked(self: WithoutVLLM) -> None:
@@ -181,7 +181,7 @@ def test_a_transfer_that_ends_in_time_keeps_its_communicator(monkeypatch: pytest
         answered.wait(10)
         return False
 
-    monkeypatch.setattr("grpo.generation.vllm.engine.started_at", lambda url: "now")
+    monkeypatch.setattr("grpo.generation.vllm.server.started_at", lambda url: "now")
     monkeypatch.setattr(watched_session, "answers", no_answer)
     monkeypatch.setattr(watched_session, "PAUSE", 0.01)
     monkeypatch.setattr(watched_session, "FAILURES", 1)
@@ -206,7 +206,7 @@ def test_a_server_pauses_while_it_gets_weights(monkeypatch: pytest.MonkeyPatch) 
     engine.vllm_client.session = SimpleNamespace(post=post)
     engine.vllm_client.generate = generate
     engine._requests = ServerRequests(engine.vllm_client)
-    monkeypatch.setattr("grpo.generation.vllm.engine.started_at", lambda url: "now")
+    monkeypatch.setattr("grpo.generation.vllm.server.started_at", lambda url: "now")
     monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: done.append("sent"))
     assert engine._requests.generate(prompts=[[1]], generation_kwargs={"request_id": "a"}) == "completions"
     recomputed = "reset_prefix_cache?reset_running_requests=true"
@@ -225,7 +225,7 @@ def test_a_server_forgets_image_features_after_new_weights(monkeypatch: pytest.M
 
     engine.processing_class, engine._server_started = SimpleNamespace(image_processor=None), "now"
     engine.vllm_client.session = SimpleNamespace(post=post)
-    monkeypatch.setattr("grpo.generation.vllm.engine.started_at", lambda url: "now")
+    monkeypatch.setattr("grpo.generation.vllm.server.started_at", lambda url: "now")
     monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: done.append("sent"))
     engine.sync_weights()
     assert done == ["sent", "reset_encoder_cache"]
@@ -319,7 +319,7 @@ def test_a_server_restarted_during_a_run_is_refused(
 ) -> None:
     engine = WithoutVLLM(([[1]], [[5]], [], None), mode="server")
     times = iter(["process_start_time_seconds 1", "process_start_time_seconds 2"])
-    monkeypatch.setattr("grpo.generation.vllm.engine.started_at", lambda url: next(times))
+    monkeypatch.setattr("grpo.generation.vllm.server.started_at", lambda url: next(times))
     engine._server_started = "process_start_time_seconds 1"
     engine.generate([[1]], None, 1)
     with pytest.raises(GenerationError, match="was started again in the middle of the run"):
@@ -459,7 +459,7 @@ def test_a_full_cache_costs_time_and_no_completion(tmp_path: Path, monkeypatch: 
     roomy = trainer(tmp_path / "roomy")
     cache = 4 * 2 * 128 * 4 * 32 * 8  # layers, keys and values, width, bytes, tokens of a block, blocks
     options = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": cache}
-    monkeypatch.setattr("grpo.generation.vllm.engine.cpu_options", lambda share, weights: options)
+    monkeypatch.setattr("grpo.generation.vllm.colocated.cpu_options", lambda share, weights: options)
     narrow = trainer(tmp_path / "narrow")
     blocks = narrow.vllm_generation.llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
     assert blocks * 32 < 16 * 24, "not all of 16 rows at a time"

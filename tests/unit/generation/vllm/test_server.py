@@ -25,8 +25,8 @@ from grpo.config.batch import longest_request
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
 from grpo.generation.vllm import server
-from grpo.generation.vllm.engine import PolicyEngine, started_at
-from grpo.generation.vllm.server import check_room, check_server, check_vllm, is_taken, server_url
+from grpo.generation.vllm.engine import PolicyEngine
+from grpo.generation.vllm.server import check_room, check_server, check_vllm, is_taken, server_url, started_at
 from grpo.generation.vllm.server_key import KEY
 from grpo.serve import command, serve
 from grpo.testing.servers import free_port

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.schema import ROOT
 from grpo.config.transport import SAME_LAYOUT
-from grpo.generation.vllm.on_cpu import loadable
+from grpo.generation.vllm.colocated import loadable
 from grpo.generation.vllm.shared_weights import fingerprint, share
 from grpo.model.policy import without_weights
 from grpo.utils.errors import GenerationError

@@ -4,7 +4,7 @@ import pytest
 import torch
 from bitsandbytes.functional import quantize_4bit
 
-from grpo.generation.vllm.held_adapter import same_quantized
+from grpo.generation.vllm.checked_transfer import same_quantized
 
 
 @pytest.mark.parametrize("other", [torch.float16, torch.float32])

@@ -10,8 +10,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from grpo.config.schema import ROOT
-from grpo.generation.vllm import adapter
-from grpo.generation.vllm.adapter import adapter_file, adapter_weights
+from grpo.generation.vllm import policy_weights
+from grpo.generation.vllm.policy_weights import adapter_file, adapter_weights
 
 TINY = ROOT / "grpo" / "builtin" / "tiny"
 
@@ -45,7 +45,7 @@ def test_later_training_does_not_change_what_is_sent(policy: PeftModel) -> None:
 def test_without_room_in_memory_the_file_is_on_disk(
     policy: PeftModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter, "SHARED_MEMORY", tmp_path / "none")
+    monkeypatch.setattr(policy_weights, "SHARED_MEMORY", tmp_path / "none")
     with adapter_file(policy, adapter_weights(policy, lambda weights: nullcontext())) as folder:
         assert (folder / "adapter_model.safetensors").is_file()
     assert not folder.exists()
