@@ -1,6 +1,5 @@
 """Checks of a configuration, with one-line errors: key, likely intention, possible values. No heavy imports."""
 
-import os
 import re
 from dataclasses import fields
 from importlib.util import find_spec
@@ -14,23 +13,24 @@ from grpo import losses
 from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.check_mixture import check_mixture
 from grpo.config.devices import check_device, check_facts, vendor_of
+from grpo.config.facts import Facts, generator_of, is_quantized, sharding_of
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import GGUF, REMOVED, elsewhere, meant
 from grpo.config.mixture import generated
 from grpo.config.nodes import check_range
-from grpo.config.options import LOSS_MEANS, TILES_NEED_WHOLE_WEIGHTS, VLLM, Engine, Rollout, Update, why_not_updated
-from grpo.config.recipes import check_recipes
+from grpo.config.options import LOSS_MEANS, Engine, Rollout, Update
+from grpo.config.rules import refusal
 from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
 from grpo.config.streaming import check_streaming
-from grpo.config.tools import check_tools, is_taskset, shards_weights
+from grpo.config.tools import check_tools, is_taskset
 from grpo.config.transport import why_merged
 from grpo.config.values import check_values
-from grpo.utils.diagnosis import why_biased, why_not_generated, why_not_stale
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError
 from grpo.utils.local_gpu import local_gpu
 from grpo.utils.table import OF_COMPLETIONS
 
+CONCISE = "rewards.concise.concise"
 LEVELS = ("token", "sequence")
 
 
@@ -50,27 +50,22 @@ def check(config: DictConfig) -> None:
             guess = f"; did you mean {places}?" if places else meant(key, known)
             raise ConfigError(f"train.{key}: {NOT_SETTABLE.get(key) or 'no such key' + guess}")
     check_folder(config.model.model_name_or_path)
-    check_recipes(config)
+    check_concise(config)
     check_rewards(config)
     check_tools(config)
     check_peft(config)
     check_images(config)
     check_streaming(config)
-    check_backend(config.engine.backend, config.train)
-    check_at_once(config)
     check_completions(config)
     check_vllm_options(config)
     for key, possible in (("loss_type", (*LOSS_MEANS, *losses.NAMES)), ("importance_sampling_level", LEVELS)):
         value = config.train[key]
         if value not in possible:
             raise ConfigError(f"train.{key}={value}: unknown{meant(value, possible)}")
-    if reason := losses.why_not(config.train):
-        raise ConfigError(f"train.{reason}")
     check_values(config)
     check_device(config)
     check_groups(config.train, processes(config))
     check_range(config)
-    check_precision(config)
     optimizers = optimizer_names()
     if config.train.optim is not None and config.train.optim not in optimizers:
         raise ConfigError(f"train.optim={config.train.optim}: unknown{meant(config.train.optim, optimizers)}")
@@ -80,11 +75,46 @@ def check(config: DictConfig) -> None:
         Rollout(**config.rollout)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    traits = (bool(config.task.images), any(reward.get("fn") == REWARD_MODEL for reward in config.reward.values()))
-    if config.engine.staleness and (reason := why_not_stale(config.train, *traits)):
-        raise ConfigError(f"engine.staleness={config.engine.staleness}: {reason}")
+    if reason := refusal(facts_of(config)):
+        raise ConfigError(reason)
     if (size := generated(config.task)) is not None:
         check_batch(config.train, size, processes(config))
+
+
+def facts_of(config: DictConfig) -> Facts:
+    """Return the facts of a composed configuration."""
+    train, task = config.train, config.task
+    has_gpu = config.gpu is not None or local_gpu() is not None
+    return Facts(
+        train=train,
+        update=config["update"],
+        engine=config.engine,
+        rollout=config.rollout,
+        processes=processes(config),
+        device=vendor_of(config) if has_gpu else "cpu",
+        generator=generator_of(train),
+        sharding=sharding_of(train),
+        adapter=config.peft is not None,
+        quantized=is_quantized(config.peft),
+        images=bool(task.images),
+        mixture=bool(task.tasks),
+        stream=bool(task.dataset.get("streaming")),
+        in_process=any(reward.get("fn") == REWARD_MODEL for reward in config.reward.values()),
+        dtype=str(config.model.dtype),
+        merged=why_merged(config) if config.peft is not None else None,
+    )
+
+
+def check_concise(config: DictConfig) -> None:
+    """Check that a reward of this run decides which completions are correct."""
+    grader = config.task.eval.reward
+    for name, reward in config.reward.items():
+        refers = reward.get("fn") == CONCISE and OmegaConf.is_interpolation(reward.get("kwargs"), "grader")
+        if refers and (grader == name or grader not in config.reward):
+            raise ConfigError(
+                f"reward.{name}: task.eval.reward={grader} has to be another reward of this run, as it decides which "
+                "completions are correct; for example reward=[correctness,concise]"
+            )
 
 
 def check_top_level(config: DictConfig) -> None:
@@ -176,50 +206,20 @@ def check_peft(config: DictConfig) -> None:
         raise ConfigError("peft.vision=true: of which adapters? Add peft=lora or peft=qlora")
 
 
-def check_precision(config: DictConfig) -> None:
-    """Refuse options that exclude float16's loss scale, and options that exclude gradients in host memory."""
-    train, update = config.train, config["update"]
-    if train.fp16 and train.bf16:
-        raise ConfigError("train.fp16=true train.bf16=true: one of them, bf16 if the GPU supports it")
-    here = config.gpu is None and not train.use_cpu
-    if train.fp16 and (vendor_of(config) in ("cpu", "apple") or (here and local_gpu() is None)):
-        raise ConfigError(
-            "train.fp16=true: only with CUDA or ROCm is the loss scaled, so that small gradients do not vanish; use "
-            "train.fp16=false model.dtype=float32 here"
-        )
-    dtype = config.model.dtype
-    if train.fp16 and config.peft is None and dtype != "float32":
-        raise ConfigError(
-            f"peft=none: weights in {dtype} cannot be trained with train.fp16; use peft=lora or model.dtype=float32"
-        )
-    if reason := why_not_updated(train, update, processes(config)):
-        raise ConfigError(reason)
-
-
 def check_shard(config: DictConfig) -> None:
-    """Check that there are processes to shard over, and the requirements of FSDP and DeepSpeed.
+    """Check that there are processes to shard over, and that the run can resume.
 
     Raises:
         ConfigError: the first problem.
     """
-    train, optimizer = config.train, str(config.train.optim)
-    if train.fsdp and train.deepspeed:
-        raise ConfigError("train.fsdp and train.deepspeed: one of them; shard=fsdp2 or shard=zero3 chooses it")
-    fsdp = train.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"
-    if fsdp and any(word in optimizer for word in ("8bit", "paged", "bnb")) and "torch" not in optimizer:
-        raise ConfigError(
-            f"train.optim={optimizer}: bitsandbytes cannot step the weights that FSDP2 shards; use adamw_torch, whose "
-            "state is sharded too, or shard=zero2 or zero3"
-        )
-    if fsdp and optimizer == "sgd":
+    train = config.train
+    if sharding_of(train) == "FSDP2" and train.optim == "sgd":
         raise ConfigError(
             "train.optim=sgd: PyTorch cannot resume a run that FSDP2 shards with an optimizer that keeps no state; use "
             "adamw_torch, or shard=zero2 or zero3"
         )
     if not (train.fsdp or train.deepspeed):
         return
-    if config["update"].mlp_tile and shards_weights(train) == "ZeRO-3":
-        raise ConfigError(TILES_NEED_WHOLE_WEIGHTS)
     name = HydraConfig.get().runtime.choices.get("shard") if HydraConfig.initialized() else None
     where = f"shard={name}" if name not in (None, "none") else "train.fsdp" if train.fsdp else "train.deepspeed"
     if processes(config) == 1 and not is_launched():
@@ -242,35 +242,6 @@ def check_folder(name: str) -> None:
         raise ConfigError(f"model.model_name_or_path={name}: the folder holds {what}")
 
 
-def check_filters(train: DictConfig) -> None:
-    """Check that vLLM generates groups, and that no filter biases the importance ratio between the policy and it."""
-    if reason := why_not_generated(train):
-        raise ConfigError(reason)
-    if reason := why_biased(train):
-        raise ConfigError(
-            f"{reason}; otherwise leave it out, use generation=transformers, or "
-            "train.vllm_importance_sampling_correction=false without off_policy_mask_threshold, which also does "
-            "without the check that the engine is the policy"
-        )
-
-
-def check_backend(backend: str, train: DictConfig) -> None:
-    """Check that the user's own engine generates."""
-    if backend != VLLM and not (train.use_vllm and train.vllm_mode == "colocate"):
-        raise ConfigError(f"engine.backend={backend}: it generates with train.use_vllm=true train.vllm_mode=colocate")
-
-
-def check_at_once(config: DictConfig) -> None:
-    """Check that `rollout.completions_at_once` is set only for an engine that uses it."""
-    train, number = config.train, config.rollout.completions_at_once
-    if number and (train.use_vllm or train.use_transformers_continuous_batching):
-        engine = "vLLM" if train.use_vllm else "continuous batching"
-        raise ConfigError(
-            f"rollout.completions_at_once={number}: {engine} finds out by itself how many fit; leave it out, or use "
-            "generation=transformers train.use_transformers_continuous_batching=false"
-        )
-
-
 def check_completions(config: DictConfig) -> None:
     """Check that values per token are of completions that are kept."""
     if config.completions.tokens and not config.train.log_completions:
@@ -280,30 +251,6 @@ def check_completions(config: DictConfig) -> None:
         )
 
 
-def check_engine_quantization(config: DictConfig) -> None:
-    """Check that vLLM can quantize its weights: those beside an adapter, which it loads once.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    train, asked = config.train, f"engine.quantization={config.engine.quantization}"
-    correction = "train.vllm_importance_sampling_correction"
-    if not config.engine.quantization:
-        return
-    if not train.use_vllm or train.vllm_mode == "server":
-        raise ConfigError(f"{asked}: works with generation=vllm_colocate; a server quantizes with options of its own")
-    if config.peft is None:
-        raise ConfigError(f"{asked}: vLLM quantizes frozen weights, and all weights are trained; use peft=lora")
-    if config.peft.get("quantization"):
-        raise ConfigError(f"{asked}: vLLM quantizes like peft.quantization already; use peft=lora, or leave it out")
-    if why := why_merged(config):
-        raise ConfigError(f"{asked}: vLLM would get merged weights, {why}")
-    if config.engine.backend != VLLM:
-        raise ConfigError(f"{asked}: an option of vLLM, and engine.backend={config.engine.backend} generates")
-    if not train.vllm_importance_sampling_correction:
-        raise ConfigError(f"{asked}: samples differ from the policy's; add {correction}=true")
-
-
 def check_vllm_options(config: DictConfig) -> None:
     """Check the options of vLLM if it generates, or may generate.
 
@@ -311,9 +258,6 @@ def check_vllm_options(config: DictConfig) -> None:
         ConfigError: the first problem.
     """
     train = config.train
-    if config.engine.share_weights is True and (train.use_vllm is False or train.vllm_mode == "server"):
-        raise ConfigError("engine.share_weights=true: works with generation=vllm_colocate; use auto")
-    check_engine_quantization(config)
     if train.use_vllm is False:
         return
     if train.vllm_mode not in ("colocate", "server"):
@@ -327,15 +271,13 @@ def check_vllm_options(config: DictConfig) -> None:
     for key in ("vllm_server_port", "vllm_group_port"):
         if not 0 < train[key] < 65536:
             raise ConfigError(f"train.{key}={train[key]}: a port from 1 to 65535")
-    if train.use_vllm:
-        check_filters(train)
     needed = config.task.max_prompt_length + (train.max_completion_length or 0)  # without one the plan complains
     if train.vllm_max_model_length is not None and train.vllm_max_model_length < needed:
         raise ConfigError(
             f"train.vllm_max_model_length={train.vllm_max_model_length}: a prompt and its completion take up to "
             f"{needed} tokens (task.max_prompt_length and train.max_completion_length); null leaves it to the plan"
         )
-    if train.use_vllm and config.peft and config.peft.get("quantization") and (why := why_merged(config)):
+    if train.use_vllm and is_quantized(config.peft) and (why := why_merged(config)):
         reason = f"{why} (use engine.lora=adapter)" if why.startswith("engine.lora=") else why
         raise ConfigError(
             f"peft.quantization: {reason}, and an adapter cannot be merged into quantized weights; or use "

@@ -23,11 +23,6 @@ FP8 = ("fp8", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 VLLM = "grpo.generation.vllm.engine.PolicyEngine"
 """`engine.backend`: vLLM, in this process or a server."""
 
-TILES_NEED_WHOLE_WEIGHTS = (
-    "update.mlp_tile: under ZeRO-3 all processes gather a weight at each use, and have different numbers of tiles; use "
-    "FSDP2, which gathers whole layers, or leave it out"
-)
-
 
 @dataclass(frozen=True)
 class Mixture:
@@ -158,31 +153,3 @@ class Rollout:
 def steps_in_backward(optim: str) -> bool:
     """Return whether an optimizer, as `train.optim` names it, steps during the backward pass of each slice."""
     return "lomo" in optim or optim.endswith("_layerwise")
-
-
-def why_not_updated(train: Any, update: Any, processes: int) -> str | None:
-    """Return the reason why options of the update do not work together, None if they do.
-
-    Args:
-        train: a `trl.GRPOConfig`, or its group of the configuration.
-        update: an `Update`, or its group.
-        processes: of the run.
-    """
-    optim = str(getattr(train.optim, "value", train.optim))  # transformers' enumeration, whose text is another
-    unfit = processes > 1 or train.fp16 or "schedule_free" in optim
-    if update.gradients_on_host and unfit:
-        return (
-            "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
-            "optimizers; leave it out, or use shard=fsdp2 with several processes"
-        )
-    if update.gradients_on_host and steps_in_backward(optim):
-        return (
-            f"update.gradients_on_host: train.optim={optim} steps during the backward pass, and keeps no "
-            "gradients; leave it out"
-        )
-    if update.activations_on_host and not train.gradient_checkpointing:
-        return (
-            "update.activations_on_host offloads the inputs of checkpointed layers; add "
-            "train.gradient_checkpointing=true, or leave it out"
-        )
-    return None

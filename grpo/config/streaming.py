@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def check_streaming(config: "DictConfig") -> None:
-    """Check the options of a stream, and those that need the number of problems.
+    """Check the options of a stream.
 
     Raises:
         ConfigError: the first problem.
@@ -21,15 +21,6 @@ def check_streaming(config: "DictConfig") -> None:
         raise ConfigError(f"task.buffer_size={task.buffer_size}: rows of a stream that are read at once, at least 1")
     if not streaming:
         return
-    if config.train.max_steps < 1:
-        raise ConfigError("task.dataset.streaming=true: a stream has no length; set train.max_steps")
-    if config.train.ignore_data_skip:
-        raise ConfigError("train.ignore_data_skip=true: a stream resumes at its row; leave it out")
-    if config.rollout.prioritize:
-        raise ConfigError(
-            "rollout.prioritize=true: it takes problems again, and a stream has none twice; leave it out, or use "
-            "task.dataset.streaming=false"
-        )
     for key, split in (("task.split", task.split), ("task.eval.split", task.eval.split)):
         if "[" in split:
             raise ConfigError(

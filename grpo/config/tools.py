@@ -7,6 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import processes
 from grpo.config.devices import may_sleep
+from grpo.config.facts import generator_of, sharding_of
 from grpo.config.mixture import single_tasks, uses_tools, where
 from grpo.utils.errors import ConfigError
 
@@ -60,26 +61,19 @@ def check_tools(config: DictConfig) -> None:
 
 def generates_together(train: DictConfig) -> str | None:
     """Return the reason why several processes generate together; None if each process generates by itself."""
-    if train.use_vllm and train.vllm_mode == "server":
+    generator, sharding = generator_of(train), sharding_of(train)
+    divided = None if sharding == "ZeRO-2" else sharding
+    if generator == "server":
         return "a vLLM server"
-    sharded = shards_weights(train)
-    if train.use_vllm and train.vllm_tensor_parallel_size > 1:
+    if generator == "colocated" and train.vllm_tensor_parallel_size > 1:
         return f"train.vllm_tensor_parallel_size={train.vllm_tensor_parallel_size}"
-    if train.use_vllm:  # an engine that sleeps after each turn gets the weights again, which are gathered from all
-        return f"train.vllm_enable_sleep_mode=true and {sharded}" if train.vllm_enable_sleep_mode and sharded else None
-    return sharded
-
-
-def shards_weights(train: DictConfig) -> str | None:
-    """Return the library that divides the weights over processes; None if each process has all weights."""
-    if train.fsdp:
-        return "train.fsdp"
-    stage = OmegaConf.select(train, "deepspeed.zero_optimization.stage") if train.deepspeed else None
-    return "ZeRO-3" if stage == 3 else None
+    if generator == "colocated":  # an engine that sleeps after each turn gets the weights again, gathered from all
+        return f"train.vllm_enable_sleep_mode=true and {divided}" if train.vllm_enable_sleep_mode and divided else None
+    return divided
 
 
 def keeps_engine_awake(config: DictConfig) -> bool:
     """Whether the plan must not let a colocated engine sleep; see `generates_together` and `may_sleep`."""
     if not may_sleep(config):
         return True
-    return uses_tools(config.task) and processes(config) > 1 and shards_weights(config.train) is not None
+    return uses_tools(config.task) and processes(config) > 1 and sharding_of(config.train) in ("FSDP2", "ZeRO-3")

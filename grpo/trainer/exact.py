@@ -115,7 +115,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         self.problems = context.stream or self.train_dataset
         self.sharded = self.accelerator.distributed_type.value in SHARDED
         self.own_loss = losses.find(self.loss_type)
-        check_options(self, engine, rollout)
+        check_options(self, engine, rollout, mixture)
         prepare(self)
         device, folder = self.accelerator.device, Path(self.args.output_dir)
         self.clock, self.memory = StepClock(device), context.memory or MemoryReadings(on_gpu=device.type != "cpu")

@@ -73,45 +73,6 @@ def why_biased(train: Any) -> str | None:
     return None
 
 
-def why_not_stale(train: Any, images: bool, in_process: bool) -> str | None:
-    """Return why rollouts cannot be made while the policy trains; None if they can.
-
-    `train` is as in `sampling_filters`; `images` tells whether the task has them, `in_process` whether a reward model
-    or a script's `rollout_func` works in the process of the policy.
-    """
-    if images:
-        return "works with text alone, and the task has images"
-    if in_process:
-        return "reward models and a rollout_func would use the device of the policy during its update"
-    slices = train.steps_per_generation or train.gradient_accumulation_steps
-    if not train.use_vllm or train.vllm_mode != "server":
-        return "only a server generates while the policy trains: use generation=vllm_server"
-    if not train.vllm_importance_sampling_correction:
-        return "rollouts of an older policy need train.vllm_importance_sampling_correction=true"
-    if reason := why_biased(train):
-        return reason
-    if train.num_iterations > 1 or slices != train.gradient_accumulation_steps:
-        return "a generation has to be for one step: train.num_iterations=1, without train.steps_per_generation"
-    return None
-
-
-def why_not_best_of(train: Any, rollout: Any) -> str | None:
-    """Return why a policy cannot learn by the best of `rollout.pass_at_k` completions; None if it can.
-
-    `train` is as in `sampling_filters`.
-    """
-    k, asked = rollout.pass_at_k, f"rollout.pass_at_k={rollout.pass_at_k}"
-    if k is None:
-        return None
-    if not 2 <= k < train.num_generations:
-        return f"{asked}: from 2 to train.num_generations={train.num_generations} less 1; for 1, leave it out"
-    if train.multi_objective_aggregation != "sum_then_normalize":
-        return f"{asked}: the best completion has the largest sum: train.multi_objective_aggregation=sum_then_normalize"
-    if train.loss_type == "maxrl":
-        return f"{asked}: train.loss_type=maxrl divides by the mean reward of single completions; use another loss"
-    return None
-
-
 def mismatch_causes(train: "DictConfig") -> list[str]:
     """Return possible causes of a difference between vLLM's log-probabilities and the policy's, the likeliest first."""
     found = []

@@ -113,7 +113,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"loss": "maxrl", "scaling": "group"}, "train.loss_type=maxrl needs"),
     ({"loss": "maxrl", "scaling": "batch"}, "train.loss_type=maxrl needs"),
     ({"loss": "maxrl", "rewards": "two, each normalized"}, "train.loss_type=maxrl needs"),
-    ({"problems": "prioritized", "data": "a stream"}, "rollout.prioritize: .*a stream has none twice"),
+    ({"problems": "prioritized", "data": "a stream"}, "rollout.prioritize=true: .*a stream has none twice"),
     *(({"problems": problems, "data": "a stream"}, "a stream has no end") for problems in UNKNOWN[2:]),
     ({"advantages": "of the best of two", "loss": "maxrl"}, "train.loss_type=maxrl"),
     ({"advantages": "of the best of two", "rewards": "two, each normalized"}, "rollout.pass_at_k=2: .*the largest sum"),

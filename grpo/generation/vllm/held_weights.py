@@ -36,7 +36,7 @@ class Part:
     """The engine's, in its data type; from a server its digest."""
     dtype: torch.dtype
     shape: torch.Size
-    """Of the part in the engine, with all of its rows."""
+    """Shape of the part in the engine, with all of its rows."""
     offset: int
     """Offset of the part's first entry in the policy's weight, which is contiguous."""
     stride: tuple[int, ...]

@@ -78,15 +78,11 @@ def sampling_of(trainer: Any, rollout: Rollout, mixture: Mixture | None, context
     """Return the dynamic sampling of a trainer, in the place of its data loader. Arguments as of `rollouts_of`.
 
     Raises:
-        ValueError: there are several environments, or a stream does not work with the other options.
+        ValueError: there are several environments.
     """
     stream, correct = context.stream, context.correct or trainer.reward_func_names[0]
     if trl.has_several_environments(trainer) and not mixture:
         raise ValueError("rollout.dynamic_sampling, rollout.prioritize and engine.staleness: work with one environment")
-    if stream and mixture:
-        raise ValueError("mixture: its tasks are read whole, and a stream has no end")
-    if stream and rollout.prioritize:
-        raise ValueError("rollout.prioritize: it takes problems again, and a stream has none twice")
     how = (trainer.args.seed, trainer.shuffle_dataset, rollout.prioritize)
     order = ProblemOrder(sys.maxsize, *how) if stream else order_of(trainer.train_dataset, mixture, *how)
     weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))

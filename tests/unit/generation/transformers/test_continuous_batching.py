@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo.config.schema import ROOT
 from grpo.data.images import prompt_of
@@ -19,7 +20,6 @@ from grpo.generation.transformers.trial import why_not_joined
 from grpo.testing.vision_policies import FAMILIES as VISION_FAMILIES
 from grpo.testing.vision_policies import make_policy, make_processor, problems
 from grpo.utils.errors import DoesNotFit
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 SIZES = {
     **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4},

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-
-from grpo.generation.transformers.growing_cache import ROOM, growing_cache
 from transformers import AutoConfig
 from transformers.cache_utils import DynamicCache
+
+from grpo.generation.transformers.growing_cache import ROOM, growing_cache
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 LLAMA = AutoConfig.for_model("llama", **SIZES)

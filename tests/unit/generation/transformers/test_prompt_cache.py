@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpo.generation.transformers.growing_cache import growing_cache
 from grpo.generation.transformers.prompt_cache import PromptCache, sequence, why_repeated
 from grpo.generation.transformers.trial import why_not_joined
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 SIZES = {
     **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},

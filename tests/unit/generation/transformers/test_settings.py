@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo.generation.transformers.completer import Completer
 from grpo.generation.transformers.continuous_batch import why_not_shared
@@ -13,7 +14,6 @@ from grpo.generation.transformers.continuous_batching import ContinuousBatching,
 from grpo.generation.transformers.settings import decoding, ends_of, only, settings_of
 from grpo.generation.transformers.trial import why_not_joined
 from grpo.testing.stock_trl import ours, tiny_llama, train
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 SIZES = {"hidden_size": 64, "vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 NAMES = ("input_ids", "attention_mask")

@@ -12,7 +12,9 @@ from transformers import TrainerCallback
 from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
-from grpo.config.options import Engine, Rollout
+from grpo.config.facts import Facts, generator_of
+from grpo.config.options import Engine, Rollout, Update
+from grpo.config.rules import refusal
 from grpo.generation.kept_tokens import KeptLogprob
 from grpo.testing.stock_trl import compare_engine_at, note_kept, ours
 from grpo.trainer import ExactGRPOTrainer, trl
@@ -22,7 +24,6 @@ from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.trainer.rollout.tool_calls import parsed
-from grpo.utils.diagnosis import why_not_stale
 from grpo.utils.errors import GenerationError
 from tests.combinations.trainings import Scripted
 
@@ -191,10 +192,26 @@ def test_a_trainer_without_a_server_refuses(tmp_path: Path) -> None:
 def test_what_cannot_be_in_flight_is_named(tmp_path: Path, options: dict[str, Any], reason: str | None) -> None:
     server = {"use_vllm": True, "vllm_mode": "server", "use_cpu": True, "bf16": False}
     features = {"images": False, "in_process": False}
-    given = {name: options.get(name, value) for name, value in features.items()}
+    facts = {name: options.get(name, value) for name, value in features.items()}
     options = server | {name: value for name, value in options.items() if name not in features}
     args = GRPOConfig(str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=2, **options)
-    found = why_not_stale(args, **given)
+    found = refusal(
+        Facts(
+            args,
+            Update(),
+            Engine(staleness=1),
+            Rollout(),
+            1,
+            "cpu",
+            generator_of(args),
+            None,
+            False,
+            False,
+            mixture=False,
+            stream=False,
+            **facts,
+        )
+    )
     assert found is None if reason is None else reason in (found or "")
 
 
