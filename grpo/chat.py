@@ -56,10 +56,10 @@ def answer(prompt: Any, model: Any, processing_class: Any, length: int, temperat
             super().on_finalized_text(printable(text), stream_end)
 
     inputs = encode(processing_class, [prompt]).to(model.device)
-    how = decoding(model, processing_class, length, temperature)
+    options = decoding(model, processing_class, length, temperature)
     streamer = Streamer(processing_class, skip_prompt=True, skip_special_tokens=True)
-    with only(model, how["generation_config"]):
-        model.generate(**inputs, **how, streamer=streamer)
+    with only(model, options["generation_config"]):
+        model.generate(**inputs, **options, streamer=streamer)
 
 
 def main() -> None:

@@ -97,8 +97,8 @@ def missing_package(error: BaseException | None) -> str | None:
         return None
     importers = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     by_vllm = any(name.partition(".")[0] == "vllm" for name in importers)
-    needs, how = ("vLLM needs it", "make vllm") if by_vllm else ("this project needs it", "make install")
-    return f"the package {error.name.partition('.')[0]} is not installed, and {needs}: `{how}` installs it"
+    needs, command = ("vLLM needs it", "make vllm") if by_vllm else ("this project needs it", "make install")
+    return f"the package {error.name.partition('.')[0]} is not installed, and {needs}: `{command}` installs it"
 
 
 def register_resolvers() -> None:

@@ -33,24 +33,24 @@ def main() -> None:
     parser.add_argument("--port", type=int, help="of --watch; 8000 by default, 0 for any free one")
     logging.basicConfig(level=logging.ERROR)
     try:
-        given = parser.parse_args()
-        if given.watch:
-            (folder, *others) = given.folders
-            if others or given.text:
+        args = parser.parse_args()
+        if args.watch:
+            (folder, *others) = args.folders
+            if others or args.text:
                 raise ConfigError("--watch: name one directory, without --text")
-            watch(folder, 8000 if given.port is None else given.port)
+            watch(folder, 8000 if args.port is None else args.port)
             return
-        if given.port is not None:
-            raise ConfigError(f"--port={given.port}: only --watch serves the page")
-        runs = [folder for folder in given.folders if not is_sweep(folder)]
-        compared = named(runs) if len(given.folders) > 1 else {}
-        for folder in given.folders:
-            if given.text:
+        if args.port is not None:
+            raise ConfigError(f"--port={args.port}: only --watch serves the page")
+        runs = [folder for folder in args.folders if not is_sweep(folder)]
+        compared = named(runs) if len(args.folders) > 1 else {}
+        for folder in args.folders:
+            if args.text:
                 run = read_run(folder)
                 show_content(content_of(run, completions_of(run), followed(run)), Console(markup=False))
             else:
                 print(write_report(folder))
-        if len(compared) > 1 and given.text:
+        if len(compared) > 1 and args.text:
             show_comparison(comparison_of(compared), Console(markup=False))
         elif len(compared) > 1:
             print(write_comparison(compared, Path()))

@@ -157,7 +157,7 @@ def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:
         return None
     if plan.problem and config.plan.enforce:
         tries = [
-            f"{' '.join(found['overrides'])} ({found['peak_gb']:.1f} GiB)" for found in advise(overrides, config, plan)
+            f"{' '.join(hint['overrides'])} ({hint['peak_gb']:.1f} GiB)" for hint in advise(overrides, config, plan)
         ]
         advice = f"try {', or '.join(tries)}; " if tries else ""
         raise ConfigError(

@@ -25,8 +25,8 @@ def read_boxes(text: str) -> numpy.ndarray:
     `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`, Qwen2-VL's. The marks of the latter are special tokens, which decoding
     skips, so they are not needed.
     """
-    found = [[float(number) for number in NUMBER.findall(box)] for box in BOX.findall(text)]
-    return numpy.array(found, dtype=float).reshape(-1, 4)
+    boxes = [[float(number) for number in NUMBER.findall(box)] for box in BOX.findall(text)]
+    return numpy.array(boxes, dtype=float).reshape(-1, 4)
 
 
 def read_reference(answer: str, size: Sequence[float] | None = None) -> numpy.ndarray:
@@ -70,8 +70,8 @@ def in_original(
 def sound(boxes: numpy.ndarray, size: Sequence[float] | None = None) -> numpy.ndarray:
     """Return boxes clipped to an image of this size; zeros without area in it, with swapped corners, or not finite."""
     inside = numpy.clip(boxes, 0, [*size, *size]) if size else boxes
-    kept = numpy.isfinite(boxes).all(axis=1) & (inside[:, :2] < inside[:, 2:]).all(axis=1)
-    return numpy.where(kept[:, None], inside, 0.0)
+    is_sound = numpy.isfinite(boxes).all(axis=1) & (inside[:, :2] < inside[:, 2:]).all(axis=1)
+    return numpy.where(is_sound[:, None], inside, 0.0)
 
 
 def overlaps(boxes: numpy.ndarray, others: numpy.ndarray) -> numpy.ndarray:
@@ -80,7 +80,7 @@ def overlaps(boxes: numpy.ndarray, others: numpy.ndarray) -> numpy.ndarray:
     high = numpy.minimum(boxes[:, None, 2:], others[None, :, 2:])
     with numpy.errstate(over="ignore"):  # boxes beyond any image
         shared = numpy.clip(high - low, 0, None).prod(axis=2)
-        areas, other_areas = ((some[:, 2:] - some[:, :2]).prod(axis=1) for some in (boxes, others))
+        areas, other_areas = ((each[:, 2:] - each[:, :2]).prod(axis=1) for each in (boxes, others))
         union = areas[:, None] + other_areas - shared
     return numpy.divide(shared, union, out=numpy.zeros_like(shared), where=union > 0)
 

@@ -50,19 +50,19 @@ class Chat:
         limit = self.seconds * (self.retries + 1) + pauses
         async with AsyncOpenAI(**options, timeout=self.seconds) as client:
 
-            async def one(content: str, parse: Callable[[str], Parsed]) -> Parsed:
+            async def reply_to(content: str, parse: Callable[[str], Parsed]) -> Parsed:
                 async with free, asyncio.timeout(limit):
                     reply = await self._reply(client, content)
                 for name in used if reply.usage else ():
                     used[name] += getattr(reply.usage, name) or 0
                 return parse(reply.choices[0].message.content or "")
 
-            replies = await asyncio.gather(*(one(*of) for of in new.items()), return_exceptions=True)
-        found = dict(zip(new, replies, strict=True))
-        for content, reply in found.items():
+            replies = await asyncio.gather(*(reply_to(*of) for of in new.items()), return_exceptions=True)
+        by_content = dict(zip(new, replies, strict=True))
+        for content, reply in by_content.items():
             if not isinstance(reply, BaseException):
                 _known[self.base_url, self.model, content] = reply
-        result = [found[c] if c in found else _known[self.base_url, self.model, c] for c in contents]
+        result = [by_content[c] if c in by_content else _known[self.base_url, self.model, c] for c in contents]
         while len(_known) > MOST:
             _known.popitem(last=False)
         for name, value in {"requests": len(new), "remembered": len(contents) - len(new), **used}.items():

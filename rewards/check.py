@@ -34,8 +34,8 @@ def show(title: str, probes: list[Probe], seconds: float, console: Console) -> l
     console.print(f"{title}, {1000 * seconds:.2f} ms per completion")
     rows, problems = [], []
     for probe in probes:
-        given = [reward for reward in probe.rewards if reward is not None]
-        numbers = [f"{f(given):.2f}" for f in (mean, pstdev, min, max)] if given else ["none"] * 4
+        values = [reward for reward in probe.rewards if reward is not None]
+        numbers = [f"{f(values):.2f}" for f in (mean, pstdev, min, max)] if values else ["none"] * 4
         count = f"{len(probe.too_much)} of {len(probe.rewards)}" if probe.too_much else ""
         rows.append([probe.kind, probe.name, *numbers, count])
         if count:
@@ -63,14 +63,14 @@ def fn_and_kwargs(name: str, arguments: list[str], run: Path | None = None) -> t
         shipped = [OmegaConf.load(HERE.parent / "conf" / "reward" / f"{file}.yaml") for file in (grader, name)]
         others = {"train": {"max_completion_length": LENGTH}, "task": {"eval": {"reward": grader}}}
         rewards = OmegaConf.create(others | {"reward": OmegaConf.merge(*shipped)}).reward
-    given: Any = OmegaConf.to_container(rewards[name], resolve=True) if name in rewards else {"fn": name}
-    kwargs = {key: value for key, value in (given.get("kwargs") or {}).items() if value != "???"}
+    entry: Any = OmegaConf.to_container(rewards[name], resolve=True) if name in rewards else {"fn": name}
+    kwargs = {key: value for key, value in (entry.get("kwargs") or {}).items() if value != "???"}
     for text in arguments:
         key, separator, value = text.partition("=")
         if not separator:
             raise ValueError(f"{text}: write key=value, for a keyword argument of the reward")
         kwargs[key] = yaml.safe_load(value)
-    return given["fn"], kwargs
+    return entry["fn"], kwargs
 
 
 def check(args: Namespace, console: Console) -> list[str]:

@@ -30,8 +30,8 @@ def concise(
         group_id: of each completion, the same number for completions of one group.
         grader: `fn` and `kwargs` of the reward that is 1 for a correct completion.
     """
-    own = {"completions": completions, "completion_ids": completion_ids, "group_id": group_id}
-    graded = bind(load(grader["fn"], "grader.fn"), "grader", grader.get("kwargs") or {})(**columns | own)
+    arguments = {"completions": completions, "completion_ids": completion_ids, "group_id": group_id}
+    graded = bind(load(grader["fn"], "grader.fn"), "grader", grader.get("kwargs") or {})(**columns | arguments)
     correct = asyncio.run(graded) if inspect.iscoroutine(graded) else graded
     groups = defaultdict(list)
     for group, tokens, grade in zip(group_id, completion_ids, correct, strict=True):

@@ -56,10 +56,10 @@ def _same_mathematics(answer: str, reference: str) -> bool:
 
     extraction = [LatexExtractionConfig()]
     limit = SECONDS if threading.current_thread() is threading.main_thread() else None  # its timeout needs a signal
-    expected, given = (parse(f"${text.strip('$')}$", extraction, parsing_timeout=limit) for text in (reference, answer))
-    if not (expected and given and verify(expected, given, timeout_seconds=limit)):
+    expected, value = (parse(f"${text.strip('$')}$", extraction, parsing_timeout=limit) for text in (reference, answer))
+    if not (expected and value and verify(expected, value, timeout_seconds=limit)):
         return False
     try:  # for math-verify all values below 1e-15 are equal
-        return bool(abs(given[0] / expected[0] - 1).evalf() < EXACT)
+        return bool(abs(value[0] / expected[0] - 1).evalf() < EXACT)
     except (TypeError, AttributeError, ValueError):  # no values: sets, equations, expressions with variables
         return True

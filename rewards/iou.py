@@ -30,20 +30,20 @@ def iou(
         A reward per completion, or the error of a row whose answer or sizes cannot be used.
     """
     check(coordinates, threshold)
-    given = {"image_sizes": image_sizes, "shown_sizes": shown_sizes}
-    if missing := [column for column in COORDINATES[coordinates] if given[column] is None]:
+    size_columns = {"image_sizes": image_sizes, "shown_sizes": shown_sizes}
+    if missing := [column for column in COORDINATES[coordinates] if size_columns[column] is None]:
         raise ValueError(f"coordinates={coordinates} needs the column {missing[0]}")
 
     def score(row: int) -> float | Exception:
-        size, shown = (sizes[row][0] if sizes and sizes[row] else None for sizes in given.values())
+        size, shown = (sizes[row][0] if sizes and sizes[row] else None for sizes in size_columns.values())
         try:
             reference = read_reference(str(answer[row]), size)
             named = in_original(read_boxes(final_part(text_of(completions[row]))), coordinates, size, shown)
         except ValueError as error:
             return error
         values = overlaps(sound(named, size), reference)
-        most = max(values.shape)
-        return best_sum(values) / most if threshold is None else float(best_sum(values >= threshold) == most)
+        larger = max(values.shape)
+        return best_sum(values) / larger if threshold is None else float(best_sum(values >= threshold) == larger)
 
     return [score(row) for row in range(len(completions))]
 

@@ -60,9 +60,9 @@ def framed(replies: Sequence[str], *about: str) -> tuple[str, str, dict[str, int
 
 def score(text: str) -> float:
     """Return the score in a reply about a completion, 0 to 1; ValueError if there is none."""
-    if not (found := SCORE.findall(text)):
+    if not (matches := SCORE.findall(text)):
         raise ValueError(f"no score in the judge's reply: {text[:200]!r}")
-    return min(BEST, int(found[-1])) / BEST
+    return min(BEST, int(matches[-1])) / BEST
 
 
 def scores(text: str, ids: Collection[str]) -> dict[str, float]:
@@ -79,15 +79,15 @@ def scores(text: str, ids: Collection[str]) -> dict[str, float]:
 
     start, end = text.find("{"), text.rfind("}")
     try:
-        found = json.loads(text[start : end + 1], object_pairs_hook=once)["scores"]
+        by_id = json.loads(text[start : end + 1], object_pairs_hook=once)["scores"]
     except (json.JSONDecodeError, KeyError, RecursionError) as error:
         raise ValueError(f"no JSON with scores in the judge's reply: {text[:200]!r}") from error
-    if not isinstance(found, dict) or found.keys() != set(ids):
+    if not isinstance(by_id, dict) or by_id.keys() != set(ids):
         raise ValueError(f"the judge has not scored the ids {', '.join(ids)}: {text[:200]!r}")
-    for name, value in found.items():
+    for name, value in by_id.items():
         if type(value) not in (int, float) or not 0 <= value <= BEST:
             raise ValueError(f"the judge's score of {name} is no number from 0 to {BEST}: {value!r:.80}")
-    return {name: value / BEST for name, value in found.items()}
+    return {name: value / BEST for name, value in by_id.items()}
 
 
 async def ranked(
@@ -117,12 +117,12 @@ async def ranked(
     for replies in groups.values():
         about = known[next(iter(replies.values()))[0]]
         mark, blocks, ids = framed([*replies], str(about["question"]), str(about["answer"]), rubric)
-        given = {"mark": mark, "replies": blocks, "ids": ", ".join(ids), "count": len(ids), "rubric": rubric}
-        contents.append(prompt.format(**{**about, **given}))
+        fields = {"mark": mark, "replies": blocks, "ids": ", ".join(ids), "count": len(ids), "rubric": rubric}
+        contents.append(prompt.format(**{**about, **fields}))
         places.append(ids)
-    found = await chat.ask(contents, [partial(scores, ids=ids.keys()) for ids in places], log_metric)
+    results = await chat.ask(contents, [partial(scores, ids=ids.keys()) for ids in places], log_metric)
     rewards: list[float | BaseException] = [0.0] * len(texts)
-    for replies, ids, reply in zip(groups.values(), places, found, strict=True):
+    for replies, ids, reply in zip(groups.values(), places, results, strict=True):
         rows = list(replies.values())
         for name, place in ids.items():
             for row in rows[place]:

@@ -149,11 +149,11 @@ def stated(answer: str) -> str:
     text = bare(answer)
     if len(answer) > LONGEST or LABEL.match(text) or ALTERNATIVES.search(text) or not WORDS.search(text):
         return ""
-    found = list(NUMBER.finditer(text))
-    values = {numbers(number) or time_of(number) or number for number in map(signed, found)}
+    matches = list(NUMBER.finditer(text))
+    values = {numbers(number) or time_of(number) or number for number in map(signed, matches)}
     others = re.search(r"\d", NUMBER.sub("", text))
-    calculated = any(CALCULATED.match(text, number.end()) or HALF.search(text[: number.start()]) for number in found)
-    return signed(found[0]) if len(values) == 1 and not others and not calculated else ""
+    calculated = any(CALCULATED.match(text, number.end()) or HALF.search(text[: number.start()]) for number in matches)
+    return signed(matches[0]) if len(values) == 1 and not others and not calculated else ""
 
 
 def items(answer: str) -> list[str]:

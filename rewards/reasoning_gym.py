@@ -23,7 +23,7 @@ def reasoning_gym(
     rewards = []
     for completion, problem, reference, details in zip(completions, question, answer, metadata, strict=True):
         entry = {"question": problem, "answer": reference, "metadata": json.loads(details)}
-        given = final_answer(text_of(completion), ["answer", "boxed", "hash"])
+        final = final_answer(text_of(completion), ["answer", "boxed", "hash"])
         verify = get_score_answer_fn(entry["metadata"]["source_dataset"])
-        rewards.append(float(verify(given, entry)) if given else 0.0)
+        rewards.append(float(verify(final, entry)) if final else 0.0)
     return rewards

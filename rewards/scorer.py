@@ -18,12 +18,12 @@ def load(
     """
     try:
         options = {"revision": revision, "trust_remote_code": False}
-        how = {"dtype": getattr(torch, dtype), "use_safetensors": True, "output_loading_info": True, **options}
-        model, found = AutoModelForSequenceClassification.from_pretrained(model_name_or_path, num_labels=1, **how)
+        loading = {"dtype": getattr(torch, dtype), "use_safetensors": True, "output_loading_info": True, **options}
+        model, info = AutoModelForSequenceClassification.from_pretrained(model_name_or_path, num_labels=1, **loading)
         tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, **options)
     except (OSError, RuntimeError, AttributeError) as error:
         raise ValueError(f"{model_name_or_path}: {' '.join(str(error).split())}") from error
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(info["missing_keys"]):
         raise ValueError(f"{model_name_or_path}: not a reward model: its files lack {', '.join(missing[:3])}")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -62,10 +62,10 @@ def without_thoughts(text: str) -> str:
 
 def final_part(text: str) -> str:
     """Return the last `<answer>…</answer>` outside of thoughts; without it, the text outside of thoughts."""
-    said = without_thoughts(text)
-    answers = [part.partition("</answer>") for part in said.split("<answer>")[1:]]
+    visible = without_thoughts(text)
+    answers = [part.partition("</answer>") for part in visible.split("<answer>")[1:]]
     closed = [answer for answer, end, _ in answers if end]
-    return closed[-1] if closed else said
+    return closed[-1] if closed else visible
 
 
 def boxes(text: str) -> list[str]:

@@ -98,7 +98,7 @@ class View:
 
     def shown(self, rows: list[dict[str, Any]], opened: dict[str, Image.Image]) -> list[dict[str, Any]]:
         """Return rows with their images as the policy sees them, each opened once: `opened` has them by `_name`."""
-        found = []
+        converted = []
         for row in rows:
             pictures = []
             for value in images_of(row.get(COLUMN)):
@@ -106,8 +106,8 @@ class View:
                     name = _name(value)
                     value = opened.get(name) or opened.setdefault(name, self.show(value))
                 pictures.append(value)
-            found.append({**row, COLUMN: pictures})
-        return found
+            converted.append({**row, COLUMN: pictures})
+        return converted
 
     def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Open the images of rows that are read from the data set."""
@@ -177,11 +177,11 @@ def with_sizes(dataset: Dataset, task: "DictConfig", view: View, split: str) -> 
     cells = track(dataset[task.images], "checking images", transient=True, disable=len(dataset) < MANY)
     for row, cell in enumerate(cells):
         try:
-            found = [view.open(value).size for value in images_of(cell)]
-            sizes["shown_sizes"].append([view.size(*size) for size in found])
+            original = [view.open(value).size for value in images_of(cell)]
+            sizes["shown_sizes"].append([view.size(*size) for size in original])
         except ValueError as error:
             raise ConfigError(f"task.images={task.images}: row {row} of {split}: {error}") from error
-        sizes["image_sizes"].append(found)
+        sizes["image_sizes"].append(original)
     dataset = dataset.rename_column(task.images, COLUMN) if task.images != COLUMN else dataset
     for name, values in sizes.items():
         dataset = dataset.add_column(name, values)
@@ -206,14 +206,14 @@ def prompt_lengths(dataset: Dataset, view: View, limit: int, split: str, tools: 
         lengths.append(words + sum(view.tokens(*size) for size in shown))
         if words + len(shown) <= limit < lengths[-1]:
             fewer = f"task.max_pixels={view.factor**2 * ((limit - words) // len(shown))} or " if view.factor > 1 else ""
-            what = " and ".join(f"{width} x {height}" for width, height in shown)
+            pixels = " and ".join(f"{width} x {height}" for width, height in shown)
             raise ConfigError(
-                f"task.images: row {row} of {split}: images of {what} pixels are {lengths[-1] - words:,} tokens, "
+                f"task.images: row {row} of {split}: images of {pixels} pixels are {lengths[-1] - words:,} tokens, "
                 f"with {words} of text more than task.max_prompt_length={limit}: {fewer}"
                 f"task.max_prompt_length={lengths[-1]} fits"
             )
-    most = max(range(len(sizes)), key=lambda row: len(sizes[row]))
-    check_processor(prompts[most], sizes[most], lengths[most], processor, tools)
+    fullest = max(range(len(sizes)), key=lambda row: len(sizes[row]))
+    check_processor(prompts[fullest], sizes[fullest], lengths[fullest], processor, tools)
     return lengths
 
 
@@ -253,15 +253,15 @@ def check_processor(
     prompt: list[dict[str, Any]], sizes: list[list[int]], length: int, processor: Any, tools: Sequence[Any] = ()
 ) -> None:
     """Raise a ConfigError unless a processor makes as many tokens of a prompt with blank images as are expected."""
-    how = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
-    (text,) = processor.apply_chat_template([prompt], **how)
+    options = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
+    (text,) = processor.apply_chat_template([prompt], **options)
     blank = [Image.new("RGB", (width, height)) for width, height in sizes]
     try:
-        found = len(processor(text=[text], images=[blank] if blank else None)["input_ids"][0])
+        count = len(processor(text=[text], images=[blank] if blank else None)["input_ids"][0])
     except (ValueError, TypeError, IndexError) as error:
         raise ConfigError(f"task.images: the model does not take {len(sizes)} images in a prompt: {error}") from error
-    if found != length:
-        raise ConfigError(f"task.images: the processor makes {found} tokens of a prompt that has to have {length}")
+    if count != length:
+        raise ConfigError(f"task.images: the processor makes {count} tokens of a prompt that has to have {length}")
 
 
 def prompt_of(problem: dict[str, Any]) -> Any:

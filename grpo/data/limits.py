@@ -41,7 +41,7 @@ def check_limits(
     if prompt is None:
         longest = sorted(prompts, key=lambda prompt: len(str(prompt)))[-SOME:]
         of_a_kind = [[prompt for prompt in longest if isinstance(prompt, str) is plain] for plain in (True, False)]
-        prompt = max(length for some in of_a_kind for length in prompt_lengths(some, processing_class))
+        prompt = max(length for alike in of_a_kind for length in prompt_lengths(alike, processing_class))
     if prompt + completion <= positions:
         return None
     reason = (

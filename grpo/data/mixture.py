@@ -42,7 +42,7 @@ def load_problems(
     if not task.tasks:
         return load_task(task, processing_class, tools(""), seed)
     tasks, own_tools = single_tasks(task), has_own_tools(task)
-    loaded = {name: load_one(name, one, task, processing_class, tools(name)) for name, one in tasks.items()}
+    loaded = {name: load_one(name, single, task, processing_class, tools(name)) for name, single in tasks.items()}
     tested = [of.held_out for of in loaded.values() if of.held_out is not None]
     for name, problems in loaded.items():
         drop_held_out(problems, tested)
@@ -58,14 +58,14 @@ def load_problems(
     return Problems(joined(train), joined(held_out) if held_out else None, counts, columns=columns)
 
 
-def load_one(name: str, one: DictConfig, task: DictConfig, processing_class: Any, tools: Sequence[Any]) -> Problems:
+def load_one(name: str, single: DictConfig, task: DictConfig, processing_class: Any, tools: Sequence[Any]) -> Problems:
     """Load a task of a mixture; ConfigError that names it if that fails."""
-    one = one.copy()
-    OmegaConf.set_readonly(one, False)
+    single = single.copy()
+    OmegaConf.set_readonly(single, False)
     if not task.eval.size:
-        one.eval.size = 0
+        single.eval.size = 0
     with named_errors(name):
-        problems = load_task(one, processing_class, tools)
+        problems = load_task(single, processing_class, tools)
     for column in (COLUMN, *([ENVIRONMENT] if has_own_tools(task) else [])):
         if column in problems.train.column_names:
             raise ConfigError(

@@ -105,7 +105,7 @@ def prompts_from(task: "DictConfig", columns: Container[str]) -> Callable[[Row],
     names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
     alone = names[0] if template in (f"{{{name}}}" for name in names) else None
     shots = [_example(task, template, example) for example in task.few_shot.examples]
-    before = (f"{system}\n\n" if system else "") + "".join(asked + said for asked, said in shots)
+    before = (f"{system}\n\n" if system else "") + "".join(asked + answer for asked, answer in shots)
     turns = [
         {"role": role, "content": text}
         for shot in shots
@@ -131,8 +131,8 @@ def prompts_from(task: "DictConfig", columns: Container[str]) -> Callable[[Row],
         asked = task.images or (task.environment and not names)  # by an image, or by the environment
         if not messages or None in contents or not (asked or str(contents[-1]).strip()):
             return None
-        own = messages[0]["role"] == "system"  # in place of the task's
-        first = [messages.pop(0)] if own else [{"role": "system", "content": system}] if system else []
+        has_system = messages[0]["role"] == "system"  # in place of the task's
+        first = [messages.pop(0)] if has_system else [{"role": "system", "content": system}] if system else []
         return [*first, *turns, *messages] if messages else None
 
     return prompt
@@ -144,8 +144,8 @@ def _example(task: "DictConfig", template: str, example: Any) -> tuple[str, str]
     for name in (*columns_of(template, example), *columns_of(completion, example)):
         if name not in example:
             raise ConfigError(f"task.few_shot.examples: {example} lacks {name!r}, which task.prompt names")
-    asked, said = _filled(template, example, "task.prompt"), _filled(completion, example, "task.few_shot.completion")
-    return asked or "", said or ""
+    asked, answer = _filled(template, example, "task.prompt"), _filled(completion, example, "task.few_shot.completion")
+    return asked or "", answer or ""
 
 
 def messages_of(value: Any, name: str) -> list[dict[str, Any]] | None:

@@ -105,11 +105,11 @@ def usable_columns(
         columns: of the data.
         by_task: likewise, by task; empty without a mixture.
     """
-    found = {}
+    usable = {}
     for name in names:
         tasks = {*scored_by(task, name), *graded_by(task, name)} if task.tasks else set()
-        found[name] = [column for column in columns if all(column in by_task[single] for single in tasks)]
-    return found
+        usable[name] = [column for column in columns if all(column in by_task[single] for single in tasks)]
+    return usable
 
 
 @contextmanager
@@ -130,10 +130,10 @@ def running_rewards(
     rewards: dict[str, Reward] = {}
     with ExitStack() as stack:
         output = stack.enter_context((run_dir / log_name()).open("a"))
-        for name, given in options.items():
-            how = {key: value for key, value in given.items() if key != "weight"}
+        for name, settings in options.items():
+            arguments = {key: value for key, value in settings.items() if key != "weight"}
             try:
-                reward = Reward(name=name, errors_file=errors_file, output=output, **how)
+                reward = Reward(name=name, errors_file=errors_file, output=output, **arguments)
             except ValueError as error:
                 raise ConfigError(str(error)) from error
             stack.callback(reward.close)

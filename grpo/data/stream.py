@@ -75,15 +75,15 @@ class Stream:
                 return buffer.problems[buffer.order[number - buffer.first]]
         raise IndexError(f"problem {number} has been released")
 
-    def up_to(self, most: int) -> int:
-        """Return how many problems the first epoch has, or `most` if it has more; nothing may have been released."""
-        while self._end < most and self._last().epoch == 0:
+    def up_to(self, limit: int) -> int:
+        """Return how many problems the first epoch has, or `limit` if it has more; nothing may have been released."""
+        while self._end < limit and self._last().epoch == 0:
             self._advance()
-        return min(most, sum(len(buffer.order) for buffer in self._buffers if buffer.epoch == 0))
+        return min(limit, sum(len(buffer.order) for buffer in self._buffers if buffer.epoch == 0))
 
-    def beginning(self, most: int) -> Dataset:
+    def beginning(self, limit: int) -> Dataset:
         """Return the first problems of the first epoch; nothing may have been released."""
-        return Dataset.from_list([self[number] for number in range(self.up_to(most))])
+        return Dataset.from_list([self[number] for number in range(self.up_to(limit))])
 
     def release(self, number: int) -> None:
         """Forget the problems before a number, a buffer at a time."""
@@ -135,11 +135,11 @@ class Stream:
             if rows is None:
                 self._end_epoch(at)
                 continue
-            problems, found = self.prepare(rows, self.skip + at["row"])
-            counts = {name: counts.get(name, 0) + number for name, number in found.items()}
+            problems, added = self.prepare(rows, self.skip + at["row"])
+            counts = {name: counts.get(name, 0) + number for name, number in added.items()}
             self._state = {
                 "rows": self.source.state_dict(),
-                "row": at["row"] + found["rows"],
+                "row": at["row"] + added["rows"],
                 "epoch": at["epoch"],
                 "number": at["number"] + len(problems),
                 "buffers": at["buffers"] + 1,

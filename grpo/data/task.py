@@ -110,12 +110,12 @@ def _stream(task: DictConfig, processing_class: Any, tools: Sequence[Any], seed:
     known = set(_questions(held_out)) if held_out else set()
     if held_out:
         count_used("held_out", counts)
-    own = copy.deepcopy(processing_class)  # a tokenizer does not serve two threads
+    thread_copy = copy.deepcopy(processing_class)  # a tokenizer does not serve two threads
 
     def prepare(rows: Dataset, first: int) -> tuple[Dataset, dict[str, int]]:
-        found, counts = _prepare(rows, task, own, f"{task.split}[{first}:]", tools)
-        found = _keep(found, [question not in known for question in _questions(found)], counts, "held_out")
-        return found.with_format(None), counts | {"used": len(found)}
+        prepared, counts = _prepare(rows, task, thread_copy, f"{task.split}[{first}:]", tools)
+        prepared = _keep(prepared, [question not in known for question in _questions(prepared)], counts, "held_out")
+        return prepared.with_format(None), counts | {"used": len(prepared)}
 
     skip = task.eval.size if task.eval.split == task.split else 0
     source, where = _source(task, task.split), f"task.dataset={in_one_line(arguments_of(task))}, split {task.split}"
@@ -137,8 +137,8 @@ def load_held_out(
     task: DictConfig, processing_class: Any = None, tools: Sequence[Any] = ()
 ) -> tuple[Dataset, dict[str, int]]:
     """Load the problems to evaluate on, filtered as those to train on are, and the counts of them."""
-    some = load_split(task, task.eval.split, task.eval.size)
-    return _prepare(some, task, processing_class, task.eval.split, tools)
+    rows = load_split(task, task.eval.split, task.eval.size)
+    return _prepare(rows, task, processing_class, task.eval.split, tools)
 
 
 def prompt_lengths(prompts: list[Any], processing_class: Any, tools: Sequence[Any] = ()) -> list[int]:
@@ -173,26 +173,26 @@ def _questions(problems: Dataset) -> list[tuple[str, ...]]:
 
 def _keep(dataset: Dataset, keep: list[bool], counts: dict[str, int], why: str) -> Dataset:
     counts[why] += len(keep) - sum(keep)
-    return dataset if all(keep) else dataset.select([row for row, kept in enumerate(keep) if kept])
+    return dataset if all(keep) else dataset.select([row for row, is_kept in enumerate(keep) if is_kept])
 
 
-def load_split(task: DictConfig, split: str, most: int | None = None) -> Dataset:
+def load_split(task: DictConfig, split: str, limit: int | None = None) -> Dataset:
     """Load a split unchanged, or its first rows: from a generator, a file, or with `datasets.load_dataset`."""
-    dataset = _source(task, split, most)
+    dataset = _source(task, split, limit)
     if isinstance(dataset, IterableDataset):
         with _in_one_line(task, split):
-            dataset = Dataset.from_list(list(dataset if most is None else dataset.take(most)), dataset.features)
+            dataset = Dataset.from_list(list(dataset if limit is None else dataset.take(limit)), dataset.features)
     if len(dataset) == 0:
         raise ConfigError(f"task.dataset={in_one_line(arguments_of(task))}, split {split}: there are no rows in it")
-    return dataset if most is None else dataset.select(range(min(most, len(dataset))))
+    return dataset if limit is None else dataset.select(range(min(limit, len(dataset))))
 
 
-def _source(task: DictConfig, split: str, most: int | None = None) -> Any:
-    """Return a split as `datasets` has it, a stream as an `IterableDataset`; a generator makes `most` rows at most."""
+def _source(task: DictConfig, split: str, limit: int | None = None) -> Any:
+    """Return a split as `datasets` has it, a stream as an `IterableDataset`; a generator makes `limit` rows at most."""
     arguments, streaming = arguments_of(task), bool(task.dataset.get("streaming"))
     generator = arguments.pop("generator", None)
-    if generator and most is not None and "size" in arguments:
-        arguments["size"] = min(arguments["size"], most)
+    if generator and limit is not None and "size" in arguments:
+        arguments["size"] = min(arguments["size"], limit)
     with _in_one_line(task, split):
         if not generator:
             try:
@@ -257,7 +257,7 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
         ) from error
     keep = [prompt is not None for prompt in prompts]
     dataset = _keep(dataset, keep, counts, "no_question")
-    texts = [text for text, kept in zip(texts, keep, strict=True) if kept]
+    texts = [text for text, is_kept in zip(texts, keep, strict=True) if is_kept]
     columns = {
         "prompt": [prompt for prompt in prompts if prompt is not None],
         "answer": [final(text, pattern) for text in texts],

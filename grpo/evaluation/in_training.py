@@ -37,19 +37,19 @@ def evaluate_policy(trainer: Any, evaluation: Evaluation) -> dict[str, Any]:
     if trainer.tools:
         generate, evaluation = partial(converse, trainer), replace(evaluation, asked=dict)
     if trainer.environment_factories:  # TRL keeps them for the rollouts: no more than these use at once
-        most = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
-        evaluation = replace(evaluation, batch_size=min(evaluation.batch_size, most))
-    whole: Any = nullcontext()
+        limit = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+        evaluation = replace(evaluation, batch_size=min(evaluation.batch_size, limit))
+    scope: Any = nullcontext()
     if trainer.is_deepspeed_enabled and not trainer.use_vllm:  # as TRL generates rollouts
         gather = trainer.args.ds3_gather_for_generation
-        whole = unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator, gather_deepspeed3_params=gather)
+        scope = unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator, gather_deepspeed3_params=gather)
 
     def in_phase(prompts: list[Any], temperature: float, seeds: list[int]) -> list[str]:
         # autocast as training will wrap the model, so that both evaluations compute alike
         with trainer.memory.of("evaluate"), trainer.accelerator.autocast():
             return generate(prompts, temperature, seeds)
 
-    with whole:
+    with scope:
         result = evaluate(in_phase, evaluation)
     model.train(was_training)
     return result

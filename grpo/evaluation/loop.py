@@ -178,7 +178,7 @@ def _answer_all(generate: Generate, evaluation: Evaluation) -> list[list[dict[st
     for temperature, samples in ((0.0, [0]), (decoding.temperature, range(1, decoding.samples + 1))):
         missing = [(row, number) for number in samples for row in range(len(prompts)) if keys[row][number] not in known]
         # batches of about equal length, with the samples of a problem together, which then read its prompt once
-        missing.sort(key=lambda one: (len(str(prompts[one[0]])), *one))
+        missing.sort(key=lambda pair: (len(str(prompts[pair[0]])), *pair))
         starts = range(0, len(missing), batch_size)
         activity = "sampling answers" if temperature else "evaluating"
         for start in track(starts, activity, console=console, transient=True, disable=not console.is_terminal):

@@ -66,33 +66,33 @@ def evaluate_model(
             if vllm
             else with_transformers(name, model, config.peft, length, device, template)
         )
-        found = {}
-        for task, one in tasks.items():
+        results = {}
+        for task, single in tasks.items():
             evaluation = Evaluation(
                 loaded[task][0],
-                rewards[one.eval.reward],
+                rewards[single.eval.reward],
                 Decoding(limits[task], options.temperature, options.samples, config.train.seed),
                 file=file_of(output / "completions.jsonl", task),
                 batch_size=BATCH if vllm else options.batch_size,
                 console=console,
-                difficulty=one.eval.difficulty,
+                difficulty=single.eval.difficulty,
                 policy=fingerprint(config, name, "vllm" if vllm else "transformers", device != "cpu"),
             )
             try:
-                found[task] = evaluate(partial(generate, length=limits[task]), evaluation)
+                results[task] = evaluate(partial(generate, length=limits[task]), evaluation)
             except RewardError as error:
                 raise RunError(f"failed: {error}") from error
     counts = {task: count for task, (_, count) in loaded.items()}
     about = {"model": name, "engine": "vllm" if vllm else "transformers", "data": counts.get("", counts)}
-    return in_total(found) | about
+    return in_total(results) | about
 
 
 def longest_of(task: DictConfig, problems: Sequence[Dataset], processing_class: Any) -> tuple[int, int | None]:
     """Return the tokens of the longest prompt, and the images of the prompt with most; None if none has any."""
     if task.images:  # which count as tokens
-        (some,) = problems
-        return task.max_prompt_length, max(map(len, some.with_format(None)["shown_sizes"])) or None
-    return max(max(prompt_lengths(list(some["prompt"]), processing_class)) for some in problems), None
+        (dataset,) = problems
+        return task.max_prompt_length, max(map(len, dataset.with_format(None)["shown_sizes"])) or None
+    return max(max(prompt_lengths(list(dataset["prompt"]), processing_class)) for dataset in problems), None
 
 
 def graders_of(

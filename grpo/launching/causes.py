@@ -22,10 +22,10 @@ def first_cause(failures: Mapping[int, Any]) -> tuple[int, Any]:
     """
     first = min(failure.timestamp for failure in failures.values())
 
-    def order(one: tuple[int, Any]) -> tuple[int, int]:
-        code, seconds = one[1].exitcode, one[1].timestamp - first
+    def order(item: tuple[int, Any]) -> tuple[int, int]:
+        code, seconds = item[1].exitcode, item[1].timestamp - first
         ended_for_it = code == -signal.SIGTERM or (code == -signal.SIGKILL and seconds >= SIGTERM_TO_SIGKILL - 1)
-        own = 0 if code < 0 else 1 if code != LOST_STATUS else 2
-        return 3 if ended_for_it else own, one[1].timestamp
+        priority = 0 if code < 0 else 1 if code != LOST_STATUS else 2
+        return 3 if ended_for_it else priority, item[1].timestamp
 
     return min(failures.items(), key=order)

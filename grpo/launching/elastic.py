@@ -50,14 +50,14 @@ def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
     elastic.addHandler(logging.NullHandler())
     os.environ[BY_US] = str(run_dir)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # gloo would find the dead processes' addresses in it
-    options, own = config.launch, [f"hydra.run.dir={quoted(str(run_dir))}", "hydra.output_subdir=null"]
+    options, overrides = config.launch, [f"hydra.run.dir={quoted(str(run_dir))}", "hydra.output_subdir=null"]
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors() // options.processes)))
     (host, port), first, summary = meeting_point(config), is_first(config), run_dir / "summary.json"
     least, most = node_range(config)
     if first:
         write_json(summary, {"status": "running", "reason": None})
     several, store = has_several(config), Path(tempfile.mkdtemp()) / "store"  # one machine's is a file, not a server
-    how = LaunchConfig(
+    launch_config = LaunchConfig(
         min_nodes=least,
         max_nodes=most,
         nproc_per_node=options.processes,
@@ -78,7 +78,7 @@ def launch(config: DictConfig, run_dir: Path, program: str) -> dict[str, Any]:
     )
     try:
         with machines_may_change(run_dir, program) if least < most else nullcontext():
-            elastic_launch(how, sys.executable)("-m", program, *sys.argv[1:], *own)
+            elastic_launch(launch_config, sys.executable)("-m", program, *sys.argv[1:], *overrides)
     except (ChildFailedError, SignalException, RendezvousError, DistError) as error:
         raise reported(error, config, summary) from error
     finally:
@@ -104,9 +104,9 @@ def reported(error: Exception, config: DictConfig, summary: Path) -> BaseExcepti
     if isinstance(error, ChildFailedError):
         rank, failure = first_cause(error.failures)
         if failure.exitcode == LOST_STATUS:
-            said = written.get("status") == "failed" and written.get("reason") != LOST
+            has_reported = written.get("status") == "failed" and written.get("reason") != LOST
             where = ", on another machine" if has_several(config) else ""
-            return SystemExit(1) if said else RunError(f"failed: {LOST}{where}; {again}")
+            return SystemExit(1) if has_reported else RunError(f"failed: {LOST}{where}; {again}")
         if failure.exitcode >= 0:  # the process has said why
             return SystemExit(failure.exitcode)
         knows, reason = True, f"process {rank} was killed by {signal.Signals(-failure.exitcode).name}"

@@ -52,10 +52,10 @@ def is_first(config: DictConfig) -> bool:
 def is_here(host: str) -> bool:
     """Return whether this machine has an address; ConfigError if there is no such host."""
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(f"launch.rendezvous: {host} cannot be found: {error.strerror}") from error
-    for family, kind, _, _, address in found:
+    for family, kind, _, _, address in addresses:
         with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
             probe.bind(address)
             return True
@@ -79,25 +79,25 @@ def meet(host: str, port: int, timeout: int) -> tuple[Any, bool]:
             with socket.create_server(("", port)):
                 pass
         except OSError as error:
-            what = "in use by another program or run" if error.errno == errno.EADDRINUSE else error.strerror
-            raise ConfigError(f"launch.rendezvous={host}:{port}: {what}; choose another port") from error
+            reason = "in use by another program or run" if error.errno == errno.EADDRINUSE else error.strerror
+            raise ConfigError(f"launch.rendezvous={host}:{port}: {reason}; choose another port") from error
     else:
         wait_for_port(host, port, deadline)
     from torch.distributed import TCPStore
 
-    left, made = max(1.0, deadline - time.monotonic()), []
-    limit = timedelta(seconds=left)
+    left, store = max(1.0, deadline - time.monotonic()), []
+    wait = timedelta(seconds=left)
 
     def connect() -> None:
         with contextlib.suppress(RuntimeError):
-            made.append(TCPStore(host, port, is_master=first, wait_for_workers=False, timeout=limit, multi_tenant=True))
+            store.append(TCPStore(host, port, is_master=first, wait_for_workers=False, timeout=wait, multi_tenant=True))
 
     connecting = threading.Thread(target=connect, daemon=True)  # it may wait for ever for a program of another kind
     connecting.start()
     connecting.join(left)
-    if not made:
+    if not store:
         raise RunError(f"launch.rendezvous={host}:{port}: the program that listens there is not this one")
-    return made[0], first
+    return store[0], first
 
 
 def wait_for_port(host: str, port: int, deadline: float) -> None:

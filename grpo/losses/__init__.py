@@ -65,6 +65,6 @@ def why_not(train: Any) -> str | None:
         return f"loss_type={train.loss_type}: {Path(str(loss.__file__)).name} has MEAN={mean!r}; {needs}"
     for key, plain in (PLAIN | getattr(loss, "OPTIONS", {})).items():
         if getattr(train, key) != plain:
-            said = str(plain).lower() if isinstance(plain, bool) else "null" if plain is None else plain
-            return f"{key}={getattr(train, key)}: train.loss_type={train.loss_type} needs train.{key}={said}"
+            text = str(plain).lower() if isinstance(plain, bool) else "null" if plain is None else plain
+            return f"{key}={getattr(train, key)}: train.loss_type={train.loss_type} needs train.{key}={text}"
     return None

@@ -51,8 +51,8 @@ class KeptFeatures:
     those of the single images, the model computes them as before.
     """
 
-    def __init__(self, compute: Callable[..., Any], most: int) -> None:
-        self.compute, self.most = compute, most
+    def __init__(self, compute: Callable[..., Any], limit: int) -> None:
+        self.compute, self.limit = compute, limit
         self.applies, self.tried = True, False
         self.__signature__ = inspect.signature(compute)  # from which `generate` takes its arguments
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
@@ -61,13 +61,13 @@ class KeptFeatures:
         """Return the features of images as `get_image_features` does, in a `ModelOutput`."""
         if not self.applies or torch.is_inference_mode_enabled():  # whose tensors have no place in a backward pass
             return self.compute(*args, **kwargs)
-        given = self.__signature__.bind_partial(*args)
-        units, others = divided({**given.arguments, **kwargs})
-        found = [self._of(unit, others) for unit in units]
+        bound = self.__signature__.bind_partial(*args)
+        units, others = divided({**bound.arguments, **kwargs})
+        outputs = [self._of(unit, others) for unit in units]
         if self.applies and not self.tried and len(units) > 1:
-            self.tried, self.applies = True, are_alike(joined(found), self.compute(*args, **kwargs))
+            self.tried, self.applies = True, are_alike(joined(outputs), self.compute(*args, **kwargs))
         if self.applies:
-            return joined(found)
+            return joined(outputs)
         self._kept.clear()
         return self.compute(*args, **kwargs)
 
@@ -82,20 +82,20 @@ class KeptFeatures:
         features = {name: value for name in FEATURES if (value := getattr(output, name, None)) is not None}
         if any(tensor.requires_grad for tensor in tree_leaves(features)):
             self.applies = False
-        if len(self._kept) == self.most:
+        if len(self._kept) == self.limit:
             self._kept.popitem(last=False)
         self._kept[key] = type(output)(**features)
         return self._kept[key]
 
 
-def divided(given: dict[str, Any]) -> tuple[list[Unit], dict[str, Any]]:
+def divided(arguments: dict[str, Any]) -> tuple[list[Unit], dict[str, Any]]:
     """Return the arguments of `get_image_features` for each image, and those that are about all of them."""
-    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
     pieces = {name: value.split(1) for name, value in tensors.items()}
     if "image_grid_thw" in tensors:  # the Qwens' patches
         pieces["pixel_values"] = tensors["pixel_values"].split(tensors["image_grid_thw"].prod(-1).tolist())
     units = [dict(zip(pieces, values, strict=True)) for values in zip(*pieces.values(), strict=True)]
-    return units, {name: value for name, value in given.items() if name not in tensors}
+    return units, {name: value for name, value in arguments.items() if name not in tensors}
 
 
 def joined(outputs: list[Any]) -> Any:
@@ -121,10 +121,10 @@ def tensors_of(output: Any) -> list[torch.Tensor]:
 
 def are_alike(mine: Any, plain: Any) -> bool:
     """Return whether the features of two calls are equal within rounding."""
-    some, others = tensors_of(mine), tensors_of(plain)
-    alike = [tensor.shape for tensor in some] == [other.shape for other in others] and all(
-        (one - other).norm() <= torch.finfo(one.dtype).eps ** 0.5 * other.norm()
-        for one, other in zip(some, others, strict=True)
+    tensors, others = tensors_of(mine), tensors_of(plain)
+    alike = [tensor.shape for tensor in tensors] == [other.shape for other in others] and all(
+        (tensor - other).norm() <= torch.finfo(tensor.dtype).eps ** 0.5 * other.norm()
+        for tensor, other in zip(tensors, others, strict=True)
     )
     if not alike:
         log.warning("the features of images are computed anew each time: those of several at once differ")
@@ -133,8 +133,8 @@ def are_alike(mine: Any, plain: Any) -> bool:
 
 def digest(unit: Unit) -> bytes:
     """Return a hash of the values of tensors, and of their shapes."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for name, value in sorted(unit.items()):
-        found.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
-        found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.digest()
+        sha.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+        sha.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return sha.digest()

@@ -70,9 +70,9 @@ def without_weights(model: DictConfig) -> PreTrainedModel:
     """
     name, revision = model.model_name_or_path, model.model_revision
     architecture = config_of(name, revision)
-    how = {"dtype": getattr(torch, model.dtype), "attn_implementation": model.attn_implementation}
+    options = {"dtype": getattr(torch, model.dtype), "attn_implementation": model.attn_implementation}
     with init_empty_weights(include_buffers=False):
-        policy = AutoModelForCausalLM.from_config(architecture, **how)
+        policy = AutoModelForCausalLM.from_config(architecture, **options)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     for module in policy.modules():
         for key, weight in module._parameters.items():
@@ -99,8 +99,8 @@ def load_processing_class(model: DictConfig, name: str | None = None, template: 
     name = name or model.model_name_or_path
     revision = model.model_revision if name == model.model_name_or_path else None
     try:
-        how = {"truncation_side": "left", "padding_side": "left", "trust_remote_code": False}
-        processing_class = AutoProcessor.from_pretrained(name, revision=revision, **how)
+        options = {"truncation_side": "left", "padding_side": "left", "trust_remote_code": False}
+        processing_class = AutoProcessor.from_pretrained(name, revision=revision, **options)
     except (OSError, ValueError, ImportError) as error:
         reason = " ".join(str(error).split())
         if isinstance(error, ImportError) and "torchvision" in reason.casefold():
@@ -148,12 +148,12 @@ def load(
     revision = config.model_revision if base == config.model_name_or_path else "main"
     download(base, revision)
     transformers.utils.logging.disable_progress_bar()
-    how = {"attn_implementation": config.attn_implementation, "use_safetensors": True, "trust_remote_code": False}
+    options = {"attn_implementation": config.attn_implementation, "use_safetensors": True, "trust_remote_code": False}
     architecture = config_of(base, revision)
     try:
         auto = AutoModelForImageTextToText if takes_images(architecture) else AutoModelForCausalLM
         dtype = dtype or config.dtype
-        model = auto.from_pretrained(base, revision=revision, dtype=dtype, quantization_config=quantization, **how)
+        model = auto.from_pretrained(base, revision=revision, dtype=dtype, quantization_config=quantization, **options)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{base}: {' '.join(str(error).split())}") from error
     processing_class = load_processing_class(config, str(name), template)

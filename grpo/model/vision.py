@@ -65,19 +65,19 @@ def _ends(tower: torch.nn.Module, width: int) -> list[str]:
     ]
 
 
-def freeze(model: PreTrainedModel, what: Sequence[str], unused: bool = False) -> None:
+def freeze(model: PreTrainedModel, frozen: Sequence[str], unused: bool = False) -> None:
     """Freeze parts of a model.
 
     Args:
-        what: some of `PARTS`.
+        frozen: some of `PARTS`.
         unused: freeze all parts that the model has, as no image reaches them.
 
     Raises:
-        ConfigError: the model lacks a part of `what`.
+        ConfigError: the model lacks a part of `frozen`.
     """
     for part, modules in parts(model).items():
-        if part in what or unused:
-            if part in what and not modules:
+        if part in frozen or unused:
+            if part in frozen and not modules:
                 raise ConfigError(f"model.freeze: {part}: the model has none; leave it out")
             for name in modules:
                 model.get_submodule(name).requires_grad_(False)

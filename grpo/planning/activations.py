@@ -59,12 +59,12 @@ def mlp_kept(shape: Shape, workload: Workload) -> float:
     SwiGLU keeps the gate, its activation, the other half and their product; linear modules as those of attention.
     """
     hidden, width, size = shape.hidden_size, shape.active_width, workload.compute_bytes
-    kept = size * 3 * width
+    per_token = size * 3 * width
     if shape.num_experts:
-        kept += 4 * shape.num_experts + size * 4 * hidden * shape.num_experts_per_tok
+        per_token += 4 * shape.num_experts + size * 4 * hidden * shape.num_experts_per_tok
     if workload.adapter is not None:
-        return kept + adapter_inputs(shape, workload, feed_forward=True)
-    return kept + size * ((hidden if workload.weight_bytes == size else 2 * hidden) + width)
+        return per_token + adapter_inputs(shape, workload, feed_forward=True)
+    return per_token + size * ((hidden if workload.weight_bytes == size else 2 * hidden) + width)
 
 
 def adapter_inputs(shape: Shape, workload: Workload, feed_forward: bool) -> int:

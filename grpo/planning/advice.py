@@ -96,7 +96,7 @@ def remedies(config: DictConfig, planner: Planner) -> list[dict[str, Any]]:
         combined.append(change)
         if suggestion := verified(combined, planner):
             for needless in combined[:-1]:  # earlier changes may no longer be needed
-                fewer = [kept for kept in combined if kept is not needless]
+                fewer = [other for other in combined if other is not needless]
                 if shorter := verified(fewer, planner):
                     combined, suggestion = fewer, shorter
             suggestions.append(suggestion)
@@ -105,16 +105,16 @@ def remedies(config: DictConfig, planner: Planner) -> list[dict[str, Any]]:
 
 
 def single_changes(
-    changes: Sequence[Change], planner: Planner, most: int, besides: Sequence[dict[str, Any]] = ()
+    changes: Sequence[Change], planner: Planner, limit: int, besides: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Return the first change of each key that alone makes the run fit and is not in `besides`; `most` at most."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the first change of each key that alone makes the run fit and is not in `besides`; `limit` at most."""
+    by_key: dict[str, dict[str, Any]] = {}
     shown: list[dict[str, Any]] = []
     for change in changes:
         (key,) = change[0]
-        if len(shown) < most and key not in found and (suggestion := verified([change], planner)):
-            found[key] = suggestion
-            shown = [suggestion for suggestion in found.values() if suggestion not in besides]
+        if len(shown) < limit and key not in by_key and (suggestion := verified([change], planner)):
+            by_key[key] = suggestion
+            shown = [suggestion for suggestion in by_key.values() if suggestion not in besides]
     return shown
 
 
@@ -151,8 +151,8 @@ def sharded_over_several(config: DictConfig, planner: Planner) -> list[dict[str,
     """
     changes = list(more_gpus(config))
     shards = [({"shard": "fsdp2"}, "divided over them"), ({"shard": "fsdp2_offload"}, "offloaded to CPU, slower")]
-    found = [[verified([change, shard], planner) for change in changes] for shard in shards]
-    return [next(filter(None, fitting)) for fitting in found if any(fitting)]
+    by_shard = [[verified([change, shard], planner) for change in changes] for shard in shards]
+    return [next(filter(None, fitting)) for fitting in by_shard if any(fitting)]
 
 
 def library_of(sharding: Sharding) -> str:

@@ -101,8 +101,8 @@ class Duration:
         longest = max(self.phases, key=lambda phase: self.phases[phase])
         low, high = (spoken(end) for end in self.range(self.step))
         overlaps = ", generation during the rest" * self.overlaps
-        most = f"{longest} {self.phases[longest] / self.step:.0%}{overlaps}"
-        text = f"about {spoken(self.step)} per step ({low} to {high}; {most})"
+        share = f"{longest} {self.phases[longest] / self.step:.0%}{overlaps}"
+        text = f"about {spoken(self.step)} per step ({low} to {high}; {share})"
         if self.run and self.steps:
             low, high = (spoken(end) for end in self.range(self.run))
             text += f"; {self.steps} step{'s' * (self.steps > 1)} in {spoken(self.steps * self.step)}"

@@ -233,10 +233,10 @@ def choose(
     return workload, settings
 
 
-def generated_at_once(given: int | None, shape: Shape, workload: Workload, limit: float) -> Workload:
+def generated_at_once(wanted: int | None, shape: Shape, workload: Workload, limit: float) -> Workload:
     """Return the workload with the given number of completions at once, or the number that fits, at least 1."""
-    if given:
-        return replace(workload, sequences=min(workload.sequences, given))
+    if wanted:
+        return replace(workload, sequences=min(workload.sequences, wanted))
     while workload.sequences > 1 and peak(shape, workload, "rollout") > limit:
         workload = replace(workload, sequences=(workload.sequences + 1) // 2)
     return workload

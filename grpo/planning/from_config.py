@@ -50,10 +50,10 @@ def find_shape(model: DictConfig) -> Shape:
             return shape_of(json.loads(file.read_text()))
         if name in shipped:
             return shipped[name]
-        if model.shape and (given := shape_of(model.shape)) not in shapes_of_choices():
+        if model.shape and (configured := shape_of(model.shape)) not in shapes_of_choices():
             # else the shape belongs to the choice that the name replaces, and so may the number of parameters
-            stale = given.given_parameters in [shape.given_parameters for shape in shapes_of_choices()]
-            return replace(given, given_parameters=0) if stale else given
+            stale = configured.given_parameters in [shape.given_parameters for shape in shapes_of_choices()]
+            return replace(configured, given_parameters=0) if stale else configured
     except ValueError as error:
         raise ConfigError(f"model.shape of {name}: {error}") from error
     return from_hub(name, model.model_revision)
@@ -165,7 +165,7 @@ def reward_models_of(config: DictConfig) -> tuple[tuple[Shape, int], ...]:
     Raises:
         ConfigError: its shape cannot be found, or its type is unknown.
     """
-    found = []
+    models = []
     for name, reward in config.reward.items():
         if reward.fn != REWARD_MODEL:
             continue
@@ -177,8 +177,8 @@ def reward_models_of(config: DictConfig) -> tuple[tuple[Shape, int], ...]:
             shape = find_shape(OmegaConf.create({**model, "shape": {}}))
         except ConfigError as error:
             raise ConfigError(f"reward.{name}.kwargs: {error}") from error
-        found.append((shape, BYTES[options["dtype"]]))
-    return tuple(found)
+        models.append((shape, BYTES[options["dtype"]]))
+    return tuple(models)
 
 
 def adapter_of(peft: DictConfig) -> Adapter:

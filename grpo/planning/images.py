@@ -16,12 +16,12 @@ ENGINE_TOKENS = 4096
 
 def patches(vision: Vision, workload: Workload) -> int:
     """Return the patches of a prompt's image, limited by `task.max_pixels` and by the prompt's tokens."""
-    most = workload.prompt * vision.spatial_merge_size**2
+    limit = workload.prompt * vision.spatial_merge_size**2
     if vision.image_size:
         tile = (vision.image_size // vision.patch_size) ** 2
-        return tile * max(1, min(TILES.get(vision.model_type, 1), most // tile))
+        return tile * max(1, min(TILES.get(vision.model_type, 1), limit // tile))
     pixels = workload.images.max_pixels if workload.images else None
-    return min(most, pixels // vision.patch_size**2) if pixels else most
+    return min(limit, pixels // vision.patch_size**2) if pixels else limit
 
 
 def images_at_once(vision: Vision, workload: Workload, completions: int) -> int:
@@ -53,21 +53,21 @@ def layer_kept(vision: Vision, workload: Workload) -> float:
     fused = vision.model_type in MERGES
     attention = size * (6 if fused else 4) * hidden + 4 * vision.num_attention_heads
     wide = 3 if vision.model_type in GATED else 2 if vision.model_type in QUICK_GELU else 1
-    kept = 2 * 4 * hidden + attention + size * wide * width
+    per_patch = 2 * 4 * hidden + attention + size * wide * width
     if not is_trained(workload):
-        return kept
+        return per_patch
     if workload.adapter:
         named = {name: inputs for name, (inputs, _, _) in vision.linears().items() if workload.adapter.adapts(name)}
         ranks = len(named) * workload.adapter.rank
         if vision.model_type in GATED and not workload.adapter.copies:
             named = distinct(named)  # elsewhere autocast copies a layer norm's output
-        return kept + size * (sum(named.values()) + ranks)
+        return per_patch + size * (sum(named.values()) + ranks)
     if vision.model_type in GATED:
-        kept += 2 * size * hidden
-    return kept + size * ((3 if fused else 5) * hidden + width)
+        per_patch += 2 * size * hidden
+    return per_patch + size * ((3 if fused else 5) * hidden + width)
 
 
-def kept(vision: Vision, workload: Workload) -> float:
+def tower_kept(vision: Vision, workload: Workload) -> float:
     """Bytes per patch that autograd keeps of tower and projector; with checkpointing of the layers their inputs."""
     projector = (4 + 3 * workload.compute_bytes) * vision.hidden_size * (1 + vision.num_deepstack)
     if not is_trained(workload):
@@ -130,7 +130,7 @@ def in_update(vision: Vision | None, workload: Workload) -> tuple[float, float]:
         return 0.0, 0.0
     count = images_at_once(vision, workload, workload.images.per_step) * patches(vision, workload)
     work = backward(vision, workload) if is_trained(workload) else forward(vision, workload)
-    return count * kept(vision, workload), count * work
+    return count * tower_kept(vision, workload), count * work
 
 
 def decoded(vision: Vision | None, workload: Workload) -> float:
@@ -155,5 +155,5 @@ def profiled(vision: Vision | None, workload: Workload) -> float:
     if not (vision and workload.images):
         return 0.0
     count = max(ENGINE_TOKENS * vision.spatial_merge_size**2, patches(vision, workload))
-    kept = ENGINE_TOKENS * workload.compute_bytes * vision.out_hidden_size  # features of images for later requests
-    return count * (forward(vision, workload) + workload.compute_bytes * vision.patch_numbers) + kept
+    features = ENGINE_TOKENS * workload.compute_bytes * vision.out_hidden_size  # features of images for later requests
+    return count * (forward(vision, workload) + workload.compute_bytes * vision.patch_numbers) + features

@@ -52,13 +52,13 @@ def methods(config: DictConfig) -> dict[str, dict[str, str]]:
     process gradients and optimizer state. The optimizer is otherwise that of the configuration.
     """
     sharding = sharding_of(config)
-    more = {"update.activations_on_host": "true"} | ({} if sharding.is_zero3 else {"update.mlp_tile": "4096"})
+    offloaded = {"update.activations_on_host": "true"} | ({} if sharding.is_zero3 else {"update.mlp_tile": "4096"})
     alone = {"update.gradients_on_host": "true", "train.optim": "paged_adamw_8bit"} if sharding.processes == 1 else {}
-    found: dict[str, dict[str, str]] = {}
-    for method, peft, own in (("full", "none", alone), ("LoRA", "lora", {}), ("QLoRA", "qlora", {})):
-        found[method] = {**CHECKPOINTED, "peft": peft}
-        found[f"{method}, offloaded"] = {**CHECKPOINTED, "peft": peft, **more, **own}
-    return found
+    settings: dict[str, dict[str, str]] = {}
+    for method, peft, extra in (("full", "none", alone), ("LoRA", "lora", {}), ("QLoRA", "qlora", {})):
+        settings[method] = {**CHECKPOINTED, "peft": peft}
+        settings[f"{method}, offloaded"] = {**CHECKPOINTED, "peft": peft, **offloaded, **extra}
+    return settings
 
 
 def longest_completions(overrides: Sequence[str]) -> dict[str, Any]:

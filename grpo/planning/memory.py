@@ -176,14 +176,14 @@ def persistent(shape: Shape, workload: Workload) -> Components:
     shards = 1 if workload.quantized else sharding.weight_shards
     copied = sharding.library == "deepspeed" and sharding.float32 and workload.adapter is None
     here = 0 if sharding.offload_weights and not workload.quantized else 1
-    own = 0 if workload.shares_weights else here
+    weight_copies = 0 if workload.shares_weights else here
     text = replace(shape, vision=None, given_parameters=shape.parameters() - shape.vision_parameters)
-    language = own * held(text, workload) / shards
+    language = weight_copies * held(text, workload) / shards
     parts = {
         "context": CONTEXT if workload.device != "cpu" else 0.0,
         "process": HOST["cpu"] if workload.device == "cpu" else 0.0,
         "weights": language,
-        "vision weights": own * held(shape, workload) / shards - language,
+        "vision weights": weight_copies * held(shape, workload) / shards - language,
         "master weights": count * 4 / sharding.optimizer_shards if copied and not sharding.offload_optimizer else 0.0,
         "adapter": here * count * size / sharding.weight_shards if workload.adapter else 0.0,
         "reference": here * weights(shape, workload) / shards if workload.reference else 0.0,
@@ -240,14 +240,14 @@ def logprobs(shape: Shape, workload: Workload) -> Components:
 
     Under FSDP2 TRL wraps a reference as a single group, which is unsharded completely (`prepare_fsdp`).
     """
-    whole = replace(workload.sharding, stage=2) if workload.sharding.library == "fsdp" else workload.sharding
+    sharding = replace(workload.sharding, stage=2) if workload.sharding.library == "fsdp" else workload.sharding
     size, hidden = workload.compute_bytes, shape.hidden_size
     text = max(max(layer_forward(shape, workload, *one), one[0] * size * 2 * hidden) for one in passes(shape, workload))
     parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "logprobs")
     return parts | {
         "activations": max(text, images.without_gradient(shape.vision, workload, "logprobs")),
         "head": head_forward(shape, workload, workload.scored(workload.microbatch)),
-        "unsharded reference": unsharded(shape, replace(workload, sharding=whole)) if workload.reference else 0.0,
+        "unsharded reference": unsharded(shape, replace(workload, sharding=sharding)) if workload.reference else 0.0,
         "dequantized": dequantized(shape, workload),
     }
 
@@ -256,9 +256,9 @@ def scoring(shape: Shape, workload: Workload) -> Components:
     """Memory while reward models score a micro-batch without a gradient, layer by layer; the largest model counts."""
     activations = [0.0]
     for model, size in workload.reward_models:
-        own = replace(workload, compute_bytes=size, weight_bytes=size, adapter=None)
-        for tokens, masked in passes(model, own):
-            activations.append(layer_forward(model, own, tokens, masked) + tokens * 2 * size * model.hidden_size)
+        of_model = replace(workload, compute_bytes=size, weight_bytes=size, adapter=None)
+        for tokens, masked in passes(model, of_model):
+            activations.append(layer_forward(model, of_model, tokens, masked) + tokens * 2 * size * model.hidden_size)
     parts = persistent(shape, workload) | images.held_images(shape.vision, workload, "rollout")
     return parts | {"activations": max(activations)}
 
@@ -370,14 +370,14 @@ def phases(shape: Shape, workload: Workload) -> dict[str, Components]:
         loading["loading"] = workload.weight_bytes * shape.hidden_size * shape.intermediate_size
     if workload.vllm_fraction:
         loading["vllm"] = workload.vllm_fraction * workload.gpu_memory
-    found = {
+    by_phase = {
         "load": loading,
         "rollout": rollout(shape, workload),
         **({"reward": scoring(shape, workload)} if workload.reward_models else {}),
         "logprobs": logprobs(shape, workload),
         "update": update(shape, workload),
     }
-    return {phase: {name: size for name, size in parts.items() if size} for phase, parts in found.items()}
+    return {phase: {name: size for name, size in parts.items() if size} for phase, parts in by_phase.items()}
 
 
 def peak(shape: Shape, workload: Workload, *names: str) -> float:

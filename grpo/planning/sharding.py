@@ -17,13 +17,13 @@ def sharding_of(config: DictConfig) -> Sharding:
     """Return the sharding of a configuration, or of the environment of `accelerate launch`; ConfigError as `read`."""
     train, env = config.train, os.environ
     if str(train.fsdp or env.get("ACCELERATE_USE_FSDP", "")).lower() not in ("", "false"):
-        found = fsdp(train)
+        fields = fsdp(train)
     elif train.deepspeed or env.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        found = deepspeed(train)
+        fields = deepspeed(train)
     else:
-        found = {}
+        fields = {}
     mixed = train.bf16 or train.fp16 or train.bf16 is None
-    return Sharding(processes=processes(config), float32=bool(mixed and found.get("stage")), **found)
+    return Sharding(processes=processes(config), float32=bool(mixed and fields.get("stage")), **fields)
 
 
 def fsdp(train: DictConfig) -> dict[str, Any]:

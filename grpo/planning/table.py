@@ -72,13 +72,13 @@ def family_of(model: Any) -> list[str]:
     These are all choices of text if the model is not one of them.
     """
     chosen, publisher = find_shape(model), model.model_name_or_path.partition("/")[0]
-    found = sorted(shipped_models().items(), key=lambda one: one[1][1].parameters())
+    choices = sorted(shipped_models().items(), key=lambda item: item[1][1].parameters())
     kin = [
         choice
-        for choice, (name, shape) in found
+        for choice, (name, shape) in choices
         if (name.partition("/")[0], shape.model_type) == (publisher, chosen.model_type)
     ]
-    return kin or [choice for choice, (_, shape) in found if not shape.vision]
+    return kin or [choice for choice, (_, shape) in choices if not shape.vision]
 
 
 def plan_cell(planner: Planner, model: str, method: str, change: dict[str, str]) -> list[Cell]:

@@ -111,8 +111,8 @@ def vision_of(config: Mapping[str, Any]) -> Vision | None:
     family = str(config.get("model_type", "")).removesuffix("_moe")
 
     def number(*names: str, default: int = 0) -> int:
-        found = (part.get(name) for name in names)
-        sides = (value[0] if isinstance(value, Sequence) and value else value for value in found)
+        values = (part.get(name) for name in names)
+        sides = (value[0] if isinstance(value, Sequence) and value else value for value in values)
         return next((int(value) for value in sides if isinstance(value, int)), default)
 
     hidden = number("embed_dim", "hidden_size") if family == "qwen2_vl" else number("hidden_size")

@@ -35,30 +35,30 @@ def with_vllm(
     for sleeps in modes if train.vllm_enable_sleep_mode is None else (train.vllm_enable_sleep_mode,):
         sleeps = sleeps and workload.device == "cuda"  # on a CPU it cannot
         workload = replace(workload, vllm_sleeps=sleeps, shares_weights=shares and not sleeps)
-        given = train.vllm_gpu_memory_utilization
-        if given and given * workload.gpu_memory < copy_of_weights(shape, workload):
+        fraction = train.vllm_gpu_memory_utilization
+        if fraction and fraction * workload.gpu_memory < copy_of_weights(shape, workload):
             raise ConfigError(
-                f"train.vllm_gpu_memory_utilization={given}: of {workload.gpu_memory / GB:.1f} GiB that is too "
+                f"train.vllm_gpu_memory_utilization={fraction}: of {workload.gpu_memory / GB:.1f} GiB that is too "
                 f"little for the {copy_of_weights(shape, workload) / GB:.2f} GiB of vLLM's weights; null leaves it to "
                 "the plan"
             )
-        workload = replace(workload, vllm_fraction=given or vllm_fraction(shape, workload, limit))
+        workload = replace(workload, vllm_fraction=fraction or vllm_fraction(shape, workload, limit))
         busy = replace(workload, tokens=max(workload.tokens, USEFUL_TOKENS))
         needed = peak(shape, busy if workload.device == "cuda" else workload)
         if needed <= limit:
             return workload
         tried.append((needed, workload))
-    return min(tried, key=lambda one: one[0])[1]
+    return min(tried, key=lambda attempt: attempt[0])[1]
 
 
 def copy_of_weights(shape: Shape, workload: Workload) -> float:
     """Return the bytes of vLLM's own weights per device, quantized like the policy's or to FP8, with an adapter's."""
     bits = 8 if workload.vllm_fp8 else workload.quantized
-    whole = weights(shape, replace(workload, weight_bytes=workload.compute_bytes, quantized=bits))
+    total = weights(shape, replace(workload, weight_bytes=workload.compute_bytes, quantized=bits))
     if workload.adapter and workload.sends_adapter:
         adapter = replace(workload.adapter, rank=engine_rank(workload.adapter.rank))
-        whole += workload.compute_bytes * adapter_parameters(shape, adapter)
-    return whole / workload.vllm_shards
+        total += workload.compute_bytes * adapter_parameters(shape, adapter)
+    return total / workload.vllm_shards
 
 
 def vllm_fraction(shape: Shape, workload: Workload, limit: float) -> float:
@@ -71,7 +71,7 @@ def vllm_fraction(shape: Shape, workload: Workload, limit: float) -> float:
     if workload.vllm_sleeps:  # beside which the next completions are generated
         elsewhere = phases(shape, replace(plain, on_server=True))["rollout"]
         taken += elsewhere.get("optimizer", 0.0) + elsewhere.get("pixel values", 0.0)
-    own = copy + ENGINE + images.profiled(shape.vision, workload)
-    least, wanted = ((own + part) / workload.gpu_memory for part in (cache / workload.sequences, cache))
+    fixed = copy + ENGINE + images.profiled(shape.vision, workload)
+    least, wanted = ((fixed + part) / workload.gpu_memory for part in (cache / workload.sequences, cache))
     left = (limit - taken) / workload.gpu_memory
     return max(ceil(100 * least), min(ceil(100 * wanted), floor(100 * left))) / 100

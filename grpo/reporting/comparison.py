@@ -60,15 +60,15 @@ def comparison_of(runs: dict[str, Run], to: str | None = None) -> Row:
         to: the run that the accuracies of others are compared with; the first if None.
     """
     answered = {name: answers(run) for name, run in runs.items()}
-    found = differences(runs, answered, to or next(iter(runs)))
+    compared = differences(runs, answered, to or next(iter(runs)))
     return {
         "runs": [
             {"name": name, "status": run.status, "reason": run.reason, "command": run.command}
             for name, run in runs.items()
         ],
         "settings": settings(runs),
-        "accuracies": [difference.text for difference in found],
-        "differences": [asdict(difference) for difference in found],
+        "accuracies": [difference.text for difference in compared],
+        "differences": [asdict(difference) for difference in compared],
         "curves": [asdict(curve) for curve in curves(runs)],
         "answers": side_by_side(answered),
     }
@@ -83,7 +83,7 @@ def settings(runs: dict[str, Run]) -> dict[str, list[str]]:
     machines = [
         {"machine": run.plan.get("device", ""), "commit": run.summary.get("git_commit") or ""} for run in runs.values()
     ]
-    rows = [{**one, **more, **machine} for one, more, machine in zip(flat, versions, machines, strict=True)]
+    rows = [{**config, **version, **machine} for config, version, machine in zip(flat, versions, machines, strict=True)]
     keys = dict.fromkeys(key for row in rows for key in row)
     return {key: shown for key in keys if len(set(shown := [row.get(key, "") for row in rows])) > 1}
 
@@ -99,16 +99,16 @@ def flattened(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def curves(runs: dict[str, Run]) -> list[Curve]:
     """Return the curves of which a line can stand for a run, with a line per run."""
-    found: dict[str, Curve] = {}
+    by_title: dict[str, Curve] = {}
     for name, run in runs.items():
         seconds = {"seconds": thinned(values(run, "step_time"))}
         time = Curve("Time, s/step", "Seconds of a step, mean over the steps since the last logged one.", seconds)
         for curve in [*curves_of(run), time]:
             label = LINES.get(curve.title, next(iter(curve.lines), ""))
             if curve.lines.get(label) and (len(curve.lines) == 1 or curve.title in LINES):
-                known = found.setdefault(curve.title, Curve(curve.title, curve.about, {}, curve.percent))
+                known = by_title.setdefault(curve.title, Curve(curve.title, curve.about, {}, curve.percent))
                 known.lines[name] = curve.lines[label]
-    return [curve for curve in found.values() if len(curve.lines) > 1]
+    return [curve for curve in by_title.values() if len(curve.lines) > 1]
 
 
 def answers(run: Run) -> dict[int, Row]:
@@ -119,7 +119,7 @@ def answers(run: Run) -> dict[int, Row]:
 
 def differences(runs: dict[str, Run], answered: dict[str, dict[int, Row]], to: str) -> list[Difference]:
     """Return the differences in accuracy to a run, of all that were evaluated."""
-    found = []
+    compared = []
     for name, run in runs.items():
         mine, other = (each_run.evaluation.get("after") for each_run in (run, runs[to]))
         if name == to or not (mine and other):
@@ -133,8 +133,8 @@ def differences(runs: dict[str, Run], answered: dict[str, dict[int, Row]], to: s
             counted = [(round(part["accuracy"] * part["samples"]), part["samples"]) for part in (mine, other)]
             interval = unpaired_difference_interval(*counted[0], *counted[1])
         points = mine["accuracy"] - other["accuracy"]
-        found.append(Difference(name, to, points, interval, mine["samples"], bool(pairs)))
-    return found
+        compared.append(Difference(name, to, points, interval, mine["samples"], bool(pairs)))
+    return compared
 
 
 def same_problems(mine: dict[int, Row], others: dict[int, Row]) -> list[tuple[bool, bool]]:
@@ -149,8 +149,8 @@ def side_by_side(answered: dict[str, dict[int, Row]]) -> Row:
     everyones = [rows for rows in answered.values() if rows]
     common = set.intersection(*map(set, everyones)) if len(everyones) == len(answered) > 1 else set()
     prompts = {problem: {json.dumps(rows[problem]["prompt"]) for rows in everyones} for problem in common}
-    found, size = list[Row](), 0
-    for problem in sorted(common, key=lambda one: (len({rows[one]["correct"] for rows in everyones}) == 1, one)):
+    shown, size = list[Row](), 0
+    for problem in sorted(common, key=lambda index: (len({rows[index]["correct"] for rows in everyones}) == 1, index)):
         if len(prompts[problem]) > 1:  # other problems under this number
             continue
         of_runs = [
@@ -162,8 +162,8 @@ def side_by_side(answered: dict[str, dict[int, Row]]) -> Row:
             for name, rows in answered.items()
         ]
         prompt = shortened(everyones[0][problem]["prompt"])[:LENGTH]
-        found.append({"problem": problem, "prompt": prompt, "answers": of_runs})
-        size += len(as_data(found[-1]).encode())
+        shown.append({"problem": problem, "prompt": prompt, "answers": of_runs})
+        size += len(as_data(shown[-1]).encode())
         if size > MAX_SIZE:
             break
-    return {"problems": found, "others": len(common) - len(found)}
+    return {"problems": shown, "others": len(common) - len(shown)}

@@ -68,8 +68,8 @@ def sample(run_dir: Path, weights: dict[str, float], grader: str, coordinates: s
     boxes = any("boxes" in candidate for step in steps for candidate in step["groups"])
     embedded = embed(steps, folder / "images")
     valued = any("values" in row for step in steps for group in step["groups"] for row in group["completions"])
-    found = {"steps": steps, "shown": len(steps), "logged": len(files), "grader": grader}
-    return found | {"boxes": boxes, "tokens": valued, **embedded}
+    content = {"steps": steps, "shown": len(steps), "logged": len(files), "grader": grader}
+    return content | {"boxes": boxes, "tokens": valued, **embedded}
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -120,8 +120,8 @@ def group(
         if boxes:
             completions[-1] |= dict(zip(("boxes", "named"), named_boxes(row, coordinates), strict=True))
     completions.sort(key=lambda row: -math.inf if row["reward"] is None else row["reward"], reverse=True)
-    found = {"prompt": shortened(rows[0]["prompt"]), "size": len(completions), "completions": completions}
-    return found | ({"images": files} if files else {}) | ({"boxes": boxes} if boxes else {})
+    content = {"prompt": shortened(rows[0]["prompt"]), "size": len(completions), "completions": completions}
+    return content | ({"images": files} if files else {}) | ({"boxes": boxes} if boxes else {})
 
 
 def completion_of(row: dict[str, Any], weights: dict[str, float], grader: str) -> dict[str, Any]:
@@ -135,17 +135,17 @@ def completion_of(row: dict[str, Any], weights: dict[str, float], grader: str) -
     rewards = {name: number(row.get(name)) for name in weights}
     weighted = [weights[name] * value for name, value in rewards.items() if value is not None]
     graded = rewards.get(grader)
-    found = said(row["completion"]) | {
+    content = said(row["completion"]) | {
         "row": row[PLACE],
         "reward": number(sum(weighted)) if weighted else None,
         "rewards": rewards,
         "advantage": number(row.get("advantage")),
         "correct": None if graded is None else graded >= 1,
     }
-    results = (turn["text"] for turn in found.get("turns", ()) if turn["who"] == "tool")
-    found["failed"] = any(FAILED.match(text) for text in results)
-    found |= {name: row[name] for name in LENGTH if row.get(name) is not None}
-    return found | ({"values": row[PER_TOKEN]} if row.get(PER_TOKEN) else {})
+    results = (turn["text"] for turn in content.get("turns", ()) if turn["who"] == "tool")
+    content["failed"] = any(FAILED.match(text) for text in results)
+    content |= {name: row[name] for name in LENGTH if row.get(name) is not None}
+    return content | ({"values": row[PER_TOKEN]} if row.get(PER_TOKEN) else {})
 
 
 def said(completion: Any) -> dict[str, Any]:
@@ -165,10 +165,10 @@ def said(completion: Any) -> dict[str, Any]:
 def listed(arguments: str) -> str:
     """Return the arguments of a call as Python writes them; those that are no JSON object as they are."""
     try:
-        given = json.loads(arguments)
+        parsed = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-    return ", ".join(f"{name}={value!r}" for name, value in given.items()) if isinstance(given, dict) else arguments
+    return ", ".join(f"{name}={value!r}" for name, value in parsed.items()) if isinstance(parsed, dict) else arguments
 
 
 def number(value: float | None) -> float | None:
@@ -178,16 +178,16 @@ def number(value: float | None) -> float | None:
 
 def fitting(groups: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
     """Return the first groups, of at most `size` bytes in total, and at least best and worst of the first group."""
-    kept: list[dict[str, Any]] = []
+    chosen: list[dict[str, Any]] = []
     for candidate in groups:
         size -= len(as_data(candidate).encode())
         if size < 0:
             break
-        kept.append(candidate)
-    if not kept and groups:
+        chosen.append(candidate)
+    if not chosen and groups:
         ordered = groups[0]["completions"]
-        kept = [{**groups[0], "completions": [ordered[0], ordered[-1]] if len(ordered) > 1 else ordered}]
-    return kept
+        chosen = [{**groups[0], "completions": [ordered[0], ordered[-1]] if len(ordered) > 1 else ordered}]
+    return chosen
 
 
 def as_data(content: Any) -> Markup:

@@ -84,10 +84,10 @@ def settings(run: Run) -> dict[str, str]:
         "model": f"{config.model.model_name_or_path} ({config.model.dtype})",
         "trained": trained,
         "task": "; ".join(
-            f"{f'{name}: ' if name else ''}{', '.join(f'{key}={value}' for key, value in one.dataset.items())}"
-            for name, one in single_tasks(config.task).items()
+            f"{f'{name}: ' if name else ''}{', '.join(f'{key}={value}' for key, value in task.dataset.items())}"
+            for name, task in single_tasks(config.task).items()
         ),
-        "prompts by task": ", ".join(f"{name} × {one.weight:g}" for name, one in config.task.get("tasks", {}).items()),
+        "prompts by task": ", ".join(f"{name} × {of.weight:g}" for name, of in config.task.get("tasks", {}).items()),
         "problems": ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in data.items() if count is not None),
         "rewards": ", ".join(rewards),
         "tools": ", ".join(tools),

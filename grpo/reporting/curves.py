@@ -36,14 +36,14 @@ class Curve:
 
 def curves_of(run: Run) -> list[Curve]:
     """Return the curves of a run, without those of metrics that were not logged."""
-    found = [accuracy(run)]
+    curves = [accuracy(run)]
     for title, about, names, percent in METRICS:
         lines = {label: thinned(points) for label, name in names.items() if (points := values(run, name))}
-        found.append(Curve(title, about, lines, percent))
-    places = {curve.title: place for place, curve in enumerate(found)}
-    found[places["Reward"] + 1 : places["Reward"] + 1] = [rewards(run), *by_task(run), entropy(run)]
-    found += tools(run)
-    return [curve for curve in found if curve.lines or curve.held_out]
+        curves.append(Curve(title, about, lines, percent))
+    places = {curve.title: place for place, curve in enumerate(curves)}
+    curves[places["Reward"] + 1 : places["Reward"] + 1] = [rewards(run), *by_task(run), entropy(run)]
+    curves += tools(run)
+    return [curve for curve in curves if curve.lines or curve.held_out]
 
 
 def accuracy(run: Run) -> Curve:
@@ -71,11 +71,11 @@ def rewards(run: Run) -> Curve:
 
 def by_task(run: Run) -> list[Curve]:
     """Return the curves of a mixture, a line per task."""
-    found = []
+    curves = []
     for title, about, metric, percent in BY_TASK:
         lines = {name: thinned(values(run, f"{metric}/{name}")) for name in single_tasks(run.config.task)}
-        found.append(Curve(title, about, {name: points for name, points in lines.items() if points}, percent))
-    return found
+        curves.append(Curve(title, about, {name: points for name, points in lines.items() if points}, percent))
+    return curves
 
 
 def entropy(run: Run) -> Curve:
@@ -88,10 +88,10 @@ def entropy(run: Run) -> Curve:
 
 def tools(run: Run) -> list[Curve]:
     """Return the calls of tools."""
-    made = {tool: thinned(values(run, f"tools/{tool}/calls")) for tool in tools_of(run)}
+    calls = {tool: thinned(values(run, f"tools/{tool}/calls")) for tool in tools_of(run)}
     failed = {tool: thinned(values(run, f"tools/{tool}/errors")) for tool in tools_of(run)}
     return [
-        Curve("Tool calls of a step", "Calls of each tool by all completions of a step.", made),
+        Curve("Tool calls of a step", "Calls of each tool by all completions of a step.", calls),
         Curve("Failed tool calls of a step", "Calls of a step that returned an error to the policy.", failed),
     ]
 
@@ -103,13 +103,13 @@ def thinned(points: Sequence[tuple[float, float]]) -> Points:
     """
     spacing = median(after - before for (before, _), (after, _) in pairwise(points)) if len(points) > 1 else 1
     ends = [(before, after) for (before, _), (after, _) in pairwise(points) if after - before > 1.5 * spacing]
-    kept = list(points)
+    chosen = list(points)
     if len(points) > MAX_POINTS:
         bounds = [len(points) * place // (MAX_POINTS // 2) for place in range(MAX_POINTS // 2 + 1)]
         stretches = [points[start:stop] for start, stop in pairwise(bounds)]
-        kept = [end for part in stretches for end in sorted({min(part, key=value_of), max(part, key=value_of)})]
+        chosen = [end for part in stretches for end in sorted({min(part, key=value_of), max(part, key=value_of)})]
     gaps = [((before + after) / 2, None) for before, after in ends]
-    return sorted([*kept, *gaps], key=lambda point: point[0])
+    return sorted([*chosen, *gaps], key=lambda point: point[0])
 
 
 def value_of(point: tuple[float, float]) -> float:

@@ -51,12 +51,12 @@ def embed(steps: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     for group in (group for groups in rounds for group in groups if group and "images" in group):
         for name in group["images"]:
             if name not in places:
-                found = read(folder, name) if len(embedded) < MAX_IMAGES else None
-                fits = found is not None and size + len(found["data"]) <= MAX_BYTES
+                image = read(folder, name) if len(embedded) < MAX_IMAGES else None
+                fits = image is not None and size + len(image["data"]) <= MAX_BYTES
                 places[name] = len(embedded) if fits else None
-                if found and fits:
-                    size += len(found["data"])
-                    embedded.append(found)
+                if image and fits:
+                    size += len(image["data"])
+                    embedded.append(image)
         group["images"] = [places[name] for name in group["images"]]
     return {"images": embedded, "missing": sum(place is None for place in places.values())}
 

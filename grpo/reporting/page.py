@@ -78,7 +78,7 @@ def run_page(run: Run) -> tuple[dict[str, Any], str]:
         "run.html.jinja",
         title=content["title"],
         content=content,
-        charts=[curve(Curve(**one)) for one in content["curves"]],
+        charts=[curve(Curve(**fields)) for fields in content["curves"]],
         browse=browse,
         problems=problems,
         live=content["status"] == "running",
@@ -101,7 +101,7 @@ def comparison_page(runs: dict[str, Run]) -> str:
         runs=runs,
         columns=COLUMNS,
         comparison=comparison,
-        charts=[curve(Curve(**one)) for one in comparison["curves"]],
+        charts=[curve(Curve(**fields)) for fields in comparison["curves"]],
     )
 
 
@@ -112,7 +112,7 @@ def sweep_page(sweep: Sweep, live: bool = False) -> str:
     compared = {sweep.name(run): run for run in sorted(sweep.runs, key=quality, reverse=True)[:MOST]}
     comparison = comparison_of(compared, sweep.name(best) if best else None) if len(compared) > 1 else None
     over_values = [chart for key in sweep.varied for chart in comparisons(sweep, key)]
-    curves = [curve(Curve(**one)) for one in comparison["curves"]] if comparison else []
+    curves = [curve(Curve(**fields)) for fields in comparison["curves"]] if comparison else []
     return page(
         "sweep.html.jinja",
         live=live,
@@ -179,6 +179,6 @@ def page(template: str, charts: Sequence[Chart], live: bool = False, **content: 
         scripts += [javascript(), environment.get_template("charts.js").render()]
     scripts.append(environment.get_template("live.js").render())
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    made = {"scripts": list(map(Markup, scripts)), "digests": digests, "charts": charts}
-    made["written"] = round(1000 * time.time()) if live else None
-    return environment.get_template(template).render(drawings=[asdict(chart) for chart in charts], **made, **content)
+    parts = {"scripts": list(map(Markup, scripts)), "digests": digests, "charts": charts}
+    parts["written"] = round(1000 * time.time()) if live else None
+    return environment.get_template(template).render(drawings=[asdict(chart) for chart in charts], **parts, **content)

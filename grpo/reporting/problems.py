@@ -38,22 +38,22 @@ def problems_of(run_dir: Path, weights: dict[str, float], grader: str, reused: b
         grader: the reward that decides which completions are correct.
         reused: whether several steps learn from the same completions, so that these are logged more than once.
     """
-    found: dict[str, list[Row]] = defaultdict(list)
+    histories: dict[str, list[Row]] = defaultdict(list)
     prompts: dict[str, Any] = {}
     for file in files_of(run_dir / "completions"):
         rows = read_rows(file, ["step", "prompt", "thumbnails", "completion_tokens", *weights])
         for key, of_problem in groupby(rows, key=lambda row: repr(problem(row))):
-            made = list(of_problem)
-            prompts.setdefault(key, made[0]["prompt"])
-            time = time_of(file, made, weights, grader)
-            if time and not (reused and found[key] and found[key][-1]["made"] == time["made"]):  # logged again
-                found[key].append(time)
-    several = sorted((key for key, times in found.items() if len(times) > 1), key=lambda key: -len(found[key]))
+            completions = list(of_problem)
+            prompts.setdefault(key, completions[0]["prompt"])
+            time = time_of(file, completions, weights, grader)
+            if time and not (reused and histories[key] and histories[key][-1]["made"] == time["made"]):  # logged again
+                histories[key].append(time)
+    several = sorted((key for key, times in histories.items() if len(times) > 1), key=lambda key: -len(histories[key]))
     graded = grader in weights
-    chosen = [problem_of(place, prompts[key], found[key], graded) for place, key in enumerate(several[:MOST], 1)]
+    chosen = [problem_of(place, prompts[key], histories[key], graded) for place, key in enumerate(several[:MOST], 1)]
     add_completions(chosen, weights, grader)
     measure = "accuracy" if grader in weights else "reward"
-    return {"problems": chosen, "measure": measure, "others": len(found) - len(chosen)}
+    return {"problems": chosen, "measure": measure, "others": len(histories) - len(chosen)}
 
 
 def time_of(file: Path, rows: Sequence[Row], weights: dict[str, float], grader: str) -> Row | None:
@@ -63,7 +63,7 @@ def time_of(file: Path, rows: Sequence[Row], weights: dict[str, float], grader: 
         sum(weights[name] * value for name, value in zip(weights, reward, strict=True) if value is not None)
         for reward in rewards
     ]
-    known = [place for place, one in enumerate(rewards) if any(value is not None for value in one)]
+    known = [place for place, reward in enumerate(rewards) if any(value is not None for value in reward)]
     if grader in weights:
         graded = [number(row.get(grader)) for row in rows]
         values = [float(value >= 1) for value in graded if value is not None]
@@ -73,9 +73,9 @@ def time_of(file: Path, rows: Sequence[Row], weights: dict[str, float], grader: 
         return None
     ordered = sorted(known, key=lambda place: weighted[place])
     ends = {"best": rows[ordered[-1]][PLACE], "worst": rows[ordered[0]][PLACE]}
-    made = (rewards, [row.get("completion_tokens") for row in rows])
+    fingerprint = (rewards, [row.get("completion_tokens") for row in rows])
     mean = number(sum(values) / len(values))
-    return {"step": rows[0]["step"], "value": mean, "size": len(rows), "ends": ends, "made": made, "file": file}
+    return {"step": rows[0]["step"], "value": mean, "size": len(rows), "ends": ends, "made": fingerprint, "file": file}
 
 
 def problem_of(place: int, asked: Any, times: list[Row], graded: bool) -> Row:
@@ -124,5 +124,5 @@ def add_completions(problems: Iterable[Row], weights: dict[str, float], grader: 
 
 def quoted(row: Row, weights: dict[str, float], grader: str) -> Row:
     """Return a completion in short: its place, reward and text."""
-    found = completion_of(row | {"advantage": math.nan}, weights, grader)
-    return {"row": found["row"], "reward": found["reward"], "text": text_of(found)[:LENGTH]}
+    completion = completion_of(row | {"advantage": math.nan}, weights, grader)
+    return {"row": completion["row"], "reward": completion["reward"], "text": text_of(completion)[:LENGTH]}

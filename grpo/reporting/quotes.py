@@ -19,13 +19,13 @@ def quotes(finding: str, browse: Row) -> list[Row]:
     """
     if finding not in ABOUT:
         return []
-    found: list[Row] = []
+    chosen: list[Row] = []
     for step, group, row in newest_first(browse):
         if ABOUT[finding](row, group):
-            found.append({"step": step, "row": row["row"], "text": text_of(row)[:LENGTH]})
-        if len(found) == MOST:
+            chosen.append({"step": step, "row": row["row"], "text": text_of(row)[:LENGTH]})
+        if len(chosen) == MOST:
             break
-    return found
+    return chosen
 
 
 def newest_first(browse: Row) -> Iterator[tuple[int, Row, Row]]:

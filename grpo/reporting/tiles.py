@@ -31,14 +31,14 @@ def tiles_of(run: Run) -> list[Tile]:
     """Return the tiles of a run, without those of numbers that are not known."""
     speed = [(row["step"], row["step_time"]) for row in run.metrics if row.get("step_time")]
     memory = next((points for name in MEMORY if (points := values(run, name))), [])
-    found: list[Tile | None] = [
+    tiles: list[Tile | None] = [
         accuracy(run),
         over_steps("reward", values(run, "reward"), "{:.3g}".format, min),
         over_steps("completion length", values(run, "completions/mean_length"), "{:,.1f} tokens".format, max),
         over_steps("speed", speed, "{:.3g} s/step".format, max),
         over_steps("memory", memory, "{:.2f} GiB".format, max),
     ]
-    return [tile for tile in found if tile]
+    return [tile for tile in tiles if tile]
 
 
 MEMORY = ("memory/peak_reserved_gb", "memory/update_gb", "memory/host_gb")

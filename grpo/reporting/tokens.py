@@ -26,12 +26,12 @@ def tokens_of(file: Path) -> dict[int, dict[str, Any]]:
 
 def values_of(row: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a completion, rounded to three digits."""
-    found = {}
+    by_name = {}
     for name in VALUES:
         values = [rounded(value) for value in row.get(name) or ()]
         if values:
-            found[name] = values[0] if len(set(values)) == 1 else values
-    return found
+            by_name[name] = values[0] if len(set(values)) == 1 else values
+    return by_name
 
 
 def rounded(value: Any) -> Any:

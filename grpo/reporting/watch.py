@@ -130,7 +130,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         super().end_headers()
 
-    def log_message(self, *given: Any) -> None:
+    def log_message(self, *arguments: Any) -> None:
         """Stay silent: a page reloads every half minute."""
 
 
@@ -146,13 +146,13 @@ def links(folder: Path) -> dict[str, Path]:
 
 def state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Return name, time and size of the files of a run, or of a sweep and its jobs, with which the page changes."""
-    found = []
+    files = []
     for job in (folder, *jobs(folder)):
         for name in STATE:
             with contextlib.suppress(FileNotFoundError):
                 status = (job / name).stat()
-                found.append((str(job / name), status.st_mtime_ns, status.st_size))
-    return tuple(found)
+                files.append((str(job / name), status.st_mtime_ns, status.st_size))
+    return tuple(files)
 
 
 @functools.lru_cache(maxsize=8)

@@ -94,8 +94,8 @@ class MismatchWarning(TrainerCallback):
         difference = (logs or {}).get(self.METRIC, 0.0)
         if not (difference <= MISMATCH or self.warned):
             self.warned = True
-            what = f"step {state.global_step}: vLLM's log-probabilities differ from the policy's by {difference:.2f}"
-            text = f"{what} nats per token; likely causes: {'; '.join(mismatch_causes(self.train))}"
+            finding = f"step {state.global_step}: vLLM's log-probabilities differ from the policy's by {difference:.2f}"
+            text = f"{finding} nats per token; likely causes: {'; '.join(mismatch_causes(self.train))}"
             log.warning("%s", text)
             if state.is_world_process_zero:
                 self.console.print(text, style="yellow", highlight=False, soft_wrap=True)

@@ -74,8 +74,8 @@ def start(run_dir: Path) -> subprocess.Popen:
     It stays in the session of this process, as the scheduler shares cores between sessions first (`sched_autogroup`),
     and has a group of its own, which Ctrl-C does not reach.
     """
-    given = (run_dir, os.getpid(), EVERY, PORTION)
-    line = [sys.executable, "-W", "ignore", "-m", "grpo.run.page_process", *map(str, given)]
+    arguments = (run_dir, os.getpid(), EVERY, PORTION)
+    line = [sys.executable, "-W", "ignore", "-m", "grpo.run.page_process", *map(str, arguments)]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),

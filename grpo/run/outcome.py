@@ -69,8 +69,8 @@ def reason_of(error: Exception | SystemExit, run_dir: Path) -> str:
     if is_loss(error):
         return LOST
     kind = "" if isinstance(error, NAMED_FAILURES) else f"{type(error).__name__}: "
-    said = f"{kind}{error}".splitlines()[0] if str(error).strip() else described(error)
-    return storage_fault(error, run_dir) or said
+    line = f"{kind}{error}".splitlines()[0] if str(error).strip() else described(error)
+    return storage_fault(error, run_dir) or line
 
 
 class Outcome:

@@ -37,12 +37,12 @@ def main() -> None:
 
 def write_if_grown(run_dir: Path, size: int) -> int:
     """Write the page if the file of metrics has another size than before, in bytes; return that which it has."""
-    found = (run_dir / "metrics.jsonl").stat().st_size
-    if found != size:
+    current = (run_dir / "metrics.jsonl").stat().st_size
+    if current != size:
         from grpo.reporting.page import write_report  # its libraries, which may fail as a page may
 
         write_report(run_dir)
-    return found
+    return current
 
 
 if __name__ == "__main__":

@@ -115,11 +115,11 @@ class ProgressBar(TrainerCallback):
         """Return reward, accuracy and seconds per step, each as text."""
         generated = "rollout/" if "rollout/reward" in logs else ""  # all completions, not those trained on alone
         reward = logs[f"{generated}reward"]  # None where no completion had one
-        found = ["reward none" if reward is None else f"reward {reward:.2f}"]
+        texts = ["reward none" if reward is None else f"reward {reward:.2f}"]
         accuracy = logs.get(f"{generated}{self.accuracy}")
         if accuracy is not None and reward is not None:  # without any reward it says nothing
-            found.append(f"accuracy {100 * accuracy:.0f} %")
-        return [*found, f"{logs.get('step_time', 0):.2f} s/step"]
+            texts.append(f"accuracy {100 * accuracy:.0f} %")
+        return [*texts, f"{logs.get('step_time', 0):.2f} s/step"]
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -173,8 +173,8 @@ def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path 
     """
     resume_from = settings.train.resume_from_checkpoint
     # read whole, by one process
-    found = agreed("checkpoint", lambda: str(named_checkpoint(resume_from, run_dir) or ""))
-    checkpoint = Path(found) if found else None
+    name = agreed("checkpoint", lambda: str(named_checkpoint(resume_from, run_dir) or ""))
+    checkpoint = Path(name) if name else None
     # before that process writes its configuration there
     other = agreed("differences", lambda: differences(settings.config, checkpoint) if checkpoint else None)
     if checkpoint and other:
@@ -187,8 +187,8 @@ def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path 
     if checkpoint and (before := processes_of(checkpoint)) not in (None, world_size()):
         console.print(f"processes: {before} before, {world_size()} now", highlight=False, soft_wrap=True)
     if resume_from:
-        what = f"resuming from {os.path.relpath(checkpoint)}" if checkpoint else "nothing to resume: starting a new run"
-        console.print(what, highlight=False, soft_wrap=True)
+        text = f"resuming from {os.path.relpath(checkpoint)}" if checkpoint else "nothing to resume: starting a new run"
+        console.print(text, highlight=False, soft_wrap=True)
     if checkpoint is None and is_main_process():
         (run_dir / "evaluation.json").unlink(missing_ok=True)  # of a run that left no checkpoint
     return checkpoint

@@ -52,13 +52,13 @@ def interrupted_run(config: DictConfig) -> Path | None:
 
     It is looked for where `hydra.run.dir` makes directories.
     """
-    own, directory = identity(config), typed(config.hydra.run)
+    wanted, directory = identity(config), typed(config.hydra.run)
     config.hydra.run.dir = NEW_EACH_TIME.sub(ANY, directory.replace(NEW_DIRECTORY, f"outputs/{ANY}/{ANY}"))
     places, config.hydra.run.dir = glob.escape(config.hydra.run.dir).replace(ANY, "*"), directory
     for run_dir in map(Path, sorted(glob.glob(places), key=in_time, reverse=True)):
         with contextlib.suppress(OSError):  # somebody else's
             left = checkpoints(run_dir) and not is_completed(run_dir) and not is_running(run_dir)
-            if left and is_same(read_identity(run_dir), own):
+            if left and is_same(read_identity(run_dir), wanted):
                 return run_dir
     return None
 

@@ -26,10 +26,10 @@ def has_been_run(task: str, run_dir: Path) -> bool:
 
     It searches files as text, so that a malformed file, or one of somebody else, cannot end the run.
     """
-    said = json.dumps({"task": task})[1:-1]
+    entry = json.dumps({"task": task})[1:-1]
     folders = [run_dir, *(folder for place in PLACES for folder in Path().glob(place))]
     for file in (folder / name for folder in folders for name in ("summary.json", "preflight.json")):
         with contextlib.suppress(OSError):
-            if said in file.read_text(encoding="utf-8", errors="replace"):
+            if entry in file.read_text(encoding="utf-8", errors="replace"):
                 return True
     return False

@@ -70,8 +70,8 @@ MAX_VALUE = 100
 
 def checkpoints(run_dir: Path) -> list[Path]:
     """Return the checkpoints in a run directory that were written to their end, the newest first."""
-    found = [path for path in run_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    return [path for path in sorted(found, key=lambda path: int(path.name[11:]), reverse=True) if is_sealed(path)]
+    folders = [path for path in run_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return [path for path in sorted(folders, key=lambda path: int(path.name[11:]), reverse=True) if is_sealed(path)]
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
@@ -108,8 +108,8 @@ def check_named(resume_from: str | bool | None) -> None:
     if resume_from and not is_auto(resume_from):
         named = Path(str(resume_from))
         if not (is_sealed(named) or checkpoints(named)):
-            what = "no complete checkpoint in it" if named.is_dir() else "there is no such directory"
-            raise ConfigError(f"{KEY}={resume_from}: {what}; name a run directory or one of its checkpoint-* folders")
+            reason = "no complete checkpoint in it" if named.is_dir() else "there is no such directory"
+            raise ConfigError(f"{KEY}={resume_from}: {reason}; name a run directory or one of its checkpoint-* folders")
 
 
 def named_checkpoint(resume_from: str | bool | None, run_dir: Path) -> Path | None:
@@ -161,24 +161,24 @@ def differences(config: DictConfig, checkpoint: Path) -> str | None:
     saved = OmegaConf.merge(OmegaConf.create(known), OmegaConf.create(run))  # keys that are newer than the checkpoint
     assert isinstance(saved, DictConfig)
     then = saved.launch.processes * node_range(saved)[0]  # of the last start, which may have made no checkpoint
-    found = []
+    changes = []
     for key in DECISIVE:
         old, new = (OmegaConf.select(each, key) for each in (saved, config))
         if then != now and key.removeprefix("train.") in SLICES and old and new:
             if old * then != new * now:
                 keeps = f"{old * then // now} keeps" if old * then % now == 0 else "no number keeps"
-                found.append(f"{key}={old} on {then} instead of {new} on {now} ({keeps} the batch)")
+                changes.append(f"{key}={old} on {then} instead of {new} on {now} ({keeps} the batch)")
                 if in_generation(saved.train, then, checkpoint):
-                    raise ConfigError(f"{where}, in the middle of a generation, with {found[-1]}")
+                    raise ConfigError(f"{where}, in the middle of a generation, with {changes[-1]}")
         elif difference := change(key, old, new):
-            found.append(difference)
+            changes.append(difference)
             if key.removeprefix("train.") in SLICES and in_generation(saved.train, then, checkpoint):
                 raise ConfigError(
-                    f"{os.path.relpath(checkpoint)} is in the middle of a generation, with {found[-1]}: keep it, or "
+                    f"{os.path.relpath(checkpoint)} is in the middle of a generation, with {changes[-1]}: keep it, or "
                     "name a checkpoint between two generations"
                 )
     check_state(saved, config, checkpoint)
-    return ", ".join(found) or None
+    return ", ".join(changes) or None
 
 
 def check_state(saved: DictConfig, config: DictConfig, checkpoint: Path) -> None:

@@ -70,8 +70,8 @@ class Run:
     @property
     def reward(self) -> float | None:
         """Mean reward over the last tenth of the logged steps."""
-        given = [row.get("rollout/reward", row.get("reward")) for row in self.metrics]
-        rewards = [reward for reward in given if reward is not None]
+        logged = [row.get("rollout/reward", row.get("reward")) for row in self.metrics]
+        rewards = [reward for reward in logged if reward is not None]
         last = rewards[-max(1, len(rewards) // 10) :]
         return sum(last) / len(last) if last else None
 

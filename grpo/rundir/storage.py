@@ -35,14 +35,14 @@ def storage_fault(error: BaseException, run_dir: Path) -> str | None:
     try:
         if not run_dir.is_dir():
             return f"the run directory {name} has been removed, and its checkpoints with it"
-        what = next((found for each in chain(error) if (found := fault_of(each, run_dir))), None)
-        if what is None:
+        fault = next((text for each in chain(error) if (text := fault_of(each, run_dir))), None)
+        if fault is None:
             return None
         left, free = checkpoints(run_dir), shutil.disk_usage(run_dir).free / GB
     except OSError as worse:
         return f"the run directory {name} cannot be reached: {worse.strerror}"
     continues = f"{AUTO} then continues from {left[0].name}" if left else "no checkpoint was complete yet"
-    return f"cannot write to {name}: {what} ({free:.1f} GiB free); mend that, {continues}"
+    return f"cannot write to {name}: {fault} ({free:.1f} GiB free); mend that, {continues}"
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:

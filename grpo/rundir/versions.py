@@ -22,7 +22,7 @@ PACKAGES = {
 
 def versions() -> dict[str, str]:
     """Return the versions of the libraries that a run depends on, as far as they are installed."""
-    return {found.name: found.version for found in distributions() if found.name in PACKAGES}
+    return {package.name: package.version for package in distributions() if package.name in PACKAGES}
 
 
 def git_commit() -> str | None:

@@ -94,11 +94,11 @@ def begin(config: DictConfig) -> Path:
         raise ConfigError("-m: not under torchrun; launch.processes=2 gives each job two processes")
     typed = [text for text in config.hydra.overrides.task if not text.lstrip("+").startswith("sweep.")]
     folder = Path(os.path.abspath(config.hydra.sweep.dir))  # as Hydra has it
-    own = identity_of_sweep(config)
+    ident = identity_of_sweep(config)
     if config.sweep.resume and not (folder / SWEEP).exists():
         if not NEW_EACH_TIME.search(typed_directory(config.hydra.sweep)):
             raise ConfigError(f"sweep.resume=true: there is no sweep in hydra.sweep.dir={os.path.relpath(folder)}")
-        folder = newest_sweep(own, folder.parents[1])
+        folder = newest_sweep(ident, folder.parents[1])
     if any(folder.glob("**/.hydra/config.yaml")) and not config.sweep.resume:
         raise ConfigError(
             f"hydra.sweep.dir={os.path.relpath(folder)}: there is a sweep in it; sweep.resume=true runs what is "
@@ -124,7 +124,7 @@ def begin(config: DictConfig) -> Path:
                 "train.max_steps=… overrides this"
             )
             print(f"{PROGRAM}: {comparison}", file=sys.stderr)
-    written = {"overrides": typed, "identity": own, "swept": swept, "comparison": comparison, "same_steps_as": same}
+    written = {"overrides": typed, "identity": ident, "swept": swept, "comparison": comparison, "same_steps_as": same}
     write_json(folder / SWEEP, {**written, "cards": visible_gpus()})
     return folder
 
@@ -136,12 +136,12 @@ def identity_of_sweep(config: DictConfig) -> list[Any]:
     return [identity(config), swept, OmegaConf.to_container(config.hydra.sweeper).get("params")]  # type: ignore[union-attr]
 
 
-def newest_sweep(own: list[Any], sweeps: Path) -> Path:
+def newest_sweep(wanted: list[Any], sweeps: Path) -> Path:
     """Return the newest directory in `sweeps/*/*` of a sweep of this identity; ConfigError if there is none."""
     for file in sorted(sweeps.glob(f"*/*/{SWEEP}"), reverse=True):
         with contextlib.suppress(OSError):  # somebody else's
             config, *swept = read_json(file).get("identity", [{}])
-            if swept == own[1:] and is_same(config, own[0]):
+            if swept == wanted[1:] and is_same(config, wanted[0]):
                 return file.parent
     raise ConfigError(
         f"sweep.resume=true: no sweep of this configuration in {os.path.relpath(sweeps)}; name it with "
@@ -202,8 +202,8 @@ def finish(folder: Path, status: Any) -> None:
     if status == INTERRUPTED:
         print(f"{PROGRAM}: {again} continues with the jobs that are not completed", file=sys.stderr)
     elif sweep.failed:
-        what = f"{len(sweep.failed)} of {len(sweep.runs)} jobs failed"
-        print(f"{PROGRAM}: {what}; once that is fixed, {again} runs them", file=sys.stderr)
+        failures = f"{len(sweep.failed)} of {len(sweep.runs)} jobs failed"
+        print(f"{PROGRAM}: {failures}; once that is fixed, {again} runs them", file=sys.stderr)
     for run in sweep.failed:
         told = [f"{key}={sweep.value(run, key)}" for key in sweep.varied]
         told = [text for text in told if not run.reason.startswith(f"{text}:")]

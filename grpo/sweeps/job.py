@@ -139,14 +139,14 @@ def begun_before(config: DictConfig, overrides: Sequence[str], hydra: HydraConf)
 
     A job that has trained nothing begins again where it was, also if a file of its configuration has been mended.
     """
-    own, depth = identity(config), len(Path(hydra.runtime.output_dir).relative_to(hydra.sweep.dir).parts)
+    wanted, depth = identity(config), len(Path(hydra.runtime.output_dir).relative_to(hydra.sweep.dir).parts)
     for file in sorted(Path(hydra.sweep.dir).glob("*/" * depth + ".hydra/overrides.yaml")):
         folder = file.parents[1]
         with contextlib.suppress(OSError):
             written = read(file, yaml.safe_load) or []
             ours, theirs = ([text for text in line if not OF_A_START.match(text)] for line in (overrides, written))
             begins_again = ours == theirs and not checkpoints(folder) and not is_completed(folder)
-            if is_same(read_identity(folder), own) or begins_again:
+            if is_same(read_identity(folder), wanted) or begins_again:
                 return folder
     return None
 
@@ -200,9 +200,9 @@ def train_in_process(line: Sequence[str], folder: Path, cwd: str, environment: d
 
     def listen() -> None:
         nonlocal last
-        for said in process.stderr or ():
-            tell(folder, said.rstrip())
-            last = said.strip() if said.startswith(f"{PROGRAM}: ") else last
+        for text in process.stderr or ():
+            tell(folder, text.rstrip())
+            last = text.strip() if text.startswith(f"{PROGRAM}: ") else last
 
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -226,8 +226,8 @@ def reason_of(status: int, last: str) -> str:
     """Return why a process ended, by its exit status and the last line that it had for the user."""
     if status >= 0:
         return last.removeprefix(f"{PROGRAM}: ") or f"ended with exit status {status}"
-    what = f"killed by {signal.Signals(-status).name}"
-    return what + "; the system does that when host memory is used up" if -status == signal.SIGKILL else what
+    reason = f"killed by {signal.Signals(-status).name}"
+    return reason + "; the system does that when host memory is used up" if -status == signal.SIGKILL else reason
 
 
 @contextlib.contextmanager

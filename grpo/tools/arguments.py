@@ -26,8 +26,8 @@ def parameters_of(schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def valid(schema: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     """Return random arguments of the types in a tool's schema."""
     required = schema["function"]["parameters"].get("required", [])
-    given = parameters_of(schema).items()
-    return {name: value(of, rng) for name, of in given if name in required or rng.random() < 0.5}
+    parameters = parameters_of(schema).items()
+    return {name: value(of, rng) for name, of in parameters if name in required or rng.random() < 0.5}
 
 
 def value(of: dict[str, Any], rng: random.Random) -> Any:
@@ -40,16 +40,16 @@ def value(of: dict[str, Any], rng: random.Random) -> Any:
     if kind == "array":
         return [value(of.get("items", {}), rng) for _ in range(rng.randint(0, 3))]
     if kind == "object":
-        return {name: value(one, rng) for name, one in of.get("properties", {}).items()}
+        return {name: value(part, rng) for name, part in of.get("properties", {}).items()}
     return rng.choice(EXAMPLES.get(kind, EXAMPLES["string"]))
 
 
 def invalid(schema: dict[str, Any], rng: random.Random) -> Iterator[dict[str, Any]]:
     """Yield likely mistakes of a policy: a missing argument, an additional argument, and arguments of other types."""
-    given = valid(schema, rng)
+    arguments = valid(schema, rng)
     yield {}
-    yield given | {"unknown": 1}
-    yield from (given | {name: other} for name in parameters_of(schema) for other in OTHERS)
+    yield arguments | {"unknown": 1}
+    yield from (arguments | {name: other} for name in parameters_of(schema) for other in OTHERS)
 
 
 def hostile(schema: dict[str, Any], rng: random.Random, canary: Path) -> Iterator[dict[str, Any]]:
@@ -61,9 +61,9 @@ def hostile(schema: dict[str, Any], rng: random.Random, canary: Path) -> Iterato
     texts += [f"; touch {canary} #", f"$(touch {canary})", f"`touch {canary}`"]
     texts += ["../../../../../../etc/passwd", "/etc/passwd"]
     texts += [ENDLESS, "(" * 500 + "1" + ")" * 500, "\x00\x1b[2J\u202e", "a" * 1_000_000]
-    given = valid(schema, rng)
+    arguments = valid(schema, rng)
     for name, of in parameters_of(schema).items():
         for text in texts if "string" in str(of.get("type", "string")) else ():
-            yield given | {name: text}
+            yield arguments | {name: text}
         for number in (10**18, -(10**18), 10**400) if "integer" in str(of.get("type")) else ():
-            yield given | {name: number}
+            yield arguments | {name: number}

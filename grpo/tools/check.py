@@ -62,16 +62,16 @@ class Tried:
             self.errors.append(str(error))
         self.seconds.append(time.monotonic() - start)
 
-    def problems(self, what: str) -> list[str]:
+    def problems(self, title: str) -> list[str]:
         """Return calls that hang or end the process, long results, and secrets."""
         problems = []
         for sign, problem in (("took longer", "hangs"), ("process ended", "ends its process")):
             if count := sum(sign in error for error in self.errors):
-                problems.append(f"{what}: {problem} on {count} of {len(self.seconds)} calls")
+                problems.append(f"{title}: {problem} on {count} of {len(self.seconds)} calls")
         if longest := max((len(result) for result in self.results if len(result) > LONG), default=0):
-            problems.append(f"{what}: returns up to {longest:,} characters, which count as completion tokens")
+            problems.append(f"{title}: returns up to {longest:,} characters, which count as completion tokens")
         if any(SECRET in result for result in self.results):
-            problems.append(f"{what}: returns /etc/passwd")
+            problems.append(f"{title}: returns /etc/passwd")
         return problems
 
 
@@ -101,8 +101,8 @@ def check_tool(
         }
         for kind, arguments in kinds.items():
             tried = calls[kind] = Tried()
-            for given in arguments:
-                tried.call(tool, given)
+            for keywords in arguments:
+                tried.call(tool, keywords)
             problems += tried.problems(f"{name} with {kind}")
             if kind == "valid arguments" and not tried.results and not problems:
                 advice = "" if examples else "; give it some with --arguments if it takes only special ones"
@@ -147,20 +147,20 @@ def check(args: Namespace, console: Console) -> list[str]:
     Raises:
         ValueError: it cannot be loaded, or described to a model, or there is no data.
     """
-    name, taskset, given = args.fn, args.fn.partition(TASKSET)[2], args.environment_args
+    name, taskset, keywords = args.fn, args.fn.partition(TASKSET)[2], args.environment_args
     first: tuple[Any, ...] = (taskset or args.environment_id,) if taskset or args.environment_id else ()
     if taskset:
         try:
-            found = asked(taskset, given, 0, args.rows)
+            description = asked(taskset, keywords, 0, args.rows)
         except ConfigError as error:
             raise ValueError(error) from error
-        problems = check_rewards(taskset, given, found, args.timeout, console)
-        if not found["tools"]:
+        problems = check_rewards(taskset, keywords, description, args.timeout, console)
+        if not description["tools"]:
             return problems
-        name, rows = f"{MODULE}.environment", found["rows"]
+        name, rows = f"{MODULE}.environment", description["rows"]
     else:
         rows, problems = read_rows(args.data, args.rows) if args.data else [{}], []
-    with closing(Source([name], True if taskset else None, args.timeout, sys.stderr, (first, given))) as source:
+    with closing(Source([name], True if taskset else None, args.timeout, sys.stderr, (first, keywords))) as source:
         return problems + check_source(source, rows, args.arguments, console)
 
 
@@ -186,25 +186,25 @@ def check_source(
 
 
 def check_rewards(
-    taskset: str, arguments: dict[str, Any], found: dict[str, Any], timeout: float, console: Console
+    taskset: str, arguments: dict[str, Any], description: dict[str, Any], timeout: float, console: Console
 ) -> list[str]:
     """Print the first prompt of a taskset and what its rewards give to some replies; return the problems."""
-    rows, table, problems = found["rows"], [], []
+    rows, table, problems = description["rows"], [], []
     for message in rows[0]["prompt"] if rows else []:
         console.print(f"{message['role']}: {printable(message['content'])[:300]}")
     if not rows:
         return ["it has no tasks"]
-    if found["tools"] and found["state"]:
+    if description["tools"] and description["state"]:
         console.print("its rewards read the state of an episode, which only a run has")
         return []
-    for name, weight in found["rewards"].items():
+    for name, weight in description["rewards"].items():
         kwargs = {"name": name, "environment_id": taskset, "environment_args": arguments}
         with closing(Reward(f"{MODULE}.reward", name, kwargs, timeout=timeout)) as reward:
             start, earned = time.monotonic(), []
             columns = {"prompts": [row["prompt"] for row in rows], COLUMN: [row[COLUMN] for row in rows]}
             for reply in ("", "0", "I do not know."):
-                said = [[{"role": "assistant", "content": reply}]] * len(rows)
-                earned += [value for value in reward.score(completions=said, **columns) if value is not None]
+                completions = [[{"role": "assistant", "content": reply}]] * len(rows)
+                earned += [value for value in reward.score(completions=completions, **columns) if value is not None]
             each = (time.monotonic() - start) / (3 * len(rows))
             lowest, highest = (f"{f(earned):g}" for f in (min, max)) if earned else ("none", "none")
             table.append([name, f"{weight:g}", lowest, highest, f"{1000 * each:.1f}"])

@@ -195,8 +195,8 @@ class Instance:
         except (EOFError, OSError):
             hung = time.monotonic() - start >= timeout
             self.end()
-            how = f"took longer than {timeout:g} s and was stopped" if hung else "its process ended"
-            raise ToolError(how) from None
+            reason = f"took longer than {timeout:g} s and was stopped" if hung else "its process ended"
+            raise ToolError(reason) from None
         if failed:
             raise ToolError(failed, where)
         return result
@@ -232,9 +232,9 @@ class Environment:
 
     def reset(self, **columns: Any) -> Any:
         """Begin an episode with the columns of a row, and return the text that is appended to the prompt."""
-        given = {name: value for name, value in columns.items() if is_plain(value)}
+        row = {name: value for name, value in columns.items() if is_plain(value)}
         try:
-            text, self._refused = self._instance.call("reset", given, starts=True), None
+            text, self._refused = self._instance.call("reset", row, starts=True), None
             return text
         except ToolError as error:
             self._instance.end()  # with the last episode, on which the tools of this one would act
@@ -262,10 +262,10 @@ class Environment:
 
 def environment_of(source: Source) -> type[Environment]:
     """Return a class like the environment's, each of whose instances lives in a process of its own."""
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
     def method(name: str) -> Callable[..., Any]:
-        return source.described(name, lambda self, **arguments: self._acted(name, arguments), own)
+        return source.described(name, lambda self, **arguments: self._acted(name, arguments), first)
 
     methods: dict[str, Any] = {name: method(name) for name in source.description["tools"]}
     if source.description["scores"]:
@@ -322,10 +322,10 @@ def running_tools(task: DictConfig, run_dir: Path) -> Iterator[Tools]:
         if not has_own_tools(task):
             yield start_tools(task, "task", run_dir, stack)
             return
-        found = {name: start_tools(one, where(name), run_dir, stack) for name, one in single_tasks(task).items()}
-        environments = {name: environment_with(one.sources) for name, one in found.items()}
-        by_task = {name: one.sources for name, one in found.items()}
-        yield Tools([], environments, [source for some in by_task.values() for source in some], by_task)
+        loaded = {name: start_tools(single, where(name), run_dir, stack) for name, single in single_tasks(task).items()}
+        environments = {name: environment_with(tools.sources) for name, tools in loaded.items()}
+        by_task = {name: tools.sources for name, tools in loaded.items()}
+        yield Tools([], environments, [source for sources in by_task.values() for source in sources], by_task)
 
 
 def start_tools(task: DictConfig, place: str, run_dir: Path, stack: contextlib.ExitStack) -> Tools:
@@ -355,7 +355,7 @@ def environment_with(sources: Sequence[Source]) -> type:
     Tools without an environment begin with nothing and have no reward; all episodes share their process, as they do
     where all tasks have the same tools.
     """
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     kinds: list[type] = []
     methods: dict[str, Any] = {}
     for source in sources:
@@ -365,7 +365,7 @@ def environment_with(sources: Sequence[Source]) -> type:
         instance = Instance(source)
 
         def method(name: str, source: Source = source, instance: Instance = instance) -> Callable[..., Any]:
-            return source.described(name, lambda self, **arguments: instance.call(name, arguments, starts=True), own)
+            return source.described(name, lambda self, **arguments: instance.call(name, arguments, starts=True), first)
 
         methods |= {name: method(name) for name in source.description["tools"]}
     if not kinds:

@@ -35,12 +35,12 @@ def main() -> None:
     trainer, line = map(int, sys.argv[1:])
     supervise(trainer, line)
     connection = Connection(line)
-    names, is_environment, (first, given) = connection.recv()
+    names, is_environment, (first, named) = connection.recv()
     try:
         loaded = {name: load(name, name, "grpo.tools") for name in names}
         is_environment = inspect.isclass(loaded[names[0]]) if is_environment is None else is_environment
         make = (
-            partial(loaded[names[0]], *first, **given) if is_environment else lambda: SimpleNamespace(**by_name(loaded))
+            partial(loaded[names[0]], *first, **named) if is_environment else lambda: SimpleNamespace(**by_name(loaded))
         )
         description, problem = described(make(), is_environment), None
     except ValueError as error:
@@ -63,7 +63,7 @@ def fork_for(connection: Connection, make: Callable[[], Any]) -> None:
                 os.kill(asked, signal.SIGKILL)
             if asked != "fork":
                 continue
-            own = recv_handle(connection)
+            handle = recv_handle(connection)
         except (EOFError, OSError):
             return
         try:
@@ -72,9 +72,9 @@ def fork_for(connection: Connection, make: Callable[[], Any]) -> None:
             process, refused = None, error.strerror
         if process == 0:
             connection.close()
-            serve_instance(Connection(own), make)
+            serve_instance(Connection(handle), make)
             os._exit(0)
-        os.close(own)
+        os.close(handle)
         children |= {process} if process else set()
         connection.send((process, refused))
 
@@ -85,14 +85,14 @@ def by_name(loaded: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., An
     Raises:
         ValueError: two functions have the same name, or a function is a class.
     """
-    found: dict[str, Callable[..., Any]] = {}
+    functions: dict[str, Callable[..., Any]] = {}
     for place, function in loaded.items():
         if not inspect.isfunction(function):
             raise ValueError(f"{place}: a tool is a function; a class with tools is an environment: task.environment")
-        if function.__name__ in found:
+        if function.__name__ in functions:
             raise ValueError(f"{place}: there is another tool of the name {function.__name__}")
-        found[function.__name__] = function
-    return found
+        functions[function.__name__] = function
+    return functions
 
 
 def described(instance: Any, is_environment: bool) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def serve_instance(connection: Connection, make: Callable[[], Any]) -> None:
             with in_this_process():
                 instance = make() if instance is None else instance
                 if name is None:
-                    return plain({key: one for key, one in vars(instance).items() if not key.startswith("_")}), "", ""
+                    return plain({key: item for key, item in vars(instance).items() if not key.startswith("_")}), "", ""
                 result = awaited(getattr(instance, name)(**arguments), run)
             return plain(result) if name == "get_reward" else as_text(result), "", ""
         except BaseException as error:  # SystemExit too

@@ -20,11 +20,11 @@ def implementations(model: Any) -> dict[str, list[Any]]:
     """Return the names of a language model's attention implementations, each with the configurations that have it."""
     decoder = policy_of(model).get_decoder()
     configs = {id(module.config): module.config for module in decoder.modules() if hasattr(module, "config")}
-    found = dict[str, list[Any]]()
+    by_name = dict[str, list[Any]]()
     for config in configs.values():
         if name := getattr(config, "_attn_implementation", None):
-            found.setdefault(name, []).append(config)
-    return found
+            by_name.setdefault(name, []).append(config)
+    return by_name
 
 
 @contextmanager

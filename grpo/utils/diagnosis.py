@@ -29,12 +29,12 @@ def sampling_filters(train: Any) -> list[str]:
     """Return the settings of a `trl.GRPOConfig`, or its group, that give vLLM's log-probabilities another meaning."""
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "temperature": train.temperature}
     kwargs = train.generation_kwargs or {}
-    given = {name: getattr(train, name) for name in neutral if name not in kwargs}
-    given |= {f"generation_kwargs.{name}": kwargs[name] for name in neutral if name in kwargs}
-    found = [f"{key}={value}" for key, value in given.items() if value not in (None, neutral[key.rpartition(".")[2]])]
-    found += [f"generation_kwargs.{name}={kwargs[name]}" for name in kwargs if name not in {*neutral, *UNBIASED}]
+    values = {name: getattr(train, name) for name in neutral if name not in kwargs}
+    values |= {f"generation_kwargs.{name}": kwargs[name] for name in neutral if name in kwargs}
+    active = [f"{key}={value}" for key, value in values.items() if value not in (None, neutral[key.rpartition(".")[2]])]
+    active += [f"generation_kwargs.{name}={kwargs[name]}" for name in kwargs if name not in {*neutral, *UNBIASED}]
     regex = train.vllm_structured_outputs_regex
-    return found + ([f"vllm_structured_outputs_regex={regex}"] if regex else [])
+    return active + ([f"vllm_structured_outputs_regex={regex}"] if regex else [])
 
 
 def why_not_generated(train: Any) -> str | None:
@@ -62,21 +62,21 @@ def why_biased(train: Any) -> str | None:
 
     `train` is as in `sampling_filters`.
     """
-    found = sampling_filters(train)
-    if not found or not (train.vllm_importance_sampling_correction or train.off_policy_mask_threshold is not None):
+    names = sampling_filters(train)
+    if not names or not (train.vllm_importance_sampling_correction or train.off_policy_mask_threshold is not None):
         return None
-    others = [name for name in found if not name.startswith(("top_p=", "top_k=", "min_p="))]
+    others = [name for name in names if not name.startswith(("top_p=", "top_k=", "min_p="))]
     if others or not train.vllm_importance_sampling_correction:
-        return f"train.{(others or found)[0]}: with vLLM it biases the importance ratio of every token"
-    if not any(name.startswith("top_k=") for name in found):
-        return f"train.{found[0]}: vLLM tells which tokens this filter kept with train.top_k= beside it, 64 for example"
+        return f"train.{(others or names)[0]}: with vLLM it biases the importance ratio of every token"
+    if not any(name.startswith("top_k=") for name in names):
+        return f"train.{names[0]}: vLLM tells which tokens this filter kept with train.top_k= beside it, 64 for example"
     return None
 
 
 def mismatch_causes(train: "DictConfig") -> list[str]:
     """Return possible causes of a difference between vLLM's log-probabilities and the policy's, the likeliest first."""
-    found = []
+    causes = []
     if train.vllm_mode == "server":
-        found.append("a server with another model, precision or --logprobs-mode: launch/vllm_server.sh")
-    found.append("weights in half precision (model.dtype, train.bf16), most of all with a mixture of experts")
-    return [*found, "a vLLM version that TRL does not know: `make vllm` installs the one that is tested"]
+        causes.append("a server with another model, precision or --logprobs-mode: launch/vllm_server.sh")
+    causes.append("weights in half precision (model.dtype, train.bf16), most of all with a mixture of experts")
+    return [*causes, "a vLLM version that TRL does not know: `make vllm` installs the one that is tested"]

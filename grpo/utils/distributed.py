@@ -49,10 +49,10 @@ def check_launcher() -> None:
     missing = [name for name in LAUNCHER if name not in os.environ]
     wrong = [name for name, value in numbers.items() if not value.isdecimal()]
     if wrong or (missing and numbers.items() - {("WORLD_SIZE", "1"), ("RANK", "0")}):
-        what = ", ".join(f"{name}={value}" for name, value in numbers.items())
+        shown = ", ".join(f"{name}={value}" for name, value in numbers.items())
         rest = f"without {', '.join(missing)}" if missing else f"and {wrong[0]} is no number"
         raise ConfigError(
-            f"{what} {rest}: the environment has this, perhaps of an earlier job, and no launcher has started this "
+            f"{shown} {rest}: the environment has this, perhaps of an earlier job, and no launcher has started this "
             f"process; `unset {' '.join(numbers)}`, or start it with torchrun or launch.processes=…"
         )
 

@@ -48,8 +48,8 @@ def majority_at_k(answers: Sequence[Hashable], correct: Sequence[bool], k: int) 
     for start in range(0, len(answers) - k + 1, k):
         run = list(zip(answers[start : start + k], correct[start : start + k], strict=True))
         votes = Counter(answer for answer, _ in run if answer != "")
-        most = max(votes.values(), default=0)
-        chosen = [is_correct for answer, is_correct in run if votes[answer] == most > 0]
+        highest = max(votes.values(), default=0)
+        chosen = [is_correct for answer, is_correct in run if votes[answer] == highest > 0]
         outcomes.append(mean(chosen) if chosen else 0.0)
     return mean(outcomes)
 

@@ -34,11 +34,11 @@ def check_gpu(gpu: "DictConfig | None") -> None:
         return
     import torch
 
-    found, needed = "no GPU", gpu.memory_gb
+    present, needed = "no GPU", gpu.memory_gb
     if gpu.vendor == "apple":
         needed, here = working_set(needed), gpu_of_mac() if on_mac() else None
         lacking = "" if here and here[1] >= 0.9 * needed * GB else f"{needed:.1f} GiB of a Mac's GPU"
-        found = f"{here[0]} with {here[1] / GB:.0f} GiB" if here else found
+        present = f"{here[0]} with {here[1] / GB:.0f} GiB" if here else present
     else:
         several = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
         largest = max((device.total_memory for device in several), default=0)
@@ -47,10 +47,10 @@ def check_gpu(gpu: "DictConfig | None") -> None:
             lacking = "a GPU of AMD" if gpu.vendor == "amd" else "a GPU of NVIDIA"
         if not lacking and gpu.bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
             lacking = "bfloat16"
-        found = ", ".join(f"{device.name} with {device.total_memory / GB:.0f} GiB" for device in several) or found
+        present = ", ".join(f"{device.name} with {device.total_memory / GB:.0f} GiB" for device in several) or present
     if lacking:
         raise ConfigError(
-            f"+gpu: the profile is for {gpu.name} ({lacking} needed), found here: {found}. `python -m grpo.plan` "
+            f"+gpu: the profile is for {gpu.name} ({lacking} needed), found here: {present}. `python -m grpo.plan` "
             "says whether it would fit there, --cfg job shows its choices, plan.enforce=false tries them here anyway; "
             "leave +gpu out to run the built-in task"
         )
@@ -75,7 +75,7 @@ def gpus_of_driver() -> list[Gpu]:
 
     A GPU in slices (MIG) has no memory here: a process gets one slice, whose memory PyTorch knows.
     """
-    found: list[Gpu] = []
+    gpus: list[Gpu] = []
     try:
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
@@ -91,10 +91,10 @@ def gpus_of_driver() -> list[Gpu]:
                 in_slices = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
             name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
             sizes = (0.0, 0.0) if in_slices else (float(total), float(free))
-            found.append(Gpu(str(index), uuid, name, *sizes, compute))
+            gpus.append(Gpu(str(index), uuid, name, *sizes, compute))
     except pynvml.NVMLError:  # no driver, or a broken one
         pass
-    return found
+    return gpus
 
 
 def on_mac() -> bool:
@@ -180,8 +180,8 @@ def take_one_gpu() -> str | None:
     chosen = max(visible, key=lambda name: described[name].free if name in described else 0.0)
     os.environ["CUDA_VISIBLE_DEVICES"] = chosen
     gpu = described.get(chosen)
-    what = f"{chosen} ({gpu.name}, {gpu.free / GB:.1f} GiB free)" if gpu else chosen
-    return f"one process takes one of {len(visible)} GPUs: {what}; CUDA_VISIBLE_DEVICES=… chooses another"
+    label = f"{chosen} ({gpu.name}, {gpu.free / GB:.1f} GiB free)" if gpu else chosen
+    return f"one process takes one of {len(visible)} GPUs: {label}; CUDA_VISIBLE_DEVICES=… chooses another"
 
 
 def use_expandable_segments() -> None:
@@ -300,8 +300,8 @@ def gpu_of_mac() -> tuple[str, float, float] | None:
         return None
     gc.collect()
     torch.mps.empty_cache()
-    own, total = torch.mps.driver_allocated_memory(), torch.mps.recommended_max_memory()
-    free = min(total, psutil.virtual_memory().available + own)
+    allocated, total = torch.mps.driver_allocated_memory(), torch.mps.recommended_max_memory()
+    free = min(total, psutil.virtual_memory().available + allocated)
     return torch.backends.mps.get_name(), float(total), float(free)
 
 
@@ -322,7 +322,7 @@ def host_memory(root: Path = Path("/")) -> tuple[float, float]:
     of their ancestors too; see the kernel's cgroup-v2.rst and cgroup-v1/memory.rst. `root` has `proc` and `sys`.
     """
     memory = psutil.virtual_memory()
-    found = [(float(memory.total - memory.available), float(memory.total))]
+    pairs = [(float(memory.total - memory.available), float(memory.total))]
     file = root / "proc/self/cgroup"
     for line in file.read_text().splitlines() if file.exists() else []:
         _, controllers, path = line.split(":", 2)
@@ -342,7 +342,7 @@ def host_memory(root: Path = Path("/")) -> tuple[float, float]:
                 cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
                 if limit != "max" and int(limit) < memory.total:
                     files = sum(int(cached.get(name, 0)) for name in names[2:])
-                    found.append((float(int(used) - files), float(limit)))
+                    pairs.append((float(int(used) - files), float(limit)))
             except (OSError, ValueError):
                 continue  # the root group has no limit, and inside a container the path may not exist
-    return min(found, key=lambda pair: pair[1] - pair[0])
+    return min(pairs, key=lambda pair: pair[1] - pair[0])

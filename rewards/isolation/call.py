@@ -55,10 +55,10 @@ class Outcome:
 
     def log_extra(self, column: str, values: Any) -> None:
         values = list(values)
-        kept = [plain(value) for value in values]
-        if any(new is None and value is not None for new, value in zip(kept, values, strict=True)):
+        cleaned = [plain(value) for value in values]
+        if any(new is None and value is not None for new, value in zip(cleaned, values, strict=True)):
             warnings.warn(f"log_extra({column!r}): only numbers, text, times, lists and dictionaries", stacklevel=2)
-        self.extra.setdefault(column, []).extend(kept)
+        self.extra.setdefault(column, []).extend(cleaned)
 
     def log_metric(self, name: str, value: float) -> None:
         self.metrics.append((name, float(value)))
@@ -125,19 +125,19 @@ def valid_text(text: str) -> str:
 @contextmanager
 def in_this_process() -> Iterator[None]:
     """Context that a process forked inside does not leave: it ends there, with the status of its `sys.exit`."""
-    own, status = os.getpid(), 1
+    pid, status = os.getpid(), 1
     try:
         yield
         status = 0
     except BaseException as error:
-        if os.getpid() == own:
+        if os.getpid() == pid:
             raise
         if isinstance(error, SystemExit):
             status = error.code if isinstance(error.code, int) else int(error.code is not None)
         else:
             traceback.print_exception(error)
     finally:
-        if os.getpid() != own:
+        if os.getpid() != pid:
             sys.stdout.flush()
             os._exit(status & 0xFF)
 

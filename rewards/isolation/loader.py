@@ -45,8 +45,8 @@ def load(fn: str, setting: str, group: str = "grpo.rewards") -> Callable[..., An
         raise ValueError(f"{setting}: {what_and_where(error)}") from error
     loaded = getattr(module, function, None)
     if not callable(loaded):
-        own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        raise ValueError(f"{setting}: no function {function} in {place}; it has: {', '.join(own)}")
+        names = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        raise ValueError(f"{setting}: no function {function} in {place}; it has: {', '.join(names)}")
     return loaded
 
 

@@ -118,24 +118,24 @@ class Reward:
     def _score_rows(self, rows: Sequence[int], **columns: Any) -> list[float | None]:
         """Return what `score` does for some completions, and None for the others."""
         count, log_extra = len(columns["completions"]), columns.get("log_extra")
-        found: list[float | None] = [None] * count
+        result: list[float | None] = [None] * count
         self.faulted = []
         if not rows:
-            return found
+            return result
 
         def log_some(column: str, values: Sequence[Any]) -> None:
-            given = dict(zip(rows, values, strict=True))
-            log_extra(column, [given.get(row) for row in range(count)])  # type: ignore[misc]
+            by_row = dict(zip(rows, values, strict=True))
+            log_extra(column, [by_row.get(row) for row in range(count)])  # type: ignore[misc]
 
-        some = {
+        selected = {
             name: [values[row] for row in rows] if isinstance(values, list) else values
             for name, values in columns.items()
         }
-        scores = self.score(**some | ({"log_extra": log_some} if log_extra else {}))
+        scores = self.score(**selected | ({"log_extra": log_some} if log_extra else {}))
         for row, score in zip(rows, scores, strict=True):
-            found[row] = score
+            result[row] = score
         self.faulted = [rows[row] for row in self.faulted]
-        return found
+        return result
 
     def score(self, **columns: Any) -> list[float | None]:
         """Return a reward per completion; None for a completion without a reward.
@@ -182,14 +182,14 @@ class Reward:
         of_group = [columns[GROUP][row] for row in part] if self.compares else [*part]
         for rows in split_by_prompt(of_group, len(part)):
             if len(rows) == len(part):
-                one = at_once
+                outcome = at_once
             elif hung >= MAX_HUNG:
-                one = Outcome(failed=Fault("Timeout", f"not called: it hung on the {MAX_HUNG} calls before"))
+                outcome = Outcome(failed=Fault("Timeout", f"not called: it hung on the {MAX_HUNG} calls before"))
             else:
-                one = call([part[row] for row in rows])
-            hung = hung + 1 if one.failed and one.failed.kind == "Timeout" else 0
-            faults = {row: one.failed for row in range(len(rows)) if one.failed}
-            alone.append(Outcome([None] * len(rows), faults) if faults else one)
+                outcome = call([part[row] for row in rows])
+            hung = hung + 1 if outcome.failed and outcome.failed.kind == "Timeout" else 0
+            faults = {row: outcome.failed for row in range(len(rows)) if outcome.failed}
+            alone.append(Outcome([None] * len(rows), faults) if faults else outcome)
         scored = join(alone)
         scored.failed = at_once.failed
         return scored
@@ -264,8 +264,8 @@ class Worker(Process):
         if late or where:
             return Outcome(failed=Fault("Timeout", f"took longer than timeout={timeout:g} s and was stopped", where))
         status = self.process.returncode
-        how = f"was killed by signal {-status}, perhaps out of memory" if status < 0 else f"status {status}"
-        return Outcome(failed=Fault("Died", f"its process ended: {how}"))
+        ending = f"was killed by signal {-status}, perhaps out of memory" if status < 0 else f"status {status}"
+        return Outcome(failed=Fault("Died", f"its process ended: {ending}"))
 
 
 def split_by_prompt(prompts: Sequence[Any], count: int) -> list[range]:

@@ -58,8 +58,8 @@ def reap() -> dict[int, int]:
     """Return the wait statuses of children that have ended; orphans that became children are forgotten with it."""
     ended: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            ended[found[0]] = found[1]
+        while (waited := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[waited[0]] = waited[1]
     return ended
 
 
@@ -71,17 +71,17 @@ def descendants() -> set:
     """
     import psutil
 
-    own = psutil.Process()
-    found = set(own.children(recursive=True))
+    current = psutil.Process()
+    processes = set(current.children(recursive=True))
     if has_prctl():
-        return found
+        return processes
     session, mark = os.getsid(0), os.environ.get(MARK)
-    for number in set(psutil.pids()) - {own.pid}:
+    for number in set(psutil.pids()) - {current.pid}:
         with contextlib.suppress(OSError, psutil.Error):  # those of other users
-            one = psutil.Process(number)
-            if os.getsid(number) == session or (mark and one.environ().get(MARK) == mark):
-                found.add(one)
-    return found
+            process = psutil.Process(number)
+            if os.getsid(number) == session or (mark and process.environ().get(MARK) == mark):
+                processes.add(process)
+    return processes
 
 
 def end_descendants(child: int, status: int | None) -> int:

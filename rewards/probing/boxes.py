@@ -51,7 +51,7 @@ def cheats(row: dict[str, Any], boxes: numpy.ndarray) -> dict[str, numpy.ndarray
         "the whole image": image[None],
         "the right center, but huge": numpy.clip(boxes + sides * [-2, -2, 2, 2], 0, image[[2, 3, 2, 3]]),
     }
-    large = {name: some for name, some in large.items() if overlaps(some, boxes).max() < LIKE}
+    large = {name: cheat for name, cheat in large.items() if overlaps(cheat, boxes).max() < LIKE}
     return {**large, "a hundred boxes": hundred(row, boxes), "swapped corners": boxes[:, [2, 3, 0, 1]]}
 
 

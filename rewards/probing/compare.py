@@ -29,15 +29,15 @@ def compare_with_run(folder: Path, reward: Reward, console: Console) -> None:
         raise ValueError(
             f"{folder}: no completions in it (completions/completions_*.parquet, kept by train.log_completions=true)"
         )
-    kept = pyarrow.concat_tables(map(read_table, files), promote_options="permissive")
-    rows, names = kept.to_pylist(), kept.column_names
+    table = pyarrow.concat_tables(map(read_table, files), promote_options="permissive")
+    rows, names = table.to_pylist(), table.column_names
     if reward.name not in names:
         raise ValueError(f"{folder}: the run has no reward {reward.name}; choose one with --name: {', '.join(names)}")
     if reward.compares:
         raise ValueError(f"{reward.name} compares the completions of a group, and the run has kept no groups")
     if missing := reward.missing(names):
         raise ValueError(f"{reward.name} needs a column {missing[0]}; the run has kept: {', '.join(names)}")
-    before = [None if value is None or value != value else float(value) for value in kept[reward.name].to_pylist()]
+    before = [None if value is None or value != value else float(value) for value in table[reward.name].to_pylist()]
     completions = [row.pop("completion") for row in rows]
     after = score(reward, rows, completions, tokenizer_of(folder))
     changed = [row for row, (old, new) in enumerate(zip(before, after, strict=True)) if differ(old, new)]

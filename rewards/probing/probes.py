@@ -108,10 +108,10 @@ def _cheats_of_kind(row: dict[str, Any], style: str) -> dict[str, str]:
     if not (options := options_of(row)):
         return {}
     style = "bare" if style == "completion" else style
-    found = {"all options": _fill(style, row, ", ".join(options))}
+    by_name = {"all options": _fill(style, row, ", ".join(options))}
     if row["answer"] != options[0]:
-        found["always the first option"] = _fill(style, row, options[0])
-    return found
+        by_name["always the first option"] = _fill(style, row, options[0])
+    return by_name
 
 
 def _near(row: dict[str, Any], style: str) -> tuple[list[str], str]:
@@ -119,7 +119,7 @@ def _near(row: dict[str, Any], style: str) -> tuple[list[str], str]:
     if (right := boxes.boxes_of(row)) is not None:
         near = [right, *(box[None] for box in boxes.hundred(row, right)[len(right) :])]
         other = boxes.changed(right)["moved by its size"]
-        return [boxes.written(row, some, style) for some in near], boxes.written(row, other, style)
+        return [boxes.written(row, value, style) for value in near], boxes.written(row, other, style)
     if options := options_of(row):
         others = [option for option in options if option != row["answer"]]
         return [str(row["answer"]), *others], others[-1]

@@ -55,9 +55,9 @@ def score(
     if as_messages:
         prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
         completions = [[{"role": "assistant", "content": completion}] for completion in completions]
-    given = {"prompts": prompts, "completions": completions, "completion_ids": ids, "trainer_state": AT_THE_END}
-    given[GROUP] = [*range(len(rows))]  # each completion alone
-    return reward.score(**{**columns, **given})
+    arguments = {"prompts": prompts, "completions": completions, "completion_ids": ids, "trainer_state": AT_THE_END}
+    arguments[GROUP] = [*range(len(rows))]  # each completion alone
+    return reward.score(**{**columns, **arguments})
 
 
 def fails(make: Callable[[], Reward], row: dict[str, Any], as_messages: bool = False) -> bool:
@@ -88,10 +88,10 @@ def try_out(reward: Reward, rows: list[dict[str, Any]], as_messages: bool = Fals
     best = max(earned, key=lambda style: average(earned[style]))
     probes = [Probe("correct", style, earned[style], earned[style]) for style in styles]
     for kind, make in (("incorrect", incorrect), ("cheat", cheats)):
-        made = [make(row, best) for row in rows]
-        for name in dict.fromkeys(name for by_name in made for name in by_name):
-            tried = [index for index, by_name in enumerate(made) if name in by_name]
-            completions = [made[index][name] for index in tried]
+        by_row = [make(row, best) for row in rows]
+        for name in dict.fromkeys(name for by_name in by_row for name in by_name):
+            tried = [index for index, by_name in enumerate(by_row) if name in by_name]
+            completions = [by_row[index][name] for index in tried]
             rewards = score(reward, [rows[index] for index in tried], completions, as_messages=as_messages)
             probes.append(Probe(kind, name, rewards, [earned[best][index] for index in tried]))
     averages = [average(probe.rewards) for probe in probes if probe.kind == "incorrect"]

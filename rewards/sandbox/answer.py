@@ -32,14 +32,14 @@ def limit(memory_mb: int, seconds: int) -> None:
     macOS limits no memory: it refuses a limit below the addresses that every process has there.
     """
     of_memory = {resource.RLIMIT_AS: memory_mb * 2**20} if sys.platform != "darwin" else {}
-    for what, value in {
+    for kind, value in {
         **of_memory,
         resource.RLIMIT_CPU: seconds + 1,
         resource.RLIMIT_FSIZE: 2**20,
         resource.RLIMIT_NOFILE: 64,
         resource.RLIMIT_CORE: 0,
     }.items():
-        resource.setrlimit(what, (value, value))
+        resource.setrlimit(kind, (value, value))
     sys.set_int_max_str_digits(0)
 
 
@@ -47,11 +47,11 @@ class Code(Peer):
     """The code's end of the connection, which answers the tests; `names` are the names of the code's module."""
 
     def __init__(self, incoming: Any, outgoing: Any, names: dict[str, Any]) -> None:
-        own = {name: getattr(self, name) for name in ("run", "name", "call", "copy")}
-        found = {name: getattr(builtins, name) for name in (*BUILT_IN, "isinstance")}
+        methods = {name: getattr(self, name) for name in ("run", "name", "call", "copy")}
+        functions = {name: getattr(builtins, name) for name in (*BUILT_IN, "isinstance")}
         of_operator = {name: getattr(operator, name) for name in (*ITEMS, *UNARY, *BINARY, "contains")}
-        super().__init__(incoming, outgoing, {**own, **found, **of_operator})
-        self.names, self.said, self.kept = names, io.StringIO(), dict[int, Any]()
+        super().__init__(incoming, outgoing, {**methods, **functions, **of_operator})
+        self.names, self.output, self.objects = names, io.StringIO(), dict[int, Any]()
 
     def run(self, program: str) -> None:
         exec(compile(program, "completion", "exec"), self.names)
@@ -70,19 +70,19 @@ class Code(Peer):
         return dict(dict.items(value)) if kind is dict else kind(kind.__iter__(value))
 
     def keep(self, value: Any) -> dict[str, Any]:
-        self.kept[id(value)] = value
+        self.objects[id(value)] = value
         kind = next((base.__name__ for base in MUTABLE if isinstance(value, base)), None)
         return {"container": [id(value), kind]} if kind else {"object": id(value)}
 
     def find(self, kind: str, content: Any) -> Any:
         if kind in ("object", "copy"):
-            return self.kept[content if kind == "object" else content[0]]
+            return self.objects[content if kind == "object" else content[0]]
         return lambda *arguments, **keywords: self.ask("call", content, *arguments, **keywords)  # one of the tests
 
     def printed(self) -> str:
-        text = self.said.getvalue()
-        self.said.seek(0)
-        self.said.truncate()
+        text = self.output.getvalue()
+        self.output.seek(0)
+        self.output.truncate()
         return text
 
 
@@ -91,7 +91,7 @@ def main() -> None:
     limit(int(sys.argv[1]), int(sys.argv[2]))
     module = sys.modules["completion"] = ModuleType("completion")
     peer = Code(sys.stdin.buffer, sys.stdout.buffer, vars(module))
-    sys.stdin, sys.stdout = io.StringIO(), peer.said
+    sys.stdin, sys.stdout = io.StringIO(), peer.output
     with contextlib.suppress(Gone):
         while True:
             peer.answer(peer.receive())

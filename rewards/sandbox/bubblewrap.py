@@ -45,7 +45,7 @@ CLONE_THREAD = 0x10000
 @contextlib.contextmanager
 def sandboxed(program: str, *arguments: str) -> Iterator[tuple[list[str], int]]:
     """Yield the command line that runs a program of this folder in a sandbox, and a file that it has to inherit."""
-    own = ["--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
+    namespaces = ["--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
     files = [option for path in needed() for option in ("--ro-bind", path, path)]
     packages = [str(Path(sysconfig.get_path("stdlib"), name)) for name in ("site-packages", "dist-packages")]
     hidden = [option for path in packages if Path(path).is_dir() for option in ("--tmpfs", path, "--remount-ro", path)]
@@ -55,7 +55,7 @@ def sandboxed(program: str, *arguments: str) -> Iterator[tuple[list[str], int]]:
         filter_file.write(seccomp_filter(platform.machine()))
         filter_file.seek(0)
         life = ["--die-with-parent", "--new-session", "--clearenv", "--seccomp", str(filter_file.fileno())]
-        line = ["bwrap", *own, *life, *files, *hidden, *place, "--remount-ro", "/", "--", *python]
+        line = ["bwrap", *namespaces, *life, *files, *hidden, *place, "--remount-ro", "/", "--", *python]
         yield line, filter_file.fileno()
 
 
@@ -65,8 +65,8 @@ def needed() -> list[str]:
     interpreter, library = os.path.realpath(sys.executable), sysconfig.get_path("stdlib")
     extensions = [str(path) for path in Path(library, "lib-dynload").glob("*.so")]
     ldd = shutil.which("ldd", path=os.defpath) or "ldd"
-    said = subprocess.run([ldd, interpreter, *extensions], capture_output=True, text=True, check=False).stdout
-    libraries = set(re.findall(r"(/\S+) \(0x", said))
+    output = subprocess.run([ldd, interpreter, *extensions], capture_output=True, text=True, check=False).stdout
+    libraries = set(re.findall(r"(/\S+) \(0x", output))
     return [interpreter, library, *sorted(path for path in libraries if not path.startswith(library))]
 
 
@@ -75,17 +75,17 @@ def seccomp_filter(machine: str) -> bytes:
     load, equal, at_least, bits, end = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, deny, unknown, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000  # EPERM, ENOSYS
 
-    def one(code: int, if_true: int, if_false: int, value: int) -> bytes:
+    def bpf(code: int, if_true: int, if_false: int, value: int) -> bytes:
         return struct.pack("HBBI", code, if_true, if_false, value)
 
     column, number = ARCHITECTURES[machine]
     forbidden = [call for numbers in FORBIDDEN.values() if (call := numbers[column]) is not None]
-    start = [one(load, 0, 0, 4), one(equal, 1, 0, number), one(end, 0, 0, kill), one(load, 0, 0, 0)]
-    other_abi = [one(at_least, 0, 1, 0x40000000), one(end, 0, 0, kill)]  # x32's numbers
-    calls = [part for call in forbidden for part in (one(equal, 0, 1, call), one(end, 0, 0, deny))]
-    clone3 = [one(equal, 0, 1, CLONE3), one(end, 0, 0, unknown)]  # libc then uses clone, whose flags can be read
-    clone = [one(equal, 0, 3, CLONE[column]), one(load, 0, 0, 16), one(bits, 1, 0, CLONE_THREAD), one(end, 0, 0, deny)]
-    return b"".join([*start, *other_abi, *calls, *clone3, *clone, one(end, 0, 0, allow)])
+    start = [bpf(load, 0, 0, 4), bpf(equal, 1, 0, number), bpf(end, 0, 0, kill), bpf(load, 0, 0, 0)]
+    other_abi = [bpf(at_least, 0, 1, 0x40000000), bpf(end, 0, 0, kill)]  # x32's numbers
+    calls = [part for call in forbidden for part in (bpf(equal, 0, 1, call), bpf(end, 0, 0, deny))]
+    clone3 = [bpf(equal, 0, 1, CLONE3), bpf(end, 0, 0, unknown)]  # libc then uses clone, whose flags can be read
+    clone = [bpf(equal, 0, 3, CLONE[column]), bpf(load, 0, 0, 16), bpf(bits, 1, 0, CLONE_THREAD), bpf(end, 0, 0, deny)]
+    return b"".join([*start, *other_abi, *calls, *clone3, *clone, bpf(end, 0, 0, allow)])
 
 
 def check() -> None:

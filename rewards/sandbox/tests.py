@@ -75,14 +75,14 @@ def ask(remote: Any, operation: str, *arguments: Any) -> Any:
 
 def number_of(value: Any) -> int | None:
     """Return the number of an object of the code, or of its copy; None for any other value."""
-    own = getattr(type(value), "__dict__", {})
-    return vars(value)["__number"] if type(value) is Remote or "__copy" in own else None
+    attributes = getattr(type(value), "__dict__", {})
+    return vars(value)["__number"] if type(value) is Remote or "__copy" in attributes else None
 
 
 def copy_of(peer: Peer, number: int, value: Any) -> Any:
     """Return a value that was an instance of a subclass, such as a named tuple; its other attributes are requested."""
-    own = {"__getattr__": special("getattr"), "__copy": True}
-    copy = type(type(value).__name__, (type(value),), own)(value)
+    attributes = {"__getattr__": special("getattr"), "__copy": True}
+    copy = type(type(value).__name__, (type(value),), attributes)(value)
     vars(copy).update(__peer=peer, __number=number)
     return copy
 

@@ -68,8 +68,8 @@ def verdict(
         ended = within_limits(code, process, seconds + START_LIMIT)
         output.seek(0)
         last = output.read(LONGEST_VERDICT).decode(errors="replace").strip().rpartition("\n")[2]
-        given, _, result = last.partition(" ")
-        if not ended or given != word:
+        first_word, _, result = last.partition(" ")
+        if not ended or first_word != word:
             return Busy("the machine was too busy to start a sandbox, or has no processes or memory left for it")
         if result.startswith("late") and was_starved(code, result, seconds):
             return Busy(f"in {seconds:g} s the machine gave the program less than half of a processor's time")

@@ -160,8 +160,8 @@ class Peer:
             return tree
         ((kind, content),) = tree.items()
         if kind == "type":
-            found = getattr(builtins, content)
-            return found if isinstance(found, type) else None
+            builtin = getattr(builtins, content)
+            return builtin if isinstance(builtin, type) else None
         if kind in FROM_PARTS:
             return FROM_PARTS[kind](*self.decode(content))
         return MAKE[kind](self.decode(content)) if kind in MAKE else self.find(kind, content)

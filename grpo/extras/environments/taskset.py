@@ -31,18 +31,18 @@ def with_taskset(config: DictConfig, overrides: list[str]) -> tuple[DictConfig, 
     if not task.environment_id:
         raise ConfigError("task.environment_id: the installed taskset of verifiers, or path/to/file.py")
     taskset = {"environment_id": task.environment_id, "environment_args": environment_args(task)}
-    found = asked(**taskset)
-    function = "reward_of_state" if found["tools"] and found["state"] else "reward"
+    description = asked(**taskset)
+    function = "reward_of_state" if description["tools"] and description["state"] else "reward"
     config = config.copy()
     with open_dict(config.reward):
-        for name, weight in found["rewards"].items():
-            own = {"fn": f"{MODULE}.{function}", "weight": weight, "kwargs": {"name": name, **taskset}}
-            config.reward[name] = OmegaConf.merge(OWN_REWARD | own, config.reward.get(name, {}))
+        for name, weight in description["rewards"].items():
+            reward = {"fn": f"{MODULE}.{function}", "weight": weight, "kwargs": {"name": name, **taskset}}
+            config.reward[name] = OmegaConf.merge(OWN_REWARD | reward, config.reward.get(name, {}))
     if task.eval.reward == FIRST and function == "reward":
-        config.task.eval.reward = next(iter(found["rewards"]), FIRST)
+        config.task.eval.reward = next(iter(description["rewards"]), FIRST)
     elif task.eval.reward == FIRST:  # an evaluation has no episodes whose state a reward could read
         config.task.eval.size = 0
-    if not found["tools"]:
+    if not description["tools"]:
         return config, overrides
     config.task.environment = f"{MODULE}.environment"
     return config, [*overrides, f"task.environment={MODULE}.environment"]

@@ -84,10 +84,10 @@ def _why_not_task(task: vf.Task) -> str | None:
     if kind.NEEDS_CONTAINER:
         return f"{kind.__name__} needs a container"
     for mark, reason in NOT_TAKEN.items():
-        if found := discover_decorated(task, mark) or (mark == "stop" and task.hooks(mark)):
-            return f"{kind.__name__}.{found[0].__name__} {reason}"
-    own = [getattr(task, name) for name in HOOKS if getattr(kind, name) is not getattr(vf.Task, name)]
-    for function in [*own, *(function for function, _ in rewards_of(task).values())]:
+        if marked := discover_decorated(task, mark) or (mark == "stop" and task.hooks(mark)):
+            return f"{kind.__name__}.{marked[0].__name__} {reason}"
+    hooks = [getattr(task, name) for name in HOOKS if getattr(kind, name) is not getattr(vf.Task, name)]
+    for function in [*hooks, *(function for function, _ in rewards_of(task).values())]:
         runtime = inspect.signature(function).parameters.get("runtime")
         if runtime is not None and runtime.default is runtime.empty:
             return f"{kind.__name__}.{function.__name__} needs a runtime: a container or a sandbox"
@@ -109,9 +109,9 @@ def _why_not_tools(toolset: vf.Toolset) -> str | None:
 
 def rewards_of(task: vf.Task) -> dict[str, tuple[Callable[..., Any], float]]:
     """Return the rewards of a task, its judges and its metrics by name, each with its weight; metrics have 0."""
-    found = {function.__name__: (function, getattr(function, "_vf_weight", 1.0)) for function in task.hooks("reward")}
-    found |= {judge.reward_name: (judge.score, judge.config.weight) for judge in task.plugged_judges()}
-    return found | {function.__name__: (function, 0.0) for function in task.hooks("metric")}
+    rewards = {function.__name__: (function, getattr(function, "_vf_weight", 1.0)) for function in task.hooks("reward")}
+    rewards |= {judge.reward_name: (judge.score, judge.config.weight) for judge in task.plugged_judges()}
+    return rewards | {function.__name__: (function, 0.0) for function in task.hooks("metric")}
 
 
 def toolsets_of(taskset: vf.Taskset, task: vf.Task) -> list[vf.Toolset]:
@@ -184,8 +184,8 @@ async def reward_of_state(
 
 async def _scored_all(name: str, taskset: vf.Taskset, rows: Iterable[tuple[Any, Any, str, str | None]]) -> list[float]:
     return [
-        await _scored(task_of(taskset, data), name, [*prompt, *said], len(prompt), state)
-        for prompt, said, data, state in rows
+        await _scored(task_of(taskset, data), name, [*prompt, *messages], len(prompt), state)
+        for prompt, messages, data, state in rows
     ]
 
 
@@ -199,8 +199,8 @@ async def _scored(
         trace.state = type(trace.state).model_validate_json(state)
     await invoke(task.finalize, {"trace": trace, "runtime": None})
     function, _ = rewards_of(task)[name]
-    found = await invoke(function, {"task": task.data, "trace": trace})
-    return float(sum(found.values()) if isinstance(found, dict) else found)
+    result = await invoke(function, {"task": task.data, "trace": trace})
+    return float(sum(result.values()) if isinstance(result, dict) else result)
 
 
 def trace_of(task: vf.Task, messages: list[dict[str, Any]], sampled_from: int) -> vf.Trace:
@@ -311,10 +311,10 @@ def _method(server: int, tool: str, shown: str, function: Callable[..., Any]) ->
         return await self._call(server, tool, arguments)
 
     signature = inspect.signature(function)
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     method.__name__ = shown
     method.__doc__ = _documented(tool, function, list(signature.parameters))
-    method.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    method.__signature__ = signature.replace(parameters=[first, *signature.parameters.values()])  # type: ignore[attr-defined]
     method.__annotations__ = {**get_type_hints(function), "return": str}
     return method
 

@@ -14,13 +14,13 @@ def main() -> None:
     supervise(trainer, line)
     connection = Connection(line)
     environment_id, environment_args, first, count = connection.recv()
-    found: dict[str, Any] = {}
+    description: dict[str, Any] = {}
     try:
         from grpo.extras.environments import verifiers
 
         taskset = verifiers.load_taskset(environment_id, environment_args)
-        found = verifiers.describe(taskset)
-        found["rows"] = list(verifiers.rows(taskset, first, count)) if count else []
+        description = verifiers.describe(taskset)
+        description["rows"] = list(verifiers.rows(taskset, first, count)) if count else []
         problem = None
     except ModuleNotFoundError as error:
         missing = error.name in ("verifiers", "mcp")
@@ -29,7 +29,7 @@ def main() -> None:
         problem = " ".join(str(error).split())
     except (Exception, SystemExit) as error:
         problem = what_and_where(error)
-    connection.send((problem, found))
+    connection.send((problem, description))
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def long_methods(tile: int) -> dict[str, dict[str, str]]:
     saved: dict[str, dict[str, str]] = {"": {}, " + activations offloaded": offload, " + tiled MLP": tiles}
     saved[" + activations offloaded, tiled MLP"] = offload | tiles
     bases = {"LoRA": LORA, "8-bit AdamW": CHECKPOINTED}
-    return {base + name: {**change, **more} for base, change in bases.items() for name, more in saved.items()}
+    return {base + name: {**change, **options} for base, change in bases.items() for name, options in saved.items()}
 
 
 def cases(device: str) -> list[Case]:
@@ -130,9 +130,9 @@ def planned_memory(plan: Plan, fixed: bool) -> dict[str, float]:
     names = {"rollout": "generate", "logprobs": "logprobs", "update": "update"}
     if fixed:
         del names["rollout"]
-    found = {
+    by_phase = {
         names[phase]: sum(size for name, size in parts.items() if name not in OUTSIDE)
         for phase, parts in plan.phases.items()
         if phase in names
     }
-    return {name: round(size, 4) for name, size in (found | {"peak": max(found.values())}).items()}
+    return {name: round(size, 4) for name, size in (by_phase | {"peak": max(by_phase.values())}).items()}

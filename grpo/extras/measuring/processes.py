@@ -78,13 +78,13 @@ def outcome_of(case: Case, device: str) -> tuple[dict[str, Any], str]:
 @contextmanager
 def silent() -> Iterator[None]:
     """While inside, this process and those that it starts print nothing."""
-    kept, nothing = {stream: os.dup(stream) for stream in (1, 2)}, os.open(os.devnull, os.O_WRONLY)
-    for stream in kept:
+    copies, nothing = {stream: os.dup(stream) for stream in (1, 2)}, os.open(os.devnull, os.O_WRONLY)
+    for stream in copies:
         os.dup2(nothing, stream)
     os.close(nothing)
     try:
         yield
     finally:
-        for stream, copy in kept.items():
+        for stream, copy in copies.items():
             os.dup2(copy, stream)
             os.close(copy)

@@ -62,7 +62,7 @@ def read_record(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text())
     except ValueError as error:
         raise ConfigError(f"{file}: broken JSON, {error}") from error
-    wrong = min(Draft202012Validator(SCHEMA).iter_errors(content), key=lambda one: len(one.path), default=None)
+    wrong = min(Draft202012Validator(SCHEMA).iter_errors(content), key=lambda fault: len(fault.path), default=None)
     if wrong:
         place = ".".join(map(str, wrong.absolute_path)) or "the file"
         raise ConfigError(f"{file}: {place}: {wrong.message}")

@@ -62,8 +62,8 @@ def places(problems: Sequence[Sampled], find: Sequence[str] | None) -> dict[str,
         return None
 
     def kind(sample: Sample) -> str:
-        found = found_answer(sample.text, find)[0]
-        return KINDS.get(found, found)
+        place = found_answer(sample.text, find)[0]
+        return KINDS.get(place, place)
 
     names = list(dict.fromkeys(KINDS.get(place, place) for place in (*find, "")))
     seen = Counter(kind(completion) for problem in problems for completion in problem.completions)

@@ -17,10 +17,10 @@ def measured(problems: Sequence[Sampled]) -> dict[str, float]:
 
     The first batch of each call includes the warm-up and does not count if there are others.
     """
-    some = [problem for problem in problems if not problem.first] or list(problems)
-    count = sum(len(problem.completions) for problem in some)
+    counted = [problem for problem in problems if not problem.first] or list(problems)
+    count = sum(len(problem.completions) for problem in counted)
     names = {"generation": "generate", "rewards": "reward"}
-    return {phase: sum(problem.seconds[key] for problem in some) / count for phase, key in names.items()}
+    return {phase: sum(problem.seconds[key] for problem in counted) / count for phase, key in names.items()}
 
 
 def steps_of(config: DictConfig, problems: int) -> int:

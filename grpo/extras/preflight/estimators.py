@@ -119,8 +119,8 @@ def equal_by_fit(counts: Array, size: int) -> float:
     would not suit constant problems beside problems in which every completion differs.
     """
     if counts.shape[1] > OUTCOMES:
-        most = counts.max(1)
-        others, same = fitted(np.stack([counts.sum(1) - most, most - 1], axis=1))
+        largest = counts.max(1)
+        others, same = fitted(np.stack([counts.sum(1) - largest, largest - 1], axis=1))
         return never(float(same), float(others + same), size - 1)
     parameters = fitted(counts)
     return sum(never(float(parameter), float(parameters.sum()), size) for parameter in parameters)
@@ -142,11 +142,11 @@ def extrapolated(
     known = counts[counts.sum(1) > 1]
     if not len(known):
         return 1.0
-    most, without = int(known.sum(1).max()), 1 - len(known) / len(counts)
-    enough = known[known.sum(1) >= min(size, most)]
-    value = fmean(observed([int(count) for count in row], min(size, most)) for row in enough)
-    if size > most and value:
-        value *= min(1.0, fit(known, size) / max(fit(known, most), 1e-300))
+    largest, without = int(known.sum(1).max()), 1 - len(known) / len(counts)
+    enough = known[known.sum(1) >= min(size, largest)]
+    value = fmean(observed([int(count) for count in row], min(size, largest)) for row in enough)
+    if size > largest and value:
+        value *= min(1.0, fit(known, size) / max(fit(known, largest), 1e-300))
     return without + (1 - without) * value
 
 
@@ -173,11 +173,11 @@ def pass_at(counts: Array, k: int) -> Estimate:
     def missed(row: Sequence[int], size: int) -> float:
         return 1 - pass_at_k(sum(row), row[1], size)
 
-    def missed_by_fit(some: Array, size: int) -> float:
-        parameters = fitted(some)
+    def missed_by_fit(drawn: Array, size: int) -> float:
+        parameters = fitted(drawn)
         return never(float(parameters[0]), float(parameters.sum()), size)
 
-    return with_interval(counts, lambda some: 1 - extrapolated(some, k, missed, missed_by_fit))
+    return with_interval(counts, lambda drawn: 1 - extrapolated(drawn, k, missed, missed_by_fit))
 
 
 def non_zero_variance(counts: Array, size: int) -> Estimate:
@@ -186,7 +186,7 @@ def non_zero_variance(counts: Array, size: int) -> Estimate:
     Args:
         counts: (problems, outcomes); an outcome is a value of the total reward.
     """
-    return with_interval(counts, lambda some: 1 - extrapolated(some, size, equal_in_draw, equal_by_fit))
+    return with_interval(counts, lambda drawn: 1 - extrapolated(drawn, size, equal_in_draw, equal_by_fit))
 
 
 def table_of(outcomes: Sequence[Sequence[object]]) -> Array:

@@ -35,7 +35,7 @@ def filled(fraction: float, wanted: int, rounds: int) -> tuple[float, float]:
         The mean fraction, and the mean number of groups generated per group of the batch.
     """
     random = np.random.default_rng(0)
-    kept = made = 0
+    used = generated = 0
     for _ in range(DRAWS):
         teaching = groups = 0
         for _ in range(rounds):
@@ -44,8 +44,8 @@ def filled(fraction: float, wanted: int, rounds: int) -> tuple[float, float]:
             number = min(wanted, math.ceil((wanted - teaching) / (teaching / groups if teaching else 1.0)))
             teaching += int(random.binomial(number, fraction))
             groups += number
-        kept, made = kept + min(teaching, wanted), made + groups
-    return kept / (DRAWS * wanted), made / (DRAWS * wanted)
+        used, generated = used + min(teaching, wanted), generated + groups
+    return used / (DRAWS * wanted), generated / (DRAWS * wanted)
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ class Prospects:
         seconds = duration.step + (generated - 1) * duration.phases["generation"] if duration else None
         return Prospect(change, size, fraction, completions * fraction.value, groups, seconds)
 
-    def by_size(self, own: int) -> list[tuple[int, Estimate, Prospect | None]]:
+    def by_size(self, configured: int) -> list[tuple[int, Estimate, Prospect | None]]:
         """Return for each size of a group its fraction, without dynamic sampling, and its prospect if it can be run."""
-        sizes = sorted({*SIZES, own})
+        sizes = sorted({*SIZES, configured})
         return [(size, self.fraction(size), self.of({"train.num_generations": str(size)})) for size in sizes]
 
 

@@ -50,23 +50,23 @@ def charts(report: dict[str, Any], problems: Sequence[Sampled], weights: Mapping
         if (value := total(completion, weights)) is not None
     ]
     lengths = [completion.tokens for problem in problems for completion in problem.completions]
-    found = [bars("Total reward, completions", histogram(rewards), "completions")] if rewards else []
-    found.append(bars("Length in tokens, completions", histogram(lengths), "completions"))
+    drawn = [bars("Total reward, completions", histogram(rewards), "completions")] if rewards else []
+    drawn.append(bars("Length in tokens, completions", histogram(lengths), "completions"))
     if accuracy := report["accuracy"]:
         correct = Counter(sum(completion.correct is True for completion in problem.completions) for problem in problems)
         numbers: dict[str, float | None] = {
             str(number): float(correct[number]) for number in range(report["samples"] + 1)
         }
-        found.append(bars("Correct completions of a problem, problems", numbers, "problems"))
-        found.append(accuracy_by_value("pass@k", intervals(accuracy["pass@k"]), None))
+        drawn.append(bars("Correct completions of a problem, problems", numbers, "problems"))
+        drawn.append(accuracy_by_value("pass@k", intervals(accuracy["pass@k"]), None))
     sizes = {str(row["num_generations"]): row["fraction"] for row in report["groups"]}
-    found.append(accuracy_by_value("Groups with non-zero variance over num_generations", intervals(sizes), None))
-    return found
+    drawn.append(accuracy_by_value("Groups with non-zero variance over num_generations", intervals(sizes), None))
+    return drawn
 
 
 def intervals(estimates: Mapping[str, dict[str, Any]]) -> dict[str, list[tuple[float, float, float]]]:
     """Return estimates as a chart takes them."""
-    return {name: [(one["value"], *one["interval"])] for name, one in estimates.items()}
+    return {name: [(estimate["value"], *estimate["interval"])] for name, estimate in estimates.items()}
 
 
 def histogram(numbers: Sequence[float]) -> dict[str, float | None]:
@@ -82,7 +82,7 @@ def completions(problems: Sequence[Sampled], weights: dict[str, float], grader: 
     """Return the completions for the page, as completions of a single step, as many as a page holds."""
     groups: list[dict[str, Any]] = []
     for problem in problems:
-        made = [
+        logs = [
             {
                 "completion_tokens": completion.tokens,
                 "truncated": not completion.ended,
@@ -92,7 +92,7 @@ def completions(problems: Sequence[Sampled], weights: dict[str, float], grader: 
             for completion in problem.completions
         ]
         rows = [
-            {PLACE: len(groups) * len(made) + place, "prompt": problem.prompt, **one} for place, one in enumerate(made)
+            {PLACE: len(groups) * len(logs) + place, "prompt": problem.prompt, **row} for place, row in enumerate(logs)
         ]
         groups.append(group(rows, weights, grader))
     count = sum(len(problem.completions) for problem in problems)

@@ -36,8 +36,8 @@ def report(result: Result, config: DictConfig, overrides: Sequence[str], plan: P
     """
     problems, train = result.problems, config.train
     weights = weights_of(config)
-    found = rewards.outcomes(problems, weights, train.multi_objective_aggregation)
-    prospects = Prospects(table_of(found), Planner(overrides), config.plan.enforce)
+    outcomes = rewards.outcomes(problems, weights, train.multi_objective_aggregation)
+    prospects = Prospects(table_of(outcomes), Planner(overrides), config.plan.enforce)
     duration = expected_duration(config, plan) if plan else None
     now = prospects.prospect({}, config, duration)
     accuracy, of_each = rewards.accuracy(problems), rewards.of_each(problems)
@@ -106,9 +106,9 @@ def agreement_of(problems: Sequence[Sampled], weights: dict[str, float]) -> Esti
     return rewards.correlation([[(a, b) for a, b in row if a is not None] for row in pairs])
 
 
-def by_size(prospects: Prospects, own: int) -> list[dict[str, Any]]:
+def by_size(prospects: Prospects, configured: int) -> list[dict[str, Any]]:
     """Return a row per group size: the fraction with non-zero variance and, if the size can run, its prospect."""
-    rows = prospects.by_size(own)
+    rows = prospects.by_size(configured)
     chosen = best([prospect for _, _, prospect in rows if prospect])
     return [
         {
@@ -135,5 +135,5 @@ def command(overrides: Sequence[str], suggested: Sequence[dict[str, Any]]) -> st
     words = [word for word in overrides if not word.lstrip("+").startswith(OURS)]
     changed = suggested[0]["overrides"] if suggested else []
     keys = tuple(f"{word.partition('=')[0]}=" for word in changed)
-    kept = [word for word in words if not (keys and word.lstrip("+").startswith(keys))]
-    return " ".join(["python -m grpo.train", *map(shlex.quote, [*kept, *changed])])
+    others = [word for word in words if not (keys and word.lstrip("+").startswith(keys))]
+    return " ".join(["python -m grpo.train", *map(shlex.quote, [*others, *changed])])

@@ -19,10 +19,10 @@ SHOWN = 10
 
 def total(sample: Sample, weights: Mapping[str, float]) -> float | None:
     """Return the weighted sum of the rewards of a completion as TRL adds them up, in single precision; None without."""
-    given = [(value, weights[name]) for name, value in sample.rewards.items() if value is not None]
-    if not given:
+    pairs = [(value, weights[name]) for name, value in sample.rewards.items() if value is not None]
+    if not pairs:
         return None
-    values, factors = (np.array(part, dtype=np.float32) for part in zip(*given, strict=True))
+    values, factors = (np.array(part, dtype=np.float32) for part in zip(*pairs, strict=True))
     return float((values * factors).sum())
 
 
@@ -40,8 +40,8 @@ def outcome(sample: Sample, weights: Mapping[str, float], aggregation: str) -> o
 
 def outcomes(problems: Sequence[Sampled], weights: Mapping[str, float], aggregation: str) -> list[list[object]]:
     """Return the outcomes of each problem's completions, without those that have no reward."""
-    found = [[outcome(completion, weights, aggregation) for completion in problem.completions] for problem in problems]
-    return [[value for value in of_problem if value is not None] for of_problem in found]
+    rows = [[outcome(completion, weights, aggregation) for completion in problem.completions] for problem in problems]
+    return [[value for value in of_problem if value is not None] for of_problem in rows]
 
 
 def pass_rates(correct: Sequence[Sequence[bool]]) -> dict[str, Any]:
@@ -68,11 +68,11 @@ def of_each(problems: Sequence[Sampled]) -> dict[str, dict[str, Any]]:
     `varies` is the fraction of problems with different values among their completions.
     """
     names = problems[0].completions[0].rewards
-    found = {}
+    by_name = {}
     for name in names:
         values = [[completion.rewards[name] for completion in problem.completions] for problem in problems]
-        given = [[value for value in row if value is not None] for row in values]
-        known = [row for row in given if row]
+        scored = [[value for value in row if value is not None] for row in values]
+        known = [row for row in scored if row]
         failed = [fmean(name in completion.failed for completion in problem.completions) for problem in problems]
         of_name: dict[str, Any] = {"failed": proportion(failed).as_dict(), "mean": None, "spread": None, "varies": 0.0}
         if known:
@@ -86,8 +86,8 @@ def of_each(problems: Sequence[Sampled]) -> dict[str, dict[str, Any]]:
             }
             if set(every) <= {0.0, 1.0} and len(every) == sum(map(len, values)):
                 of_name["pass@k"] = pass_rates([[value == 1 for value in row] for row in known])
-        found[name] = of_name
-    return found
+        by_name[name] = of_name
+    return by_name
 
 
 def correlation(pairs: Sequence[Sequence[tuple[float, float]]]) -> Estimate | None:
@@ -114,20 +114,20 @@ def correlation(pairs: Sequence[Sequence[tuple[float, float]]]) -> Estimate | No
     return Estimate(value, math.tanh(middle - spread), math.tanh(middle + spread))
 
 
-def pairs_of(problems: Sequence[Sampled], one: str, other: str) -> list[list[tuple[float, float]]]:
+def pairs_of(problems: Sequence[Sampled], name: str, other: str) -> list[list[tuple[float, float]]]:
     """Return the values of two rewards on the completions that have both, by problem."""
-    found = [[(sample.rewards[one], sample.rewards[other]) for sample in problem.completions] for problem in problems]
-    return [[(a, b) for a, b in row if a is not None and b is not None] for row in found]
+    rows = [[(sample.rewards[name], sample.rewards[other]) for sample in problem.completions] for problem in problems]
+    return [[(a, b) for a, b in row if a is not None and b is not None] for row in rows]
 
 
 def contradictions(problems: Sequence[Sampled]) -> list[dict[str, Any]]:
     """Return the pairs of rewards whose correlation within problems is below 0, interval included."""
-    found = []
-    for one, other in combinations(problems[0].completions[0].rewards, 2):
-        estimate = correlation(pairs_of(problems, one, other))
+    opposed = []
+    for name, other in combinations(problems[0].completions[0].rewards, 2):
+        estimate = correlation(pairs_of(problems, name, other))
         if estimate and estimate.high < 0:
-            found.append({"rewards": [one, other], "correlation": estimate.as_dict()})
-    return found
+            opposed.append({"rewards": [name, other], "correlation": estimate.as_dict()})
+    return opposed
 
 
 def disagreements(problems: Sequence[Sampled]) -> list[dict[str, Any]]:
@@ -138,14 +138,14 @@ def disagreements(problems: Sequence[Sampled]) -> list[dict[str, Any]]:
     """
     names, scaled = list(problems[0].completions[0].rewards), {}
     for name in names:
-        given = [
+        known = [
             v
             for problem in problems
             for completion in problem.completions
             if (v := completion.rewards[name]) is not None
         ]
-        if given and max(given) > min(given):
-            scaled[name] = (min(given), max(given) - min(given))
+        if known and max(known) > min(known):
+            scaled[name] = (min(known), max(known) - min(known))
     if len(scaled) < 2:
         return []
 
@@ -153,6 +153,6 @@ def disagreements(problems: Sequence[Sampled]) -> list[dict[str, Any]]:
         values = [(v - low) / size for name, (low, size) in scaled.items() if (v := sample.rewards[name]) is not None]
         return max(values) - min(values) if values else 0.0
 
-    found = [(fmean(apart(completion) for completion in problem.completions), problem) for problem in problems]
-    found.sort(key=lambda scored: -scored[0])
-    return [{"problem": p.problem, "prompt": p.prompt, "apart": value} for value, p in found[:SHOWN] if value > 0]
+    distances = [(fmean(apart(completion) for completion in problem.completions), problem) for problem in problems]
+    distances.sort(key=lambda scored: -scored[0])
+    return [{"problem": p.problem, "prompt": p.prompt, "apart": value} for value, p in distances[:SHOWN] if value > 0]

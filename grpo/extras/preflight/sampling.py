@@ -130,10 +130,10 @@ def errors_in_one_line(folder: Path) -> Iterator[None]:
     try:
         yield
     except (RewardError, KeyboardInterrupt) as error:
-        kept = f"{len(read(folder / FILE))} problems are kept; the same command continues"
+        saved = f"{len(read(folder / FILE))} problems are kept; the same command continues"
         if isinstance(error, RewardError):
-            raise RunError(f"{error}; {kept}", status=2) from error
-        raise RunError(f"interrupted: {kept}", status=130) from error
+            raise RunError(f"{error}; {saved}", status=2) from error
+        raise RunError(f"interrupted: {saved}", status=130) from error
 
 
 def keys_of(settings: Resolved, problems: Problems, options: DictConfig) -> dict[int, str]:
@@ -194,11 +194,11 @@ def sampled(
     faults = {func.isolated.name: func.isolated.faulted for func in trainer.reward_funcs if hasattr(func, "isolated")}
     seconds = trainer.clock.take()
     part = {phase: seconds[phase] / len(batch) for phase in ("generate", "reward")}
-    made = [completion for group in groups for completion in group]
-    correct = graded_by_task(trainer, graders, made)
+    answers = [completion for group in groups for completion in group]
+    correct = graded_by_task(trainer, graders, answers)
     samples_of = [
-        as_sample(trainer, one, correct[row], [name for name, rows in faults.items() if row in rows])
-        for row, one in enumerate(made)
+        as_sample(trainer, completion, correct[row], [name for name, rows in faults.items() if row in rows])
+        for row, completion in enumerate(answers)
     ]
     return [
         Sampled(
@@ -214,45 +214,45 @@ def sampled(
     ]
 
 
-def as_sample(trainer: ExactGRPOTrainer, one: Completion, correct: bool | None, failed: list[str]) -> Sample:
+def as_sample(trainer: ExactGRPOTrainer, completion: Completion, correct: bool | None, failed: list[str]) -> Sample:
     """Return a completion as the file keeps it."""
-    ended = one.ids[-1] in trl.end_tokens(trainer)
-    rewards = dict(zip(trainer.reward_func_names, one.rewards, strict=True))
-    given = {name: None if value is None or value != value else float(value) for name, value in rewards.items()}
-    return Sample(text_of(one.messages), len(one.ids), ended, given, correct, failed)
+    ended = completion.ids[-1] in trl.end_tokens(trainer)
+    rewards = dict(zip(trainer.reward_func_names, completion.rewards, strict=True))
+    by_name = {name: None if value is None or value != value else float(value) for name, value in rewards.items()}
+    return Sample(text_of(completion.messages), len(completion.ids), ended, by_name, correct, failed)
 
 
 def graded_by_task(
-    trainer: ExactGRPOTrainer, graders: Mapping[str, Reward | None], made: Sequence[Completion]
+    trainer: ExactGRPOTrainer, graders: Mapping[str, Reward | None], answers: Sequence[Completion]
 ) -> list[bool | None]:
     """Return whether each completion is correct by the grader of its task; the single task of a run has no name."""
-    found: dict[int, bool | None] = {}
+    by_row: dict[int, bool | None] = {}
     for name, grader in graders.items():
-        rows = [row for row, one in enumerate(made) if name in ("", trainer.train_dataset[one.problem].get("task"))]
+        rows = [row for row, one in enumerate(answers) if name in ("", trainer.train_dataset[one.problem].get("task"))]
         if rows:
-            found |= dict(zip(rows, graded(trainer, grader, [made[row] for row in rows]), strict=True))
-    return [found[row] for row in range(len(made))]
+            by_row |= dict(zip(rows, graded(trainer, grader, [answers[row] for row in rows]), strict=True))
+    return [by_row[row] for row in range(len(answers))]
 
 
-def graded(trainer: ExactGRPOTrainer, grader: Reward | None, made: Sequence[Completion]) -> list[bool | None]:
+def graded(trainer: ExactGRPOTrainer, grader: Reward | None, answers: Sequence[Completion]) -> list[bool | None]:
     """Return whether each completion is correct: by the run's reward of that name, or else by the grader.
 
     Correctness is unknown for a completion on which another reward has failed.
     """
     if grader is None:
-        return [None] * len(made)
+        return [None] * len(answers)
     if grader.name in trainer.reward_func_names:
         place = trainer.reward_func_names.index(grader.name)
         return [
             None if completion.rewards[place] != completion.rewards[place] else completion.rewards[place] == 1
-            for completion in made
+            for completion in answers
         ]
-    rows = [trainer.train_dataset[completion.problem] for completion in made]
+    rows = [trainer.train_dataset[completion.problem] for completion in answers]
     names = [name for name in rows[0] if name not in ("prompt", "completion", COLUMN)]
     columns = {name: [row[name] for row in rows] for name in names}
-    prompts, answered = [completion.prompt for completion in made], [completion.messages for completion in made]
+    prompts, answered = [completion.prompt for completion in answers], [completion.messages for completion in answers]
     scores = grader.score(
-        prompts=prompts, completions=answered, completion_ids=[completion.ids for completion in made], **columns
+        prompts=prompts, completions=answered, completion_ids=[completion.ids for completion in answers], **columns
     )
     return [score == 1 for score in scores]
 

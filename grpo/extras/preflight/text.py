@@ -84,7 +84,7 @@ def of_problems(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def passes(of: dict[str, Any]) -> str:
     """Return pass@k, of which those beyond the samples are extrapolated."""
-    return ", ".join(f"@{k} {percent(one['value'])}" for k, one in of["pass@k"].items())
+    return ", ".join(f"@{k} {percent(estimate['value'])}" for k, estimate in of["pass@k"].items())
 
 
 def of_rewards(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -102,8 +102,8 @@ def of_rewards(report: dict[str, Any]) -> list[tuple[str, str]]:
             text += f"; failed on {between(of['failed'])}: {report['faults'].get(name, 'see train.log')}"
         lines.append(("reward", f"{name} {text}"))
     for contradiction in report["contradictions"]:
-        how = between(contradiction["correlation"], lambda value: f"{value:.2f}")
-        lines.append(("contradict", f"{' and '.join(contradiction['rewards'])}: correlation {how} within problems"))
+        degree = between(contradiction["correlation"], lambda value: f"{value:.2f}")
+        lines.append(("contradict", f"{' and '.join(contradiction['rewards'])}: correlation {degree} within problems"))
     for disagreement in report["disagreements"]:
         prompt = disagreement["prompt"]
         prompt = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
@@ -126,14 +126,14 @@ def groups(report: dict[str, Any]) -> Table:
 def cells(report: dict[str, Any], row: dict[str, Any]) -> list[str]:
     """Return a row of that table; the rows of the run and of the best size are marked."""
     low, high = map(percent, row["fraction"]["interval"])
-    own = row["num_generations"] == report["now"]["num_generations"]
-    size = f"{'best ' * row['best']}{'now ' * own}{row['num_generations']}"
-    found = [size, percent(row["fraction"]["value"]), f"{low} to {high}"]
+    is_now = row["num_generations"] == report["now"]["num_generations"]
+    size = f"{'best ' * row['best']}{'now ' * is_now}{row['num_generations']}"
+    texts = [size, percent(row["fraction"]["value"]), f"{low} to {high}"]
     if not (prospect := row["prospect"]):
-        return [*found, "", "", "", ""]
+        return [*texts, "", "", "", ""]
     seconds, rate = prospect["seconds_per_step"], prospect["completions_per_second"]
-    found += [str(prospect["groups_per_step"]), f"{prospect['completions_per_step']:.1f}"]
-    return found + ([f"{seconds:.2g}", f"{rate:.3g}"] if seconds else ["", ""])
+    texts += [str(prospect["groups_per_step"]), f"{prospect['completions_per_step']:.1f}"]
+    return texts + ([f"{seconds:.2g}", f"{rate:.3g}"] if seconds else ["", ""])
 
 
 def of_completions(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -147,7 +147,7 @@ def of_completions(report: dict[str, Any]) -> list[tuple[str, str]]:
     if (shortest := lengths["shortest_limit"]) and shortest < lengths["limit"]:
         lines.append(("shortest", f"train.max_completion_length={shortest} loses at most 1 % of correct completions"))
     if places := report["answers"]:
-        lines.append(("found", ", ".join(f"{name} {between(one)}" for name, one in places.items())))
+        lines.append(("found", ", ".join(f"{name} {between(estimate)}" for name, estimate in places.items())))
     return lines
 
 

@@ -64,11 +64,11 @@ class Verdict:
     """Each with `overrides`, the `fraction` of groups with non-zero variance, and `effect`."""
 
     def __str__(self) -> str:
-        found = [
+        advice = [
             f"{' '.join(suggestion['overrides'])} gives {percent(suggestion['fraction'])}"
             for suggestion in self.suggestions[:1]
         ]
-        return "; ".join([self.reason, *found])
+        return "; ".join([self.reason, *advice])
 
 
 def percent(fraction: float) -> str:
@@ -96,14 +96,14 @@ def judged(evidence: Evidence) -> Verdict:
         steps = f"{evidence.steps} step{'s' * (evidence.steps > 1)} of {now.groups} group{'s' * (now.groups > 1)}"
         return Verdict(False, f"will probably not learn: too short, {steps}, of which {vary}")
     if evidence.agreement and evidence.agreement.high < 0:
-        how = f"correlation {evidence.agreement.value:.2f}"
-        return Verdict(False, f"will probably not learn: incorrect completions get the higher reward ({how})")
+        relation = f"correlation {evidence.agreement.value:.2f}"
+        return Verdict(False, f"will probably not learn: incorrect completions get the higher reward ({relation})")
     if evidence.agreement and unrelated(evidence, evidence.agreement):
-        how = f"correlation with correctness at most {evidence.agreement.high:.2f}"
-        return Verdict(False, f"will probably not learn the task: {' and '.join(evidence.rewards)} alone, {how}")
+        relation = f"correlation with correctness at most {evidence.agreement.high:.2f}"
+        return Verdict(False, f"will probably not learn the task: {' and '.join(evidence.rewards)} alone, {relation}")
     graded = evidence.rewards.get(evidence.grader or "", {}).get("mean")
     if graded and evidence.grader and not evidence.rewards[evidence.grader]["varies"]:
-        others = ", ".join(name for name, one in evidence.rewards.items() if one["varies"])
+        others = ", ".join(name for name, reward in evidence.rewards.items() if reward["varies"])
         value = graded["value"]
         alone = f"only {others} varies, and reward.{evidence.grader} is {value:.2g} throughout each problem"
         return Verdict(False, f"will probably not learn the task: {alone}")
@@ -124,7 +124,7 @@ def why_equal(evidence: Evidence) -> str:
         causes.append(f"{percent(evidence.truncated)} of completions are truncated")
     if evidence.accuracy is not None and not FEW < evidence.accuracy < 1 - FEW:
         causes.append(f"{percent(evidence.accuracy)} of completions are correct")
-    constant = [name for name, one in evidence.rewards.items() if one["spread"] == 0]
+    constant = [name for name, reward in evidence.rewards.items() if reward["spread"] == 0]
     if constant:
         values = ", ".join(f"reward.{name} is {evidence.rewards[name]['lowest']:g}" for name in constant)
         causes.append(f"{values} for every completion")
@@ -138,13 +138,13 @@ def suggestions(prospects: Prospects, config: DictConfig, now: Prospect) -> list
     """
     if now.fraction.value >= ENOUGH:
         return []
-    own = config.train.num_generations
-    sizes = [{}, *({"train.num_generations": str(size)} for size in SIZES if size > own)]
+    configured = config.train.num_generations
+    sizes = [{}, *({"train.num_generations": str(size)} for size in SIZES if size > configured)]
     dynamic = [{}] if config.rollout.dynamic_sampling else [{}, {"rollout.dynamic_sampling": "true"}]
     changes = [size | other for size in sizes for other in dynamic if size or other]
-    found = [prospect for change in changes if (prospect := prospects.of(change))]
+    candidates = [prospect for change in changes if (prospect := prospects.of(change))]
     least = max(FEW, BETTER * now.fraction.value)
-    good = [candidate for candidate in found if candidate.fraction.value >= least and candidate.rate > now.rate]
+    good = [candidate for candidate in candidates if candidate.fraction.value >= least and candidate.rate > now.rate]
     return [as_suggestion(suggestion) for suggestion in ranked(good)[:MAX_SUGGESTIONS]]
 
 

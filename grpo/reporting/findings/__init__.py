@@ -39,4 +39,4 @@ RULES: tuple[Callable[[Run], Finding | None], ...] = (
 
 def findings(run: Run) -> list[Finding]:
     """Return the findings about a run in the order of the rules; none for a healthy one."""
-    return [found for rule in RULES if (found := rule(run))]
+    return [finding for rule in RULES if (finding := rule(run))]

@@ -35,15 +35,15 @@ def hacking(run: Run) -> Finding | None:
         level = ends(run, f"rewards/{name}/mean")
         if level and name != run.grader:
             gains[name] = reward.get("weight", 1.0) * rise(*level)[0]
-    most = next((name for name, gain in gains.items() if gain > gained / 2), None)
-    blame = f", most of it from reward.{most} ({gains[most]:+.2f})" if most else ""
+    cause = next((name for name, gain in gains.items() if gain > gained / 2), None)
+    blame = f", most of it from reward.{cause} ({gains[cause]:+.2f})" if cause else ""
     return Finding(
         "hacking",
         "The reward rises and the accuracy does not",
         f"reward {mean(rewards[0]):.3g} in the first quarter, {mean(rewards[1]):.3g} in the last{blame}; held-out "
         f"accuracy {before['accuracy']:.1%} before, {after['accuracy']:.1%} after",
         "read the completions with the highest reward below: they show what the reward pays for; "
-        + (f"lower reward.{most}.weight, or bound it" if most else "fix the reward, and try it with rewards.check"),
+        + (f"lower reward.{cause}.weight, or bound it" if cause else "fix the reward, and try it with rewards.check"),
     )
 
 
@@ -78,11 +78,11 @@ def never_fired(run: Run) -> Finding | None:
     """A reward function that is not a penalty gave 0 to every completion of the run."""
     never = []
     for name, reward in run.config.reward.items():
-        given = values(run, f"rewards/{name}/mean")
+        means = values(run, f"rewards/{name}/mean")
         if (
-            len(given) >= MIN_STEPS
+            len(means) >= MIN_STEPS
             and reward.fn not in PENALTIES
-            and not any(value for _, value in given + values(run, f"rewards/{name}/std"))
+            and not any(value for _, value in means + values(run, f"rewards/{name}/std"))
         ):
             never.append(f"reward.{name}")
     if not never:

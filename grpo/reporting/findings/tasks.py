@@ -20,7 +20,7 @@ def task_equal(run: Run) -> Finding | None:
     return Finding(
         "task_equal",
         f"Nothing is learned from task {', '.join(equal)}",
-        "zero-variance groups in the last quarter: " + ", ".join(f"{one} {share:.0%}" for one, share in equal.items()),
+        "zero-variance groups in the last quarter: " + ", ".join(f"{key} {share:.0%}" for key, share in equal.items()),
         f"lower task.tasks.{name}.weight={run.config.task.tasks[name].weight:g}, or take problems of it that are "
         "neither always nor never solved",
     )
