@@ -18,7 +18,7 @@ from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimi
 from grpo.config.messages import GGUF, REMOVED, elsewhere, meant
 from grpo.config.mixture import generated
 from grpo.config.nodes import check_range
-from grpo.config.options import LOSS_MEANS, Engine, Rollout, Update
+from grpo.config.options import LOSS_MEANS, VLLM, Engine, Rollout, Update
 from grpo.config.rules import refusal
 from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
 from grpo.config.streaming import check_streaming
@@ -257,7 +257,9 @@ def check_vllm_options(config: DictConfig) -> None:
     Raises:
         ConfigError: the first problem.
     """
-    train = config.train
+    train, backend = config.train, config.engine.backend
+    if backend != VLLM and generator_of(train) != "colocated":  # a script's may stand for a server, too
+        raise ConfigError(f"engine.backend={backend}: it generates with train.use_vllm=true train.vllm_mode=colocate")
     if train.use_vllm is False:
         return
     if train.vllm_mode not in ("colocate", "server"):

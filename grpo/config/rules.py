@@ -111,10 +111,6 @@ RULES = (
     Rule(lambda f: f.stream and f.mixture, "mixture: its tasks are read whole, and a stream has no end"),
     # who generates
     Rule(
-        lambda f: f.engine.backend != VLLM and f.generator != "colocated",
-        "engine.backend={f.engine.backend}: it generates with train.use_vllm=true train.vllm_mode=colocate",
-    ),
-    Rule(
         lambda f: (
             f.rollout.completions_at_once
             and ("vLLM" if f.by_vllm else f.train.use_transformers_continuous_batching and "continuous batching")

@@ -137,7 +137,7 @@ def test_close_names_are_offered_once() -> None:
                 "generation=vllm_colocate",
                 "train.vllm_enable_sleep_mode=true",
             ],
-            "task.tools: with train.vllm_enable_sleep_mode=true and train.fsdp all processes generate each turn",
+            "task.tools: with train.vllm_enable_sleep_mode=true and FSDP2 all processes generate each turn",
         ),
         (["+reward=judge"], "reward.judge.kwargs.model: needs a value"),
         (["train.gradient_accumulation_steps=0"], "train.gradient_accumulation_steps=0: at least 1"),
@@ -366,8 +366,10 @@ def test_filters_are_those_that_vllm_is_given(
     ],
 )
 def test_what_cannot_be_sharded_is_said(composed: Callable[..., DictConfig], line: list[str], problem: str) -> None:
+    config = composed(*line)
     with pytest.raises(ConfigError, match=problem):
-        check_shard(composed(*line))
+        check(config)
+        check_shard(config)
 
 
 def test_deepspeed_has_to_be_installed(composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch) -> None:
