@@ -87,7 +87,7 @@ def sampling_of(trainer: Any, rollout: Rollout, mixture: Mixture | None, context
         raise ValueError("mixture: its tasks are read whole, and a stream has no end")
     if stream and rollout.prioritize:
         raise ValueError("rollout.prioritize: it takes problems again, and a stream has none twice")
-    how = (trainer.args.seed, trainer.shuffle_dataset, rollout.prioritize)
-    order = ProblemOrder(sys.maxsize, *how) if stream else order_of(trainer.train_dataset, mixture, *how)
+    options = (trainer.args.seed, trainer.shuffle_dataset, rollout.prioritize)
+    order = ProblemOrder(sys.maxsize, *options) if stream else order_of(trainer.train_dataset, mixture, *options)
     weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))
     return DynamicSampling(rollout, order, trainer.accelerator.num_processes, weights, correct, mixture, stream)
