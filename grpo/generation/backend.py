@@ -102,9 +102,9 @@ class Backend:
             accelerator: of a single process.
             name: of its requests; see `abort`.
         """
-        one = copy.copy(self)
-        one.accelerator = accelerator
-        return one
+        backend = copy.copy(self)
+        backend.accelerator = accelerator
+        return backend
 
     def abort(self, name: str) -> None:
         """End the requests of a copy, whose completions are no longer needed, if that is possible."""
@@ -125,11 +125,11 @@ def backend_class(name: str) -> type[Backend]:
         ConfigError: there is none, or it is no `Backend`.
     """
     try:
-        found = pkgutil.resolve_name(name)
+        backend = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"engine.backend={name}: {error}; package.module.Class is needed, with its folder on PYTHONPATH"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Backend)):
+    if not (isinstance(backend, type) and issubclass(backend, Backend)):
         raise ConfigError(f"engine.backend={name}: not a subclass of grpo.generation.backend.Backend")
-    return found
+    return backend

@@ -55,10 +55,10 @@ def with_kept(
     """
 
     def drawn(token: int, values: Sequence[float | None], ids: Sequence[int]) -> KeptLogprob | None:
-        kept = {name: value for name, value in zip(ids, values, strict=True) if value is not None and value > FILTERED}
-        if token not in kept or asked <= len(kept) < vocabulary:
+        logps = {name: value for name, value in zip(ids, values, strict=True) if value is not None and value > FILTERED}
+        if token not in logps or asked <= len(logps) < vocabulary:
             return None
-        return KeptLogprob(kept[token], list(kept))
+        return KeptLogprob(logps[token], list(logps))
 
     return [
         [[drawn(*of_token)] for of_token in zip(*of_completion, strict=True)]
@@ -80,10 +80,10 @@ def as_tensor(logprobs: Sequence[Sequence[Any]]) -> torch.Tensor:
             "the engine does not tell which tokens a sampling filter kept: return each log-probability as a "
             "grpo.generation.kept_tokens.KeptLogprob, or use train.vllm_importance_sampling_correction=false"
         )
-    kept = [[getattr(value, "kept", ()) for value in row] for row in logprobs]
-    most = max((len(tokens) for row in kept for tokens in row), default=0)
-    found = torch.full((len(kept), max(map(len, kept)), max(1, most)), -1, dtype=torch.int32)
-    for number, row in enumerate(kept):
+    rows = [[getattr(value, "kept", ()) for value in row] for row in logprobs]
+    most = max((len(tokens) for row in rows for tokens in row), default=0)
+    padded = torch.full((len(rows), max(map(len, rows)), max(1, most)), -1, dtype=torch.int32)
+    for number, row in enumerate(rows):
         for place, tokens in enumerate(row):
-            found[number, place, : len(tokens)] = torch.tensor(list(tokens), dtype=torch.int32)
-    return found
+            padded[number, place, : len(tokens)] = torch.tensor(list(tokens), dtype=torch.int32)
+    return padded

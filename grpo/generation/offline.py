@@ -78,16 +78,16 @@ def with_vllm(
         return rows
 
     def generate(prompts: list[Any], temperature: float, seeds: list[int], length: int = length) -> list[str]:
-        how = [SamplingParams(temperature=temperature, max_tokens=length, seed=seed) for seed in seeds]
+        sampling = [SamplingParams(temperature=temperature, max_tokens=length, seed=seed) for seed in seeds]
         if isinstance(prompts[0], str):
-            answers = engine.generate(prompts, how, lora_request=request)
+            answers = engine.generate(prompts, sampling, lora_request=request)
         elif hasattr(processing_class, "image_processor"):
-            answers = engine.generate(with_images(prompts), how, lora_request=request)
+            answers = engine.generate(with_images(prompts), sampling, lora_request=request)
         else:
             ids = processing_class.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True)[
                 "input_ids"
             ]
-            answers = engine.generate([{"prompt_token_ids": row} for row in ids], how, lora_request=request)
+            answers = engine.generate([{"prompt_token_ids": row} for row in ids], sampling, lora_request=request)
         return [answer.outputs[0].text for answer in answers]
 
     return generate

@@ -173,15 +173,15 @@ def trim(batch: Batch, prompt_length: int, completion_length: int) -> Batch:
     """Return the batch with prompts cut on the left and completions on the right to these lengths in tokens."""
     padded_prompt = batch["prompt_ids"].size(1)
     first = padded_prompt - prompt_length
-    kept = {
+    slices = {
         "prompt": slice(first, None),
         "completion": slice(completion_length),
         "sequence": slice(first, padded_prompt + completion_length),
     }
     trimmed = dict(batch)
     for key, value in batch.items():
-        if FIELDS[key].of in kept and value.ndim >= 2:
-            trimmed[key] = value[:, kept[FIELDS[key].of]]
+        if FIELDS[key].of in slices and value.ndim >= 2:
+            trimmed[key] = value[:, slices[FIELDS[key].of]]
     return trimmed
 
 

@@ -60,9 +60,9 @@ class MemoryReadings:
         if self._phases:
             device = readings.get("memory/peak_allocated_gb", readings["memory/host_gb"])
             readings[f"memory/{self._phases[-1]}_gb"] = device
-        for kept in (self.highest, self._since_log):
+        for highest in (self.highest, self._since_log):
             for name, value in readings.items():
-                kept[name] = max(value, kept.get(name, 0.0))
+                highest[name] = max(value, highest.get(name, 0.0))
 
     def read(self) -> dict[str, float]:
         """Return the peaks since the last call, GiB, and reset them."""
@@ -126,6 +126,6 @@ class StepClock:
     def take(self) -> dict[str, float]:
         """Return the seconds of each phase since the last call; `update` is the part of `step` that is no `rollout`."""
         self._seconds["update"] = self._seconds["step"] - self._seconds["rollout"]
-        found = {phase: self._seconds[phase] for phase in PHASES}
+        seconds = {phase: self._seconds[phase] for phase in PHASES}
         self.reset()
-        return found
+        return seconds

@@ -25,10 +25,10 @@ def tile_mlps(tokens: int, policy: torch.nn.Module, reference: torch.nn.Module |
         ValueError: the policy has no dense feed-forward layers.
     """
     modules = [*policy.named_modules(), *(reference.named_modules() if reference else ())]
-    found = [module for name, module in modules if name.rpartition(".")[2] in NAMES and is_dense(module)]
-    if not found:
+    layers = [module for name, module in modules if name.rpartition(".")[2] in NAMES and is_dense(module)]
+    if not layers:
         raise ValueError("update.mlp_tile: this policy has no dense feed-forward layers; leave it out")
-    for module in found:
+    for module in layers:
         module.forward = MethodType(partial(in_tiles, tokens), module)
 
 
@@ -40,11 +40,11 @@ def is_dense(module: torch.nn.Module) -> bool:
 
 def in_tiles(size: int, module: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     """Return the output of a feed-forward layer for (…, tokens, width), computed in tiles of at most `size` tokens."""
-    whole: Any = partial(type(module).forward, module)
+    forward: Any = partial(type(module).forward, module)
     rows = hidden[..., 0, 0].numel()
     if rows * hidden.size(-2) <= size:
-        return whole(hidden)
+        return forward(hidden)
     tiles = [tile.contiguous() for tile in hidden.split(max(1, size // rows), dim=-2)]  # GPT-2 views its input
     if torch.is_grad_enabled():
-        return torch.cat([checkpoint(whole, tile, use_reentrant=False) for tile in tiles], dim=-2)
-    return torch.cat([whole(tile) for tile in tiles], dim=-2)
+        return torch.cat([checkpoint(forward, tile, use_reentrant=False) for tile in tiles], dim=-2)
+    return torch.cat([forward(tile) for tile in tiles], dim=-2)

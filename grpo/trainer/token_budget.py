@@ -55,8 +55,8 @@ class TokenBudget:
         already wait for its part of the next layer, and nothing ends that wait but the end of the process.
         """
         if self.file:  # several processes can fail in the same step: a file for each, of which the least counts
-            own = self.file if is_main_process() else self.file.with_name(f"{self.file.stem}.{rank()}.json")
-            with atomic(own) as partial:
+            file = self.file if is_main_process() else self.file.with_name(f"{self.file.stem}.{rank()}.json")
+            with atomic(file) as partial:
                 partial.write_text(json.dumps({"tokens": tokens}))
         return (
             f"out of memory in the update, at {tokens} tokens at once, with sharded weights, whose processes cannot "

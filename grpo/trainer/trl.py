@@ -157,8 +157,8 @@ def model_for_generation(trainer: Any) -> Iterator[Any]:
         generation_kwargs=trainer.generation_kwargs,
         gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
     )
-    whole = trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False)
-    with unwrapped as model, torch.no_grad(), whole:
+    gathered = trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False)
+    with unwrapped as model, torch.no_grad(), gathered:
         yield model
 
 

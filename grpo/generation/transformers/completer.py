@@ -47,8 +47,8 @@ class Completer:
             torch.manual_seed(seeds[0])
 
         def inputs_of(places: list[int]) -> Any:
-            some = [prompts[place] for place in places]
-            return encode(self.processing_class, some, **self.template).to(self.model.device)
+            batch = [prompts[place] for place in places]
+            return encode(self.processing_class, batch, **self.template).to(self.model.device)
 
         def survives(error: BaseException) -> bool:
             sharded = is_fsdp_managed_module(self.model) or is_deepspeed_zero3_enabled()
@@ -59,7 +59,7 @@ class Completer:
             first_equal(prompts),
             inputs_of,
             names=inputs_of([0]).keys(),
-            how=decoding(self.model, self.processing_class, length, temperature),
+            options=decoding(self.model, self.processing_class, length, temperature),
             advice=f"a completion of {length} tokens does not fit into memory while it is generated",
             survives=survives,
             retry=lambda limit: clear_device_cache(garbage_collection=True),
@@ -75,9 +75,9 @@ def encode(processing_class: Any, prompts: list[Any], **template: Any) -> Any:
     padding = {"padding": True, "padding_side": "left"}
     if isinstance(prompts[0], str):
         return processing_class(text=prompts, return_tensors="pt", **padding)
-    how: dict[str, Any] = {"padding": True, "tokenizer_kwargs": {"padding_side": "left"}}
+    options: dict[str, Any] = {"padding": True, "tokenizer_kwargs": {"padding_side": "left"}}
     if isinstance(processing_class, ProcessorMixin):  # which takes contents of one kind
-        prompts, how = [prepare_multimodal_messages(prompt) for prompt in prompts], {"processor_kwargs": padding}
+        prompts, options = [prepare_multimodal_messages(prompt) for prompt in prompts], {"processor_kwargs": padding}
     return processing_class.apply_chat_template(
-        prompts, add_generation_prompt=True, tokenize=True, return_tensors="pt", return_dict=True, **how, **template
+        prompts, add_generation_prompt=True, tokenize=True, return_tensors="pt", return_dict=True, **options, **template
     )

@@ -142,7 +142,7 @@ class ContinuousBatch:
 
     @torch.no_grad()
     def begin(
-        self, model: Any, inputs: Any, numbers: Sequence[Sequence[int]], most: int, shares_keys: bool, **how: Any
+        self, model: Any, inputs: Any, numbers: Sequence[Sequence[int]], most: int, shares_keys: bool, **options: Any
     ) -> None:
         """Read prompts and generate until at most `most` completions are unfinished.
 
@@ -152,11 +152,11 @@ class ContinuousBatch:
             numbers: for each prompt, the numbers of its completions.
             most: unfinished completions to leave for a later call; 0 with sharded weights.
             shares_keys: whether completions share their prompt's keys and values; the same in each call of a batch.
-            how: arguments of `generate`.
+            options: arguments of `generate`.
         """
         begun = self.turns and self.turns.take(inputs["input_ids"], inputs["attention_mask"], model.config)
-        how |= {CACHE: begun or growing_cache(model.config)}
-        model.generate(**inputs, **how, custom_generate=partial(self.decode, numbers, most, shares_keys))
+        options |= {CACHE: begun or growing_cache(model.config)}
+        model.generate(**inputs, **options, custom_generate=partial(self.decode, numbers, most, shares_keys))
 
     def decode(
         self,
@@ -229,16 +229,16 @@ class ContinuousBatch:
 
     def _drop_ended(self, synced: bool) -> None:
         """Drop the rows of completions that have ended, all but one if other processes wait, and copy the others'."""
-        kept, start = [], 0
+        places, start = [], 0
         for cohort in self.cohorts:
             rows = cohort.going() or [0] * synced
-            kept += [start + row for row in rows]
+            places += [start + row for row in rows]
             start += len(cohort.numbers)
             if len(rows) < len(cohort.numbers):
                 cohort.keep(rows)
-        if len(kept) < start:
+        if len(places) < start:
             self.cohorts = [cohort for cohort in self.cohorts if cohort.numbers]
-            of_rows = torch.tensor(kept, dtype=torch.long, device=cohort.ids.device)
+            of_rows = torch.tensor(places, dtype=torch.long, device=cohort.ids.device)
             self.inputs = selected(self.inputs, of_rows) if self.cohorts else {}
 
     def _note_ended(self, cohort: Cohort, ended: torch.Tensor, cache: Any, rows: Sequence[int]) -> None:

@@ -46,7 +46,7 @@ class ContinuousBatching:
         same: Sequence[int],
         inputs_of: Callable[[list[int]], Any],
         names: Collection[str],
-        how: dict[str, Any],
+        options: dict[str, Any],
         advice: str,
         group: int = 1,
         survives: Callable[[BaseException], bool] = is_out_of_memory,
@@ -59,7 +59,7 @@ class ContinuousBatching:
             same: for each prompt, the index of the first equal prompt; see `first_equal`.
             inputs_of: returns the model's tensors for the prompts with these indices.
             names: names of these tensors.
-            how: arguments of `generate`.
+            options: arguments of `generate`.
             advice: the remedy if a single completion does not fit.
             group: usual number of equal prompts, which begin together if possible.
             survives: returns whether to retry after an exception.
@@ -68,8 +68,8 @@ class ContinuousBatching:
         Raises:
             DoesNotFit: a single completion does not fit.
         """
-        how = settings_of(model, how)
-        shared = twice(lambda: self._reads_once(model, names, how), advice, survives)
+        options = settings_of(model, options)
+        shared = twice(lambda: self._reads_once(model, names, options), advice, survives)
         repeats = shared and len(set(same)) < len(same)
         may_share = repeats and twice(lambda: self._shares_keys(model), advice, survives)
         shares_keys = False
@@ -97,9 +97,9 @@ class ContinuousBatching:
                 most, inputs = 0 if last else (self.limit or count) - group, inputs_of(places)
                 if not batch.cohorts:  # those that join do as these
                     shares_keys = may_share and is_long(inputs["input_ids"])
-                batch.begin(model, inputs, numbers, max(0, most), shares_keys, **how)
+                batch.begin(model, inputs, numbers, max(0, most), shares_keys, **options)
             else:
-                batch.ended |= zip(rows, each_alone(model, inputs_of(list(rows)), how), strict=True)
+                batch.ended |= zip(rows, each_alone(model, inputs_of(list(rows)), options), strict=True)
 
         def shrink(failed: range | None) -> None:
             at_once = sum(row not in batch.ended for rows in begun for row in rows)
@@ -112,7 +112,7 @@ class ContinuousBatching:
             return failed, alone and self.limit == 1  # else there were others beside it
 
         with (
-            only(model, how["generation_config"]),
+            only(model, options["generation_config"]),
             patched("transformers.integrations.sdpa_attention:use_gqa_in_sdpa", takes_grouped_keys),
         ):
             smaller_until_it_fits(parts, work, shrink, lambda failed: advice, survives, hopeless)
@@ -127,9 +127,9 @@ class ContinuousBatching:
         finally:
             self.turns = None
 
-    def _reads_once(self, model: Any, names: Collection[str], how: dict[str, Any]) -> bool:
+    def _reads_once(self, model: Any, names: Collection[str], options: dict[str, Any]) -> bool:
         """Return whether each prompt is read once; the reason why not is logged once."""
-        reason = why_not_shared(model, [*names, *how.keys() - {"generation_config"}], how["generation_config"])
+        reason = why_not_shared(model, [*names, *options.keys() - {"generation_config"}], options["generation_config"])
         if reason is None and self._joined is None:
             reason = why_not_joined(model, shares_keys=False)
             self._joined = reason is None
@@ -160,15 +160,15 @@ def takes_grouped_keys(mask: torch.Tensor | None, key: torch.Tensor, value: torc
 
 
 @torch.no_grad()
-def each_alone(model: Any, inputs: Any, how: dict[str, Any]) -> list[list[int]]:
-    """Return the tokens that `generate` adds to each prompt, up to the first that ends it; `how` as of `complete`."""
-    how = settings_of(model, how)
-    with only(model, how["generation_config"]):
-        tokens = model.generate(**inputs, **how)[:, inputs["input_ids"].size(1) :]
-    eos = how["generation_config"].eos_token_id
+def each_alone(model: Any, inputs: Any, options: dict[str, Any]) -> list[list[int]]:
+    """Return the tokens that `generate` adds to each prompt, up to the first that ends it; `options` of `complete`."""
+    options = settings_of(model, options)
+    with only(model, options["generation_config"]):
+        tokens = model.generate(**inputs, **options)[:, inputs["input_ids"].size(1) :]
+    eos = options["generation_config"].eos_token_id
     ends = torch.isin(tokens, torch.tensor([] if eos is None else eos, device=tokens.device))
-    kept = ends.cumsum(1) - ends.long() == 0
-    return [row[keep].tolist() for row, keep in zip(tokens, kept, strict=True)]
+    mask = ends.cumsum(1) - ends.long() == 0
+    return [row[keep].tolist() for row, keep in zip(tokens, mask, strict=True)]
 
 
 def first_equal(prompts: Sequence[Any]) -> list[int]:

@@ -65,9 +65,9 @@ def appended(tensor: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         longer = tensor.new_empty(rows, heads, total + ROOM, size)
         longer[:, :, :length] = tensor
         tensor = longer
-    whole = with_room(tensor, total)
-    whole[:, :, length:] = new
-    return whole
+    joined = with_room(tensor, total)
+    joined[:, :, length:] = new
+    return joined
 
 
 def rows_of(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -117,10 +117,10 @@ class PromptMask:
 
     def __init__(self, cache: PromptCache, mask: torch.Tensor | None) -> None:
         self.cache = cache
-        self.prompts = self.own = None
+        self.prompts = self.completions = None
         if mask is not None:  # of a prompt without completions left, any
             self.prompts = bias(mask[cache.starts.clamp(max=len(mask) - 1), : cache.prompt_tokens])
-            self.own = bias(mask[:, cache.prompt_tokens :])
+            self.completions = bias(mask[:, cache.prompt_tokens :])
 
 
 def bias(seen: torch.Tensor) -> torch.Tensor | None:
@@ -177,15 +177,15 @@ def attend(
     rows, heads, _, size = query.shape
     pairs = key.size(1)
     query = query.to(key.dtype).view(rows, pairs, heads // pairs, size)  # the heads of equal keys, like tokens
-    own, own_sum = kernel(query, key, value, attention_mask.own, scaling)
+    completion_output, completion_sum = kernel(query, key, value, attention_mask.completions, scaling)
 
     together = query.index_select(0, cache.at_places).unflatten(0, (-1, cache.width)).transpose(1, 2).flatten(2, 3)
-    found, found_sum = (
+    prompt_output, prompt_sum = (
         values.unflatten(2, (cache.width, -1)).transpose(1, 2).flatten(0, 1).index_select(0, cache.places)
         for values in kernel(together, layer.prompt_keys, layer.prompt_values, attention_mask.prompts, scaling)
     )
-    share = (found_sum - own_sum).sigmoid().to(own.dtype)[..., None]
-    return own.lerp(found, share).reshape(rows, 1, heads, -1), None
+    share = (prompt_sum - completion_sum).sigmoid().to(completion_output.dtype)[..., None]
+    return completion_output.lerp(prompt_output, share).reshape(rows, 1, heads, -1), None
 
 
 def kernel(

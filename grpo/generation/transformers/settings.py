@@ -20,15 +20,15 @@ BY_ROW = {
 """Fields of a generation config by which each row is completed for itself, at each token anew."""
 
 
-def settings_of(model: Any, how: dict[str, Any]) -> dict[str, Any]:
+def settings_of(model: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Return arguments of `generate` as a generation config, and others that it does not know.
 
     Args:
-        model: its special tokens are those of its own config, unless `how` has others.
-        how: a `generation_config`, or fields of one.
+        model: its special tokens are those of its own config, unless `options` has others.
+        options: a `generation_config`, or fields of one.
     """
-    others = {name: value for name, value in how.items() if name != "generation_config"}
-    config = copy.deepcopy(how.get("generation_config"))
+    others = {name: value for name, value in options.items() if name != "generation_config"}
+    config = copy.deepcopy(options.get("generation_config"))
     if config is None:
         config = GenerationConfig(**{name: getattr(model.generation_config, name) for name in TOKENS})
     unknown = config.update(**others)
@@ -72,9 +72,9 @@ def decoding(model: Any, processing_class: Any, length: int, temperature: float)
     Completions end as those of rollouts.
     """
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    how = {"max_new_tokens": length, "eos_token_id": ends_of(model, tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    how |= {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    return settings_of(model, how)
+    ends = {"eos_token_id": ends_of(model, tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    draw = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    return settings_of(model, {"max_new_tokens": length} | ends | draw)
 
 
 def ends_of(model: Any, tokenizer: Any) -> list[int]:

@@ -34,19 +34,19 @@ def why_not_joined(model: Any, shares_keys: bool) -> str | None:
     config = GenerationConfig(max_new_tokens=max(COMPLETIONS), do_sample=False, eos_token_id=end, pad_token_id=pad)
     alone, batched = Dictated(texts, pad), Dictated(texts, pad)
 
-    def how(dictated: Dictated, *places: int) -> dict[str, Any]:
+    def arguments_of(dictated: Dictated, *places: int) -> dict[str, Any]:
         width = max(PROMPTS[place] for place in places)
         ids = torch.tensor([[pad] * (width - PROMPTS[place]) + prompts[place] for place in places], device=model.device)
         inputs = {"input_ids": ids, "attention_mask": (ids != pad).long()}
         return inputs | {"generation_config": config, "logits_processor": [dictated]}
 
     try:
-        model.generate(**how(alone, 0, 1, 2))
+        model.generate(**arguments_of(alone, 0, 1, 2))
         batch, most = ContinuousBatch(), 0 if in_step(model) else 2
         for places, numbers, left in (((0, 1), [[0, 1], [2]], most), ((2,), [[3, 4]], 0)):
-            given = how(batched, *places)
-            inputs = {name: given.pop(name) for name in ("input_ids", "attention_mask")}
-            batch.begin(model, inputs, numbers, left, shares_keys, **given)
+            arguments = arguments_of(batched, *places)
+            inputs = {name: arguments.pop(name) for name in ("input_ids", "attention_mask")}
+            batch.begin(model, inputs, numbers, left, shares_keys, **arguments)
     except Exception as error:  # whatever a model makes of a batch that it does not know
         if is_out_of_memory(error):  # of the device, not of the model
             raise
@@ -54,8 +54,8 @@ def why_not_joined(model: Any, shares_keys: bool) -> str | None:
     if alone.seen.keys() != batched.seen.keys():
         return "its completions have other lengths"
     pairs = [(row, *alone.seen[place]) for place, rows in batched.seen.items() for row in rows]
-    some, others = (torch.stack(logits) for logits in zip(*pairs, strict=True))
-    distance = float((some - others).norm() / others.norm())
+    batch_logits, others = (torch.stack(logits) for logits in zip(*pairs, strict=True))
+    distance = float((batch_logits - others).norm() / others.norm())
     return None if distance <= relative_rounding(model) ** 0.5 else f"logits differ by {distance:.1e}"  # never of nan
 
 

@@ -53,19 +53,19 @@ class Turns:
         known = [max((t for t in self.caches if prompt[: len(t)] == t), key=len, default=()) for prompt in prompts]
         if not all(known):
             return None
-        kept = [self.caches[tokens] for tokens in known]
+        caches = [self.caches[tokens] for tokens in known]
         self.caches = {tokens: layers for tokens, layers in self.caches.items() if tokens not in known}
         new = max(len(prompt) - len(tokens) for prompt, tokens in zip(prompts, known, strict=True))
         lengths = [max(0, len(prompt) - new) for prompt in prompts]
         width = ids.size(1) - new
 
         def batch(layer: int, of: int) -> torch.Tensor:
-            rows = zip(kept, lengths, strict=True)
+            rows = zip(caches, lengths, strict=True)
             return torch.stack([pad(row[layer][of][:, :length], (0, 0, width - length, 0)) for row, length in rows])
 
         cache = growing_cache(config)
-        for layer in range(len(kept[0])):
+        for layer in range(len(caches[0])):
             cache.update(batch(layer, 0), batch(layer, 1), layer)
-            for row in kept:  # so that a layer exists twice, and not the cache
+            for row in caches:  # so that a layer exists twice, and not the cache
                 row[layer] = ()
         return cache

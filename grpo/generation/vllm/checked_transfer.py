@@ -97,8 +97,8 @@ class CheckedTransfer:
         """Return the names of the weights that are compared as a whole after this transfer."""
         names, is_whole = sorted(self._shapes), self._transfers % EVERY == 0
         self._transfers += 1
-        few = min(len(names), max(FEWEST, len(names) // FRACTION))
-        return set(names if is_whole else self._random.sample(names, few))
+        count = min(len(names), max(FEWEST, len(names) // FRACTION))
+        return set(names if is_whole else self._random.sample(names, count))
 
 
 class CheckedAdapter:
@@ -131,7 +131,7 @@ class CheckedAdapter:
         held = HeldAdapter(manager, version).weights({name: weight.shape for name, weight in weights.items()})
         contents = {name: (weight.shape, weight) for name, weight in held.items()}
         wanted = scaled(self.policy, weights, manager.lora_config.lora_dtype)
-        wrong = self.frozen.changed(few=True) + differing_adapter(wanted, contents, self.divided)
+        wrong = self.frozen.changed(sampled=True) + differing_adapter(wanted, contents, self.divided)
         pairs = side_by_side(self.policy, self._engine) if self._engine else ()
         self._engine = None
         return wrong + [

@@ -22,8 +22,8 @@ def cpu_options(fraction: float, weights: float) -> dict[str, Any]:
     vLLM's own rule would count all memory of this process as part of the fraction.
     """
     cache = max(fraction * host_memory()[1] - weights - ENGINE, ENGINE / 3)
-    kept = "VLLM_CPU_KVCACHE_SPACE" in os.environ  # the user's choice, in GiB
-    return {"enforce_eager": True, "block_size": 32} | ({} if kept else {"kv_cache_memory_bytes": int(cache)})
+    is_set = "VLLM_CPU_KVCACHE_SPACE" in os.environ  # the user's choice, in GiB
+    return {"enforce_eager": True, "block_size": 32} | ({} if is_set else {"kv_cache_memory_bytes": int(cache)})
 
 
 @contextmanager

@@ -154,7 +154,7 @@ class HeldAdapter:
     def __init__(self, manager: Any, version: int) -> None:
         self.manager, self.version = manager, version
         packed = manager.packed_modules.items()
-        self.places = {part: (whole, number) for whole, parts in packed for number, part in enumerate(parts)}
+        self.places = {part: (stacked, number) for stacked, parts in packed for number, part in enumerate(parts)}
         mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
         self.mapper = mapper.get_rename_mapper() if mapper else None
 
@@ -168,8 +168,8 @@ class HeldAdapter:
         from vllm.lora.utils import parse_fine_tuned_lora_name
 
         module, is_first = parse_fine_tuned_lora_name(name, self.mapper)
-        whole, number = self.places.get(module, (module, None))
-        layer = self.manager.modules.get(whole)
+        stacked, number = self.places.get(module, (module, None))
+        layer = self.manager.modules.get(stacked)
         if layer is None or self.version not in self.manager.lora_index_to_id:
             return None
         slot = self.manager.lora_index_to_id.index(self.version)
@@ -197,16 +197,16 @@ class FrozenWeights:
         self.weights, self.before = weights, fingerprint(weights)
         self._random, self._times = random.Random(0), 0
 
-    def changed(self, few: bool = False) -> list[str]:
+    def changed(self, sampled: bool = False) -> list[str]:
         """Return the names of those that something has written to.
 
         Args:
-            few: compare some that are drawn anew, and all every 50th time.
+            sampled: compare some that are drawn anew, and all every 50th time.
         """
         drawn: Sequence[int] = range(len(self.weights))
-        if few and self._times % EVERY:
+        if sampled and self._times % EVERY:
             drawn = self._random.sample(drawn, min(len(drawn), max(FEWEST, len(drawn) // FRACTION)))
-        self._times += few
+        self._times += sampled
         names = [*self.weights]
         now = fingerprint({names[place]: self.weights[names[place]] for place in drawn})
         return [names[place] for place, number in zip(drawn, now, strict=True) if number != self.before[place]]
@@ -246,7 +246,7 @@ class TellsWeights:
         return {
             "dtype": name_of(manager.lora_config.lora_dtype),
             "held": {name: [list(weight.shape), digest(weight)] for name, weight in weights.items()},
-            "changed": self._frozen.changed(few=True),
+            "changed": self._frozen.changed(sampled=True),
         }
 
     def applied_adapters(self, request: str) -> list[int]:

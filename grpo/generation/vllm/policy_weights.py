@@ -42,7 +42,7 @@ def unsharded(weight: torch.Tensor, device: torch.device | None = None) -> torch
 
 def policy_weights(
     model: torch.nn.Module,
-    whole: Callable[[list[torch.nn.Parameter]], AbstractContextManager],
+    gathered: Callable[[list[torch.nn.Parameter]], AbstractContextManager],
     device: torch.device,
     only: Container[str] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -51,7 +51,7 @@ def policy_weights(
     If the weights are sharded, all processes have to call this.
 
     Args:
-        whole: a context in which parameters that ZeRO-3 shards are complete.
+        gathered: a context in which parameters that ZeRO-3 shards are complete.
         device: the device on which FSDP2 unshards.
         only: names of the requested weights; None for all.
     """
@@ -61,7 +61,7 @@ def policy_weights(
     for own_name, weight in model.named_parameters():
         name = own_name.replace("_checkpoint_wrapped_module.", "")
         if only is None or name in only:
-            with whole([weight]):
+            with gathered([weight]):
                 yield name, unsharded(weight, device)
 
 
@@ -97,19 +97,19 @@ def merged_weights(model: PeftModel, only: Container[str] | None = None) -> Iter
 
 def merged_copy(layer: torch.nn.Module, adapters: Sequence[Any]) -> dict[str, torch.Tensor]:
     """Return a layer's weights with its adapters merged in; the layer itself keeps its bits."""
-    own = {name: (weight, weight.data) for name, weight in layer.named_parameters(recurse=False)}
+    originals = {name: (weight, weight.data) for name, weight in layer.named_parameters(recurse=False)}
     try:
-        for weight, data in own.values():
+        for weight, data in originals.values():
             weight.data = data.clone()
         for adapter in adapters:
             adapter.merge()
-        if any(weight.is_cuda for weight, _ in own.values()):
+        if any(weight.is_cuda for weight, _ in originals.values()):
             torch.cuda.current_stream().synchronize()  # what reads the copies may do so on another stream
-        return {name: weight.data for name, (weight, _) in own.items()}
+        return {name: weight.data for name, (weight, _) in originals.items()}
     finally:
         for adapter in adapters:
             adapter.merged_adapters.clear()
-        for weight, data in own.values():
+        for weight, data in originals.values():
             weight.data = data
 
 
@@ -124,19 +124,19 @@ def trains_tied_weight(model: PeftModel) -> bool:
 
 
 def adapter_weights(
-    model: PeftModel, whole: Callable[[list[torch.nn.Parameter]], AbstractContextManager]
+    model: PeftModel, gathered: Callable[[list[torch.nn.Parameter]], AbstractContextManager]
 ) -> dict[str, torch.Tensor]:
     """Return copies of the weights of a policy's adapter on the CPU, under the names of PEFT's files.
 
     All processes have to call this where the weights are sharded.
 
     Args:
-        whole: a context in which parameters that ZeRO-3 shards are whole.
+        gathered: a context in which parameters that ZeRO-3 shards are whole.
     """
     weights = {}
     for name, weight in model.named_parameters():
         if model.prefix in name:
-            with whole([weight]):
+            with gathered([weight]):
                 value = unsharded(weight)
                 known = name.replace(".default.", ".").replace("_checkpoint_wrapped_module.", "")
                 weights[known] = value.to("cpu", copy=True)

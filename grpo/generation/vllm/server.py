@@ -171,10 +171,10 @@ def check_room(train: "DictConfig", needed: int) -> None:
         )
 
 
-def same_model(one: Any, other: str) -> bool:
+def same_model(name: Any, other: str) -> bool:
     """Whether two names, of a folder or on the hub, mean the same."""
-    one = str(one)
-    return one == other or (Path(one).is_dir() and Path(other).is_dir() and Path(one).samefile(other))
+    name = str(name)
+    return name == other or (Path(name).is_dir() and Path(other).is_dir() and Path(name).samefile(other))
 
 
 def is_taken(host: str, port: int) -> bool:

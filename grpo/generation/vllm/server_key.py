@@ -33,9 +33,9 @@ class KeyRequired:
         self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
     ) -> None:
         """Pass a request on, or answer it with status 401; a WebSocket is closed."""
-        given = dict(scope.get("headers") or ()).get(b"authorization", b"")
+        authorization = dict(scope.get("headers") or ()).get(b"authorization", b"")
         is_open = scope["type"] == "lifespan" or scope.get("path") == OPEN
-        if is_open or secrets.compare_digest(given, self.expected):
+        if is_open or secrets.compare_digest(authorization, self.expected):
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
             await send({"type": "http.response.start", "status": 401, "headers": []})

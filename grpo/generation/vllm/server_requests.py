@@ -36,13 +36,13 @@ class ServerRequests:
             return self._generate(**request)
         self._begin(name, len(request["prompts"]))
         try:
-            found = self._generate(**request)
+            completions = self._generate(**request)
         finally:
             with self._lock:
                 del self._running[name]
         if name in self._aborted:  # and its completions are truncated
             raise GenerationError(f"{name} has been aborted")
-        return found
+        return completions
 
     def _begin(self, name: str, count: int) -> None:
         """Count a request of so many prompts as running, once no weights are being sent."""
@@ -83,5 +83,5 @@ class ServerRequests:
             finally:
                 self._open.set()
 
-    def _post(self, what: str) -> None:
-        self._client.session.post(f"{self._client.base_url}/{what}").raise_for_status()
+    def _post(self, path: str) -> None:
+        self._client.session.post(f"{self._client.base_url}/{path}").raise_for_status()

@@ -31,7 +31,7 @@ def side_by_side(
     vLLM stacks matrices with the same input (`packed_modules_mapping`: query, key and value; gate and up), and pads
     embeddings.
     """
-    own = {name.replace("base_layer.", ""): weight for name, weight in engine.named_parameters()}
+    engine_weights = {name.replace("base_layer.", ""): weight for name, weight in engine.named_parameters()}
     frozen = {
         name.removeprefix("base_model.model.").replace("base_layer.", ""): weight
         for name, weight in policy.named_parameters()
@@ -40,12 +40,12 @@ def side_by_side(
     packed = getattr(engine, "packed_modules_mapping", {})
     sizes = {name: len(weight) for name, weight in frozen.items()}
     for name, weight in frozen.items():
-        view, first = own.get(name), 0
+        view, first = engine_weights.get(name), 0
         owner, _, kind = name.rpartition(".")
         above, _, module = owner.rpartition(".")
-        for whole, parts in packed.items():
-            if view is None and module in parts and f"{above}.{whole}.{kind}" in own:
-                view = own[f"{above}.{whole}.{kind}"]
+        for stacked, parts in packed.items():
+            if view is None and module in parts and f"{above}.{stacked}.{kind}" in engine_weights:
+                view = engine_weights[f"{above}.{stacked}.{kind}"]
                 first = sum(sizes[f"{above}.{part}.{kind}"] for part in parts[: parts.index(module)])
         yield name, weight, None if view is None else view.data[first : first + len(weight)]
 

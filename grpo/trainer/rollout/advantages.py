@@ -101,7 +101,7 @@ def finish(trainer: Any, batch: Batch, rewards: torch.Tensor, count: int) -> Non
     replaces = compared is not rewards
     if replaces:
         factors = factors * normalized(compared[:, 0], group, trainer.scale_rewards)
-    own = factors[trainer.accelerator.process_index * count :][:count]
-    batch["advantages"] = own if replaces else batch["advantages"] * own
+    local_factors = factors[trainer.accelerator.process_index * count :][:count]
+    batch["advantages"] = local_factors if replaces else batch["advantages"] * local_factors
     for behind, by in enumerate(factors.flip(0)[: len(logged)].tolist(), 1):
         logged[-behind] = by if replaces else logged[-behind] * by

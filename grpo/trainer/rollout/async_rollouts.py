@@ -81,15 +81,15 @@ class Begun:
     """Number of updates of the policy when they began."""
     name: str = field(default_factory=lambda: f"rollouts-{uuid.uuid4().hex}")
     """Name of their requests to the engine."""
-    made: Future[Made] = field(default_factory=Future)
+    rollouts: Future[Made] = field(default_factory=Future)
 
     def is_finished(self) -> bool:
-        return self.made.done() and self.made.exception() is None
+        return self.rollouts.done() and self.rollouts.exception() is None
 
     def can_be_saved(self) -> bool:
         """Return whether it is finished, without images, which a checkpoint does not hold."""
         return self.is_finished() and not any(
-            completion.images for group, _ in self.made.result().groups for completion in group
+            completion.images for group, _ in self.rollouts.result().groups for completion in group
         )
 
 
@@ -172,17 +172,17 @@ class AsyncRollouts(Source):
             self._begun.append(self._begin(trainer, problems))
         oldest = self._next(step)
         self._begun.remove(oldest)
-        rollouts = oldest.made.result()
+        rollouts = oldest.rollouts.result()
         for name, values in rollouts.metrics.items():
             trl.log_metric(trainer, name, values)
         return rollouts.groups
 
     def _next(self, step: int) -> Begun:
         """Return the oldest batch of those that are finished; without any, wait for one that would soon be too old."""
-        if not any(begun.made.done() for begun in self._begun):
-            last = [begun.made for begun in self._begun if step - begun.policy == self.staleness]
-            wait(last[:1] or [begun.made for begun in self._begun], return_when=FIRST_COMPLETED)
-        return next(begun for begun in self._begun if begun.made.done())
+        if not any(begun.rollouts.done() for begun in self._begun):
+            last = [begun.rollouts for begun in self._begun if step - begun.policy == self.staleness]
+            wait(last[:1] or [begun.rollouts for begun in self._begun], return_when=FIRST_COMPLETED)
+        return next(begun for begun in self._begun if begun.rollouts.done())
 
     def _most(self, trainer: Any) -> int:
         """Return how many batches may be in flight now, with that of this step.
@@ -206,9 +206,9 @@ class AsyncRollouts(Source):
             _here.alone = True
             try:
                 groups = groups_of(sampler, problems, rows)
-                begun.made.set_result(Made(groups, trl.logged_metrics(sampler)))
+                begun.rollouts.set_result(Made(groups, trl.logged_metrics(sampler)))
             except BaseException as error:  # for the thread that waits for them
-                begun.made.set_exception(error)
+                begun.rollouts.set_exception(error)
             finally:
                 self._belongings.append(belongings)
 
@@ -221,7 +221,7 @@ class AsyncRollouts(Source):
             if not begun.is_finished():
                 with suppress(Exception):  # of an engine that is gone
                     trainer.vllm_generation.abort(begun.name)
-        wait([begun.made for begun in self._begun], timeout=PATIENCE)
+        wait([begun.rollouts for begun in self._begun], timeout=PATIENCE)
 
     @contextmanager
     def ahead(self, trainer: Any) -> Iterator[None]:
@@ -268,20 +268,20 @@ class AsyncRollouts(Source):
             )
 
 
-def ages(step: int, kept: Sequence[Completion]) -> dict[str, float]:
+def ages(step: int, completions: Sequence[Completion]) -> dict[str, float]:
     """Return the mean and the largest number of updates since the completions of a step began."""
-    found = [step - completion.policy for completion in kept]
-    return {"sampling/staleness": mean(found), "sampling/staleness/max": float(max(found))}
+    updates = [step - completion.policy for completion in completions]
+    return {"sampling/staleness": mean(updates), "sampling/staleness/max": float(max(updates))}
 
 
 def saved(begun: Begun) -> dict[str, Any]:
     """Return finished rollouts as `torch.load` takes them with `weights_only`."""
-    rows, rollouts = [], begun.made.result()
+    rows, rollouts = [], begun.rollouts.result()
     for completion in chain.from_iterable(group for group, _ in rollouts.groups):
         logps = completion.logps and [value if value is None else float(value) for value in completion.logps]
-        kept = completion.logps and [list(getattr(value, "kept", ())) for value in completion.logps]
+        kept_tokens = completion.logps and [list(getattr(value, "kept", ())) for value in completion.logps]
         columns = {name: to_tensor([value]) for name, value in completion.columns.items()}  # one may be none of Arrow's
-        rows.append(vars(completion) | {"logps": logps, "kept": kept, "columns": columns})
+        rows.append(vars(completion) | {"logps": logps, "kept": kept_tokens, "columns": columns})
     groups = [(len(group), equal) for group, equal in rollouts.groups]
     origin = {"policy": begun.policy, "problems": begun.problems}
     return origin | {"groups": groups, "completions": rows, "metrics": rollouts.metrics}
@@ -291,19 +291,19 @@ def loaded(state: dict[str, Any]) -> Begun:
     """Return what `saved` was given."""
     completions = []
     for row in state["completions"]:
-        kept, columns = row.pop("kept"), row["columns"]
+        kept_tokens, columns = row.pop("kept"), row["columns"]
         if isinstance(columns, torch.Tensor):  # of version 0.2.0
             columns = from_tensor(columns)[0] or {}
         else:
             columns = {name: from_tensor(value)[0] for name, value in columns.items()}
-        if kept and any(kept):
-            both = zip(row["logps"], kept, strict=True)
+        if kept_tokens and any(kept_tokens):
+            both = zip(row["logps"], kept_tokens, strict=True)
             row["logps"] = [None if value is None else KeptLogprob(value, tokens) for value, tokens in both]
         completions.append(Completion(**row | {"columns": columns, "policy": state["policy"]}))
     rest = iter(completions)
     groups = [([next(rest) for _ in range(size)], equal) for size, equal in state["groups"]]
     begun = Begun(state["problems"], state["policy"])
-    begun.made.set_result(Made(groups, state["metrics"]))
+    begun.rollouts.set_result(Made(groups, state["metrics"]))
     return begun
 
 
@@ -316,8 +316,8 @@ def wait_for_nobody_in_threads() -> ExitStack:
     """
 
     def in_thread(stock: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda value, *given, **options: (
-            value if getattr(_here, "alone", False) else stock(value, *given, **options)
+        return lambda value, *args, **options: (
+            value if getattr(_here, "alone", False) else stock(value, *args, **options)
         )
 
     stack = ExitStack()

@@ -70,14 +70,14 @@ def kept_columns(
         pictures: writes the images; None where these are not logged.
         progress: part of the run that is over after this step, 0 to 1.
     """
-    found = {}
+    columns = {}
     for column in (name for name in rows[0] if name not in OF_COMPLETIONS and name not in rewards):
         values = [row[column] for row in rows]
         if all(isinstance(value, str | int | float | list | None) for value in values):
-            found[column] = values
+            columns[column] = values
     if pictures and "images" in rows[0]:
-        found[COLUMN] = [pictures.keep(row["images"], progress) for row in rows]
-    return found
+        columns[COLUMN] = [pictures.keep(row["images"], progress) for row in rows]
+    return columns
 
 
 def unique(logged: dict[str, list[Any]], others: Collection[str], count: int) -> dict[str, list[Any]]:
@@ -123,20 +123,20 @@ def fitting(values: Iterable[Any]) -> list[Any]:
     column = list(values)
     if is_known(column):
         return column
-    kept: list[Any] = []
+    cells: list[Any] = []
     for value in column:
-        kept.append(value if is_known([*kept, value]) else None)
-    return kept
+        cells.append(value if is_known([*cells, value]) else None)
+    return cells
 
 
 def keep_writable(columns: dict[str, deque[Any]]) -> None:
     """Replace what Arrow cannot write in each column by None, and warn of it."""
     for name, values in columns.items():
-        kept = fitting(values)
-        if any(new is None and value is not None for new, value in zip(kept, values, strict=True)):
+        cells = fitting(values)
+        if any(new is None and value is not None for new, value in zip(cells, values, strict=True)):
             warnings.warn(f"log_extra({name!r}): some values cannot be in one column with the others", stacklevel=2)
             values.clear()
-            values.extend(kept)
+            values.extend(cells)
 
 
 def is_known(values: list[Any]) -> bool:

@@ -70,8 +70,8 @@ class Completer:
         images = images and [row or [] for row in images]  # processors refuse None, which TRL has for no image
         if images and trainer.use_vllm and trainer.vllm_generation.expands_images:
             options = {"chat_template": trainer.chat_template, **trainer.chat_template_kwargs}
-            given = unexpanded(trainer.processing_class, prompts, trainer.tools or (), **options)
-            trainer.vllm_generation.give_images(prompt_ids, given)
+            unexpanded_ids = unexpanded(trainer.processing_class, prompts, trainer.tools or (), **options)
+            trainer.vllm_generation.give_images(prompt_ids, unexpanded_ids)
         return prompt_ids, images, as_tensors(fields)
 
     def generate(self, trainer: Any, prompts: list) -> Any:
@@ -95,7 +95,7 @@ class Completer:
         has_tool_images: bool = False,
     ) -> tuple[list, list | None]:
         """Complete prompts as TRL's `_generate_single_turn`; with transformers' generate each prompt is read once."""
-        given = (prompts, images, fields, group, has_tool_images)
+        arguments = (prompts, images, fields, group, has_tool_images)
         limits = self._left(prompts, trainer.max_completion_length)
         longest = max([1, *limits])
         if self.limits and generates_together(trainer):  # by the number of rank 0, or each by its own
@@ -104,13 +104,13 @@ class Completer:
             engine = trainer.vllm_generation
             shorter = hasattr(engine, "max_completion_length") and longest < engine.max_completion_length
             with replaced(engine, "max_completion_length", longest) if shorter else nullcontext():
-                ids, logps = stock(*given)
+                ids, logps = stock(*arguments)
         else:
             with without_dropout(trainer.model):
                 if trainer.use_transformers_continuous_batching:
-                    ids, logps = stock(*given)
+                    ids, logps = stock(*arguments)
                 else:
-                    ids, logps = self._by_transformers(trainer, *given, longest), None
+                    ids, logps = self._by_transformers(trainer, *arguments, longest), None
         ids, logps = within(limits, ids, logps)
         token = getattr(trainer.processing_class, "image_token_id", None)
         return (ids, logps) if token is None else end_before(token, trl.tokenizer(trainer).eos_token_id, ids, logps)
@@ -151,7 +151,7 @@ class Completer:
                 first_equal(list(zip(prompts, shown, strict=True))) if divisible else places,
                 inputs_of,
                 names=inputs_of(places[: 1 if divisible else None]),
-                how={"generation_config": trainer.generation_config, "max_new_tokens": longest},
+                options={"generation_config": trainer.generation_config, "max_new_tokens": longest},
                 advice=DOES_NOT_FIT,
                 group=group,
                 survives=lambda error: divisible and trainer.survives(error),

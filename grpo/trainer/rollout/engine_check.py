@@ -72,19 +72,19 @@ class EngineCheck(Stage):
             return {}
         self.next = step + EVERY
         count = len(batch["prompt_ids"])
-        some = pick(batch, range(0, count, -(-count // COMPLETIONS)))
+        rows = pick(batch, range(0, count, -(-count // COMPLETIONS)))
         with torch.no_grad():
-            policy, _, _ = trl.score(trainer, trainer.model, *as_sequences(some), batch_size=1, **images_of(some))
-        found = difference(policy, some["sampling_per_token_logps"], loss_mask(some))
+            policy, _, _ = trl.score(trainer, trainer.model, *as_sequences(rows), batch_size=1, **images_of(rows))
+        gap = difference(policy, rows["sampling_per_token_logps"], loss_mask(rows))
         written = trainer.vllm_generation.changed_weights()
-        (differs,) = any_of(trainer.accelerator, not found <= self.allowed or bool(written))
+        (differs,) = any_of(trainer.accelerator, not gap <= self.allowed or bool(written))
         metrics = {
-            "engine/logp_difference": found,
+            "engine/logp_difference": gap,
             "engine/tolerance": self.allowed,
             "engine/is_policy": float(not differs),
         }
         if differs:
-            reason = not_the_policy(found, self.allowed, self.dtype, written)
+            reason = not_the_policy(gap, self.allowed, self.dtype, written)
             if not self.of_script:
                 trainer.log(metrics)
                 raise GenerationError(reason)
@@ -141,7 +141,7 @@ def masked_fraction(accelerator: Any, ratio: torch.Tensor, mask: torch.Tensor) -
     return removed / max(1, total)
 
 
-def not_the_policy(found: float, allowed: float, dtype: str, written: Sequence[str] = ()) -> str:
+def not_the_policy(gap: float, allowed: float, dtype: str, written: Sequence[str] = ()) -> str:
     """Return the reason for ending a run whose engine has other weights, or has had them written to.
 
     Args:
@@ -150,7 +150,7 @@ def not_the_policy(found: float, allowed: float, dtype: str, written: Sequence[s
     if written:
         return f"{len(written)} frozen weights that the policy shares with vLLM were written to, first {written[0]}"
     return (
-        f"the engine is not the policy: their log-probabilities differ by {found:.2g} nats per token, and rounding in "
+        f"the engine is not the policy: their log-probabilities differ by {gap:.2g} nats per token, and rounding in "
         f"{dtype} makes less than {allowed:g}; its weights are not those that are trained: a server with another model "
         "or started again, an adapter that was not merged, a vLLM version that loads these weights otherwise"
     )

@@ -83,7 +83,7 @@ def sampling_of(trainer: Any, rollout: Rollout, mixture: Mixture | None, context
     stream, correct = context.stream, context.correct or trainer.reward_func_names[0]
     if trl.has_several_environments(trainer) and not mixture:
         raise ValueError("rollout.dynamic_sampling, rollout.prioritize and engine.staleness: work with one environment")
-    how = (trainer.args.seed, trainer.shuffle_dataset, rollout.prioritize)
-    order = ProblemOrder(sys.maxsize, *how) if stream else order_of(trainer.train_dataset, mixture, *how)
+    options = (trainer.args.seed, trainer.shuffle_dataset, rollout.prioritize)
+    order = ProblemOrder(sys.maxsize, *options) if stream else order_of(trainer.train_dataset, mixture, *options)
     weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))
     return DynamicSampling(rollout, order, trainer.accelerator.num_processes, weights, correct, mixture, stream)

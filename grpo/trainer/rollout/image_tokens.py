@@ -41,12 +41,12 @@ def as_tensors(fields: Batch) -> Batch:
     With environments TRL gives each prompt to the processor alone, whose images then differ in their number of tiles:
     these are padded as the processor pads those of one call.
     """
-    found = dict(fields)
+    tensors = dict(fields)
     for key, value in fields.items():
         if key in FIELDS and FIELDS[key].of == "images":
-            whole = isinstance(value, (np.ndarray, torch.Tensor))
-            found[key] = torch.as_tensor(value) if whole else padded(list(map(np.asarray, value)))
-    return found
+            is_array = isinstance(value, (np.ndarray, torch.Tensor))
+            tensors[key] = torch.as_tensor(value) if is_array else padded(list(map(np.asarray, value)))
+    return tensors
 
 
 def padded(arrays: Sequence[np.ndarray]) -> torch.Tensor:
@@ -60,10 +60,10 @@ def by_prompt(fields: Batch, images: list | None, prompt_ids: Sequence[list[int]
     """Return the tensors of generation with the numbers of images, and of tiles, by which `pick` divides them."""
     if not images:
         return dict(fields)
-    found = fields | {"num_images": [len(row or []) for row in images]}
+    batch = fields | {"num_images": [len(row or []) for row in images]}
     if sum(count := tiles(prompt_ids, processor)) == len(fields.get("pixel_values", ())):
-        found["num_tiles"] = count
-    return found
+        batch["num_tiles"] = count
+    return batch
 
 
 def of_prompts(divided: Batch, places: Sequence[int]) -> Batch:
@@ -78,10 +78,10 @@ def end_before(token: int, eos: int, completions: list[list[int]], logprobs: lis
     with it becomes the token `eos`, whose log-probability is unknown: None, as of a token that vLLM could not score.
     """
     ends = [ids.index(token) if token in ids else len(ids) for ids in completions]
-    kept = [ids[:end] or [eos] for ids, end in zip(completions, ends, strict=True)]
+    completions = [ids[:end] or [eos] for ids, end in zip(completions, ends, strict=True)]
     if logprobs is not None:
         logprobs = [values[:end] or [None] for values, end in zip(logprobs, ends, strict=True)]
-    return kept, logprobs
+    return completions, logprobs
 
 
 def without_image_tokens(messages: Sequence[dict[str, Any]], processor: Any) -> list[dict[str, Any]]:

@@ -23,9 +23,9 @@ def once_per_group(processor: Any) -> Any:
     """
     if not hasattr(processor, "image_processor"):
         return processor
-    kind, found = type(processor), copy(processor)
-    found.__class__ = type(kind.__name__, (OncePerGroup, kind), {"__module__": kind.__module__})
-    return found
+    kind, processor = type(processor), copy(processor)
+    processor.__class__ = type(kind.__name__, (OncePerGroup, kind), {"__module__": kind.__module__})
+    return processor
 
 
 class OncePerGroup:
@@ -45,23 +45,23 @@ class OncePerGroup:
             distinct = sorted(set(first))
             if len(distinct) < len(text):
                 shown = [images[place] for place in distinct]
-                found = call(images=shown, text=[text[place] for place in distinct], **options)
-                if all_rows := repeated(found, shown, [bisect_left(distinct, place) for place in first], self):
+                features = call(images=shown, text=[text[place] for place in distinct], **options)
+                if all_rows := repeated(features, shown, [bisect_left(distinct, place) for place in first], self):
                     return all_rows
         return call(images=images, text=text, **options)
 
 
-def repeated(found: BatchFeature, images: list[list], rows: list[int], processor: Any) -> BatchFeature | None:
+def repeated(features: BatchFeature, images: list[list], rows: list[int], processor: Any) -> BatchFeature | None:
     """Return what a processor has found for some rows, which may repeat; None if it is not known what belongs to which.
 
     Args:
-        found: tokens of texts and tensors of their images.
+        features: tokens of texts and tensors of their images.
         images: of each text.
         rows: indices of texts.
         processor: has made it.
     """
-    tokens = {key: value for key, value in found.items() if key in ("input_ids", "attention_mask")}
-    fields = as_tensors({key: value for key, value in found.items() if key not in tokens})
+    tokens = {key: value for key, value in features.items() if key in ("input_ids", "attention_mask")}
+    fields = as_tensors({key: value for key, value in features.items() if key not in tokens})
     ids = [torch.as_tensor(row).tolist() for row in tokens["input_ids"]]
     if fields.keys() - FIELDS.keys() or not can_split(fields, images, ids, processor):
         return None

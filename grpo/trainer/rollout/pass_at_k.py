@@ -31,12 +31,12 @@ def best_of(rewards: torch.Tensor, group: int, k: int) -> torch.Tensor:
         group: completions per group.
         k: number of completions of which the best counts.
     """
-    found = torch.full_like(rewards, torch.nan, dtype=torch.float64)
+    best = torch.full_like(rewards, torch.nan, dtype=torch.float64)
     for start in range(0, len(rewards), group):
         present = start + (~rewards[start : start + group].isnan()).nonzero().squeeze(1)
         ascending, order = rewards[present].double().sort()
-        found[present[order]] = _of_sorted(ascending, k)
-    return found.to(rewards.dtype)
+        best[present[order]] = _of_sorted(ascending, k)
+    return best.to(rewards.dtype)
 
 
 def _of_sorted(rewards: torch.Tensor, k: int) -> torch.Tensor:

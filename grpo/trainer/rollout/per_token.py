@@ -67,9 +67,9 @@ def in_microbatches(
     batch = {key: value for key, value in fields.items() if value is not None} | as_batch(*sequences)
 
     def of_part(inputs: Batch, part: Microbatch) -> Any:
-        given = images_of(inputs) | {"kept_tokens": inputs.get("kept_tokens"), "compute_entropy": compute_entropy}
+        arguments = images_of(inputs) | {"kept_tokens": inputs.get("kept_tokens"), "compute_entropy": compute_entropy}
         with replaced(trainer, "part", part):
-            return trl.score(trainer, model, *as_sequences(inputs), **given)
+            return trl.score(trainer, model, *as_sequences(inputs), **arguments)
 
     with trainer.clock.of("logprobs", trainer.model.training), trainer.memory.of("logprobs"):
         return *score_all(of_part, batch, compute_entropy, trainer.packing, trainer.budget, trainer.survives), None
@@ -93,8 +93,7 @@ def forward(
             tokens = min(4096, max(1, int(scored.sum())))  # of a tile, as TRL takes them
             within.enter_context(patched("trl.trainer.utils:_CHUNKED_LOGPROB_CHUNK_SIZE", CACHED_LOGITS // tokens))
         if kept_tokens is not None:  # in host memory, but for those of this pass
-            kept = kept_tokens[scored.to(kept_tokens.device)]
-            within.enter_context(mass_of(kept.to(attention_mask.device)))
+            within.enter_context(mass_of(kept_tokens[scored.to(kept_tokens.device)].to(attention_mask.device)))
         if part is None or not part.shared:
             return stock(model, *sequences, **options)
         options.pop("compute_entropy", None)
@@ -128,10 +127,10 @@ def score_all(
     def score(part: Microbatch) -> None:
         inputs = take(batch, part, packing.multiple)
         width = inputs["completion_ids"].size(1)
-        found = forward(inputs, part)
-        logps[list(part.rows), :width] = found[0]
+        scores = forward(inputs, part)
+        logps[list(part.rows), :width] = scores[0]
         if entropies is not None:
-            entropies[list(part.rows), :width] = found[1]
+            entropies[list(part.rows), :width] = scores[1]
 
     def shrink(failed: Microbatch | None) -> None:
         budget.halve(failed.tokens if failed else budget.tokens)

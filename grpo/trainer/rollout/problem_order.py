@@ -30,13 +30,13 @@ class ProblemOrder:
 
     def take(self, number: int) -> list[int]:
         """Return the indices of the next problems."""
-        found = list[int]()
-        while len(found) < number:
+        problems = list[int]()
+        while len(problems) < number:
             problem = self._at(self.taken)
             if not (self.prioritize and self._passes_over(problem)):
-                found.append(problem)
+                problems.append(problem)
             self.taken += 1
-        return found
+        return problems
 
     def note(self, problem: int, correct: float) -> None:
         """Remember the fraction of correct completions of a problem."""

@@ -52,10 +52,10 @@ class MicrobatchedRewardModel(torch.nn.Module):
         logits = torch.zeros(len(lengths), 1, device=input_ids.device)
 
         def parts() -> list[Microbatch]:
-            found = pack([0] * len(lengths), lengths, int(min(self.budget.allowed(), self.most)))
+            passes = pack([0] * len(lengths), lengths, int(min(self.budget.allowed(), self.most)))
             if self.sharded:
-                found += [found[-1]] * (max(of_all(self.accelerator, len(found))) - len(found))
-            return found
+                passes += [passes[-1]] * (max(of_all(self.accelerator, len(passes))) - len(passes))
+            return passes
 
         def score(part: Microbatch) -> None:
             rows, width = list(part.rows), part.completion_length

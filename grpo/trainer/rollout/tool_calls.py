@@ -54,9 +54,9 @@ class ToolCalls(Stage):
         ]
         self._before = now
         calls, errors = accelerator.reduce(torch.tensor(counts, device=accelerator.device), "sum").tolist()
-        found = {f"tools/{name}/errors": failed for name, failed in zip(self.names, errors, strict=True)}
-        made = zip(self.names, calls, strict=True)
-        return found | {f"tools/{name}/calls": number for name, number in made if name not in BY_TRL}
+        metrics = {f"tools/{name}/errors": failed for name, failed in zip(self.names, errors, strict=True)}
+        numbers = zip(self.names, calls, strict=True)
+        return metrics | {f"tools/{name}/calls": number for name, number in numbers if name not in BY_TRL}
 
 
 def is_answered(messages: list[Message]) -> bool:

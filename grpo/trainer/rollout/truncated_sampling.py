@@ -38,7 +38,7 @@ class TruncatedSampling(Stage):
         Raises:
             GenerationError: the engine does not tell which ones it has kept.
         """
-        kept = as_tensor([completion.logps or [] for completion in own_part(trainer.accelerator, completions)])
+        kept_tokens = as_tensor([completion.logps or [] for completion in own_part(trainer.accelerator, completions)])
         log_mass = list[torch.Tensor]()
 
         def first_over_kept(
@@ -46,7 +46,7 @@ class TruncatedSampling(Stage):
         ) -> Any:
             if log_mass or "kept_tokens" in options:  # the first scores of rollouts are the policy's
                 return score(model, ids, mask, length, *args, **options)
-            padded = torch.nn.functional.pad(kept, (0, 0, 0, length - kept.size(1)), value=-1)
+            padded = torch.nn.functional.pad(kept_tokens, (0, 0, 0, length - kept_tokens.size(1)), value=-1)
             options |= {"kept_tokens": padded, "compute_entropy": True}
             logps, mass, _ = score(model, ids, mask, length, *args, **options)
             log_mass.append(mass)
@@ -64,11 +64,11 @@ class TruncatedSampling(Stage):
 
 
 @contextmanager
-def mass_of(kept: torch.Tensor) -> Iterator[None]:
+def mass_of(kept_tokens: torch.Tensor) -> Iterator[None]:
     """While inside, TRL's head returns the log-probability of kept tokens together in the place of the entropy.
 
     Args:
-        kept: of each token that is scored, in this order, padded with -1, (tokens, most).
+        kept_tokens: of each token that is scored, in this order, padded with -1, (tokens, most).
     """
     stock, place = utils._ChunkedLogProbFunction, 0
 
@@ -78,14 +78,14 @@ def mass_of(kept: torch.Tensor) -> Iterator[None]:
         @staticmethod
         def apply(hidden: torch.Tensor, weight: torch.Tensor, bias: Any, targets: torch.Tensor, *options: Any) -> tuple:
             nonlocal place
-            found = stock.apply(hidden, weight, bias, targets, *options)
-            own, place = kept[place : place + len(hidden)], place + len(hidden)
+            outputs = stock.apply(hidden, weight, bias, targets, *options)
+            ids, place = kept_tokens[place : place + len(hidden)], place + len(hidden)
             temperature, _, softcap, scale, _ = options
-            sizes = AT_ONCE // (kept.size(1) * hidden.size(1)) or 1
-            parts = zip(hidden.split(sizes), own.split(sizes), targets.split(sizes), strict=True)
+            sizes = AT_ONCE // (kept_tokens.size(1) * hidden.size(1)) or 1
+            parts = zip(hidden.split(sizes), ids.split(sizes), targets.split(sizes), strict=True)
             over_kept = [over(*part, weight, bias, temperature, softcap, scale) for part in parts]
-            mass = found[0] - torch.cat(over_kept) if over_kept else found[0]
-            return found[0], mass.where((own >= 0).any(1), 0.0), *found[2:]
+            mass = outputs[0] - torch.cat(over_kept) if over_kept else outputs[0]
+            return outputs[0], mass.where((ids >= 0).any(1), 0.0), *outputs[2:]
 
     with patched("trl.trainer.utils:_ChunkedLogProbFunction", Head):
         yield
@@ -93,7 +93,7 @@ def mass_of(kept: torch.Tensor) -> Iterator[None]:
 
 def over(
     hidden: torch.Tensor,
-    kept: torch.Tensor,
+    kept_tokens: torch.Tensor,
     targets: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -105,7 +105,7 @@ def over(
 
     Args:
         hidden: last hidden states, (tokens, width).
-        kept: as of `mass_of`, with the target among them.
+        kept_tokens: as of `mass_of`, with the target among them.
         targets: the tokens, (tokens).
         weight: of the head, (vocabulary, width).
         bias: of the head, (vocabulary).
@@ -113,7 +113,7 @@ def over(
         softcap: as `final_logit_softcapping` of a model.
         scale: that logits are multiplied by before that.
     """
-    there, ids = kept >= 0, kept.clamp(min=0).long()
+    there, ids = kept_tokens >= 0, kept_tokens.clamp(min=0).long()
     logits = torch.einsum("tkw,tw->tk", weight[ids].float(), hidden.float())
     if bias is not None:
         logits = logits + bias[ids]

@@ -43,7 +43,7 @@ class GroupMask:
         self, groups: Sequence[Group], make: Callable[..., Any], options: dict[str, Any], attended: list[Any]
     ) -> None:
         self.groups, self.options, self.attended = groups, options, attended
-        self._make, self._made = make, dict[tuple[int, int, int], Any]()
+        self._make, self._masks = make, dict[tuple[int, int, int], Any]()
         self._of_short: tuple[torch.Tensor, torch.Tensor] | None = None
         self._layout: Any = None
 
@@ -56,13 +56,13 @@ class GroupMask:
         """Return the mask of a part of a group: so many tokens after `earlier` ones of the prompt."""
         plain = self.options["allow_is_causal_skip"]
         offset = 0 if plain else group.start  # other masks look up what stands where in the sequence
-        if (key := (offset, earlier, tokens)) not in self._made:
+        if (key := (offset, earlier, tokens)) not in self._masks:
             function = self.options["mask_function"]
             moved = function if plain else lambda b, h, q, k: function(b, h, q + offset, k + offset)
             lengths = {"q_length": tokens, "kv_length": earlier + tokens, "q_offset": earlier, "kv_offset": 0}
-            own = {"batch_size": 1, "mask_function": moved, "attention_mask": None}
-            self._made[key] = self._make(**{**self.options, **lengths, **own})
-        return self._made[key]
+            overrides = {"batch_size": 1, "mask_function": moved, "attention_mask": None}
+            self._masks[key] = self._make(**{**self.options, **lengths, **overrides})
+        return self._masks[key]
 
     def of_short(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Return which tokens of S groups, padded to L, see which, (S, 1, L, L), and where all T tokens are, (T,)."""
@@ -186,16 +186,16 @@ def _parts(
         begin = group.start + group.prompt
         prompt = slice(group.start, begin)
         if group.prompt:
-            own = tuple(tensor[:, :, prompt] for tensor in (query, key, value))
-            yield own, mask.of(group, 0, group.prompt)
+            tensors = tuple(tensor[:, :, prompt] for tensor in (query, key, value))
+            yield tensors, mask.of(group, 0, group.prompt)
         for length in group.completions:
-            own = tuple(tensor[:, :, begin : begin + length] for tensor in (query, key, value))
+            tensors = tuple(tensor[:, :, begin : begin + length] for tensor in (query, key, value))
             before = [
-                torch.cat((tensor[:, :, prompt], of), 2) for tensor, of in zip((key, value), own[1:], strict=True)
+                torch.cat((tensor[:, :, prompt], of), 2) for tensor, of in zip((key, value), tensors[1:], strict=True)
             ]
             causal = name == "sdpa" and query.is_cuda and mask.is_causal(group.prompt + length)
             if causal and group.prompt:  # the kernels of a GPU need no mask in memory
-                yield (own[0], *before), causal_lower_right(length, group.prompt + length)
+                yield (tensors[0], *before), causal_lower_right(length, group.prompt + length)
             else:
-                yield (own[0], *before), mask.of(group, group.prompt, length)
+                yield (tensors[0], *before), mask.of(group, group.prompt, length)
             begin += length

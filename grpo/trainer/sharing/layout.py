@@ -99,19 +99,19 @@ def prompt_keys(batch: Batch) -> list[Hashable]:
     split = by_row(batch)
     values = [[split[name][row] for name in names] for row in range(len(keys))]
     known: dict[Hashable, list[int]] = {}  # rows with different images, of each text
-    found: list[Hashable] = []
+    pairs: list[Hashable] = []
     for row, key in enumerate(keys):
         others = known.setdefault(key, [])
         equal = next((other for other in others if all(map(are_equal, values[other], values[row]))), row)
         if equal == row:
             others.append(row)
-        found.append((key, equal))
-    return found
+        pairs.append((key, equal))
+    return pairs
 
 
-def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+def are_equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether tensors are equal; of images of other processes, rows with equal prompts have the same tensor."""
-    return one is other or torch.equal(one, other)
+    return tensor is other or torch.equal(tensor, other)
 
 
 def real_tokens(ids: torch.Tensor, mask: torch.Tensor) -> list[tuple[int, ...]]:

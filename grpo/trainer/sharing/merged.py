@@ -37,18 +37,18 @@ def calls_of(groups: Sequence[Group]) -> Iterator[Call]:
     for group in groups:
         begin = group.start + group.prompt
         if len(group.completions) == 1 or not group.prompt:
-            whole = (group.start, 1, group.prompt + group.completions[0])
+            sequence = (group.start, 1, group.prompt + group.completions[0])
             if group.prompt:
-                yield Call(whole, whole, causal=True)
+                yield Call(sequence, sequence, causal=True)
                 continue
         else:
             prompt = (group.start, 1, group.prompt)
             yield Call(prompt, prompt, causal=True)
             yield Call((begin, 1, group.end - begin), prompt, causal=False)
         for length, equal in groupby(group.completions):
-            own = (begin, len(list(equal)), length)
-            yield Call(own, own, causal=True, merges=group.prompt > 0)
-            begin += own[1] * length
+            completions = (begin, len(list(equal)), length)
+            yield Call(completions, completions, causal=True, merges=group.prompt > 0)
+            begin += completions[1] * length
 
 
 def part(tensor: torch.Tensor, place: tuple[int, int, int]) -> torch.Tensor:
@@ -75,15 +75,15 @@ class MergedAttention(torch.autograd.Function):
         logsumexp = query.new_empty(1, length, heads, dtype=torch.float32).transpose(1, 2)
         for call in calls_of(groups):
             tensors = part(query, call.query), part(key, call.key), part(value, call.key)
-            found, sums = aten._scaled_dot_product_flash_attention_for_cpu(*tensors, 0.0, call.causal, scale=scale)
+            attention, sums = aten._scaled_dot_product_flash_attention_for_cpu(*tensors, 0.0, call.causal, scale=scale)
             into, total = part(output, call.query), part(logsumexp, call.query)
             if call.merges:
                 merged = torch.logaddexp(total, sums)
                 into.mul_((total - merged).exp_()[..., None])
-                into.add_(found.mul_((sums - merged).exp_()[..., None]))
+                into.add_(attention.mul_((sums - merged).exp_()[..., None]))
                 total.copy_(merged)
             else:
-                into.copy_(found)
+                into.copy_(attention)
                 total.copy_(sums)
         ctx.save_for_backward(query, key, value, output, logsumexp)
         ctx.groups, ctx.scale = groups, scale
@@ -98,9 +98,8 @@ class MergedAttention(torch.autograd.Function):
         for call in calls_of(ctx.groups):
             tensors = part(query, call.query), part(key, call.key), part(value, call.key)
             merged = part(output, call.query), part(logsumexp, call.query)
-            given = part(gradients[0], call.query)
-            found = backward(given, *tensors, *merged, 0.0, call.causal, scale=ctx.scale)
-            for total, gradient, place in zip(sums, found, (call.query, call.key, call.key), strict=True):
+            summands = backward(part(gradients[0], call.query), *tensors, *merged, 0.0, call.causal, scale=ctx.scale)
+            for total, gradient, place in zip(sums, summands, (call.query, call.key, call.key), strict=True):
                 part(total, place).add_(gradient)
         return *sums, None, None
 
@@ -148,8 +147,8 @@ def is_exact(device: torch.device, dtype: torch.dtype, heads: int, pairs: int, s
     visible = part_of[:, None] == part_of
     visible[5:15, :5] = True
     random = (torch.randn(1, number, 23, size, generator=generator) for number in (heads, heads, pairs, pairs))
-    given, *tensors = (value.to(device, dtype) for value in random)
-    found = []
+    gradient, *tensors = (value.to(device, dtype) for value in random)
+    results = []
     # within a checkpointed layer, too, whose hooks would count the tensors that are saved here as the layer's
     unseen = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
     with unseen, torch.enable_grad(), torch.autocast(device.type, enabled=False):
@@ -160,7 +159,7 @@ def is_exact(device: torch.device, dtype: torch.dtype, heads: int, pairs: int, s
             if merged:
                 try:
                     output = merged_attention(leaves, layout_on(device, groups), None)
-                    output.backward(given)
+                    output.backward(gradient)
                 except RuntimeError as error:  # of kernels that do not take these numbers
                     if is_out_of_memory(error):
                         raise
@@ -169,9 +168,9 @@ def is_exact(device: torch.device, dtype: torch.dtype, heads: int, pairs: int, s
                 mask = visible.tril().to(device)
                 attention = torch.nn.functional.scaled_dot_product_attention
                 output = attention(query, key, value, mask, enable_gqa=heads != pairs)
-                output.backward(given.float())
-            found.append([output.detach(), *(tensor.grad for tensor in leaves)])
+                output.backward(gradient.float())
+            results.append([output.detach(), *(tensor.grad for tensor in leaves)])
     tolerance = 16 * torch.finfo(dtype).eps
     return all(
-        float((mine - exact).norm()) <= tolerance * float(exact.norm()) for mine, exact in zip(*found, strict=True)
+        float((mine - exact).norm()) <= tolerance * float(exact.norm()) for mine, exact in zip(*results, strict=True)
     )

@@ -73,10 +73,10 @@ def positions_in_space(model: Any, rows: dict[str, torch.Tensor], packed: Packed
     ids, mask = (rows[name][packed.first] for name in ("prompt_ids", "prompt_mask"))
     kinds = rows["mm_token_type_ids"][packed.first, : ids.size(1)]
     grid = rows["image_grid_thw"]
-    found, _ = inner.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grid, attention_mask=mask)
+    positions, _ = inner.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grid, attention_mask=mask)
     parts = []
     for place, group in enumerate(packed.groups):
-        prompt = found[:, place, mask[place] != 0]
+        prompt = positions[:, place, mask[place] != 0]
         parts.append(prompt[:, :-1])
         after = prompt.max() + torch.arange(max(group.completions), device=ids.device)
         after = torch.cat((prompt[:, -1:], after[1:].expand(3, -1)), 1)

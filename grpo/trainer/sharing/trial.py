@@ -77,17 +77,17 @@ class Sharing:
     ) -> None:
         self.model, self.plain, self.accelerator = model, plain, accelerator
         self.wanted, self.sharded = wanted, sharded
-        self.found: dict[str, bool] = {}
+        self.results: dict[str, bool] = {}
         """Results: whether prompts of `text` are shared, and those with `images`; whether `padding` matters."""
 
     def decide(self) -> None:
         """Try the policy on text, on all processes at once, which then divide completions alike."""
-        if "text" in self.found:
+        if "text" in self.results:
             return
         model = self.model()
         reasons = self._try(text_rows(model, self.accelerator.device))
         padded, elsewhere = any_of(self.accelerator, reasons.padding is not None, reasons.sharing is not None)
-        self.found["padding"] = padded
+        self.results["padding"] = padded
         if padded:
             log.warning("completions are padded as in TRL, as %s", reasons.padding or "on another process")
         self._note("text", reasons.sharing or ("not on another process" if elsewhere else None))
@@ -100,13 +100,13 @@ class Sharing:
         """
         self.decide()
         images = with_images(batch)
-        if not self.wanted or (images and (self.sharded or not self.found["text"])):
+        if not self.wanted or (images and (self.sharded or not self.results["text"])):
             return False
         if images and any(completion_tokens_of_images(batch)):  # of tools: those of a group differ
             return False
-        if images and "images" not in self.found and torch.is_grad_enabled() and bool(batch["completion_mask"].any()):
+        if images and "images" not in self.results and torch.is_grad_enabled() and bool(batch["completion_mask"].any()):
             self._note("images", self._try(image_rows(batch)).sharing)
-        return self.found.get("images" if images else "text", False)
+        return self.results.get("images" if images else "text", False)
 
     def agree(self, batch: Batch) -> None:
         """Let no process share the prompts of a batch where another cannot; all call it, with equal batches."""
@@ -117,14 +117,14 @@ class Sharing:
     def depends_on_padding(self) -> bool:
         """Return whether padding changes the policy's log-probabilities by more than rounding."""
         self.decide()
-        return self.found["padding"]
+        return self.results["padding"]
 
     def _try(self, rows: Batch) -> Reasons:
         with self.accelerator.autocast():
             return twice(lambda: why_not(self.model(), rows, self.plain), TOO_LARGE, is_out_of_memory)
 
     def _note(self, kind: str, reason: str | None) -> None:
-        self.found[kind] = reason is None
+        self.results[kind] = reason is None
         if reason and self.wanted:
             log.warning("completions do not share their prompts (%s): %s", kind, reason)
 
@@ -181,9 +181,9 @@ def shared_scores(model: Any, rows: Batch) -> tuple[torch.Tensor, int]:
         return score(model, ids, mask, length, together.groups, attended=attended, **images)[0], len(attended)
 
 
-def distance(some: torch.Tensor, others: torch.Tensor, rows: Batch) -> float:
+def distance(logps: torch.Tensor, others: torch.Tensor, rows: Batch) -> float:
     """Return the mean absolute difference of the log-probabilities of the tokens of completions."""
-    return (some - others)[rows["completion_mask"] != 0].float().abs().mean().item()
+    return (logps - others)[rows["completion_mask"] != 0].float().abs().mean().item()
 
 
 def rotations(parameters: dict[str, Any]) -> set[str]:

@@ -31,7 +31,7 @@ class Parts(NamedTuple):
 class Segments(NamedTuple):
     """The parts of a sequence that the calls of the kernel need."""
 
-    own: Parts
+    of_all: Parts
     """Parts of T tokens: each prompt and each completion. A prompt with a single completion is one part with it."""
     completions: torch.Tensor
     """Where the tokens of completions that share a prompt are, among T, (C)."""
@@ -46,16 +46,16 @@ class Segments(NamedTuple):
 def segments_of(groups: Sequence[Group], device: torch.device) -> Segments:
     """Return the segments of the groups of a sequence."""
     places = torch.arange(groups[-1].end)
-    own: list[int] = []
+    part_lengths: list[int] = []
     prompts, completions = [], []
     for group in groups:
         begin = group.start + group.prompt
         if group.prompt and len(group.completions) > 1:
-            own += [group.prompt, *group.completions]
+            part_lengths += [group.prompt, *group.completions]
             prompts.append(places[group.start : begin])
             completions.append(places[begin : group.end])
         else:
-            own += [group.prompt + group.completions[0], *group.completions[1:]]
+            part_lengths += [group.prompt + group.completions[0], *group.completions[1:]]
 
     def parts(lengths: Sequence[int]) -> Parts:
         bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
@@ -66,7 +66,7 @@ def segments_of(groups: Sequence[Group], device: torch.device) -> Segments:
     for of in (completions, prompts):
         indices.append(torch.cat([places[:0], *of]).to(device))
         lengths.append(parts([len(part) for part in of] or [0]))
-    return Segments(parts(own), *indices, *lengths)
+    return Segments(parts(part_lengths), *indices, *lengths)
 
 
 def forward_kernel(
@@ -86,7 +86,7 @@ def forward_kernel(
 
 
 def backward_kernel(
-    given: torch.Tensor,
+    gradient: torch.Tensor,
     tensors: Sequence[torch.Tensor],
     rows: tuple[Parts, Parts],
     besides: Sequence[torch.Tensor],
@@ -95,7 +95,7 @@ def backward_kernel(
     """Return the gradients of queries, keys and values, from that of the output.
 
     Args:
-        given: the gradient of the output.
+        gradient: of the output.
         tensors: queries, keys, values, output and log-sum-exp.
         rows: as in `forward_kernel`.
         besides: the rest of `forward_kernel`'s result.
@@ -104,7 +104,7 @@ def backward_kernel(
     of_queries, of_keys = rows
     bounds, longest = (of_queries.bounds, of_keys.bounds), (of_queries.longest, of_keys.longest)
     causal = of_queries is of_keys
-    return aten._flash_attention_backward(given, *tensors, *bounds, *longest, 0.0, causal, *besides, scale=scale)
+    return aten._flash_attention_backward(gradient, *tensors, *bounds, *longest, 0.0, causal, *besides, scale=scale)
 
 
 class VarlenAttention(torch.autograd.Function):
@@ -121,15 +121,15 @@ class VarlenAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         """Compute both calls, and merge."""
         tensors = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-        output, sums, *besides = forward_kernel(tensors, (segments.own, segments.own), scale)
+        output, sums, *besides = forward_kernel(tensors, (segments.of_all, segments.of_all), scale)
         more: list[torch.Tensor] = []
         if len(segments.completions):
-            found, of_prompt, *more = forward_kernel(across(tensors, segments), rows_across(segments), scale)
-            own, from_own = sums[:, segments.completions], output[segments.completions]
-            merged = torch.logaddexp(own, of_prompt)
-            from_own.mul_((own - merged).exp_().t()[..., None])
-            from_own.add_(found.mul_((of_prompt - merged).exp_().t()[..., None]))
-            output.index_copy_(0, segments.completions, from_own)
+            prompt_output, prompt_sums, *more = forward_kernel(across(tensors, segments), rows_across(segments), scale)
+            completion_sums, completion_output = sums[:, segments.completions], output[segments.completions]
+            merged = torch.logaddexp(completion_sums, prompt_sums)
+            completion_output.mul_((completion_sums - merged).exp_().t()[..., None])
+            completion_output.add_(prompt_output.mul_((prompt_sums - merged).exp_().t()[..., None]))
+            output.index_copy_(0, segments.completions, completion_output)
             sums.index_copy_(1, segments.completions, merged)
         output = output.transpose(0, 1)[None]
         ctx.save_for_backward(query, key, value, output, sums)
@@ -140,13 +140,13 @@ class VarlenAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Compute the gradient of each call from the merged output and log-sum-exp."""
         *saved, sums = ctx.saved_tensors
-        *tensors, output, given = (tensor[0].transpose(0, 1) for tensor in (*saved, gradients[0]))
+        *tensors, output, grad = (tensor[0].transpose(0, 1) for tensor in (*saved, gradients[0]))
         segments: Segments = ctx.segments
         besides, more = ctx.besides
-        totals = backward_kernel(given, (*tensors, output, sums), (segments.own, segments.own), besides, ctx.scale)
+        totals = backward_kernel(grad, (*tensors, output, sums), (segments.of_all, segments.of_all), besides, ctx.scale)
         if len(places := segments.completions):
             of = (*across(tensors, segments), output[places], sums[:, places].contiguous())
-            parts = backward_kernel(given[places], of, rows_across(segments), more, ctx.scale)
+            parts = backward_kernel(grad[places], of, rows_across(segments), more, ctx.scale)
             for total, part, where in zip(totals, parts, (places, segments.prompts, segments.prompts), strict=True):
                 total.index_copy_(0, where, part.add_(total[where]))
         return *(total.transpose(0, 1)[None] for total in totals), None, None

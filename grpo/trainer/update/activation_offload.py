@@ -44,7 +44,7 @@ class ActivationOffload:
 
     def __init__(self, device: torch.device) -> None:
         self.copies = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.kept: list[Activation] = []
+        self.activations: list[Activation] = []
         """In the order of the forward pass."""
 
     @contextmanager
@@ -55,7 +55,7 @@ class ActivationOffload:
             for layer in layers:
                 if layer.gradient_checkpointing:
                     stack.enter_context(trl.checkpointed_by(layer, self._checkpoint))
-            self.kept.clear()  # of a pass that an exception has ended
+            self.activations.clear()  # of a pass that an exception has ended
             yield
 
     def _checkpoint(self, checkpoint: Callable[..., Any], layer: Callable[..., Any], *inputs: Any) -> Any:
@@ -68,20 +68,20 @@ class ActivationOffload:
         pieces = flat.split(PINNED_PIECE // flat.element_size())
         host = [torch.empty_like(piece, device="cpu", pin_memory=self.copies is not None) for piece in pieces]
         activation = Activation(host, tensor.shape, tensor.device)
-        if self.copies and self.kept:  # whose layer has been computed meanwhile
-            wait_and_free(self.kept[-1])
+        if self.copies and self.activations:  # whose layer has been computed meanwhile
+            wait_and_free(self.activations[-1])
         self._copy(activation, flat, to_host=True)
-        self.kept.append(activation)
+        self.activations.append(activation)
         return activation
 
     def _bring_back(self, activation: Activation) -> torch.Tensor:
-        if activation in self.kept:
-            del self.kept[self.kept.index(activation) :]
+        if activation in self.activations:
+            del self.activations[self.activations.index(activation) :]
         if activation.on_device is None:
             self._start_back(activation)
         flat = wait_and_free(activation)
-        if self.copies and self.kept and self.kept[-1].on_device is None:
-            self._start_back(self.kept[-1])
+        if self.copies and self.activations and self.activations[-1].on_device is None:
+            self._start_back(self.activations[-1])
         return flat.view(activation.shape)
 
     def _start_back(self, activation: Activation) -> None:

@@ -58,6 +58,6 @@ def earliest(divisions: Sequence[Sequence[float]], processes: int, in_rounds: bo
 def duration(costs: Sequence[float], dealt: Sequence[Sequence[int]], in_rounds: bool) -> float:
     """Return the cost at which the last process ends: of the slowest, or of the slowest in each round."""
     if not in_rounds:
-        return max(sum(costs[index] for index in own) for own in dealt)
+        return max(sum(costs[index] for index in indices) for indices in dealt)
     rounds = max(map(len, dealt))
-    return sum(max(costs[own[turn]] for own in dealt if turn < len(own)) for turn in range(rounds))
+    return sum(max(costs[indices[turn]] for indices in dealt if turn < len(indices)) for turn in range(rounds))

@@ -21,8 +21,8 @@ def can_move(accelerator: Any, batches: Sequence[Batch], sharded: bool) -> bool:
             so that rows with images and others cannot be dealt out freely.
     """
     images = [with_images(batch) for batch in batches]
-    some, others = any_of(accelerator, any(images), not all(images))
-    return not (some and (others or sharded))
+    has_images, lacks_images = any_of(accelerator, any(images), not all(images))
+    return not (has_images and (lacks_images or sharded))
 
 
 def everyones(accelerator: Any, batch: Batch) -> Batch:
@@ -63,11 +63,11 @@ def _images(accelerator: Any, batch: Batch) -> Batch:
     for row, key in enumerate(keys := prompt_keys(batch)):
         distinct.setdefault(key, row)
     split = {name: value for name, value in by_row(batch).items() if FIELDS[name].of == "images"}
-    own = [{name: _of_row(value, row).cpu().clone() for name, value in split.items()} for row in distinct.values()]
+    images = [{name: _of_row(value, row).cpu().clone() for name, value in split.items()} for row in distinct.values()]
     places = {key: place for place, key in enumerate(distinct)}
     rows: list[dict[str, torch.Tensor]] = []
     for source in range(accelerator.num_processes):
-        (sent,) = broadcast_object_list([(own, [places[key] for key in keys])], from_process=source)
+        (sent,) = broadcast_object_list([(images, [places[key] for key in keys])], from_process=source)
         tensors, order = sent
         rows += [tensors[place] for place in order]
     return {name: _alike([row[name] for row in rows]) for name in split}
@@ -83,7 +83,7 @@ def _alike(values: list[torch.Tensor]) -> list[torch.Tensor]:
     most = [max(sizes) for sizes in zip(*(value.shape[1:] for value in values), strict=True)]
     padded: dict[int, torch.Tensor] = {}
     for value in values:
-        missing = [size - own for own, size in zip(value.shape[1:], most, strict=True)]
+        missing = [size - present for present, size in zip(value.shape[1:], most, strict=True)]
         sides = [side for size in reversed(missing) for side in (0, size)]
         padded.setdefault(id(value), torch.nn.functional.pad(value, sides) if any(missing) else value)
     return [padded[id(value)] for value in values]

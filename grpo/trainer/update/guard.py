@@ -49,8 +49,8 @@ class NonFiniteGuard:
 
     def note(self, batch: Batch, loss: torch.Tensor, logps: torch.Tensor) -> None:
         """Note a batch, its loss, and its log-probabilities (sequences, length), without waiting for the GPU."""
-        kept = {key: batch[key] for key in KEPT if key in batch}
-        self.seen.append(Seen(kept, loss.detach(), torch.isfinite(logps.detach()).all(1)))
+        fields = {key: batch[key] for key in KEPT if key in batch}
+        self.seen.append(Seen(fields, loss.detach(), torch.isfinite(logps.detach()).all(1)))
 
     def reset(self) -> None:
         """Forget the micro-batches of a step that did not end."""
@@ -94,9 +94,9 @@ def suspects(step: Sequence[Seen]) -> tuple[int, list[tuple[Batch, int]]]:
     rows = [(part, row) for part in step for row in range(part.finite.numel())]
     by_row = [(part.batch, row) for part, row in rows if not part.finite[row]]
     by_loss = [(part.batch, row) for part, row in rows if not torch.isfinite(part.loss)]
-    for level, found in enumerate((by_row, by_loss)):
-        if found:
-            return level, found
+    for level, candidates in enumerate((by_row, by_loss)):
+        if candidates:
+            return level, candidates
     return 2, [(part.batch, row) for part, row in rows]
 
 
@@ -118,9 +118,9 @@ def write_rows(file: Path, step: int, seen_rows: Sequence[Seen], tokenizer: Any)
             "completion": tokenizer.decode(completion),
         }
         lines.append(json.dumps(content) + "\n")
-    found = gather_object([(level, line) for line in lines])
+    gathered = gather_object([(level, line) for line in lines])
     if is_main_process():
-        best = min((level for level, _ in found), default=0)
+        best = min((level for level, _ in gathered), default=0)
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a") as stream:
-            stream.writelines(line for level, line in found if level == best)
+            stream.writelines(line for level, line in gathered if level == best)

@@ -212,7 +212,7 @@ class StepUpdate:
         smaller = limits(tokens, processes, self.budget.tokens)[1:]
         divisions += [self._divided(everyone, limit) for limit in smaller]
         size = self.packing.hidden_size
-        costs = [[cost([one.part], self.budget.tokens, size) for one in microbatches] for microbatches in divisions]
+        costs = [[cost([microbatch.part], self.budget.tokens, size) for microbatch in choice] for choice in divisions]
         chosen, dealt = earliest(costs, processes, in_rounds=self.sharded)
         return [divisions[chosen][index] for index in dealt[self.accelerator.process_index]]
 
@@ -277,28 +277,28 @@ class StepUpdate:
         The micro-batch also shows TRL's entropy controller the end of the step, and gives a gradient of zero, as in
         TRL, to weights that only skipped completions use.
         """
-        found = {}
+        coefficients = {}
         several = self.accelerator.num_processes > 1 or self.sharded
         images_skipped = step.skipped and "pixel_values" in batches[0][0]
         if several or images_skipped or self.traits.entropy_bonus or not step.microbatches:
             _, metrics = self._backward(model, nothing(batches), alone=False)
             if self.traits.entropy_bonus:
-                (found["entropy_coef"],) = metrics.pop("entropy_coef")
+                (coefficients["entropy_coef"],) = metrics.pop("entropy_coef")
             step.add(metrics, tokens=0, rows=0, policy_weight=0.0)
         if self.accelerator.num_processes > 1:
             step = merge(gather_object([step]))
-        return found | step.result() | {"update/max_tokens_per_microbatch": self.budget.tokens}
+        return coefficients | step.result() | {"update/max_tokens_per_microbatch": self.budget.tokens}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next steps depend on."""
-        trials = dict(self.packing.sharing.found)  # which other data, or another machine, may show otherwise
+        trials = dict(self.packing.sharing.results)  # which other data, or another machine, may show otherwise
         return {"budget": self.budget.state_dict(), "guard": self.guard.state_dict(), "trials": trials}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` has returned."""
         self.budget.load_state_dict(state["budget"])
         self.guard.load_state_dict(state["guard"])
-        self.packing.sharing.found |= state.get("trials", {})  # which version 0.2.0 did not save
+        self.packing.sharing.results |= state.get("trials", {})  # which version 0.2.0 did not save
 
     def drop_gradients(self, model: Any) -> None:
         """Drop the gradients, so that a step of the optimizer changes nothing."""

@@ -204,6 +204,6 @@ def test_an_oom_in_a_trial_decides_nothing_about_a_policy(tmp_path: Path, passes
         "",
     )
     assert fault.raised == 1
-    assert trainer.packing.sharing.found == {"padding": False, "text": True}
+    assert trainer.packing.sharing.results == {"padding": False, "text": True}
     assert trainer.rollouts.completer.batching._joined
     assert trainer.rollouts.completer.batching._keys_shared

@@ -47,7 +47,7 @@ def test_two_calls_are_attention_within_the_groups(name: str, monkeypatch: pytes
 
 def test_the_number_of_parts_is_that_of_prompts_and_completions() -> None:
     segments = segments_of(GROUPS["two groups"], CPU)
-    assert segments.own.bounds.tolist() == [0, 5, 8, 11, 15, 21, 23, 24]
+    assert segments.of_all.bounds.tolist() == [0, 5, 8, 11, 15, 21, 23, 24]
     assert segments.completions.tolist() == [*range(5, 15), *range(21, 24)]
     assert segments.prompts.tolist() == [*range(5), *range(15, 21)]
     assert segments.of_completions.bounds.tolist() == [0, 10, 13]

@@ -151,7 +151,9 @@ def test_a_batch_with_images_begins_again_after_a_checkpoint() -> None:
     in_flight = AsyncRollouts(2, sampling, EngineCheck("float32", "cpu", of_script=False))
     for problem, images in enumerate((None, ["plot"])):
         begun = Begun([problem], policy=0)
-        begun.made.set_result(Made([([Completion(problem, [1], [2], None, None, "?", "", [1.0], {}, images)], False)]))
+        begun.rollouts.set_result(
+            Made([([Completion(problem, [1], [2], None, None, "?", "", [1.0], {}, images)], False)])
+        )
         in_flight._begun.append(begun)
     state = in_flight.state_dict()["in_flight"]
     assert ([finished["problems"] for finished in state["finished"]], state["again"]) == ([[0]], [[1]])
@@ -161,11 +163,11 @@ def test_a_finished_batch_is_saved_with_its_kept_tokens(tmp_path: Path) -> None:
     logps = [KeptLogprob(-1.5, [3, 4]), None]
     completion = Completion(7, [1], [2, 3], None, logps, "a", "b", [1.0], {"x": {"y": 2}}, policy=3)
     begun = Begun([7], policy=3)
-    begun.made.set_result(Made([([completion], False)], {"m": [1.0]}))
+    begun.rollouts.set_result(Made([([completion], False)], {"m": [1.0]}))
     torch.save(saved(begun), tmp_path / "file")
     again = loaded(torch.load(tmp_path / "file", weights_only=True))
-    assert (again.problems, again.policy, again.made.result()) == ([7], 3, begun.made.result())
-    (((completion,), _),) = again.made.result().groups
+    assert (again.problems, again.policy, again.rollouts.result()) == ([7], 3, begun.rollouts.result())
+    (((completion,), _),) = again.rollouts.result().groups
     assert list(completion.logps[0].kept) == [3, 4]
 
 
@@ -218,8 +220,8 @@ def test_what_cannot_be_in_flight_is_named(tmp_path: Path, options: dict[str, An
 def test_a_column_that_arrow_does_not_know_is_lost_alone() -> None:
     columns = {"mixed": [1, "a"], "large": 2**70, "keys": {1: 2}, "number": 3.5}
     begun = Begun([7], policy=0)
-    begun.made.set_result(Made([([Completion(7, [1], [2, 3], None, None, "a", "b", [1.0], columns)], False)]))
-    (((completion,), _),) = loaded(saved(begun)).made.result().groups
+    begun.rollouts.set_result(Made([([Completion(7, [1], [2, 3], None, None, "a", "b", [1.0], columns)], False)]))
+    (((completion,), _),) = loaded(saved(begun)).rollouts.result().groups
     assert completion.columns == {"mixed": None, "large": None, "keys": None, "number": 3.5}
 
 

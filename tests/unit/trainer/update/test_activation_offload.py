@@ -129,14 +129,14 @@ def test_the_streams_of_a_gpu_wait_for_each_other(monkeypatch: pytest.MonkeyPatc
     offload = ActivationOffload(torch.device("cuda"))
 
     def watch(*args: Any) -> None:
-        held = [one.on_device is not None for one in offload.kept]
+        held = [one.on_device is not None for one in offload.activations]
         on_device.append((len(held), sum(held)))
 
     for layer in model.model.layers:
         layer.mlp.register_forward_pre_hook(watch)
     with driver, offload.of(model):
         found = gradients()
-    assert not offload.kept
+    assert not offload.activations
     assert all(map(torch.equal, found, expected))
     forward, backward = on_device[:5], on_device[5:]
     assert forward == [(layer, 1) for layer in range(1, 6)], "in the forward pass an input leaves while its layer works"

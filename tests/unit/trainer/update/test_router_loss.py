@@ -45,7 +45,7 @@ def test_gradient_and_router_loss_are_those_of_stock_trl(case: str, tmp_path: Pa
         assert log["aux_loss"] == pytest.approx(stock_log["aux_loss"], rel=1e-5)
         assert log["update/microbatches"] > 1
         assert log["update/rows_skipped"] == 0
-    assert trainer.packing.sharing.found == {"padding": False, "text": True}
+    assert trainer.packing.sharing.results == {"padding": False, "text": True}
 
 
 @pytest.mark.parametrize("passes", [(1,), (2,), (3,)], ids=["counting", "counting later", "update"])
