@@ -18,17 +18,15 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from grpo.cli import WANTS_TRACEBACK, check_can_train, leave, output_in, quick_imports, quoted, start
-from grpo.config.check import check
-from grpo.config.data_files import check_files
+from grpo.cli import WANTS_TRACEBACK, leave, output_in, quick_imports, quoted, start
 from grpo.config.mixture import limit_of, single_tasks
 from grpo.config.schema import ROOT
-from grpo.extras.environments.taskset import with_taskset
+from grpo.prepared import checked, take_gpu
 from grpo.rundir.files import write_json
 from grpo.rundir.run_dir import read_run
 from grpo.rundir.summary import with_interval
 from grpo.utils.errors import ConfigError, RunError
-from grpo.utils.hardware import check_pytorch_sees_gpu, take_one_gpu
+from grpo.utils.hardware import check_pytorch_sees_gpu
 
 PROGRAM = "grpo.evaluate"
 log = logging.getLogger(__name__)
@@ -38,10 +36,7 @@ log = logging.getLogger(__name__)
 def job(config: DictConfig) -> float:
     """Evaluate a model; return its greedy accuracy."""
     try:
-        check_can_train()
-        config, _ = with_taskset(config, [])
-        check(config)
-        check_files(config.task)
+        config, _ = checked(config, [], starts=False)
         if config.evaluate.samples < 0 or config.evaluate.batch_size < 1 or config.evaluate.temperature <= 0:
             raise ConfigError("evaluate: samples from 0, temperature above 0, batch_size from 1")
         if not config.task.eval.size:
@@ -64,9 +59,8 @@ def evaluate_in(output: Path, config: DictConfig) -> float:
         ConfigError: the input is wrong.
         RunError: the evaluation failed; the log has the traceback.
     """
+    take_gpu(config)
     if not config.train.use_cpu:
-        if taken := take_one_gpu():
-            print(taken, file=sys.stderr)
         check_pytorch_sees_gpu()
     with quick_imports():
         from grpo.evaluation.model import evaluate_model

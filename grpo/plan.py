@@ -17,14 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo.cli import WANTS_TRACEBACK, leave, quoted, start
-from grpo.config.check import check, check_shard
 from grpo.config.messages import meant
 from grpo.config.schema import ROOT
-from grpo.extras.environments.taskset import with_taskset
-from grpo.launching.processes import with_processes
 from grpo.planning.advice import advise
 from grpo.planning.duration import Duration, expected_duration
 from grpo.planning.fit import Plan, make_plan
+from grpo.prepared import checked
 from grpo.utils.errors import ConfigError
 
 PROGRAM = "grpo.plan"
@@ -41,10 +39,7 @@ def job(config: DictConfig) -> None:
     try:
         if config.plan.format not in FORMATS:
             raise ConfigError(f"plan.format={config.plan.format}: unknown{meant(config.plan.format, FORMATS)}")
-        config, overrides = with_processes(config, list(HydraConfig.get().overrides.task))
-        config, overrides = with_taskset(config, overrides)
-        check(config)
-        check_shard(config)
+        config, overrides = checked(config, list(HydraConfig.get().overrides.task), loads=False)
         run_dir = Path(HydraConfig.get().runtime.output_dir)
         if config.plan.table or config.plan.longest:
             show_many(config, overrides, run_dir)

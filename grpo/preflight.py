@@ -18,19 +18,15 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from grpo.cli import WANTS_TRACEBACK, check_can_train, leave, quick_imports, start
-from grpo.config.check import check, check_shard
-from grpo.config.data_files import check_files
+from grpo.cli import WANTS_TRACEBACK, leave, quick_imports, start
 from grpo.config.messages import meant
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
-from grpo.extras.environments.taskset import with_taskset
-from grpo.launching.processes import with_processes
-from grpo.planning.fit import Plan, make_plan
+from grpo.prepared import checked, planned, take_gpu
 from grpo.rundir.files import write_json
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError, RunError
-from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu
+from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu
 from grpo.utils.terminal import on_signals
 
 PROGRAM = "grpo.preflight"
@@ -68,19 +64,13 @@ def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str
         ConfigError: the input is wrong.
         RunError: sampling failed; the log has the traceback.
     """
-    check_can_train()
     check_options(config.preflight)
     if is_launched():
         raise ConfigError("it samples in one process: start it without torchrun or accelerate")
-    config, overrides = with_processes(config, overrides)
-    config, overrides = with_taskset(config, overrides)
-    check(config)
-    check_shard(config)
-    check_files(config.task)
-    plan = planned(config)
+    config, overrides = checked(config, overrides)
+    plan = planned(config, overrides)
+    take_gpu(config)
     if not config.train.use_cpu:
-        if taken := take_one_gpu():
-            print(taken, file=sys.stderr)
         check_pytorch_sees_gpu()
     if config.plan.enforce:
         check_gpu(config.gpu)
@@ -118,25 +108,6 @@ def check_options(options: DictConfig) -> None:
         raise ConfigError(f"preflight.samples={options.samples}: completions per problem, 2 to {MAX_SAMPLES}")
     if options.problems < 2:
         raise ConfigError(f"preflight.problems={options.problems}: at least 2, as a forecast compares problems")
-
-
-def planned(config: DictConfig) -> Plan | None:
-    """Return the plan of the run; None if it cannot be planned.
-
-    Raises:
-        ConfigError: the run does not fit.
-    """
-    try:
-        plan = make_plan(config)
-    except ConfigError:
-        if config.plan.enforce:
-            raise
-        return None
-    if plan.problem and config.plan.enforce:
-        raise ConfigError(
-            f"does not fit: {plan.problem}; `python -m grpo.plan` with the same arguments says what helps"
-        )
-    return plan
 
 
 def command_line(arguments: list[str]) -> list[str]:

@@ -19,12 +19,13 @@ from packaging.version import Version
 
 from grpo.cli import WANTS_TRACEBACK, leave, start
 from grpo.config.batch import longest_request
-from grpo.config.check import check
+from grpo.config.facts import generator_of, is_quantized
 from grpo.config.resolve import Resolved, resolve
 from grpo.config.schema import ROOT
 from grpo.config.transport import LOOPBACK, engine_rank
 from grpo.generation.vllm.server import EXTENSION, LAUNCHER, adapters, answers, is_taken
 from grpo.generation.vllm.server_key import KEY, MIDDLEWARE
+from grpo.prepared import checked
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import free_gpu_memory
 
@@ -73,7 +74,7 @@ def command(settings: Resolved) -> list[str]:
     switches += ["--middleware", MIDDLEWARE] if os.environ.get(KEY) else []
     if settings.peft is not None and transport.adapter:
         switches.append("--enable-lora")
-        options |= {"quantization": "bitsandbytes"} if settings.peft.get("quantization") else {}
+        options |= {"quantization": "bitsandbytes"} if is_quantized(settings.peft) else {}
         options["max-lora-rank"] = engine_rank(settings.peft.get("r", 8))
         options |= {"max-loras": adapters(settings.engine.staleness)} if settings.engine.staleness else {}
     else:
@@ -138,8 +139,8 @@ def last_error(log: Path) -> str:
 def job(config: DictConfig) -> None:
     """Serve the model of a command line."""
     try:
-        check(config)
-        if not config.train.use_vllm or config.train.vllm_mode != "server" or config.train.vllm_server_base_url:
+        config, _ = checked(config, [], loads=False, starts=False)
+        if generator_of(config.train) != "server" or config.train.vllm_server_base_url:
             raise ConfigError(
                 "omit generation= and train.vllm_server_base_url: a server is started for generation=vllm_server, at "
                 "train.vllm_server_host and train.vllm_server_port"

@@ -15,19 +15,17 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from grpo.cli import WANTS_TRACEBACK, check_can_train, leave, quick_imports, start
+from grpo.cli import WANTS_TRACEBACK, leave, quick_imports, start
 from grpo.config.batch import node_range
-from grpo.config.check import check, check_deepspeed, check_shard
-from grpo.config.data_files import check_files
+from grpo.config.check import check_deepspeed
+from grpo.config.facts import generator_of
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
-from grpo.extras.environments.taskset import with_taskset
 from grpo.launching.causes import STOPPED
 from grpo.launching.elastic import launch
-from grpo.launching.processes import check_processes, with_processes, without_shard
+from grpo.launching.processes import check_processes
 from grpo.launching.rendezvous import choose_directory, has_several, is_first
-from grpo.planning.advice import advise
-from grpo.planning.fit import Plan, make_plan
+from grpo.prepared import checked, planned, take_gpu
 from grpo.rundir.files import write_json
 from grpo.rundir.lock import take
 from grpo.rundir.resume import check_named, how_to_continue
@@ -43,7 +41,7 @@ from grpo.utils.distributed import (
     restarts,
 )
 from grpo.utils.errors import ConfigError, RunError
-from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu, take_one_gpu, use_expandable_segments
+from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu, use_expandable_segments
 from grpo.utils.terminal import keep, on_signals
 from rewards.isolation.system import end_with_parent
 
@@ -82,34 +80,25 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
         ConfigError: the input is wrong, the run does not fit, or the directory belongs to another run.
         RunError: the run failed.
     """
-    check_can_train()
     if config.sweep.resume:
         raise ConfigError(
             "sweep.resume=true: a sweep is run with -m; a run resumes with train.resume_from_checkpoint=auto"
         )
-    config, overrides = with_processes(config, overrides)
-    config, overrides = with_taskset(config, overrides)
-    config = without_shard(config)
+    config, overrides = checked(config, overrides)
     check_processes(config)
-    check(config)
-    check_shard(config)
     check_deepspeed(config.train)
-    check_files(config.task)
     if is_main_process() and BY_US not in os.environ and (is_launched() or is_first(config)):  # else another has it
         take(run_dir)
     if has_several(config) or has_other_machines():
         end_silent_connections(config.launch.timeout / 3)
     if config.launch.processes * node_range(config)[1] > 1 and not is_launched():
-        plan_first(config, overrides)
+        planned(config, overrides)
         check_named(config.train.resume_from_checkpoint)
         if not WANTS_TRACEBACK:  # Hydra's variable, which this process has set for itself
             os.environ.pop("HYDRA_FULL_ERROR", None)
         return launch(config, run_dir, PROGRAM)
-    if not config.train.use_cpu and (taken := take_one_gpu()):
-        print(taken, file=sys.stderr)
-    if config.gpu is not None and config.gpu.found and is_main_process():
-        print(config.gpu.found, file=sys.stderr)
-    plan = plan_first(config, overrides)
+    take_gpu(config)
+    plan = planned(config, overrides)
     settings = resolve(config, plan)
     check_named(config.train.resume_from_checkpoint)
     if not config.train.use_cpu:
@@ -139,32 +128,9 @@ def expands(train: DictConfig) -> bool:
     The memory pool of a sleeping vLLM refuses it, and so does vLLM's custom all-reduce over several GPUs: CUDA cannot
     export such memory to another process (https://github.com/vllm-project/vllm/issues/42609).
     """
-    colocated = train.use_vllm and train.vllm_mode == "colocate"
-    return not (colocated and (train.vllm_enable_sleep_mode or train.vllm_tensor_parallel_size > 1))
-
-
-def plan_first(config: DictConfig, overrides: list[str]) -> Plan | None:
-    """Return the plan of the run; None if it is not wanted and cannot be made.
-
-    Raises:
-        ConfigError: it does not fit, with changes that help.
-    """
-    try:
-        plan = make_plan(config)
-    except ConfigError:
-        if config.plan.enforce:
-            raise
-        return None
-    if plan.problem and config.plan.enforce:
-        tries = [
-            f"{' '.join(hint['overrides'])} ({hint['peak_gb']:.1f} GiB)" for hint in advise(overrides, config, plan)
-        ]
-        advice = f"try {', or '.join(tries)}; " if tries else ""
-        raise ConfigError(
-            f"does not fit: {plan.problem}; {advice}`python -m grpo.plan` with the same arguments reports more, and "
-            "plan.enforce=false runs it anyway"
-        )
-    return plan
+    return not (
+        generator_of(train) == "colocated" and (train.vllm_enable_sleep_mode or train.vllm_tensor_parallel_size > 1)
+    )
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo.config.batch import processes
+from grpo.config.facts import generator_of, is_quantized
 from grpo.config.messages import of_resolver
 from grpo.utils.errors import ConfigError
 from grpo.utils.hardware import build_of_pytorch
@@ -95,11 +96,11 @@ def check_amd(config: DictConfig) -> None:
         raise ConfigError(
             f"train.optim={train.optim}: only CDNA moves pages of managed memory (XNACK); use adamw_8bit, or peft=lora"
         )
-    quantized = config.peft is not None and config.peft.get("quantization")
+    quantized = is_quantized(config.peft)
     if (quantized or of_bitsandbytes(train)) and (lacking := no_bitsandbytes()):
         key = "peft.quantization" if quantized else f"train.optim={train.optim}"
         raise ConfigError(f"{key}: {lacking}; use peft=lora train.optim=adamw_torch")
-    if train.use_vllm and train.vllm_mode == "colocate" and train.vllm_enable_sleep_mode and not is_cdna(config):
+    if generator_of(train) == "colocated" and train.vllm_enable_sleep_mode and not is_cdna(config):
         raise ConfigError(
             "train.vllm_enable_sleep_mode=true: of AMD's GPUs vLLM can put only CDNA (MI300) to sleep; leave it out"
         )
@@ -110,7 +111,7 @@ def why_no_vllm(config: DictConfig) -> str | None:
     vendor = vendor_of(config)
     if vendor == "apple":
         return "vLLM has no wheel for PyTorch on a Mac"
-    if vendor == "amd" and config.peft is not None and config.peft.get("quantization"):
+    if vendor == "amd" and is_quantized(config.peft):
         return "vLLM on ROCm does not take weights of bitsandbytes (peft.quantization)"
     return None
 

@@ -5,6 +5,7 @@ import math
 from omegaconf import DictConfig
 
 from grpo.config.batch import SLICES, completions, keep_batch, node_range
+from grpo.config.facts import generator_of
 from grpo.config.options import LOSS_MEANS, steps_in_backward
 from grpo.utils.errors import ConfigError
 
@@ -67,7 +68,7 @@ def check_number(config: DictConfig, nodes: int, when: str) -> None:
 def why_fixed(config: DictConfig) -> str | None:
     """Return why a run cannot change its number of processes exactly; None if it can."""
     train, slices = config.train, "depends on the completions that are computed together on a process"
-    colocated = train.use_vllm is not False and train.vllm_mode == "colocate"
+    colocated = generator_of(train) in ("colocated", "undecided")
     several = train.num_iterations > 1 or train.steps_per_generation or train.generation_batch_size
     reasons = {
         "train.deepspeed: DeepSpeed loads its state into as many processes as have saved it; use shard=fsdp2": (

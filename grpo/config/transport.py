@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from grpo.config.facts import is_quantized
 from grpo.config.options import VLLM
 from grpo.utils.hardware import visible_gpus
 
@@ -78,7 +79,7 @@ def why_merged(config: "DictConfig") -> str | None:
     train = config.train
     if reason := why_not(config.peft):
         return reason
-    if config.peft.get("quantization") and computed_in(config) not in ("bfloat16", "float16"):
+    if is_quantized(config.peft) and computed_in(config) not in ("bfloat16", "float16"):
         half = "in half precision (train.bf16=true model.dtype=bfloat16)"
         return f"vLLM quantizes only where it computes {half}, and this run computes in {computed_in(config)}"
     if train.vllm_mode == "server" and not on_this_machine(train):

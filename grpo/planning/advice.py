@@ -10,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from grpo.config.batch import node_range
 from grpo.config.check import check, check_shard
+from grpo.config.facts import generator_of, is_quantized
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.config.schema import ROOT
 from grpo.planning import images
@@ -204,7 +205,7 @@ def harmless_first(config: DictConfig) -> Iterator[Change]:
     yield from less_vision(config)
     if full:
         yield {"peft": "lora"}, "trains adapters instead of all weights"
-    if full or not config.peft.get("quantization"):
+    if full or not is_quantized(config.peft):
         yield {"peft": "qlora"}, "trains adapters on a base in 4 bits"
     length = config.train.max_completion_length // 2
     while length >= 128:
@@ -217,7 +218,7 @@ def harmless_first(config: DictConfig) -> Iterator[Change]:
 def same_result(config: DictConfig) -> Iterator[Change]:
     """Yield changes that make a run of a single process smaller and keep its result."""
     train, update = config.train, config["update"]
-    colocated = train.use_vllm and train.vllm_mode == "colocate"
+    colocated = generator_of(train) == "colocated"
     if update.max_tokens_per_microbatch != "auto":
         yield {"update.max_tokens_per_microbatch": "auto"}, "the same result"
     if colocated and train.vllm_gpu_memory_utilization is not None:
@@ -253,9 +254,9 @@ def less_vision(config: DictConfig) -> Iterator[Change]:
 
 def better_uses(config: DictConfig, planner: Planner) -> list[dict[str, Any]]:
     """Return changes that use more of the GPU and still fit."""
-    train, peft = config.train, config.peft
+    train = config.train
     changes = list(onto_the_gpu(config))
-    if peft is not None and peft.get("quantization"):
+    if is_quantized(config.peft):
         changes.append(({"peft": "lora"}, "weights in half precision instead of 4 bits, faster"))
     changes += [({"model": name}, "a larger model") for name in other_models(config, larger=True)]
     if train.gradient_checkpointing:

@@ -11,6 +11,7 @@ from functools import cache
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import completions, processes
+from grpo.config.facts import generator_of
 from grpo.config.mixture import generated
 from grpo.planning.activations import tiled
 from grpo.planning.fit import AT_ONCE, Plan
@@ -171,7 +172,7 @@ def step_phases(train: DictConfig, shape: Shape, workload: Workload, speed: Spee
     scored = by_engine and train.vllm_importance_sampling_correction
     if scored or train.num_iterations > 1:
         phases["log-probabilities"] = forward / train.num_iterations
-    if by_engine and train.vllm_mode == "colocate":
+    if generator_of(train) == "colocated":
         phases["weights to vLLM"] = generations * 2 * weights(shape, workload) / speed.bandwidth
     return phases
 

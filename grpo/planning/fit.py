@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from grpo.config.devices import check_device, why_no_vllm
+from grpo.config.facts import generator_of, is_quantized
 from grpo.config.tools import keeps_engine_awake
 from grpo.config.transport import QUANTIZES, Transport, transport_of
 from grpo.planning.from_config import find_shape, workload_of
@@ -175,7 +176,7 @@ def plan_generation(config: DictConfig, machine: Machine, least: bool = False) -
     large = find_shape(config.model).parameters() >= parameters
     pays = large and (config.train.max_completion_length or 0) >= tokens
     able = find_spec("vllm") is not None
-    if config.peft and config.peft.get("quantization"):
+    if is_quantized(config.peft):
         able = able and find_spec(QUANTIZES) is not None and transport_of(config).adapter
     able = able and not (why_biased(config.train) or why_no_vllm(config))
     for use_vllm in (True, False) if pays and able and not least else (False,):
@@ -201,10 +202,9 @@ def choose(
     least = min(workload.sequence, UNMEASURED)  # a longer sequence is a micro-batch of its own
     if automatic:
         workload = replace(workload, tokens=least)
-    colocated = config.train.use_vllm and config.train.vllm_mode == "colocate"
     if config.train.use_vllm and config.peft and config.engine.lora == "adapter" and not transport.adapter:
         settings["engine.lora"] = "merged"
-    if colocated:
+    if generator_of(config.train) == "colocated":
         reason = transport.unshared_because
         if config.engine.share_weights is True and reason:
             raise ConfigError(f"engine.share_weights=true: {reason}; use auto")

@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from grpo.config.batch import completions_per_process, node_range, processes
+from grpo.config.facts import generator_of
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.config.schema import PARTS, REWARD_MODEL, ROOT
 from grpo.config.transport import transport_of
@@ -112,7 +113,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
     if train.resume_from_checkpoint:  # bitsandbytes loads a state onto the GPU
         optimizer = optimizer.removeprefix("paged_")
     tokens = config["update"].max_tokens_per_microbatch
-    colocated = train.use_vllm and train.vllm_mode == "colocate"
+    generator = generator_of(train)
     images = bool(config.task.images)
     shared = config["update"].share_prompts and not (images and sharding.library)  # see `Sharing`
     per_generation = completions_per_process(config.train, processes(config))
@@ -140,8 +141,8 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         reference=bool(train.beta) and not peft,
         reward_models=reward_models_of(config),
         gradients_on_host=config["update"].gradients_on_host,
-        vllm_fraction=(train.vllm_gpu_memory_utilization or 0.0) if colocated else 0.0,
-        on_server=bool(train.use_vllm) and not colocated,
+        vllm_fraction=(train.vllm_gpu_memory_utilization or 0.0) if generator == "colocated" else 0.0,
+        on_server=generator == "server",
         sends_adapter=bool(train.use_vllm) and transport_of(config).adapter,
         vllm_sleeps=train.vllm_enable_sleep_mode,
         vllm_fp8=bool(config.engine.quantization),

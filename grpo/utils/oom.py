@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
-from grpo.utils.errors import DoesNotFit
+from grpo.utils.errors import DoesNotFit, described
 
 Part = TypeVar("Part", bound=Sized)
 Result = TypeVar("Result")
@@ -38,6 +38,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError) or "CUDNN_STATUS_NOT_SUPPORTED" in str(error):
         return False
     return should_reduce_batch_size(error) or any(text in str(error) for text in TEXTS)
+
+
+def tried(work: Callable[[], Result]) -> tuple[Result | None, str | None]:
+    """Return the result of a trial and None, or None and the reason why a model or a kernel cannot do this.
+
+    An OOM says nothing of the model, and is raised.
+    """
+    try:
+        return work(), None
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return None, described(error)
 
 
 def smaller_until_it_fits(

@@ -11,8 +11,7 @@ from transformers import GenerationConfig
 
 from grpo.generation.transformers.continuous_batch import ContinuousBatch, in_step
 from grpo.utils.attention import policy_of, relative_rounding
-from grpo.utils.errors import described
-from grpo.utils.oom import is_out_of_memory
+from grpo.utils.oom import tried
 
 PROMPTS, COMPLETIONS = (5, 3, 4), (4, 1, 3)
 """Tokens of each prompt, and of its completions."""
@@ -40,17 +39,17 @@ def why_not_joined(model: Any, shares_keys: bool) -> str | None:
         inputs = {"input_ids": ids, "attention_mask": (ids != pad).long()}
         return inputs | {"generation_config": config, "logits_processor": [dictated]}
 
-    try:
+    def complete() -> None:
         model.generate(**arguments_of(alone, 0, 1, 2))
         batch, most = ContinuousBatch(), 0 if in_step(model) else 2
         for places, numbers, left in (((0, 1), [[0, 1], [2]], most), ((2,), [[3, 4]], 0)):
             arguments = arguments_of(batched, *places)
             inputs = {name: arguments.pop(name) for name in ("input_ids", "attention_mask")}
             batch.begin(model, inputs, numbers, left, shares_keys, **arguments)
-    except Exception as error:  # whatever a model makes of a batch that it does not know
-        if is_out_of_memory(error):  # of the device, not of the model
-            raise
-        return described(error)
+
+    _, reason = tried(complete)
+    if reason:
+        return reason
     if alone.seen.keys() != batched.seen.keys():
         return "its completions have other lengths"
     pairs = [(row, *alone.seen[place]) for place, rows in batched.seen.items() for row in rows]

@@ -21,6 +21,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.import_utils import is_vllm_available
 
 from grpo.config.batch import longest_request
+from grpo.config.facts import is_quantized
 from grpo.config.transport import LOOPBACK, engine_rank, why_not
 from grpo.data.images import engine_options
 from grpo.generation.backend import Backend
@@ -122,7 +123,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         """Check that vLLM is installed, and that the server, if there is one, suits this run."""
         train, peft, by_adapter = settings.train, settings.peft, settings.transport.adapter
         has_gpu = torch.cuda.is_available() and not train.use_cpu
-        server.check_vllm(train, has_gpu or by_adapter, bool(peft and peft.get("quantization")))
+        server.check_vllm(train, has_gpu or by_adapter, is_quantized(peft))
         if settings.engine.quantization not in (None, "fp8_per_channel") and not has_gpu:
             raise ConfigError(
                 f"engine.quantization={settings.engine.quantization}: on a CPU vLLM quantizes per channel; use "

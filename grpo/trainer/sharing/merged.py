@@ -7,7 +7,7 @@ log-sum-exp: given the merged ones, it returns its part of the gradient, as in r
 On a CPU each prompt has calls of its own; on a GPU those of all prompts are two (`grpo/trainer/sharing/varlen.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ import torch
 
 from grpo.trainer.sharing.layout import Group
 from grpo.trainer.sharing.varlen import Segments, VarlenAttention, segments_of
-from grpo.utils.oom import is_out_of_memory
+from grpo.utils.oom import tried
 
 aten = torch.ops.aten
 
@@ -148,29 +148,27 @@ def is_exact(device: torch.device, dtype: torch.dtype, heads: int, pairs: int, s
     visible[5:15, :5] = True
     random = (torch.randn(1, number, 23, size, generator=generator) for number in (heads, heads, pairs, pairs))
     gradient, *tensors = (value.to(device, dtype) for value in random)
-    results = []
+    attention, mask = torch.nn.functional.scaled_dot_product_attention, visible.tril().to(device)
+
+    def merged(leaves: list[torch.Tensor]) -> torch.Tensor:
+        return merged_attention(leaves, layout_on(device, groups), None)
+
+    def masked(leaves: list[torch.Tensor]) -> torch.Tensor:
+        return attention(*leaves, mask, enable_gqa=heads != pairs)
+
+    def results_of(way: Callable[[list[torch.Tensor]], torch.Tensor], kind: torch.dtype) -> list[Any]:
+        leaves = [tensor.detach().to(kind).requires_grad_() for tensor in tensors]
+        output = way(leaves)
+        output.backward(gradient.to(kind))
+        return [output.detach(), *(tensor.grad for tensor in leaves)]
+
     # within a checkpointed layer, too, whose hooks would count the tensors that are saved here as the layer's
     unseen = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
     with unseen, torch.enable_grad(), torch.autocast(device.type, enabled=False):
-        for merged in (True, False):
-            query, key, value = leaves = [
-                tensor.detach().to(dtype if merged else torch.float32).requires_grad_() for tensor in tensors
-            ]
-            if merged:
-                try:
-                    output = merged_attention(leaves, layout_on(device, groups), None)
-                    output.backward(gradient)
-                except RuntimeError as error:  # of kernels that do not take these numbers
-                    if is_out_of_memory(error):
-                        raise
-                    return False
-            else:
-                mask = visible.tril().to(device)
-                attention = torch.nn.functional.scaled_dot_product_attention
-                output = attention(query, key, value, mask, enable_gqa=heads != pairs)
-                output.backward(gradient.float())
-            results.append([output.detach(), *(tensor.grad for tensor in leaves)])
+        results, _ = tried(lambda: results_of(merged, dtype))
+        exact_results = results_of(masked, torch.float32)
     tolerance = 16 * torch.finfo(dtype).eps
-    return all(
-        float((mine - exact).norm()) <= tolerance * float(exact.norm()) for mine, exact in zip(*results, strict=True)
+    return results is not None and all(
+        float((mine - exact).norm()) <= tolerance * float(exact.norm())
+        for mine, exact in zip(results, exact_results, strict=True)
     )

@@ -31,9 +31,8 @@ from grpo.trainer.processes import any_of
 from grpo.trainer.sharing.scoring import score
 from grpo.utils.adapters import why_not_by_token
 from grpo.utils.attention import policy_of, relative_rounding
-from grpo.utils.errors import described
 from grpo.utils.modes import without_dropout
-from grpo.utils.oom import is_out_of_memory, twice
+from grpo.utils.oom import is_out_of_memory, tried, twice
 
 log = logging.getLogger(__name__)
 LENGTHS = (13, 9, 1, 2, 1, 5)
@@ -159,12 +158,10 @@ def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> Reasons:
         return Reasons(reason, reason)
     if others := set(getattr(config, "layer_types", None) or ()) - LAYERS:
         return Reasons(None, f"some of its layers are neither full nor sliding attention ({', '.join(sorted(others))})")
-    try:
-        shared, layers = shared_scores(model, rows)
-    except Exception as error:  # whatever a model makes of a layout that it does not know
-        if is_out_of_memory(error):  # of the device, not of the model
-            raise
-        return Reasons(None, described(error))
+    scores, reason = tried(lambda: shared_scores(model, rows))
+    if scores is None:
+        return Reasons(None, reason)
+    shared, layers = scores
     if layers < (expected := getattr(config, "num_hidden_layers", 0)):
         return Reasons(None, f"{expected - layers} of its {expected} layers do not attend as transformers' layers do")
     difference, allowed = distance(alone, shared, rows), NOISE * (noise + unit * size)

@@ -12,6 +12,7 @@ from grpo.config.batch import check_groups, check_whole_groups
 from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.messages import meant
 from grpo.config.options import LOSS_MEANS
+from grpo.prepared import checked
 from grpo.utils.diagnosis import sampling_filters
 from grpo.utils.errors import ConfigError
 
@@ -366,10 +367,8 @@ def test_filters_are_those_that_vllm_is_given(
     ],
 )
 def test_what_cannot_be_sharded_is_said(composed: Callable[..., DictConfig], line: list[str], problem: str) -> None:
-    config = composed(*line)
     with pytest.raises(ConfigError, match=problem):
-        check(config)
-        check_shard(config)
+        checked(composed(*line), [], loads=False)
 
 
 def test_deepspeed_has_to_be_installed(composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch) -> None:
