@@ -30,8 +30,8 @@ def node_range(config: "DictConfig") -> tuple[int, int]:
         ConfigError: it is neither a number nor a range.
     """
     text = str(config.launch.nodes)
-    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    least, most = (int(number or found[1]) for number in found.groups()) if found else (0, 0)
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    least, most = (int(number or match[1]) for number in match.groups()) if match else (0, 0)
     if not 1 <= least <= most:
         raise ConfigError(f"launch.nodes={text}: a positive number of machines, or the least and the most, as in 2:4")
     return least, most
@@ -87,12 +87,12 @@ def completions_per_process(train: "DictConfig", processes: int) -> int:
 
 def check_whole_groups(train: "DictConfig", rewards: Iterable[str], processes: int) -> None:
     """Check that no group is divided over processes; `rewards` compare the completions of a group."""
-    own = completions_per_process(train, processes)
+    number = completions_per_process(train, processes)
     for name in rewards:
-        if own % train.num_generations:
+        if number % train.num_generations:
             raise ConfigError(
                 f"reward.{name}: compares the {train.num_generations} completions of a group, and each process "
-                f"generates {own}: raise train.per_device_train_batch_size={train.per_device_train_batch_size}, so "
+                f"generates {number}: raise train.per_device_train_batch_size={train.per_device_train_batch_size}, so "
                 "that a process has whole groups"
             )
 
@@ -114,10 +114,10 @@ def check_batch(train: "DictConfig", problems: int, processes: int | None = None
 
 def problems_taken(train: "DictConfig", processes: int | None = None) -> int:
     """Return how many problems `train.max_steps` take from a data set that has enough of them."""
-    made = completions(train, processes)
-    slices = made // (train.per_device_train_batch_size * (processes or world_size()))
+    batch = completions(train, processes)
+    slices = batch // (train.per_device_train_batch_size * (processes or world_size()))
     generations = -(-train.max_steps * train.gradient_accumulation_steps // (slices * train.num_iterations))
-    return generations * made // train.num_generations
+    return generations * batch // train.num_generations
 
 
 def longest_request(task: "DictConfig", train: "DictConfig") -> int:

@@ -66,10 +66,10 @@ def check_common(config: DictConfig) -> None:
             )
     for name in (str(name) for name, mixed in tasks.items() if uses_tools(mixed.task)):
         for key in ("max_completion_length", "max_tool_calling_iterations"):
-            own, of_run = tasks[name].train[key], config.train[key]
-            if own not in (None, of_run):
+            limit, of_run = tasks[name].train[key], config.train[key]
+            if limit not in (None, of_run):
                 raise ConfigError(
-                    f"task.tasks.{name}.train.{key}={own}: all turns with tools have one limit, train.{key}={of_run}"
+                    f"task.tasks.{name}.train.{key}={limit}: all turns with tools have one limit, train.{key}={of_run}"
                 )
 
 
@@ -87,14 +87,14 @@ def check_derived(config: DictConfig) -> None:
 
 def leaves(node: DictConfig, before: str = "") -> list[tuple[str, Any]]:
     """Return the values of a configuration by their dotted keys; a mapping without a schema is a value."""
-    found: list[tuple[str, Any]] = []
+    values: list[tuple[str, Any]] = []
     for key in map(str, node):
         value = node[key]
         if isinstance(value, DictConfig) and OmegaConf.get_type(value) is not dict:
-            found += leaves(value, f"{before}{key}.")
+            values += leaves(value, f"{before}{key}.")
         elif f"{before}{key}" != "tasks":
-            found.append((f"{before}{key}", value))
-    return found
+            values.append((f"{before}{key}", value))
+    return values
 
 
 def default_of(task: DictConfig, key: str) -> Any:

@@ -17,8 +17,8 @@ def check_files(task: DictConfig) -> None:
     Raises:
         ConfigError: it is not, or it is of a kind that is not read.
     """
-    for name, one in single_tasks(task).items():
-        check_files_of(one, where(name))
+    for name, single in single_tasks(task).items():
+        check_files_of(single, where(name))
 
 
 def check_files_of(task: DictConfig, place: str) -> None:

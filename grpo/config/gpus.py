@@ -44,7 +44,7 @@ def register() -> None:
             node = {"defaults": ["any", {"override /model": row["model"]}], "gpu": {"profile": name}}
             ConfigStore.instance().store(name, node, group="gpu", package="_global_", provider="grpo")
     OmegaConf.register_new_resolver("gpu", fact, replace=True)
-    OmegaConf.register_new_resolver("model_for_gpu", lambda: model_for(found(several=False)), replace=True)
+    OmegaConf.register_new_resolver("model_for_gpu", lambda: model_for(gpu_here(several=False)), replace=True)
 
 
 def fact(column: str, *, _root_: DictConfig) -> Any:
@@ -69,7 +69,7 @@ def row_of(profile: str, several: bool = False) -> dict[str, Any]:
         ConfigError: there is no such row, or for `auto` no GPU.
     """
     if profile == "auto":
-        return automatic(found(several))
+        return automatic(gpu_here(several))
     if profile not in table():
         raise ConfigError(f"gpu.profile={profile}: not in grpo/config/gpus.json; possible: auto, {', '.join(table())}")
     row = table()[profile]
@@ -81,7 +81,7 @@ def row_of(profile: str, several: bool = False) -> dict[str, Any]:
 
 
 @cache
-def found(several: bool) -> LocalGpu:
+def gpu_here(several: bool) -> LocalGpu:
     """Return the GPU of this machine.
 
     Raises:
@@ -99,39 +99,39 @@ def automatic(gpu: LocalGpu) -> dict[str, Any]:
     """Return a row for the GPU of this machine: its own memory, and of the table what is known of it."""
     profile = resembled(gpu)
     row, same = table()[profile], is_same(gpu, table()[profile])
-    own = {"name": gpu.name, "vendor": gpu.vendor, "memory_gb": round(gpu.memory / GB, 2), "shared": gpu.shared}
-    own |= {"bf16": gpu.bf16} | ({} if same else {"tflops": None, "bandwidth_gb_s": None})
+    facts = {"name": gpu.name, "vendor": gpu.vendor, "memory_gb": round(gpu.memory / GB, 2), "shared": gpu.shared}
+    facts |= {"bf16": gpu.bf16} | ({} if same else {"tflops": None, "bandwidth_gb_s": None})
     compute = f" ({gpu.compute})" if gpu.compute else ""
     line = f"{gpu.name}{compute} with {gpu.memory / GB:.1f} GiB"
     line += f" is +gpu={profile}" if same else f" resembles +gpu={profile} ({row['name']}, {row['memory_gb']:g} GiB)"
     line += "; a slice of a GPU, planned by its own memory" if gpu.is_slice else ""
     if gpu.count > 1:
         line += f"; one of {gpu.count} GPUs is used: launch.processes=auto uses all" if not gpu.several else ""
-    return row | own | {"found": line}
+    return row | facts | {"found": line}
 
 
 def resembled(gpu: LocalGpu) -> str:
     """Return the nearest profile: by name among GPUs of the same architecture, else by architecture and memory."""
     rows = {name: row for name, row in table().items() if row["vendor"] == gpu.vendor and name != "any"}
-    own = words(gpu.name)
+    named = words(gpu.name)
 
     def distance(name: str) -> tuple[float, ...]:
         row = rows[name]
         theirs = words(row["name"])
-        numbers = {word for word in own & theirs if re.search(r"\d", word)}
-        by_name = len(own & theirs) / len(own | theirs) if numbers and row["compute"] == gpu.compute else 0.0
+        numbers = {word for word in named & theirs if re.search(r"\d", word)}
+        by_name = len(named & theirs) / len(named | theirs) if numbers and row["compute"] == gpu.compute else 0.0
         by_memory = abs(math.log(gpu.memory / GB / row["memory_gb"]))
         return (-by_name, apart(gpu.compute, row["compute"]), by_memory)
 
     return min(rows, key=distance)
 
 
-def apart(one: str, other: str) -> float:
+def apart(value: str, other: str) -> float:
     """Return how far two architectures are apart: compute capabilities by their numbers, others by being different."""
     try:
-        return abs(float(one) - float(other))
+        return abs(float(value) - float(other))
     except ValueError:
-        return float(one != other)
+        return float(value != other)
 
 
 def is_same(gpu: LocalGpu, row: dict[str, Any]) -> bool:

@@ -41,8 +41,8 @@ def single_tasks(task: DictConfig) -> dict[str, DictConfig]:
 def generated(task: DictConfig) -> int | None:
     """Return how many problems the generators of a run make to train on; None if other data are loaded."""
     data = [single.dataset for single in single_tasks(task).values()]
-    made = all(some.get("generator") and isinstance(some.get("size"), int) for some in data)
-    return sum(some.size for some in data) if made else None
+    are_generated = all(rows.get("generator") and isinstance(rows.get("size"), int) for rows in data)
+    return sum(rows.size for rows in data) if are_generated else None
 
 
 def uses_tools(task: DictConfig) -> bool:
@@ -84,8 +84,8 @@ def mixture_of(task: DictConfig, train: DictConfig, reward: DictConfig) -> Mixtu
 
 def limit_of(name: str, task: DictConfig, train: DictConfig) -> int:
     """Return the tokens of the longest completion of a task that `single_tasks` returns."""
-    own = task.tasks[name].train.max_completion_length if name else None
-    return min(own or train.max_completion_length, train.max_completion_length)
+    limit = task.tasks[name].train.max_completion_length if name else None
+    return min(limit or train.max_completion_length, train.max_completion_length)
 
 
 def grader_among(name: str, task: DictConfig, reward: DictConfig) -> str | None:

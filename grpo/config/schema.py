@@ -350,5 +350,5 @@ def train_arguments(train: DictConfig) -> dict[str, Any]:
     known = library_fields(GRPO_CONFIG)
     values = OmegaConf.to_container(train, resolve=True)
     assert isinstance(values, dict)
-    given = {str(name): value for name, value in values.items() if not (value is None and name in NULLABLE)}
-    return {name: value for name, value in given.items() if value != known[name][1]}
+    changed = {str(name): value for name, value in values.items() if not (value is None and name in NULLABLE)}
+    return {name: value for name, value in changed.items() if value != known[name][1]}

@@ -69,15 +69,15 @@ def refuse_secrets(config: DictConfig, overrides: list[str]) -> None:
 def without_secrets(config: DictConfig) -> DictConfig:
     """Return a resolved configuration that can be written: secrets stay the interpolations that they are."""
     raw, resolved = (OmegaConf.to_container(config, resolve=resolve) for resolve in (False, True))
-    return OmegaConf.create(kept(raw, resolved, ""))
+    return OmegaConf.create(as_typed(raw, resolved, ""))
 
 
-def kept(raw: Any, resolved: Any, key: str) -> Any:
+def as_typed(raw: Any, resolved: Any, key: str) -> Any:
     """Return a resolved value, or for a secret the typed reference."""
     if isinstance(raw, dict) and isinstance(resolved, dict):
-        return {name: kept(raw[name], value, f"{key}.{name}") for name, value in resolved.items()}
+        return {name: as_typed(raw[name], value, f"{key}.{name}") for name, value in resolved.items()}
     if isinstance(raw, list) and isinstance(resolved, list):
-        return [kept(one, value, key) for one, value in zip(raw, resolved, strict=True)]
+        return [as_typed(typed, value, key) for typed, value in zip(raw, resolved, strict=True)]
     variables = FROM_ENVIRONMENT.findall(raw) if isinstance(raw, str) else []
     secret = is_secret(key, resolved) or any(is_secret(name, "any") for name in variables)
     return raw if secret and isinstance(raw, str) and "${" in raw else resolved

@@ -22,25 +22,25 @@ def is_taskset(task: DictConfig) -> bool:
 
 def environment_args(task: DictConfig, place: str = "task") -> dict[str, Any]:
     """Return the keyword arguments of a task's environment; ConfigError if they are no mapping."""
-    given = task.environment_args
-    if not isinstance(given, DictConfig | None):
-        raise ConfigError(f'{place}.environment_args={given}: a mapping, "{{name: value}}"')
-    return OmegaConf.to_container(given, resolve=True) if given else {}  # type: ignore[return-value]
+    arguments = task.environment_args
+    if not isinstance(arguments, DictConfig | None):
+        raise ConfigError(f'{place}.environment_args={arguments}: a mapping, "{{name: value}}"')
+    return OmegaConf.to_container(arguments, resolve=True) if arguments else {}  # type: ignore[return-value]
 
 
 def check_environment(task: DictConfig, place: str) -> None:
     """Check the arguments of an environment, which is at this place in the configuration."""
-    given = environment_args(task, place)
-    if (given or task.environment_id is not None) and not (task.environment or is_taskset(task)):
-        key = "environment_args" if given else "environment_id"
+    arguments = environment_args(task, place)
+    if (arguments or task.environment_id is not None) and not (task.environment or is_taskset(task)):
+        key = "environment_args" if arguments else "environment_id"
         raise ConfigError(f"{place}.{key}={task[key]}: there is no {place}.environment that takes it")
 
 
 def check_tools(config: DictConfig) -> None:
     """Check the keys of tools and environment."""
     task = config.task
-    for name, one in single_tasks(task).items():
-        check_environment(one, where(name))
+    for name, single in single_tasks(task).items():
+        check_environment(single, where(name))
     if not uses_tools(task):
         return
     key = "tools" if task.tools else "environment"

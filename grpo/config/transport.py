@@ -168,4 +168,4 @@ def on_this_machine(train: "DictConfig") -> bool:
 
 def engine_rank(rank: int) -> int:
     """Return the smallest rank that an engine can be set to and that holds adapters of a rank."""
-    return next(one for one in RANKS if one >= rank)
+    return next(size for size in RANKS if size >= rank)

@@ -261,7 +261,7 @@ def better_uses(config: DictConfig, planner: Planner) -> list[dict[str, Any]]:
     changes += [({"model": name}, "a larger model") for name in other_models(config, larger=True)]
     if train.gradient_checkpointing:
         changes.append(({"train.gradient_checkpointing": "false"}, "the same result, one forward pass less"))
-    if peft is not None:
+    if config.peft is not None:
         changes.append(({"peft": "none"}, "trains all weights instead of adapters"))
     return single_changes(changes, planner, MAX_SUGGESTIONS)
 

@@ -74,7 +74,7 @@ class Server(ThreadingHTTPServer):
         if folder is None:
             return None
         with self.making:
-            return made(folder, state_of(folder))
+            return page_of(folder, state_of(folder))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -156,7 +156,7 @@ def state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 @functools.lru_cache(maxsize=8)
-def made(folder: Path, state: tuple[tuple[str, int, int], ...]) -> bytes:
+def page_of(folder: Path, state: tuple[tuple[str, int, int], ...]) -> bytes:
     """Return the page of a run or of a sweep, which is kept until its state changes.
 
     Raises:
@@ -187,7 +187,7 @@ def watch(folder: Path, port: int) -> None:
     if not 0 <= port < 2**16:
         raise ConfigError(f"--port={port}: a number up to 65535, 0 for any free port")
     with contextlib.suppress(KeyboardInterrupt):
-        made(folder, state_of(folder))
+        page_of(folder, state_of(folder))
         give_way()
         try:
             server = Server(folder, port)

@@ -53,10 +53,10 @@ class Forked(subprocess.Popen):
 
     fork: Any = None
 
-    def _execute_child(self, *given: Any) -> None:
-        arguments = inspect.signature(super()._execute_child).bind(*given).arguments  # type: ignore[misc]
+    def _execute_child(self, *words: Any) -> None:
+        arguments = inspect.signature(super()._execute_child).bind(*words).arguments  # type: ignore[misc]
         if (line := runs(arguments["args"])) is None:
-            return super()._execute_child(*given)  # type: ignore[misc]
+            return super()._execute_child(*words)  # type: ignore[misc]
         streams = [arguments[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         streams = [Stream(number if stream == -1 else stream) for number, stream in enumerate(streams)]
         environment = dict(os.environ if arguments["env"] is None else arguments["env"])
@@ -71,9 +71,9 @@ class Forked(subprocess.Popen):
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(arguments[name] for name in ends))  # type: ignore[attr-defined]
 
-    def _internal_poll(self, *given: Any, **options: Any) -> int | None:
+    def _internal_poll(self, *words: Any, **options: Any) -> int | None:
         if self.fork is None:
-            return super()._internal_poll(*given, **options)  # type: ignore[misc]
+            return super()._internal_poll(*words, **options)  # type: ignore[misc]
         if self.returncode is None:
             self.returncode = self.fork.exitcode
         return self.returncode
@@ -199,13 +199,15 @@ class Command:
         answers: str = "",
     ) -> None:
         self.line = [sys.executable, "-m", module, *map(str, arguments)]
-        kept = {key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"}
+        inherited = {key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"}
         self.folder = tempfile.TemporaryDirectory()
         self.answers, self.output, self.errors = (Path(self.folder.name) / name for name in ("in", "out", "err"))
         self.answers.write_text(answers)
-        with self.answers.open() as given, self.output.open("a") as output, self.errors.open("a") as errors:
-            environment = {**kept, **(environment or {})}
-            self.process = Forked(self.line, cwd=cwd, env=environment, stdin=given, stdout=output, stderr=errors)
+        with self.answers.open() as standard_input, self.output.open("a") as output, self.errors.open("a") as errors:
+            environment = {**inherited, **(environment or {})}
+            self.process = Forked(
+                self.line, cwd=cwd, env=environment, stdin=standard_input, stdout=output, stderr=errors
+            )
 
     @property
     def pid(self) -> int:

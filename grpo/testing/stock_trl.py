@@ -279,15 +279,15 @@ def note_kept(trainer: ExactGRPOTrainer) -> list[list[Completion]]:
     """Return a list to which a trainer that chooses problems adds the completions that it keeps of each generation."""
     if not isinstance(chooses := trainer.rollouts.source, DynamicSampling | AsyncRollouts):
         return []
-    kept, fill = list[list[Completion]](), chooses.fill
+    generations, fill = list[list[Completion]](), chooses.fill
 
     def note(*args: Any) -> Any:
         completions, metrics = fill(*args)
-        kept.append(completions)
+        generations.append(completions)
         return completions, metrics
 
     chooses.__dict__["fill"] = note
-    return kept
+    return generations
 
 
 def compare_engine_at(trainer: ExactGRPOTrainer, step: float) -> None:
@@ -297,16 +297,19 @@ def compare_engine_at(trainer: ExactGRPOTrainer, step: float) -> None:
             stage.next = step
 
 
-def generated_at_once(trainer: ExactGRPOTrainer, kept: Sequence[Sequence[Completion]]) -> dict[str, Any]:
+def generated_at_once(trainer: ExactGRPOTrainer, noted: Sequence[Sequence[Completion]]) -> dict[str, Any]:
     """Return options of `make` for a trainer whose rollouts are those that were kept, in the same order."""
-    rows = [one for generation in kept for one in generation]
+    rows = [completion for generation in noted for completion in generation]
     problems = [trainer.train_dataset[row.problem]["prompt"] for row in rows[:: trainer.num_generations]]
-    generations = iter(kept)
+    generations = iter(noted)
 
     def replay(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        some = next(generations)[trainer.accelerator.process_index * len(prompts) :][: len(prompts)]
-        ids = {"prompt_ids": [one.prompt_ids for one in some], "completion_ids": [one.ids for one in some]}
-        masks = {"env_mask": [one.mask for one in some]} if some[0].mask else {}
+        batch = next(generations)[trainer.accelerator.process_index * len(prompts) :][: len(prompts)]
+        ids = {
+            "prompt_ids": [completion.prompt_ids for completion in batch],
+            "completion_ids": [completion.ids for completion in batch],
+        }
+        masks = {"env_mask": [completion.mask for completion in batch]} if batch[0].mask else {}
         return {**ids, **masks, "logprobs": None}
 
     data = Dataset.from_dict({"prompt": problems})

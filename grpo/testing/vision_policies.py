@@ -158,7 +158,7 @@ def options(family: str, method: str) -> dict[str, Any]:
     processor = make_processor(family)
     model = make_policy(family, processor)
     freeze(model, ["vision"] if method == "frozen tower" else [])
-    found = {
+    arguments = {
         "model": model,
         "processing_class": processor,
         "train_dataset": problems(),
@@ -170,5 +170,5 @@ def options(family: str, method: str) -> dict[str, Any]:
     if method.startswith("LoRA"):
         without = None if method != "LoRA" else "|".join(f"{name}.*" for part in parts(model).values() for name in part)
         linear = {"target_modules": "all-linear", "exclude_modules": without}
-        found["peft_config"] = LoraConfig(r=4, init_lora_weights=False, **linear)
-    return found
+        arguments["peft_config"] = LoraConfig(r=4, init_lora_weights=False, **linear)
+    return arguments

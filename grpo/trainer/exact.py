@@ -270,8 +270,8 @@ class ExactGRPOTrainer(GRPOTrainer):
     def _generate_single_turn(
         self, prompt_ids: list, images: list | None, multimodal_fields: Batch, num_generations: int, **options: Any
     ) -> tuple[list, list | None]:
-        given = (prompt_ids, images, multimodal_fields, num_generations)
-        return self.rollouts.completer.complete(self, *given, super()._generate_single_turn, **options)
+        arguments = (prompt_ids, images, multimodal_fields, num_generations)
+        return self.rollouts.completer.complete(self, *arguments, super()._generate_single_turn, **options)
 
     def _tokenize_prompts(self, prompts: list) -> tuple[list, list | None, Batch]:
         return self.rollouts.completer.tokenize(self, prompts, super()._tokenize_prompts)

@@ -345,16 +345,16 @@ class PolicyEngine(VLLMGeneration, Backend):
             GenerationError: vLLM failed, saw other prompts, or left a completion empty, as it does with requests that
                 it gives up.
         """
-        given = [self.unexpanded.get(tuple(ids), ids) for ids in prompts]
+        inputs = [self.unexpanded.get(tuple(ids), ids) for ids in prompts]
         shown = [row or None for row in images] if images else None
         with self._explained("generated"):
             if not self.checked and not (self.mode == "colocate" and self._llm_weights_sleeping):
                 self.check_transfer()
-            result = super().generate(given, shown, *args, **options)
+            result = super().generate(inputs, shown, *args, **options)
             self._check_server()
             self._check_applied()
         seen, completions = result[:2]
-        if given != prompts and list(map(list, seen)) != prompts:
+        if inputs != prompts and list(map(list, seen)) != prompts:
             raise GenerationError("vLLM shows this model's images with other tokens: use generation=transformers")
         if len(completions) != len(prompts) or not all(completions):
             given_up = len(prompts) - sum(map(bool, completions))
@@ -365,9 +365,10 @@ class PolicyEngine(VLLMGeneration, Backend):
         return *result[:2], logprobs, None
 
     def for_thread(self, accelerator: Any, name: str) -> "PolicyEngine":
-        one = copy.copy(self)
-        one.accelerator, one.generation_kwargs = accelerator, {**(self.generation_kwargs or {}), "request_id": name}
-        return one
+        engine = copy.copy(self)
+        engine.accelerator = accelerator
+        engine.generation_kwargs = {**(self.generation_kwargs or {}), "request_id": name}
+        return engine
 
     def abort(self, name: str) -> None:
         self._requests.abort(name)

@@ -131,9 +131,9 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, float, tuple[int,
             monkeypatch.setattr(pynvml, key, answer)
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    gpus.found.cache_clear()
+    gpus.gpu_here.cache_clear()
     yield install
-    gpus.found.cache_clear()
+    gpus.gpu_here.cache_clear()
 
 
 def compose_now(*overrides: str) -> DictConfig:
@@ -169,7 +169,7 @@ def test_auto_says_that_one_of_several_gpus_is_used(composed: Compose, one_gpu: 
 
 
 def test_auto_without_a_gpu_is_one_line(composed: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus.found.cache_clear()
+    gpus.gpu_here.cache_clear()
     monkeypatch.setattr(local_gpu, "free_gpu_memory", lambda processes: None)
     config = composed("+gpu=any", "gpu.profile=auto")
     with pytest.raises(

@@ -160,10 +160,10 @@ def test_nothing_is_written_into_the_sweep(server: Server, sweep: Path) -> None:
 
 def test_a_page_is_made_again_only_after_a_change(composed: Callable, tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run", steps=3, groups=1, generations=2)
-    before = watch.made(run_dir, watch.state_of(run_dir))
-    assert watch.made(run_dir, watch.state_of(run_dir)) is before
+    before = watch.page_of(run_dir, watch.state_of(run_dir))
+    assert watch.page_of(run_dir, watch.state_of(run_dir)) is before
     (run_dir / "summary.json").write_text(json.dumps({"status": "running", "reason": None}))
-    after = watch.made(run_dir, watch.state_of(run_dir))
+    after = watch.page_of(run_dir, watch.state_of(run_dir))
     assert b"data-written=" in after
     assert b"data-written=" not in before
 
@@ -174,7 +174,7 @@ def test_the_page_of_a_sweep_reloads_until_its_last_one(composed: Callable, tmp_
     summary = tmp_path / "0" / "summary.json"
 
     def reloads() -> bool:
-        return b"data-written=" in watch.made(tmp_path, watch.state_of(tmp_path))
+        return b"data-written=" in watch.page_of(tmp_path, watch.state_of(tmp_path))
 
     assert reloads(), "between two jobs"
     write_report(tmp_path)
