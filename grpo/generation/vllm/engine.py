@@ -34,7 +34,7 @@ from grpo.generation.vllm.checked_transfer import (
     differing_on_server,
     lost,
 )
-from grpo.generation.vllm.held_weights import HeldWeights, Part, applied
+from grpo.generation.vllm.held_weights import HeldWeights, Part, adapters_of, applied
 from grpo.generation.vllm.policy_weights import (
     adapter_file,
     adapter_weights,
@@ -227,11 +227,6 @@ class PolicyEngine(VLLMGeneration, Backend):
         """The `GPUModelRunner` of a colocated engine."""
         return self.llm.llm_engine.model_executor.driver_worker.model_runner
 
-    @property
-    def _adapters(self) -> Any:
-        """The `LoRAModelManager` of a colocated engine."""
-        return self._runner.lora_manager._adapter_manager
-
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and weights in the same form as TRL."""
         sharded = is_sharded(self.model, self._dist.is_zero3)
@@ -255,7 +250,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         elif not self.sends_adapter:
             wrong = self._transfer.differing(self._held if asks else None, self._weights)
         elif self.mode == "colocate":
-            wrong = self._checked_adapter.differing(self._adapters, self._version, self._adapter())
+            wrong = self._checked_adapter.differing(adapters_of(self._runner), self._version, self._adapter())
         else:
             weights = self._adapter()
             shapes = {name: list(weight.shape) for name, weight in weights.items()}
@@ -415,7 +410,7 @@ class PolicyEngine(VLLMGeneration, Backend):
     def _check_applied(self) -> None:
         """Check that vLLM used the adapter for the completions, if it gets the adapter alone."""
         if self.sends_adapter and self.mode == "colocate":
-            by_engine = [applied(self._adapters) == [self._version]]
+            by_engine = [applied(adapters_of(self._runner)) == [self._version]]
         elif self.sends_adapter and self._says_weights:
             by_engine = [bool(numbers) and 0 not in numbers for numbers in self._ask("applied_adapters")]
         else:

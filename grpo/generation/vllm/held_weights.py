@@ -239,7 +239,7 @@ class TellsWeights:
         Args:
             request: `shapes` of the adapter's weights, by their names in PEFT's files.
         """
-        manager = self.model_runner.lora_manager._adapter_manager
+        manager = adapters_of(self.model_runner)
         self._frozen = self._frozen or FrozenWeights(named(self.model_runner.model))
         newest = max((number for number in manager.lora_index_to_id if number), default=0)
         weights = HeldAdapter(manager, newest).weights(json.loads(request)["shapes"])
@@ -251,7 +251,7 @@ class TellsWeights:
 
     def applied_adapters(self, request: str) -> list[int]:
         """Return the numbers of the adapters of the worker's last batch, 0 for none."""
-        return applied(self.model_runner.lora_manager._adapter_manager)
+        return applied(adapters_of(self.model_runner))
 
 
 def holds(content: torch.Tensor | str, weight: torch.Tensor) -> bool:
@@ -277,6 +277,11 @@ def name_of(dtype: torch.dtype) -> str:
 def named(engine: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the weights that an engine has kept in their layout, by its own names."""
     return {name: weight for name, weight in engine.named_parameters() if weight.numel()}
+
+
+def adapters_of(runner: Any) -> Any:
+    """Return the `LoRAModelManager` of vLLM's `GPUModelRunner`."""
+    return runner.lora_manager._adapter_manager
 
 
 def applied(manager: Any) -> list[int]:

@@ -1,0 +1,59 @@
+"""Private names of libraries: which, in which files, and whether their sources are those that have been read."""
+
+from difflib import unified_diff
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from grpo.config.schema import ROOT
+from grpo.utils.patching import PATCHES
+from tests.library_contract import CALLED, FILE, WITHOUT_SOURCE, differences, library_of, lines, relied_on, used
+
+PLACES = {
+    "transformers": {"continuous_batch.py"},
+    "accelerate": {"placement.py"},
+    "torch": {"membership.py"},
+    "peft": {"adapted.py"},
+    "vllm": {"held_weights.py"},
+}
+"""The file that has the private names of a library, beside `grpo/trainer/trl.py`."""
+
+
+def test_every_private_name_of_a_library_is_known_here() -> None:
+    replaced = {name.rpartition(":")[2].rpartition(".")[2] for name in PATCHES}
+    assert used().keys() - CALLED.keys() - WITHOUT_SOURCE.keys() - replaced == set()
+    assert CALLED.keys() - {"_set_sync_gradients"} <= used().keys(), "is no longer used"  # in trl.py
+
+
+@pytest.mark.parametrize("name", sorted(CALLED.keys() - {"_set_sync_gradients"}))
+def test_a_library_has_its_private_names_in_one_file(name: str) -> None:
+    assert used()[name] == PLACES[library_of(CALLED[name])]
+
+
+def test_sources_of_private_names_are_those_that_were_read() -> None:
+    """With the versions of constraints.txt; docs/architecture.md says what to do with others."""
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    recorded = dict(line.split() for line in FILE.read_text().splitlines())
+    installed = dict(line.split() for line in lines())
+    for library in {library_of(name) for name in installed} - {"vllm"}:
+        if version(library).partition("+")[0] != pinned[library.replace("hydra", "hydra-core")]:
+            pytest.skip(f"{library} is not the version of constraints.txt")
+    before = [f"{name} {recorded.get(name)}" for name in installed]
+    changed = "\n".join(
+        unified_diff(before, [f"{name} {value}" for name, value in installed.items()], lineterm="", n=0)
+    )
+    assert not changed, f"{changed}\npython -m tests.library_contract > {FILE.name} once it has been looked at"
+
+
+def test_a_changed_source_of_a_library_is_shown(tmp_path: Path) -> None:
+    name, source = next((name, source) for name, source in relied_on() if name == CALLED["_prefill"])
+    folder = tmp_path / "transformers" / "generation"
+    folder.mkdir(parents=True)
+    changed = source.replace("def _prefill(", "def _prefill(old_argument, ", 1)
+    (folder / "utils.py").write_text(f"class GenerationMixin:\n{changed}")
+    shown = list(differences(tmp_path))
+    assert f"--- {name}" in shown
+    assert any(line.startswith("-") and "old_argument" in line for line in shown)
+    (folder / "utils.py").write_text(f"class GenerationMixin:\n{source}")
+    assert f"--- {name}" not in list(differences(tmp_path))
