@@ -86,7 +86,7 @@ def composed() -> Iterator[Callable[..., DictConfig]]:
 def an_l4(monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU of this machine, for `+gpu=auto`."""
     gpu = LocalGpu("NVIDIA L4", 22.5 * 2**30, "nvidia", "8.9", True, False, False, 1, False)
-    monkeypatch.setattr(gpus, "found", lambda several: gpu)
+    monkeypatch.setattr(gpus, "gpu_here", lambda several: gpu)
 
 
 @pytest.fixture(autouse=True)

@@ -89,12 +89,12 @@ def relied_on() -> Iterator[tuple[str, str]]:
         value = resolve_name(name)
         value = value.fget if isinstance(value, property) else value
         if inspect.isroutine(value) or inspect.isclass(value):
-            yield name, inspect.getsource(value)
+            yield f"{value.__module__}:{value.__qualname__}", inspect.getsource(value)
 
 
 def lines() -> list[str]:
     """All lines."""
-    return [f"{name} {digest(source)}" for name, source in relied_on()]
+    return sorted({f"{name} {digest(source)}" for name, source in relied_on()})
 
 
 def of_trl() -> Iterator[tuple[str, str]]:
@@ -116,7 +116,8 @@ def source_in(folder: Path, name: str) -> str:
     for part in path.split("."):
         named = (inner for inner in getattr(node, "body", ()) if getattr(inner, "name", None) == part)
         node = next(named, None)
-    return (ast.get_source_segment(text, node) or "") if node else ""
+    begin = min(part.lineno for part in (node, *node.decorator_list)) if node else 1
+    return "\n".join(text.splitlines()[begin - 1 : node.end_lineno if node else 0])
 
 
 def differences(folder: Path) -> Iterator[str]:
