@@ -8,8 +8,6 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-
 from grpo.utils.errors import ConfigError
 
 if TYPE_CHECKING:  # a script that trains needs no configuration
@@ -188,15 +186,3 @@ def _content(message: dict[str, Any]) -> Any:
     if isinstance(content, list) and content and all(part.get("type") == "text" for part in content):
         return "".join(part["text"] for part in content)
     return content
-
-
-@contextmanager
-def template_errors() -> Iterator[None]:
-    """Raise a ConfigError where a chat template refuses a prompt inside."""
-    try:
-        yield
-    except (TemplateError, TypeError) as error:
-        raise ConfigError(
-            f"the model's chat template refuses a prompt of the task: {' '.join(str(error).split())}; try "
-            "task.system_prompt=null, task.few_shot.examples=[] or task.conversational=false"
-        ) from error

@@ -16,9 +16,10 @@ from omegaconf import DictConfig
 from grpo.config.data_files import arguments_of, from_file, in_one_line
 from grpo.data import images
 from grpo.data.answers import answer_text, final
-from grpo.data.prompts import column_of, columns_of, prompts_from, template_errors, template_of
-from grpo.data.stream import Stream
+from grpo.data.prompts import column_of, columns_of, prompts_from, template_of
 from grpo.utils.errors import ConfigError
+from grpo.view.images import COLUMN, View, names, template_errors
+from grpo.view.stream import Stream
 from rewards.isolation.loader import FROM_TRL
 from rewards.notation import numbers
 
@@ -44,7 +45,7 @@ class Problems:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     """For `train` and `held_out`, of a mixture also for `<task>/train` and `<task>/held_out`: rows read, used, filtered
     by reason, and with answers that are not numbers."""
-    view: images.View | None = None
+    view: View | None = None
     """Resizing and tokens of images; None without images."""
     stream: Stream | None = None
     """The training problems, where they are read while the run trains."""
@@ -159,7 +160,7 @@ def prompt_lengths(prompts: list[Any], processing_class: Any, tools: Sequence[An
 
 def reward_columns(problems: Dataset) -> list[str]:
     """Return the columns that reward functions get: all but images, which stay in the trainer's process."""
-    return [name for name in problems.column_names if name != images.COLUMN]
+    return [name for name in problems.column_names if name != COLUMN]
 
 
 def _questions(problems: Dataset) -> list[tuple[str, ...]]:
@@ -167,7 +168,7 @@ def _questions(problems: Dataset) -> list[tuple[str, ...]]:
     problems = problems.with_format(None)  # which opens no images
     texts = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in problems["prompt"][:]]
     words = [" ".join(text.split()).casefold() for text in texts]
-    shown = images.names(problems) if images.COLUMN in problems.column_names else [()] * len(words)
+    shown = names(problems) if COLUMN in problems.column_names else [()] * len(words)
     return [(text, *names) for text, names in zip(words, shown, strict=True)]
 
 
@@ -248,7 +249,7 @@ def _with_prompts(dataset: Dataset, task: DictConfig) -> tuple[Dataset, dict[str
     prompts: list[Any] = []
     texts: list[str] = []
     try:
-        for row in dataset.remove_columns(images.COLUMN) if task.images else dataset:
+        for row in dataset.remove_columns(COLUMN) if task.images else dataset:
             prompts.append(make_prompt(row))
             texts.append("" if column is None else answer_text(row, column))
     except UnicodeDecodeError as error:

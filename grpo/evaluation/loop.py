@@ -13,12 +13,12 @@ from datasets import Dataset
 from rich.console import Console
 from rich.progress import track
 
-from grpo.data.images import COLUMN, names, prompt_of
 from grpo.data.task import reward_columns
 from grpo.generation.transformers.completer import Generate
 from grpo.rundir.files import read_lines, write_lines
 from grpo.utils.distributed import gathered, is_main_process, rank, world_size
 from grpo.utils.estimators import majority_at_k, pass_at_k, wilson_interval
+from grpo.view.images import COLUMN, names, prompt_of
 from rewards.isolation.reward import Reward
 from rewards.notation import numbers
 from rewards.text import final_answer

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grpo.config.transport import engine_rank
-from grpo.data.images import engine_options, images_in, unexpanded
 from grpo.generation.transformers.completer import Completer, Generate
 from grpo.generation.vllm.colocated import cpu_options, one_adapter
 from grpo.model import policy
+from grpo.view.images import engine_options, images_in, unexpanded
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

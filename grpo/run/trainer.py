@@ -16,7 +16,6 @@ from grpo.config.resolve import Resolved
 from grpo.config.schema import REWARD_MODEL, train_arguments
 from grpo.config.secrets import is_secret
 from grpo.data.rewards import load_reward_model
-from grpo.data.stream import NUMBER
 from grpo.data.task import Problems
 from grpo.model import policy
 from grpo.model.image_features import keep_image_features
@@ -29,6 +28,7 @@ from grpo.trainer.context import Context
 from grpo.trainer.measurements import MemoryReadings
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
+from grpo.view.stream import NUMBER
 from rewards.isolation.reward import Reward
 
 

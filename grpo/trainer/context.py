@@ -3,10 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from grpo.data.images import View
-from grpo.data.stream import Stream
 from grpo.trainer.measurements import MemoryReadings
 from grpo.trainer.rollout.tool_calls import Counts
+from grpo.view.images import View
+from grpo.view.stream import Stream
 
 
 @dataclass(frozen=True)

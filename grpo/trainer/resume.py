@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from trl.trainer.utils import RepeatSampler
 
-from grpo.data.stream import Stream
 from grpo.trainer import trl
 from grpo.trainer.batch import Batch, padded_alike
 from grpo.trainer.rollout.columns import from_tensor, to_tensor
@@ -28,6 +27,7 @@ from grpo.utils.atomic import remove, settle
 from grpo.utils.distributed import is_main_process
 from grpo.utils.manifest import is_sealed, seal
 from grpo.utils.patching import patched
+from grpo.view.stream import Stream
 
 log = logging.getLogger(__name__)
 State = dict[str, Any]

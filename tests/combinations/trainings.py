@@ -32,7 +32,6 @@ from trl import GRPOTrainer
 from grpo.builtin.tasks.calculator import calculator
 from grpo.config.options import Engine, Mixture, Rollout, Update
 from grpo.config.schema import ROOT
-from grpo.data.stream import NUMBER, Stream
 from grpo.generation.backend import Backend
 from grpo.generation.kept_tokens import KeptLogprob
 from grpo.model.image_features import keep_image_features
@@ -45,6 +44,7 @@ from grpo.trainer.processes import own_part
 from grpo.trainer.rollout.completion import Completion
 from grpo.trainer.rollout.image_tokens import as_tensors
 from grpo.utils.patching import patched
+from grpo.view.stream import NUMBER, Stream
 from tests.combinations.array import Row
 from tests.combinations.features import FEATURES
 from tests.combinations.kept_tokens import correct_over_kept

@@ -21,7 +21,6 @@ from grpo.cli import output_in
 from grpo.config.batch import completions, keep_batch, processes
 from grpo.config.mixture import mixture_of, single_tasks
 from grpo.config.resolve import Resolved
-from grpo.data.images import COLUMN
 from grpo.data.rewards import running_rewards, usable_columns
 from grpo.data.task import Problems, reward_columns
 from grpo.evaluation.model import fingerprint
@@ -38,6 +37,7 @@ from grpo.trainer.rollout.mixed_order import order_of
 from grpo.utils.device import kind_of_device
 from grpo.utils.distributed import log_name
 from grpo.utils.errors import ConfigError, RunError
+from grpo.view.images import COLUMN
 from rewards.isolation.reward import Reward, RewardError
 from rewards.text import text_of
 

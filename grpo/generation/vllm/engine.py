@@ -23,7 +23,6 @@ from trl.import_utils import is_vllm_available
 from grpo.config.batch import longest_request
 from grpo.config.facts import is_quantized
 from grpo.config.transport import LOOPBACK, engine_rank, why_not
-from grpo.data.images import engine_options
 from grpo.generation.backend import Backend
 from grpo.generation.kept_tokens import most_kept, with_kept
 from grpo.generation.vllm import colocated, server
@@ -46,6 +45,7 @@ from grpo.generation.vllm.server_requests import ServerRequests
 from grpo.generation.vllm.watched_session import WatchedSession, aborted_where_gone
 from grpo.utils.errors import ConfigError, GenerationError, described
 from grpo.utils.patching import patched
+from grpo.view.images import engine_options
 
 if TYPE_CHECKING:
     from grpo.config.resolve import Resolved

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from grpo.data.images import View, unexpanded
 from grpo.generation.transformers.continuous_batching import ContinuousBatching, first_equal
 from grpo.trainer import trl
 from grpo.trainer.batch import Batch
@@ -18,6 +17,7 @@ from grpo.trainer.rollout.image_tokens import as_tensors, by_prompt, can_split, 
 from grpo.trainer.rollout.tool_calls import parsed
 from grpo.utils.modes import without_dropout
 from grpo.utils.patching import replaced
+from grpo.view.images import View, unexpanded
 
 log = logging.getLogger(__name__)
 DOES_NOT_FIT = (

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from grpo.config.options import Mixture, Rollout
-from grpo.data.stream import Stream
 from grpo.trainer import trl
 from grpo.trainer.processes import own_part
 from grpo.trainer.rollout.advantages import combined
@@ -21,6 +20,7 @@ from grpo.trainer.rollout.completion import Completion, Group, Row, own_tokens
 from grpo.trainer.rollout.mixed_order import MixedOrder
 from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.trainer.rollout.sampling import Sampled, Source, groups_of, rows_of
+from grpo.view.stream import Stream
 
 Make = Callable[[int], list[tuple[Group, bool]]]
 """From a number of problems to the groups of all processes, each with whether all of its rewards are equal."""

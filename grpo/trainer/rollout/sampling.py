@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from grpo.data.stream import NUMBER, Stream
 from grpo.trainer import trl
 from grpo.trainer.processes import own_part
 from grpo.trainer.rollout import episodes
 from grpo.trainer.rollout.advantages import learned, zero_variance
 from grpo.trainer.rollout.completion import Completion, Group, Row
 from grpo.trainer.rollout.scoring import score
+from grpo.view.stream import NUMBER, Stream
 
 Sampled = tuple[list[Completion], list[Row]]
 """Completions of all processes, and this process's rows with opened images."""

@@ -20,9 +20,10 @@ from trl import prepare_multimodal_messages
 from grpo.builtin.build import vision_processor
 from grpo.builtin.tasks.calculator import calculator
 from grpo.builtin.tasks.shapes import rows
-from grpo.data.images import View, engine_options, prompt_lengths
+from grpo.data.images import prompt_lengths
 from grpo.data.task import load_task, reward_columns
 from grpo.utils.errors import ConfigError
+from grpo.view.images import View, engine_options
 
 TASK = ["task=shapes", "task.dataset.size=6", "task.eval.size=2"]
 

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PaliGemmaP
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from grpo.builtin.build import vision_model, vision_processor
-from grpo.data.images import View, is_unused
+from grpo.data.images import is_unused
 from grpo.data.task import load_task
 from grpo.model import policy
 from grpo.model.vision import detach_frozen_tower, freeze, parts
@@ -20,6 +20,7 @@ from grpo.testing.stock_trl import make, ours, relative_difference, train
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.batch import check
 from grpo.utils.errors import ConfigError
+from grpo.view.images import View
 
 WIDTH = 32
 TEXT = {

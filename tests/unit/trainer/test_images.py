@@ -12,11 +12,11 @@ from trl import GRPOTrainer
 
 from benchmarks.exactness import FOUR, IMAGES, compare
 from grpo.config.options import Rollout, Update
-from grpo.data.images import View
 from grpo.generation.transformers.growing_cache import CACHE
 from grpo.testing.stock_trl import make, relative_difference, train
 from grpo.testing.vision_policies import FAMILIES, METHODS, idefics, options, problems
 from grpo.trainer import ExactGRPOTrainer
+from grpo.view.images import View
 
 
 @pytest.mark.parametrize("case", IMAGES)

@@ -11,7 +11,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo.config.schema import ROOT
-from grpo.data.images import prompt_of
 from grpo.generation.transformers.completer import Completer, encode
 from grpo.generation.transformers.continuous_batch import ContinuousBatch, why_not_shared
 from grpo.generation.transformers.continuous_batching import ContinuousBatching, each_alone, first_equal
@@ -20,6 +19,7 @@ from grpo.generation.transformers.trial import why_not_joined
 from grpo.testing.vision_policies import FAMILIES as VISION_FAMILIES
 from grpo.testing.vision_policies import make_policy, make_processor, problems
 from grpo.utils.errors import DoesNotFit
+from grpo.view.images import prompt_of
 
 SIZES = {
     **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4},

@@ -17,9 +17,9 @@ from transformers import AutoTokenizer
 
 from grpo.config.check import check
 from grpo.config.schema import ROOT
-from grpo.data.stream import Stream
 from grpo.data.task import load_task
 from grpo.utils.errors import ConfigError
+from grpo.view.stream import Stream
 
 TOKENIZER = AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny")
 ROWS = [{"question": f"Mia has {number} pens .", "answer": f"#### {number}"} for number in range(100)]
