@@ -1,8 +1,10 @@
 """docs/combinations.md, of the features: `python -m tests.combinations.document`."""
 
+import re
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
+from grpo.config.rules import RULES
 from grpo.config.schema import ROOT
 from tests.combinations.features import FEATURES, MEANINGLESS, REFUSED
 
@@ -33,8 +35,16 @@ def page() -> str:
     lines += [
         "- Images with the real vLLM and with its server are tested with single features (`tests/e2e/`). The sleeping",
         "  engine is a simulation that loses its weights, because vLLM's sleep mode needs a GPU.",
+        *("", "## All rules", "", "The commands and the constructor of `ExactGRPOTrainer` refuse these; … is a value:"),
+        *("", *rules()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def rules() -> Iterable[str]:
+    """A line for each rule that says more than a reason that it gets from elsewhere."""
+    messages = [re.sub(r"{[^}]*}", "…", rule.message) for rule in RULES]
+    return [f"- `{message}`" for message in messages if not message.startswith("…") and message != "train.…"]
 
 
 def refused() -> Iterable[str]:
