@@ -14,6 +14,11 @@ OF_A_START = {"train": ("resume_from_checkpoint",), "launch": ("rendezvous", "ti
 """Keys by group that may change with each start: where the run continues, and how its processes meet and end."""
 NAMED_BY_USERS = ("reward", "peft")
 """Groups without a fixed set of keys; elsewhere a key of only one of two runs is of another version."""
+MOVED = {
+    "grpo.generation.vllm_engine.": "grpo.generation.vllm.engine.",
+    "grpo.environments.": "grpo.extras.environments.",
+}
+"""Modules whose functions and classes a configuration names, as earlier versions called them."""
 Identity = dict[str, Any]
 
 
@@ -24,8 +29,15 @@ def identity(config: DictConfig) -> Identity:
 
 def read_identity(run_dir: Path) -> Identity:
     """Return the identity of the run in a directory; an empty one, as of no run, if it cannot be read."""
-    composed = read(run_dir / ".hydra" / "config.yaml", yaml.safe_load)
+    composed = read(run_dir / ".hydra" / "config.yaml", parsed)
     return without_start(composed) if isinstance(composed, dict) else {}
+
+
+def parsed(text: str) -> Any:
+    """Return a composed configuration as data, with the modules of today."""
+    for before, now in MOVED.items():
+        text = text.replace(before, now)
+    return yaml.safe_load(text)
 
 
 def without_start(composed: dict[str, Any]) -> Identity:

@@ -58,6 +58,15 @@ AUTO = "train.resume_from_checkpoint=auto"
 DAY = Path("outputs/2026-01-01")
 
 
+def test_a_run_of_an_earlier_version_is_still_found(chosen: Chosen, write_run: Write) -> None:
+    folder = write_run(DAY / "12-00-00", "train.seed=3")
+    config = DAY / "12-00-00" / ".hydra" / "config.yaml"
+    text = config.read_text()
+    assert "grpo.generation.vllm.engine.PolicyEngine" in text
+    config.write_text(text.replace("grpo.generation.vllm.engine.", "grpo.generation.vllm_engine."))
+    assert chosen(AUTO, "train.seed=3")[0] == folder
+
+
 @pytest.mark.parametrize(
     "line",
     [
