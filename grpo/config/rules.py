@@ -21,11 +21,10 @@ class Rule(NamedTuple):
     """A format string of the facts, `f`, and of the reason."""
 
 
-STALE, FP8_OF, BEST_OF, ON_HOST = (
+STALE, FP8_OF, BEST_OF = (
     "engine.staleness={f.engine.staleness}: ",
     "engine.quantization={f.engine.quantization}: ",
     "rollout.pass_at_k={f.rollout.pass_at_k}: ",
-    "update.gradients_on_host",
 )
 
 
@@ -63,12 +62,13 @@ RULES = (
     # the update
     Rule(
         lambda f: f.update.gradients_on_host and (f.processes > 1 or f.train.fp16 or "schedule_free" in f.optim),
-        f"{ON_HOST} works with one process, in bfloat16 or float32, and not with schedule_free optimizers; leave it "
-        "out, or use shard=fsdp2 with several processes",
+        "update.gradients_on_host works with one process, in bfloat16 or float32, and not with schedule_free "
+        "optimizers; leave it out, or use shard=fsdp2 with several processes",
     ),
     Rule(
         lambda f: f.update.gradients_on_host and steps_in_backward(f.optim),
-        f"{ON_HOST}: train.optim={{f.optim}} steps during the backward pass, and keeps no gradients; leave it out",
+        "update.gradients_on_host: train.optim={f.optim} steps during the backward pass, and keeps no gradients; "
+        "leave it out",
     ),
     Rule(
         lambda f: f.update.activations_on_host and not f.train.gradient_checkpointing,
@@ -95,6 +95,7 @@ RULES = (
         "is sharded too, or shard=zero2 or zero3",
     ),
     # a stream of problems
+    Rule(lambda f: f.stream and f.mixture, "mixture: its tasks are read whole, and a stream has no end"),
     Rule(
         lambda f: f.stream and f.train.max_steps < 1,
         "task.dataset.streaming=true: a stream has no length; set train.max_steps",
@@ -108,7 +109,6 @@ RULES = (
         "rollout.prioritize=true: it takes problems again, and a stream has none twice; leave it out, or use "
         "task.dataset.streaming=false",
     ),
-    Rule(lambda f: f.stream and f.mixture, "mixture: its tasks are read whole, and a stream has no end"),
     # who generates
     Rule(
         lambda f: (
