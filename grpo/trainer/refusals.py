@@ -42,7 +42,7 @@ def facts_of(trainer: Any, engine: Engine, rollout: Rollout, mixture: Mixture | 
         quantized=getattr(trainer.model, "is_quantized", False),
         images=not {"image", "images"}.isdisjoint(columns),
         mixture=mixture is not None,
-        stream=not hasattr(trainer.problems, "__len__"),
+        stream=not hasattr(trainer.problems or (), "__len__"),
         in_process=by_model or trainer.rollout_func is not None,
     )
 
