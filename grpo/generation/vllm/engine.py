@@ -12,7 +12,6 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import requests
 import torch
 from accelerate.utils import gather_object, is_peft_model
 from trl.generation import vllm_generation
@@ -20,8 +19,6 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.import_utils import is_vllm_available
 
-from grpo.config.batch import longest_request
-from grpo.config.facts import is_quantized
 from grpo.config.transport import LOOPBACK, engine_rank, why_not
 from grpo.generation.backend import Backend
 from grpo.generation.kept_tokens import most_kept, with_kept
@@ -41,9 +38,9 @@ from grpo.generation.vllm.policy_weights import (
     policy_weights,
     trains_tied_weight,
 )
-from grpo.generation.vllm.server_requests import ServerRequests
+from grpo.generation.vllm.server_requests import ServerRequests, explained
 from grpo.generation.vllm.watched_session import WatchedSession, aborted_where_gone
-from grpo.utils.errors import ConfigError, GenerationError, described
+from grpo.utils.errors import GenerationError
 from grpo.utils.patching import patched
 from grpo.view.images import engine_options
 
@@ -53,7 +50,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 ENDS = ("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos")
 """Keys of `generation_kwargs` that say where completions end, in an evaluation, too."""
-AGAIN = f"start it again with {server.LAUNCHER}"
 BATCH = 1024
 """Prompts that an evaluation gives vLLM at once."""
 
@@ -121,37 +117,12 @@ class PolicyEngine(VLLMGeneration, Backend):
     @classmethod
     def check(cls, settings: "Resolved") -> None:
         """Check that vLLM is installed, and that the server, if there is one, suits this run."""
-        train, peft, by_adapter = settings.train, settings.peft, settings.transport.adapter
-        has_gpu = torch.cuda.is_available() and not train.use_cpu
-        server.check_vllm(train, has_gpu or by_adapter, is_quantized(peft))
-        if settings.engine.quantization not in (None, "fp8_per_channel") and not has_gpu:
-            raise ConfigError(
-                f"engine.quantization={settings.engine.quantization}: on a CPU vLLM quantizes per channel; use "
-                "fp8_per_channel"
-            )
-        if train.vllm_mode == "server":
-            longest = longest_request(settings.task, train)
-            options = (peft if by_adapter else None, settings.engine.staleness)
-            server.check_server(train, settings.model.model_name_or_path, longest, *options)
+        server.check_run(settings)
 
     @classmethod
     def described(cls, settings: "Resolved") -> str:
         """Return a line: where vLLM generates, and whether it gets adapter or weights, with the reason."""
-        train, transport = settings.train, settings.transport
-        where = {"colocate": "in this process", "server": f"on {server.server_url(train)}"}[train.vllm_mode]
-        staleness = settings.engine.staleness
-        ahead = f", for {staleness} further {'step' if staleness == 1 else 'steps'} at once" if staleness else ""
-        line = f"vLLM generates, {where}{ahead}"
-        if settings.peft is None:
-            return line
-        if not transport.adapter:
-            gets = "all weights before each generation, with the adapter merged in"
-            return f"{line}; it gets {gets}: {transport.merged_because}"
-        line += "; it gets the adapter before each generation, and"
-        if settings.engine.share_weights:
-            return f"{line} the frozen weights exist once"
-        reason = f": {transport.unshared_because}" if transport.unshared_because else ""
-        return f"{line} has frozen weights of its own{reason}"
+        return server.described(settings)
 
     def _init_vllm(self) -> None:
         if getattr(self.model, "is_quantized", False) and not self.sends_adapter:
@@ -278,7 +249,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         Raises:
             GenerationError: it did not take them.
         """
-        with self._explained("took the policy's weights"):
+        with explained(self, "took the policy's weights"):
             if self.sends_adapter:
                 self._send_adapter()
             elif self.mode == "colocate":
@@ -342,7 +313,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         """
         inputs = [self.unexpanded.get(tuple(ids), ids) for ids in prompts]
         shown = [row or None for row in images] if images else None
-        with self._explained("generated"):
+        with explained(self, "generated"):
             if not self.checked and not (self.mode == "colocate" and self._llm_weights_sleeping):
                 self.check_transfer()
             result = super().generate(inputs, shown, *args, **options)
@@ -417,19 +388,3 @@ class PolicyEngine(VLLMGeneration, Backend):
             return
         if not all(by_engine):
             raise GenerationError(NOT_APPLIED)
-
-    @contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except GenerationError:
-            raise
-        except requests.exceptions.RetryError as error:
-            url = self.vllm_client.base_url
-            raise GenerationError(f"the vLLM server at {url} failed while it {what}; its log says why") from error
-        except requests.RequestException as error:
-            url = self.vllm_client.base_url
-            reason = f"the vLLM server at {url} went away while it {what} ({type(error).__name__}): {AGAIN}"
-            raise GenerationError(reason) from error
-        except Exception as error:
-            raise GenerationError(f"vLLM failed while it {what}: {described(error)}") from error

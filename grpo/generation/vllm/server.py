@@ -1,4 +1,4 @@
-"""Checks the vLLM server of `generation=vllm_server` before the policy loads, with one-line errors."""
+"""Checks vLLM, and the server of `generation=vllm_server`, before the policy loads, with one-line errors."""
 
 import errno
 import json
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import requests
 
+from grpo.config.batch import longest_request
+from grpo.config.facts import is_quantized
 from grpo.config.transport import QUANTIZES
 from grpo.generation.vllm.server_key import KEY, headers
 from grpo.utils.errors import ConfigError
@@ -20,6 +22,8 @@ log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from grpo.config.resolve import Resolved
 
 LAUNCHER = "launch/vllm_server.sh"
 EXTENSION = "grpo.generation.vllm.held_weights.TellsWeights"
@@ -220,3 +224,40 @@ def ask_workers(client: Any, method: str, **request: Any) -> list[Any]:
     answer = client.session.post(f"{client.base_url}/collective_rpc", json=body)
     answer.raise_for_status()
     return answer.json()["results"]
+
+
+def check_run(settings: "Resolved") -> None:
+    """Check that vLLM is installed, and that the server, if there is one, suits a run; a ConfigError otherwise."""
+    import torch  # takes seconds, and the launcher of servers needs the rest of this file alone
+
+    train, peft, by_adapter = settings.train, settings.peft, settings.transport.adapter
+    has_gpu = torch.cuda.is_available() and not train.use_cpu
+    check_vllm(train, has_gpu or by_adapter, is_quantized(peft))
+    if settings.engine.quantization not in (None, "fp8_per_channel") and not has_gpu:
+        raise ConfigError(
+            f"engine.quantization={settings.engine.quantization}: on a CPU vLLM quantizes per channel; use "
+            "fp8_per_channel"
+        )
+    if train.vllm_mode == "server":
+        longest = longest_request(settings.task, train)
+        options = (peft if by_adapter else None, settings.engine.staleness)
+        check_server(train, settings.model.model_name_or_path, longest, *options)
+
+
+def described(settings: "Resolved") -> str:
+    """Return a line: where vLLM generates, and whether it gets adapter or weights, with the reason."""
+    train, transport = settings.train, settings.transport
+    where = {"colocate": "in this process", "server": f"on {server_url(train)}"}[train.vllm_mode]
+    staleness = settings.engine.staleness
+    ahead = f", for {staleness} further {'step' if staleness == 1 else 'steps'} at once" if staleness else ""
+    line = f"vLLM generates, {where}{ahead}"
+    if settings.peft is None:
+        return line
+    if not transport.adapter:
+        gets = "all weights before each generation, with the adapter merged in"
+        return f"{line}; it gets {gets}: {transport.merged_because}"
+    line += "; it gets the adapter before each generation, and"
+    if settings.engine.share_weights:
+        return f"{line} the frozen weights exist once"
+    reason = f": {transport.unshared_because}" if transport.unshared_because else ""
+    return f"{line} has frozen weights of its own{reason}"

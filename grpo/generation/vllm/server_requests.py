@@ -5,7 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from grpo.utils.errors import GenerationError
+import requests
+
+from grpo.generation.vllm.server import LAUNCHER
+from grpo.utils.errors import GenerationError, described
+
+AGAIN = f"start it again with {LAUNCHER}"
 
 
 class ServerRequests:
@@ -85,3 +90,21 @@ class ServerRequests:
 
     def _post(self, path: str) -> None:
         self._client.session.post(f"{self._client.base_url}/{path}").raise_for_status()
+
+
+@contextmanager
+def explained(engine: Any, what: str) -> Iterator[None]:
+    """Raise a `GenerationError` with the reason where vLLM fails inside; `what` says what it did."""
+    try:
+        yield
+    except GenerationError:
+        raise
+    except requests.exceptions.RetryError as error:
+        url = engine.vllm_client.base_url
+        raise GenerationError(f"the vLLM server at {url} failed while it {what}; its log says why") from error
+    except requests.RequestException as error:
+        url = engine.vllm_client.base_url
+        reason = f"the vLLM server at {url} went away while it {what} ({type(error).__name__}): {AGAIN}"
+        raise GenerationError(reason) from error
+    except Exception as error:
+        raise GenerationError(f"vLLM failed while it {what}: {described(error)}") from error
