@@ -27,7 +27,8 @@ from transformers.utils.chat_template_utils import get_json_schema
 
 from grpo.extras.environments.taskset import COLUMN, MODULE, asked
 from grpo.tools.arguments import hostile, invalid, valid
-from grpo.tools.running import FAILED, Environment, Source, ToolError, environment_of, tools_of
+from grpo.tools.processes import Source, ToolError
+from grpo.tools.running import FAILED, Environment, environment_of, tools_of
 from grpo.utils.errors import ConfigError
 from rewards.checking import options, print_table, read_rows, run
 from rewards.isolation.reward import Reward

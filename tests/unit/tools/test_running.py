@@ -14,7 +14,8 @@ import pytest
 from omegaconf import DictConfig
 from transformers.utils.chat_template_utils import get_json_schema
 
-from grpo.tools.running import FAILED, Source, ToolError, environment_of, running_tools, tools_of
+from grpo.tools.processes import Source, ToolError
+from grpo.tools.running import FAILED, environment_of, running_tools, tools_of
 
 TOOLS = '''
 import os, signal, time

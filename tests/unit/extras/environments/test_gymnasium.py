@@ -7,7 +7,8 @@ import pytest
 
 from grpo.config.schema import ROOT
 from grpo.extras.environments.seeds import rows
-from grpo.tools.running import Source, environment_of
+from grpo.tools.processes import Source
+from grpo.tools.running import environment_of
 
 pytest.importorskip("gymnasium")
 pytestmark = pytest.mark.slow  # gymnasium comes with `make extras`

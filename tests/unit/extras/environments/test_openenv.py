@@ -15,7 +15,8 @@ import pytest
 
 from grpo.config.schema import ROOT
 from grpo.testing.commands import command
-from grpo.tools.running import Source, environment_of
+from grpo.tools.processes import Source
+from grpo.tools.running import environment_of
 
 SERVER = ROOT / ".venv" / "openenv"
 OPENENV = "grpo.extras.environments.openenv.OpenEnv"

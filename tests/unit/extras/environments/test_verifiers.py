@@ -13,7 +13,8 @@ from omegaconf import DictConfig
 
 from grpo.config.schema import ROOT
 from grpo.extras.environments.taskset import MODULE, asked, with_taskset
-from grpo.tools.running import Source, environment_of
+from grpo.tools.processes import Source
+from grpo.tools.running import environment_of
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout.episodes import rollouts
 from grpo.utils.errors import ConfigError

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from grpo.tools.running import Source, ToolError, environment_of, tools_of
+from grpo.tools.processes import Source, ToolError
+from grpo.tools.running import environment_of, tools_of
 from grpo.utils.priority import give_way
 from rewards.code import check, code
 from rewards.isolation.process import end_process, has_ended
