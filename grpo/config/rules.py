@@ -97,10 +97,6 @@ RULES = (
     # a stream of problems
     Rule(lambda f: f.stream and f.mixture, "mixture: its tasks are read whole, and a stream has no end"),
     Rule(
-        lambda f: f.stream and f.train.max_steps < 1,
-        "task.dataset.streaming=true: a stream has no length; set train.max_steps",
-    ),
-    Rule(
         lambda f: f.stream and f.train.ignore_data_skip,
         "train.ignore_data_skip=true: a stream resumes at its row; leave it out",
     ),

@@ -21,6 +21,8 @@ def check_streaming(config: "DictConfig") -> None:
         raise ConfigError(f"task.buffer_size={task.buffer_size}: rows of a stream that are read at once, at least 1")
     if not streaming:
         return
+    if config.train.max_steps < 1:
+        raise ConfigError("task.dataset.streaming=true: a stream has no length; set train.max_steps")
     for key, split in (("task.split", task.split), ("task.eval.split", task.eval.split)):
         if "[" in split:
             raise ConfigError(

@@ -39,7 +39,7 @@ STATE_SPACE = {
     "qwen3_next": EXPERTS,
 }
 SLOW = pytest.mark.slow
-GROUP, LENGTH = 4, 16
+GROUP, LENGTH = 4, 30
 HOW = {"do_sample": False, "max_new_tokens": LENGTH}
 
 
@@ -94,24 +94,27 @@ def computed(model: Any) -> Iterator[list[tuple[int, int]]]:
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(family, marks=() if family in ("llama", "gemma3_text", "qwen3_moe", "gpt_oss", "lfm2") else SLOW)
+        pytest.param(
+            family, marks=() if family in ("llama", "gemma3_text", "qwen3_moe", "gpt_oss", "mamba", "lfm2") else SLOW
+        )
         for family in (*FAMILIES, *STATE_SPACE)
     ],
 )
 def test_greedy_completions_are_those_of_generate_alone(family: str) -> None:
-    model, rows = policy(family, **(FAMILIES | STATE_SPACE)[family]), prompts(5, 23, 9)
-    alone = each_alone(model, padded(rows)(list(range(len(rows)))), HOW)
-    assert len({len(tokens) for tokens in alone}) > 1 or len(alone[0]) == LENGTH
+    rows, length = (prompts(5, 9), 8) if family in STATE_SPACE else (prompts(5, 23, 9), 16)
+    model, how = policy(family, **(FAMILIES | STATE_SPACE)[family]), HOW | {"max_new_tokens": length}
+    alone = each_alone(model, padded(rows)(list(range(len(rows)))), how)
+    assert len({len(tokens) for tokens in alone}) > 1 or len(alone[0]) == length
     assert (why_repeated(model) is None) == (family not in STATE_SPACE and "sliding_window" not in FAMILIES[family])
     for limit in (None, 5, 3):
         with computed(model) as shapes:
-            assert complete(model, rows, limit) == alone
+            assert complete(model, rows, limit, how) == alone
         read = sum(count * tokens for count, tokens in shapes if tokens > 1)
         if family in STATE_SPACE:
             assert "LinearAttention" in (why_not_shared(model, ["input_ids"]) or "")
         else:
             assert read <= 3 * 23 if limit != 3 else 2 * 3 * 23, "each prompt is read once, or once per part of a group"
-    assert complete(model, rows, 5, group=1) == alone, "one joins when another has ended"
+    assert complete(model, rows, 5, how, group=1) == alone, "one joins when another has ended"
 
 
 def test_processes_that_compute_each_token_together_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

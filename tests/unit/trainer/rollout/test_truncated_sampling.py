@@ -1,5 +1,6 @@
 """Importance ratios under top-k, top-p and min-p, by enumeration of all that an engine can draw."""
 
+import functools
 import itertools
 import math
 from pathlib import Path
@@ -48,6 +49,7 @@ class Everything(Backend):
         for weight in self.other.parameters():
             weight.data += 0.03 * torch.randn(weight.shape, generator=generator)
         self.filter = {name: options[name] for name in ("top_k", "top_p", "min_p") if options[name] is not None}
+        self.after = functools.cache(self.after)  # type: ignore[method-assign]  # its policy does not change
 
     def sync_weights(self) -> None:
         pass

@@ -105,7 +105,7 @@ def test_the_norm_is_clipped_as_torch_clips_it() -> None:
 
 def test_it_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="one process, in bfloat16 or float32"):
-        make(ExactGRPOTrainer, tmp_path, update=Update(gradients_on_host=True), fp16=True)
+        make(ExactGRPOTrainer, tmp_path, update=Update(gradients_on_host=True), optim="schedule_free_adamw")
 
 
 class Stream:
