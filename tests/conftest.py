@@ -14,6 +14,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import settings
 from omegaconf import DictConfig
 
 from grpo.config import gpus
@@ -25,6 +26,9 @@ from grpo.utils.patching import replaced
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub: no test needs the network
 os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as grpo.train sets it where processes meet; read when torch loads
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch: a worker of pytest-xdist has one core
+
+settings.register_profile("untimed", deadline=None)  # a machine may be busy
+settings.load_profile("untimed")
 
 
 class Deprecated(logging.Handler):

@@ -97,7 +97,7 @@ def test_intervals_hold_the_truth_at_8_times_the_samples(a: float, b: float) -> 
     assert inside >= 32, "of 40 intervals of 95 %, of which a model of the problems is a part"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 8), min_size=2, max_size=20))
 def test_larger_groups_vary_more_and_pass_more(correct: list[int]) -> None:
     counts = np.array([[8 - number, number] for number in correct])

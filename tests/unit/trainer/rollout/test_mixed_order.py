@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.config.options import Mixture
@@ -25,7 +25,6 @@ def order_of(weights: dict[str, float], prioritize: bool = False) -> MixedOrder:
     return MixedOrder(TASKS, weights, 42, shuffle=True, prioritize=prioritize)
 
 
-@settings(deadline=None)
 @given(st.tuples(*[st.sampled_from([0.0, 0.3, 1.0, 2.0, 7.5])] * 2), st.integers(1, 60))
 def test_of_any_successive_problems_each_task_has_its_portion(weights: tuple[float, float], number: int) -> None:
     order = order_of({"a": weights[0], "b": weights[1], "c": 1.0})
