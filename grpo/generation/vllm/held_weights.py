@@ -219,15 +219,13 @@ class TellsWeights:
     """
 
     model_runner: Any
-    _held: HeldWeights | None = None
     _frozen: FrozenWeights | None = None
 
     def held_weights(self, request: str) -> list[dict[str, Any]]:
         """Return the parts that `HeldWeights` returns for a request, with digests as their contents."""
         wanted = json.loads(request)
-        self._held = self._held or HeldWeights(self.model_runner.model)
         shapes = {name: torch.Size(shape) for name, shape in wanted["shapes"].items()}
-        parts = self._held(shapes, wanted["whole"], wanted["rows"])
+        parts = HeldWeights(self.model_runner.model)(shapes, wanted["whole"], wanted["rows"])
         return [
             vars(part) | {"content": digest(part.content), "dtype": name_of(part.dtype), "shape": list(part.shape)}
             for part in parts
