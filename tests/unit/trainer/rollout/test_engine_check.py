@@ -1,4 +1,4 @@
-"""The comparison of log-probabilities by policy and engine, without an engine; see also test_vllm_engine.py."""
+"""The comparison of log-probabilities by policy and engine, without an engine; see also tests of vllm/engine.py."""
 
 import json
 from pathlib import Path
