@@ -23,7 +23,7 @@ from grpo.builtin.tasks.shapes import rows
 from grpo.data.images import prompt_lengths
 from grpo.data.task import load_task, reward_columns
 from grpo.utils.errors import ConfigError
-from grpo.view.images import View, engine_options
+from grpo.view.images import View, engine_options, images_in
 
 TASK = ["task=shapes", "task.dataset.size=6", "task.eval.size=2"]
 
@@ -208,3 +208,13 @@ def test_an_engine_prepares_for_the_images_of_the_task(processor: Any) -> None:
     assert engine_options(processor, 3) == limits
     assert engine_options(processor, None) == {"limit_mm_per_prompt": {"video": 0}}
     assert engine_options(processor.tokenizer, 3) == {}
+
+
+def test_images_of_a_conversation_come_in_their_order() -> None:
+    first, second = (Image.new("RGB", (4, 4), colour) for colour in ("red", "blue"))
+    prompt = [
+        {"role": "user", "content": [{"type": "image", "image": first}, {"type": "text", "text": "and"}]},
+        {"role": "user", "content": [{"type": "image", "image": second}]},
+    ]
+    assert images_in(prompt) == [first, second]
+    assert images_in([{"role": "user", "content": "none"}]) == []
