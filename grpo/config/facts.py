@@ -7,6 +7,9 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+WEIGHTS_DIVIDED = ("FSDP2", "ZeRO-3")
+"""Kinds of sharding in which each process has a part of the weights."""
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -48,11 +51,6 @@ class Facts:
         return self.generator in ("colocated", "server")
 
     @property
-    def divides_weights(self) -> bool:
-        """Whether each process has a part of the weights."""
-        return self.sharding in ("FSDP2", "ZeRO-3")
-
-    @property
     def optim(self) -> str:
         """Name of the optimizer; the text of transformers' enumeration is another."""
         return str(getattr(self.train.optim, "value", self.train.optim))
@@ -74,7 +72,8 @@ def sharding_of(train: Any) -> str | None:
     """Return how processes divide weights, as in `Facts`, of the group `train` or a file of `accelerate launch`."""
     if train.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
         return "FSDP2"
-    stage = train.deepspeed and not isinstance(train.deepspeed, str) and train.deepspeed.zero_optimization.stage
+    options = {} if isinstance(train.deepspeed, str) else train.deepspeed or {}
+    stage = (options.get("zero_optimization") or {}).get("stage")
     return f"ZeRO-{stage}" if stage else None
 
 

@@ -227,8 +227,9 @@ def graded_by_task(
 ) -> list[bool | None]:
     """Return whether each completion is correct by the grader of its task; the single task of a run has no name."""
     by_row: dict[int, bool | None] = {}
+    tasks = [trainer.train_dataset[answer.problem].get("task") for answer in answers]
     for name, grader in graders.items():
-        rows = [row for row, one in enumerate(answers) if name in ("", trainer.train_dataset[one.problem].get("task"))]
+        rows = [row for row, task in enumerate(tasks) if name in ("", task)]
         if rows:
             by_row |= dict(zip(rows, graded(trainer, grader, [answers[row] for row in rows]), strict=True))
     return [by_row[row] for row in range(len(answers))]

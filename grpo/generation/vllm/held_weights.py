@@ -273,7 +273,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def named(engine: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the weights that an engine has kept in their layout, by its own names."""
+    """Return the weights that an engine has kept in their layout, by the engine's names."""
     return {name: weight for name, weight in engine.named_parameters() if weight.numel()}
 
 

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import check_groups, check_whole_groups
 from grpo.config.check import check, check_deepspeed, check_shard
+from grpo.config.facts import sharding_of
 from grpo.config.messages import meant
 from grpo.config.options import LOSS_MEANS
 from grpo.prepared import checked
@@ -389,3 +390,20 @@ def test_a_reward_may_be_called_tokens(composed: Callable[..., DictConfig], tmp_
     config = composed(f"+reward.tokens.fn={tmp_path}/mine.py:count")
     check(config)
     assert "tokens" in config.reward
+
+
+@pytest.mark.parametrize(
+    ("override", "sharding"),
+    [
+        ("shard=zero2", "ZeRO-2"),
+        ("shard=zero3", "ZeRO-3"),
+        ("shard=fsdp2", "FSDP2"),
+        ("+train.deepspeed={bf16:{enabled:true}}", None),
+        ("train.deepspeed=ds.json", None),
+        ("train.deepspeed=null", None),
+    ],
+)
+def test_sharding_follows_from_what_is_configured(
+    composed: Callable[..., DictConfig], override: str, sharding: str | None
+) -> None:
+    assert sharding_of(composed(override).train) == sharding
