@@ -145,7 +145,7 @@ def out_of_memory(scale: Scale) -> Result:
             completions, tried = list(free._logs["completion"]), free.rollouts.completer.batching
             del free
             made = trainer(scale, folder, **options)
-            made.packing.sharing.decide()  # the trials of a policy are no part of a phase
+            made.packing.shared_prompts.decide()  # the trials of a policy are no part of a phase
             made.rollouts.completer.batching = tried
             owner, method = where(made)
             inner = getattr(owner, method)

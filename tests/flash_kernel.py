@@ -7,7 +7,7 @@ import torch
 
 
 class Kernel:
-    """Stands for `torch.ops.aten` in `grpo.trainer.sharing.varlen`."""
+    """Stands for `torch.ops.aten` in `grpo.trainer.shared_prompts.varlen`."""
 
     @staticmethod
     def visible(queries: int, keys: int, causal: bool) -> torch.Tensor:

@@ -13,7 +13,7 @@ from grpo import losses
 from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.check_mixture import check_mixture
 from grpo.config.devices import check_device, check_facts, vendor_of
-from grpo.config.facts import Facts, generator_of, is_quantized, sharding_of
+from grpo.config.facts import Facts, generator_of, is_quantized, sharding_strategy
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
 from grpo.config.messages import GGUF, REMOVED, elsewhere, meant
 from grpo.config.mixture import generated
@@ -93,7 +93,7 @@ def facts_of(config: DictConfig) -> Facts:
         processes=processes(config),
         device=vendor_of(config) if has_gpu else "cpu",
         generator=generator_of(train),
-        sharding=sharding_of(train),
+        sharding=sharding_strategy(train),
         adapter=config.peft is not None,
         quantized=is_quantized(config.peft),
         images=bool(task.images),
@@ -213,7 +213,7 @@ def check_shard(config: DictConfig) -> None:
         ConfigError: the first problem.
     """
     train = config.train
-    if sharding_of(train) == "FSDP2" and train.optim == "sgd":
+    if sharding_strategy(train) == "FSDP2" and train.optim == "sgd":
         raise ConfigError(
             "train.optim=sgd: PyTorch cannot resume a run that FSDP2 shards with an optimizer that keeps no state; use "
             "adamw_torch, or shard=zero2 or zero3"

@@ -68,7 +68,7 @@ def generator_of(train: Any) -> str:
     return ("server" if train.vllm_mode == "server" else "colocated") if train.use_vllm else "transformers"
 
 
-def sharding_of(train: Any) -> str | None:
+def sharding_strategy(train: Any) -> str | None:
     """Return how processes divide weights, as in `Facts`, of the group `train` or a file of `accelerate launch`."""
     if train.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
         return "FSDP2"

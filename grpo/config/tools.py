@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import processes
 from grpo.config.devices import may_sleep
-from grpo.config.facts import WEIGHTS_DIVIDED, generator_of, sharding_of
+from grpo.config.facts import WEIGHTS_DIVIDED, generator_of, sharding_strategy
 from grpo.config.mixture import single_tasks, uses_tools, where
 from grpo.utils.errors import ConfigError
 
@@ -61,7 +61,7 @@ def check_tools(config: DictConfig) -> None:
 
 def generates_together(train: DictConfig) -> str | None:
     """Return the reason why several processes generate together; None if each process generates by itself."""
-    generator, sharding = generator_of(train), sharding_of(train)
+    generator, sharding = generator_of(train), sharding_strategy(train)
     divided = sharding if sharding in WEIGHTS_DIVIDED else None
     if generator == "server":
         return "a vLLM server"
@@ -76,4 +76,4 @@ def keeps_engine_awake(config: DictConfig) -> bool:
     """Whether the plan must not let a colocated engine sleep; see `generates_together` and `may_sleep`."""
     if not may_sleep(config):
         return True
-    return uses_tools(config.task) and processes(config) > 1 and sharding_of(config.train) in WEIGHTS_DIVIDED
+    return uses_tools(config.task) and processes(config) > 1 and sharding_strategy(config.train) in WEIGHTS_DIVIDED

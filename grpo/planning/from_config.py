@@ -115,7 +115,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
     tokens = config["update"].max_tokens_per_microbatch
     generator = generator_of(train)
     images = bool(config.task.images)
-    shared = config["update"].share_prompts and not (images and sharding.library)  # see `Sharing`
+    shared = config["update"].share_prompts and not (images and sharding.library)  # see `SharedPrompts`
     per_generation = completions_per_process(config.train, processes(config))
     per_step = min(per_generation, train.per_device_train_batch_size * train.gradient_accumulation_steps)
     return Workload(

@@ -23,6 +23,7 @@ from grpo.trainer.rollout.async_rollouts import AsyncRollouts
 from grpo.trainer.rollout.completion import Completion
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
 from grpo.trainer.rollout.engine_check import EngineCheck
+from grpo.trainer.shared_prompts.states import state_layers
 from grpo.utils.diagnosis import sampling_filters
 from grpo.utils.patching import replaced
 
@@ -242,21 +243,27 @@ def doubled(trainer: Any) -> Any:
 
     They add in different orders. In float32 that moves a log-probability by some 1e-6, and a loss of several iterations
     by its sum with ratios and with exp(KL). What stays float32 is softmax and norms of transformers, and TRL's head;
-    rotary embeddings do not: their angles grow with the padding before a sequence, and so does the rounding.
+    rotary embeddings do not: their angles grow with the padding before a sequence, and so does the rounding. Nor do
+    layers that keep a state.
     """
     for model in (trainer.model, trainer.ref_model):
         if model is not None:
             model.double()
-            for module in model.modules():
-                if hasattr(module, "inv_freq"):
-                    module.forward = functools.partial(without_float32, module.forward)
+            rotary = [module for module in model.modules() if hasattr(module, "inv_freq")]
+            for module in (*rotary, *state_layers(model)):
+                module.forward = without_float32(module.forward)
     return trainer
 
 
-def without_float32(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a method of transformers whose `float()` shall be `double()`."""
-    with replaced(torch.Tensor, "float", torch.Tensor.double):
-        return forward(*args, **options)
+def without_float32(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of transformers that computes in float64 what it would compute in float32."""
+
+    @functools.wraps(forward)
+    def doubled(*args: Any, **options: Any) -> Any:
+        with replaced(torch.Tensor, "float", torch.Tensor.double), replaced(torch, "float32", torch.float64):
+            return forward(*args, **options)
+
+    return doubled
 
 
 def train(trainer: GRPOTrainer, start_from: Sequence[dict[str, torch.Tensor]] = ()) -> Record:

@@ -37,6 +37,15 @@ FAMILIES = ("llava_next", "qwen2_vl", "qwen2_5_vl")
 METHODS = ("full", "frozen tower", "LoRA", "LoRA of the tower too")
 TEXT = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 """Heads of 32 numbers, the least that vLLM takes on a CPU."""
+DELTA_NET: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "head_dim": 32,
+}
+"""Numbers of a tiny Qwen3.5: the first layer keeps a state, the second has full attention."""
 TILES = [[16, 32], [32, 16], [32, 32]]
 TEMPLATE = (
     "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -77,7 +86,7 @@ def make_processor(family: str, base: str = "tiny") -> Any:
 def make_policy(family: str, processor: Any) -> PreTrainedModel:
     """A random policy of a family, of about 100,000 parameters, whose gradients are neither tiny nor all alike."""
     torch.manual_seed(0)
-    text = {**TEXT, "vocab_size": len(processor.tokenizer), "initializer_range": 0.2}
+    text: dict[str, Any] = {**TEXT, "vocab_size": len(processor.tokenizer), "initializer_range": 0.2}
     if family == "llava_next":
         config: Any = LlavaNextConfig(
             vision_config=CLIPVisionConfig(**TEXT, image_size=16, patch_size=8, projection_dim=32),
@@ -94,12 +103,17 @@ def make_policy(family: str, processor: Any) -> PreTrainedModel:
         "spatial_merge_size": 2,
         "initializer_range": 0.2,
     }
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
     if family == "qwen2_vl":
         tower |= {"embed_dim": 16, "hidden_size": 64, "mlp_ratio": 2}
     else:
-        tower |= {"hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 64, "window_size": 16}
-        tower |= {"fullatt_block_indexes": [1]}
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
+        tower |= {"hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 64}
+    if family == "qwen2_5_vl":
+        tower |= {"window_size": 16, "fullatt_block_indexes": [1]}
+    if family == "qwen3_5":
+        tower |= {"num_position_embeddings": 64}
+        text |= DELTA_NET
+        rope |= {"mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
     ids = {name: processor.tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("image_pad", "video_pad")}
     sides = {name: processor.tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("vision_start", "vision_end")}
     return AutoModelForImageTextToText.from_config(

@@ -34,7 +34,7 @@ from grpo.trainer.rollout.from_trainer import rollouts_of
 from grpo.trainer.rollout.image_tokens import without_image_tokens
 from grpo.trainer.rollout.once_per_group import once_per_group
 from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
-from grpo.trainer.sharing.trial import Sharing
+from grpo.trainer.shared_prompts.trial import SharedPrompts
 from grpo.trainer.step import UNDIVIDED, step, undivided_step
 from grpo.trainer.token_budget import TokenBudget
 from grpo.trainer.update.activation_offload import ActivationOffload
@@ -124,11 +124,13 @@ class ExactGRPOTrainer(GRPOTrainer):
         if self.use_vllm:
             self.memory.asleep = self.budget.asleep = self.vllm_generation.asleep
         stock, size = super()._get_per_token_logps_and_entropies, self.model.config.get_text_config().hidden_size
-        sharing = Sharing(lambda: self.model, stock, self.accelerator, self.update.share_prompts, self.sharded)
+        shared_prompts = SharedPrompts(
+            lambda: self.model, stock, self.accelerator, self.update.share_prompts, self.sharded
+        )
         traits = traits_of(self)
         if not traits.divisible:
             log.warning("the update is TRL's, without shared prompts and skipped completions: %s", UNDIVIDED)
-        self.packing = Packing(size, sharing, self.pad_to_multiple_of, traits.divisible)
+        self.packing = Packing(size, shared_prompts, self.pad_to_multiple_of, traits.divisible)
         self.guard = NonFiniteGuard(folder / "skipped_rows.jsonl", self._tokenizer, self.update.max_skipped_steps)
         self.rollouts = rollouts_of(self, engine, rollout, mixture, context)
         image_token = getattr(self.processing_class, "image_token_id", None)
@@ -262,7 +264,7 @@ class ExactGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> Batch:
         self.rolled_out = False
         if self.packing.divisible and not self.sharded:  # after a pass, FSDP2 has the weights of the root in one piece
-            self.packing.sharing.decide()
+            self.packing.shared_prompts.decide()
         rollouts = self.rollouts.make(self, inputs, super()._generate_and_score_completions)
         self.rolled_out = True
         return rollouts

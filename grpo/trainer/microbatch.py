@@ -3,7 +3,7 @@
 A row of a batch is a prompt padded on the left and a completion padded on the right. A micro-batch is some of the rows,
 trimmed to its own longest prompt and its own longest completion, so that it costs rows x (prompt + completion) tokens.
 Rows can also go through the policy as one sequence without padding: each prompt once, then its completions, which do
-not see each other (`grpo/trainer/sharing/layout.py`). That costs the tokens of all prompts and all completions.
+not see each other (`grpo/trainer/shared_prompts/layout.py`). That costs the tokens of all prompts and all completions.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from grpo.trainer.batch import Batch, lengths
 from grpo.trainer.microbatch import Microbatch, pack
-from grpo.trainer.sharing.layout import prompt_keys
-from grpo.trainer.sharing.trial import Sharing
+from grpo.trainer.shared_prompts.layout import prompt_keys
+from grpo.trainer.shared_prompts.trial import SharedPrompts
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Packing:
 
     hidden_size: int
     """Hidden size of the policy; the price of attention depends on it."""
-    sharing: Sharing
+    shared_prompts: SharedPrompts
     """Tells whether completions of one prompt may go through the policy as one sequence."""
     multiple: int | None
     """Lengths are padded to a multiple of so many tokens."""
@@ -30,7 +30,7 @@ class Packing:
     @property
     def trims(self) -> bool:
         """Whether a micro-batch has less padding than its batch: its own, or none with shared prompts."""
-        return self.divisible and not self.sharing.depends_on_padding()
+        return self.divisible and not self.shared_prompts.depends_on_padding()
 
     def divide(
         self, batch: Batch, rows: Sequence[int], tokens: int, weights: Sequence[float] | None = None
@@ -39,5 +39,5 @@ class Packing:
         if not self.trims:
             prompts, completions = ([ids.size(1)] * len(ids) for ids in (batch["prompt_ids"], batch["completion_ids"]))
             return pack(prompts, completions, tokens, rows, weights, hidden_size=self.hidden_size)
-        keys = prompt_keys(batch) if self.sharing.applies(batch) else None
+        keys = prompt_keys(batch) if self.shared_prompts.applies(batch) else None
         return pack(*lengths(batch), tokens, rows, weights, keys, self.hidden_size)

@@ -37,7 +37,7 @@ def facts_of(trainer: Any, engine: Engine, rollout: Rollout, mixture: Mixture | 
         processes=trainer.accelerator.num_processes,
         device=VENDORS.get(device, device),
         generator="script" if trainer.rollout_func is not None else generator_of(trainer.args),
-        sharding=sharding_of(trainer),
+        sharding=accelerator_sharding(trainer),
         adapter=is_peft_model(trainer.model),
         quantized=getattr(trainer.model, "is_quantized", False),
         images=not {"image", "images"}.isdisjoint(columns),
@@ -47,7 +47,7 @@ def facts_of(trainer: Any, engine: Engine, rollout: Rollout, mixture: Mixture | 
     )
 
 
-def sharding_of(trainer: Any) -> str | None:
+def accelerator_sharding(trainer: Any) -> str | None:
     """Return how accelerate divides the weights of a trainer, as in `Facts`."""
     if trainer.is_fsdp_enabled:
         return "FSDP2"

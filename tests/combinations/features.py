@@ -58,7 +58,8 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
         "sliding attention": {},
         "mixed attention": {},
         "images, LLaVA-Next": {},
-        "images, Qwen2.5-VL": {},
+        "images, Qwen3.5": {},
+        "gated DeltaNet": {},
     },
     "weights": {"all": {}, "LoRA": {}, "QLoRA": {}, "frozen tower": {}},
     "checkpointing": {
@@ -121,7 +122,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     *(
         ({"engine": "a server, two steps ahead", feature: value}, f"engine.staleness=2: .*{reason}")
         for feature, values, reason in (
-            ("policy", ("images, LLaVA-Next", "images, Qwen2.5-VL"), "the task has images"),
+            ("policy", ("images, LLaVA-Next", "images, Qwen3.5"), "the task has images"),
             ("iterations", ("2",), "train.num_iterations=1"),
             ("steps", ("two generations", "a quarter of a generation"), "without train.steps_per_generation"),
         )
@@ -131,8 +132,10 @@ REFUSED: list[tuple[dict[str, str], str]] = [
 """Pairs of values that a trainer refuses, with a part of the message."""
 
 MEANINGLESS: list[dict[str, str]] = [
-    *({"policy": policy, "weights": "frozen tower"} for policy in list(FEATURES["policy"])[:3]),
-    *({"policy": policy, "weights": "QLoRA"} for policy in list(FEATURES["policy"])[3:]),
+    *(
+        {"policy": policy, "weights": "QLoRA" if policy.startswith("images") else "frozen tower"}
+        for policy in FEATURES["policy"]
+    ),
     {"engine": "a server, two steps ahead", "weights": "frozen tower"},
 ]
 """Pairs that say nothing: a text model has no tower; the tests have no quantized policies that see images."""

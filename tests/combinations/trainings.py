@@ -25,6 +25,7 @@ from transformers import (
     BitsAndBytesConfig,
     LlamaConfig,
     MistralConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
 )
 from trl import GRPOTrainer
@@ -37,7 +38,7 @@ from grpo.generation.kept_tokens import KeptLogprob
 from grpo.model.image_features import keep_image_features
 from grpo.model.vision import detach_frozen_tower, freeze, parts
 from grpo.testing.stock_trl import compare_engine_at, make
-from grpo.testing.vision_policies import make_policy, make_processor
+from grpo.testing.vision_policies import DELTA_NET, make_policy, make_processor
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.placement import keep_differentiable, prepare_for_fsdp, train_in_float32
 from grpo.trainer.processes import own_part
@@ -53,7 +54,7 @@ from tests.derived_losses import AS_TRL, StockBestOfTwo
 
 STEPS = 3
 LENGTH = 24
-FAMILY = {"images, LLaVA-Next": "llava_next", "images, Qwen2.5-VL": "qwen2_5_vl"}
+FAMILY = {"images, LLaVA-Next": "llava_next", "images, Qwen3.5": "qwen3_5"}
 PROBLEMS = 32
 BASE = ROOT / "grpo" / "builtin" / "tiny_calculator"
 TEXT: dict[str, Any] = {
@@ -144,7 +145,8 @@ def drawn(trainer: Any, row: Row) -> Any:
 
 @functools.cache
 def saved(kind: str) -> str:
-    """The folder of a random policy: its attention is full, or sees 8 tokens, in all layers or in one; or with images.
+    """The folder of a random policy: its attention is full, or sees 8 tokens, in all layers or in one; or with a state,
+    or with images.
 
     Made before there are several processes: afterwards only the first would save its weights.
     """
@@ -161,6 +163,8 @@ def saved(kind: str) -> str:
     if kind == "mixed attention":
         layers = ["full_attention", "sliding_attention"]
         config = Qwen3Config(**vocabulary, head_dim=16, layer_types=layers, use_sliding_window=True, sliding_window=8)
+    if kind == "gated DeltaNet":
+        config = Qwen3_5TextConfig(**vocabulary, **DELTA_NET)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 

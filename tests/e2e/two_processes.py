@@ -98,7 +98,7 @@ def corrected(trainer: GRPOTrainer) -> GRPOTrainer:
 
 def out_of_memory(trainer: GRPOTrainer, where: str, *calls: int) -> None:
     """Let the second process run out of memory at certain passes through a layer."""
-    trainer.packing.sharing.applies({})  # the trial is over before
+    trainer.packing.shared_prompts.applies({})  # the trial is over before
     count = 0
 
     def fault(*args: Any) -> None:

@@ -12,7 +12,7 @@ from grpo.config.schema import ROOT, register
 from grpo.extras.measuring.cases import cases
 from grpo.extras.measuring.processes import in_process
 from grpo.planning.fit import HEADROOM
-from grpo.trainer.sharing.merged import is_exact
+from grpo.trainer.shared_prompts.merged import is_exact
 from grpo.utils.hardware import free_gpu_memory, gpu_utilization
 from grpo.utils.limits import USABLE
 

@@ -12,11 +12,18 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL as READ_WITH_PROMPTS
 from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
-from grpo.generation.transformers.growing_cache import CACHE, growing_cache, widened
+from grpo.generation.transformers.growing_cache import CACHE, GrowingCache, widened
 from grpo.generation.transformers.prompt_cache import PromptCache, shared_keys
 from grpo.generation.transformers.sampling import drawn
 from grpo.generation.transformers.settings import why_asked, why_not_by_row
@@ -26,6 +33,14 @@ from grpo.utils.distributed import world_size
 
 BY_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 """Inputs of a model whose last two dimensions are sequences and their tokens."""
+LAYERS = {
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+}
+"""Layers of a cache whose rows can be copied, dropped and joined."""
 DROPPED = 8
 """Rows are dropped once one in so many has ended, as the cache of the others is copied each time."""
 OF_IMAGES = {*READ_WITH_PROMPTS, "image_grid_thw", "spatial_shapes", "image_position_ids"}
@@ -36,7 +51,7 @@ def why_not_shared(model: Any, inputs: Iterable[str], config: GenerationConfig |
     """Return why a model cannot read each prompt once for all its completions; None if it can.
 
     It inspects the cache that `generate` would make: each of its layers has to keep the keys and values of all tokens,
-    or of a window of tokens. State-space layers, for example, do not.
+    or of a window of tokens, or a state, as gated DeltaNet and Mamba do.
 
     Args:
         inputs: names of the model's inputs.
@@ -48,10 +63,10 @@ def why_not_shared(model: Any, inputs: Iterable[str], config: GenerationConfig |
         return reason
     if model.config.is_encoder_decoder or not model._supports_default_dynamic_cache():
         return "its cache is of its own kind"
-    for layer in DynamicCache(config=model.config.get_text_config(decoder=True)).layers:
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-            return f"its cache has a {type(layer).__name__}"
-    return None
+    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    if unknown := {type(layer).__name__ for layer in layers if type(layer) not in LAYERS}:
+        return f"its cache has a {min(unknown)}"
+    return None if any(isinstance(layer, DynamicLayer) for layer in layers) else "none of its layers has keys"
 
 
 def in_step(model: Any) -> bool:
@@ -155,7 +170,7 @@ class ContinuousBatch:
             options: arguments of `generate`.
         """
         begun = self.turns and self.turns.take(inputs["input_ids"], inputs["attention_mask"], model.config)
-        options |= {CACHE: begun or growing_cache(model.config)}
+        options |= {CACHE: begun or GrowingCache(model.config)}
         model.generate(**inputs, **options, custom_generate=partial(self.decode, numbers, most, shares_keys))
 
     def decode(
@@ -272,7 +287,9 @@ def joined(under_way: dict[str, Any], new: dict[str, Any], rows: int, new_rows: 
     for inputs, count in ((under_way, rows), (new, new_rows)):
         if inputs.get("attention_mask") is None:  # which `generate` drops where nothing is padded
             length = inputs[CACHE].get_seq_length() + 1
-            device = next(layer.keys.device for layer in inputs[CACHE].layers if layer.is_initialized)
+            device = next(
+                layer.keys.device for layer in inputs[CACHE].layers if getattr(layer, "is_initialized", False)
+            )
             inputs["attention_mask"] = torch.ones(count, length, dtype=torch.long, device=device)
     before, cache = under_way[CACHE], new[CACHE]
     apart = [(of.prompt_tokens if isinstance(of, PromptCache) else 0,) for of in (before, cache)]
@@ -282,13 +299,5 @@ def joined(under_way: dict[str, Any], new: dict[str, Any], rows: int, new_rows: 
             tensors = zip((under_way[name], new[name]), apart, strict=True)
             parts = zip(*(tensor.tensor_split(begin, -1) for tensor, begin in tensors), strict=True)
             result[name] = torch.cat([widened(first, second, -1) for first, second in parts], -1)
-    if isinstance(cache, PromptCache):
-        cache.join(before)
-    for earlier, layer in zip(before.layers, cache.layers, strict=True):
-        if not layer.is_initialized:  # its keys and values are those of an earlier layer
-            continue
-        layer.keys, layer.values = widened(earlier.keys, layer.keys, 2), widened(earlier.values, layer.values, 2)
-        earlier.keys = earlier.values = None
-        if layer.is_sliding:
-            layer.cumulative_length = max(earlier.cumulative_length, layer.cumulative_length)
+    cache.join(before)
     return result

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 from transformers import GenerationMixin
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttentionLayer
 
 CACHE = "cache" if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
 """Name of the cache among the inputs of a model: `cache` since transformers 5.24."""
@@ -36,11 +36,48 @@ class GrowingLayer(DynamicLayer):
             self.keys, self.values = rows_of(self.keys, indices), rows_of(self.values, indices)
 
 
-def growing_cache(config: Any) -> DynamicCache:
-    """Return an empty cache for a model with this configuration; layers with a window of tokens are transformers'."""
-    cache = DynamicCache(config=config.get_text_config(decoder=True))
-    cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
+class GrowingCache(DynamicCache):
+    """The cache of a model with this configuration; layers with a window of tokens or a state are transformers'.
+
+    Args:
+        config: of the model; None for a cache without layers.
+    """
+
+    layers: list[Any]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config=config and config.get_text_config(decoder=True))
+        self.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in self.layers]
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these rows, which may repeat."""
+        for layer in self.layers:
+            if isinstance(layer, LinearAttentionLayer):
+                LinearAttentionLayer.reorder_cache(layer, indices)
+            if isinstance(layer, DynamicLayer):
+                layer.batch_select_indices(indices)
+
+    def join(self, before: "GrowingCache") -> None:
+        """Put the rows of another cache, which loses them, before those of this one."""
+        for earlier, layer in zip(before.layers, self.layers, strict=True):
+            if isinstance(layer, LinearAttentionLayer):
+                join_states(earlier.conv_states, layer.conv_states)
+                join_states(earlier.recurrent_states, layer.recurrent_states)
+            if isinstance(layer, DynamicLayer) and layer.is_initialized:  # else its keys are those of an earlier layer
+                layer.keys, layer.values = (
+                    widened(earlier.keys, layer.keys, 2),
+                    widened(earlier.values, layer.values, 2),
+                )
+                earlier.keys = earlier.values = None
+                if layer.is_sliding:
+                    layer.cumulative_length = max(earlier.cumulative_length, layer.cumulative_length)
+
+
+def join_states(before: dict[int, torch.Tensor | None], states: dict[int, torch.Tensor | None]) -> None:
+    """Put the rows of states before those of others."""
+    for number, state in before.items():
+        if state is not None:
+            states[number], before[number] = torch.cat((state, states[number])), None
 
 
 def room_of(tensor: torch.Tensor) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from grpo.generation.transformers.growing_cache import GrowingLayer, growing_cache, widened
+from grpo.generation.transformers.growing_cache import GrowingCache, GrowingLayer, widened
 from grpo.utils.attention import as_computed, attention_by, implementations, policy_of
 
 PREFIX = "shared_keys|"
@@ -39,7 +39,7 @@ class PromptLayer(GrowingLayer):
         return self.prompt_keys.size(2) + self.keys.size(2)
 
 
-class PromptCache(DynamicCache):
+class PromptCache(GrowingCache):
     """The cache of completions; those of a prompt are neighbours.
 
     Args:
@@ -49,7 +49,7 @@ class PromptCache(DynamicCache):
     layers: list[PromptLayer]
 
     def __init__(self, read: DynamicCache) -> None:
-        super().__init__()
+        super().__init__(None)
         self.layers = [PromptLayer(layer) for layer in read.layers]
         self._place(torch.arange(len(self.layers[0].prompt_keys)))
 
@@ -78,10 +78,8 @@ class PromptCache(DynamicCache):
         self._place(self.prompt_of[indices])
 
     def join(self, before: "PromptCache") -> None:
-        """Put the prompts of completions under way before those of the cache; prompts without completions are dropped.
-
-        Keys and values of the completions themselves are not joined.
-        """
+        """Put completions and prompts of another cache before those of this one, but prompts without completions."""
+        super().join(before)
         left, renumbered = before.prompt_of.unique(return_inverse=True)
         for earlier, layer in zip(before.layers, self.layers, strict=True):
             layer.prompt_keys = widened(earlier.prompt_keys[left], layer.prompt_keys, 2)
@@ -203,8 +201,8 @@ def why_repeated(model: Any) -> str | None:
     policy = policy_of(model)
     if policy.device.type != "cpu":
         return "it is not on a CPU"
-    if any(type(layer) is not GrowingLayer for layer in growing_cache(policy.config).layers):
-        return "some of its layers have a window of tokens"
+    if any(type(layer) is not GrowingLayer for layer in GrowingCache(policy.config).layers):
+        return "some of its layers have a window of tokens or a state"
     if (names := set(implementations(model))) != {"sdpa"}:
         return f"its attention is {', '.join(sorted(names))}"
     return None

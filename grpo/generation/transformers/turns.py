@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from grpo.generation.transformers.growing_cache import growing_cache
+from grpo.generation.transformers.growing_cache import GrowingCache
 from grpo.generation.transformers.prompt_cache import sequence
 
 Layers = list[tuple[torch.Tensor, ...]]
@@ -30,8 +30,13 @@ class Turns:
         self.most = 0
 
     def keep(self, tokens: list[int], cache: Any, row: int) -> None:
-        """Keep a row of a batch's cache, whose last columns are these tokens; not if a window has moved past some."""
+        """Keep a row of a batch's cache, whose last columns are these tokens.
+
+        Not if a window has moved past some, or if a layer has a state, which cannot be cut to an earlier token.
+        """
         if self.most is not None and len(self.caches) >= self.most:
+            return
+        if not all(isinstance(layer, DynamicLayer) for layer in cache.layers):
             return
         layers = sequence(cache, row)
         if any(keys.size(1) < cache.get_seq_length() for keys, _ in layers):
@@ -63,7 +68,7 @@ class Turns:
             rows = zip(caches, lengths, strict=True)
             return torch.stack([pad(row[layer][of][:, :length], (0, 0, width - length, 0)) for row, length in rows])
 
-        cache = growing_cache(config)
+        cache = GrowingCache(config)
         for layer in range(len(caches[0])):
             cache.update(batch(layer, 0), batch(layer, 1), layer)
             for row in caches:  # so that a layer exists twice, and not the cache

@@ -12,7 +12,7 @@ from grpo.trainer.batch import Batch, as_batch, as_sequences, images_of, lengths
 from grpo.trainer.microbatch import Microbatch, too_long
 from grpo.trainer.packing import Packing
 from grpo.trainer.rollout.truncated_sampling import mass_of
-from grpo.trainer.sharing import scoring as sharing
+from grpo.trainer.shared_prompts import scoring as shared_prompts
 from grpo.trainer.token_budget import TokenBudget
 from grpo.utils.limits import CACHED_LOGITS
 from grpo.utils.modes import without_dropout
@@ -98,7 +98,7 @@ def forward(
             return stock(model, *sequences, **options)
         options.pop("compute_entropy", None)
         with trainer.accelerator.autocast():
-            return sharing.score(model, *sequences, part.groups, **options)
+            return shared_prompts.score(model, *sequences, part.groups, **options)
 
 
 def score_all(

@@ -8,7 +8,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from grpo.trainer.batch import FIELDS, Batch, by_row, with_images
 from grpo.trainer.processes import any_of
-from grpo.trainer.sharing.layout import prompt_keys
+from grpo.trainer.shared_prompts.layout import prompt_keys
 
 
 def can_move(accelerator: Any, batches: Sequence[Batch], sharded: bool) -> bool:

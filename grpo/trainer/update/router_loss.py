@@ -65,7 +65,7 @@ def rows_of_tokens(inputs: Batch, part: Microbatch) -> torch.Tensor:
         return torch.diag_embed(mask.T).transpose(0, 1).flatten(0, 1)
     prompts, completions = lengths(inputs)
     row, parts = 0, []
-    for size in part.groups:  # see `grpo.trainer.sharing.layout`
+    for size in part.groups:  # see `grpo.trainer.shared_prompts.layout`
         ends = torch.tensor([1 + length for length in completions[row : row + size]])
         of_group = torch.cat((torch.ones(prompts[row] - 1, size), torch.eye(size).repeat_interleave(ends, 0)))
         parts.append(torch.nn.functional.pad(of_group, (row, len(prompts) - row - size)))

@@ -18,7 +18,7 @@ from grpo.trainer.measurements import MemoryReadings
 from grpo.trainer.microbatch import cost, has_work, loss_fractions, too_long
 from grpo.trainer.packing import Packing
 from grpo.trainer.processes import any_of, of_all
-from grpo.trainer.sharing.attention import shared_attention
+from grpo.trainer.shared_prompts.attention import shared_attention
 from grpo.trainer.token_budget import TokenBudget
 from grpo.trainer.update.balance import earliest, limits
 from grpo.trainer.update.gathering import can_move, everyones
@@ -206,7 +206,7 @@ class StepUpdate:
             return self._divided(batches, self.budget.tokens)
         everyone = [(everyones(self.accelerator, batch), slices * processes) for batch, slices in batches]
         for batch, _ in everyone:
-            self.packing.sharing.agree(batch)
+            self.packing.shared_prompts.agree(batch)
         divisions = [self._divided(everyone, self.budget.tokens)]
         tokens = sum(microbatch.part.tokens for microbatch in divisions[0])
         smaller = limits(tokens, processes, self.budget.tokens)[1:]
@@ -291,14 +291,14 @@ class StepUpdate:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next steps depend on."""
-        trials = dict(self.packing.sharing.results)  # which other data, or another machine, may show otherwise
+        trials = dict(self.packing.shared_prompts.results)  # which other data, or another machine, may show otherwise
         return {"budget": self.budget.state_dict(), "guard": self.guard.state_dict(), "trials": trials}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` has returned."""
         self.budget.load_state_dict(state["budget"])
         self.guard.load_state_dict(state["guard"])
-        self.packing.sharing.results |= state.get("trials", {})  # which version 0.2.0 did not save
+        self.packing.shared_prompts.results |= state.get("trials", {})  # which version 0.2.0 did not save
 
     def drop_gradients(self, model: Any) -> None:
         """Drop the gradients, so that a step of the optimizer changes nothing."""

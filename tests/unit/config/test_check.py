@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import check_groups, check_whole_groups
 from grpo.config.check import check, check_deepspeed, check_shard
-from grpo.config.facts import sharding_of
+from grpo.config.facts import sharding_strategy
 from grpo.config.messages import meant
 from grpo.config.options import LOSS_MEANS
 from grpo.prepared import checked
@@ -406,4 +406,4 @@ def test_a_reward_may_be_called_tokens(composed: Callable[..., DictConfig], tmp_
 def test_sharding_follows_from_what_is_configured(
     composed: Callable[..., DictConfig], override: str, sharding: str | None
 ) -> None:
-    assert sharding_of(composed(override).train) == sharding
+    assert sharding_strategy(composed(override).train) == sharding

@@ -158,7 +158,7 @@ def test_shared_weights_leave_vllm_awake_on_a_smaller_gpu(composed: Compose) -> 
     assert make_plan(composed(*line, "gpu.memory_gb=10", "engine.share_weights=false")).problem is not None
 
 
-def test_sharing_weights_that_cannot_be_shared_is_refused(composed: Compose) -> None:
+def test_shared_prompts_weights_that_cannot_be_shared_is_refused(composed: Compose) -> None:
     line = ("+gpu=rtx3080", "generation=vllm_colocate", "engine.share_weights=true")
     with pytest.raises(ConfigError, match=r"engine\.share_weights=true: all weights are trained; use auto"):
         make_plan(composed(*line, "peft=none"))

@@ -134,7 +134,7 @@ def test_a_sequence_alone_needs_no_mask(tmp_path: Path, tokens: int, monkeypatch
         return attend(*args, attn_mask=attn_mask, **options)
 
     trainer = ours(tmp_path, update=Update(max_tokens_per_microbatch=tokens, share_prompts=False), max_steps=1)
-    trainer.packing.sharing.decide()
+    trainer.packing.shared_prompts.decide()
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
     trainer.train()
     assert any(masked) == (tokens > 1), "several of different lengths are padded"

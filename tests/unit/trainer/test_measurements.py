@@ -61,7 +61,7 @@ def test_the_peak_of_a_pass_that_ran_out_of_memory_is_kept(tmp_path: Path, cuda_
         if size == 15 * GB:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    assert trainer.packing.sharing.applies({})  # the trial is over before memory runs out
+    assert trainer.packing.shared_prompts.applies({})  # the trial is over before memory runs out
     trainer.model.model.layers[0].register_forward_pre_hook(forward)
     record = train(trainer)
     assert record.logs[0]["update/oom_retries"] == 1

@@ -48,7 +48,7 @@ def test_the_gradient_is_the_same_after_memory_ran_out(
         share or budget > 100 or untouched.logs[0]["update/microbatches"] == 6
     )  # so 1, 3, 6 are first, middle and last
     trainer = ours(tmp_path, Update(*update), loss_type="grpo")
-    assert trainer.packing.sharing.applies({}) == share  # the trial is over before memory runs out
+    assert trainer.packing.shared_prompts.applies({}) == share  # the trial is over before memory runs out
     fault = OutOfMemory(*passes)
     layer = trainer.model.model.layers[0]
     if where == "forward":
@@ -92,7 +92,7 @@ def test_adaptive_entropy_counts_once_when_a_step_is_repeated(tmp_path: Path) ->
 
 def test_a_row_that_does_not_fit_alone_ends_the_run_with_advice(tmp_path: Path) -> None:
     trainer = ours(tmp_path)
-    trainer.packing.sharing.decide()
+    trainer.packing.shared_prompts.decide()
     trainer.model.model.layers[0].register_forward_pre_hook(OutOfMemory(*range(1, 1000)))
     with pytest.raises(
         DoesNotFit, match=r"single sequence of \d+ prompt and \d+ completion tokens.*max_completion_length"
@@ -109,7 +109,7 @@ def test_a_loss_that_cannot_be_divided_gives_advice_after_an_oom(tmp_path: Path)
 
 def test_on_oom_raise_leaves_the_error_to_the_caller(tmp_path: Path) -> None:
     trainer = ours(tmp_path, Update(on_oom="raise", share_prompts=False))
-    trainer.packing.sharing.decide()
+    trainer.packing.shared_prompts.decide()
     trainer.model.model.layers[0].register_forward_pre_hook(OutOfMemory(1))
     with pytest.raises(torch.OutOfMemoryError):
         trainer.train()
@@ -129,7 +129,7 @@ def test_other_errors_are_not_taken_for_lack_of_memory(tmp_path: Path) -> None:
 def test_auto_first_tries_the_longest_row_without_a_gradient(tmp_path: Path) -> None:
     untouched = train(ours(tmp_path, beta=0.04))
     trainer = ours(tmp_path, beta=0.04)
-    trainer.packing.sharing.decide()
+    trainer.packing.shared_prompts.decide()
     trainer.budget.begun = False  # as `auto` on a GPU
     lengths = []
     trainer.model.model.register_forward_pre_hook(
@@ -193,7 +193,7 @@ def test_an_oom_in_a_trial_decides_nothing_about_a_policy(tmp_path: Path, passes
     trainer = ours(tmp_path, Update(400))
     fault = OutOfMemory(*passes)
     trainer.model.model.layers[0].register_forward_pre_hook(fault)
-    trainer.packing.sharing.decide()
+    trainer.packing.shared_prompts.decide()
     prompts = [[3, 4], [3, 4]]
     trainer.rollouts.completer.batching.complete(
         trainer.model,
@@ -204,6 +204,6 @@ def test_an_oom_in_a_trial_decides_nothing_about_a_policy(tmp_path: Path, passes
         "",
     )
     assert fault.raised == 1
-    assert trainer.packing.sharing.results == {"padding": False, "text": True}
+    assert trainer.packing.shared_prompts.results == {"padding": False, "text": True}
     assert trainer.rollouts.completer.batching._joined
     assert trainer.rollouts.completer.batching._keys_shared

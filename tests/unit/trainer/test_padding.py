@@ -103,8 +103,8 @@ def test_a_policy_that_stays_the_same_is_not_clipped(policy: str, tmp_path: Path
 
 def test_other_policies_are_trimmed_and_share_prompts(tmp_path: Path) -> None:
     trainer = make(ExactGRPOTrainer, tmp_path)
-    trainer.packing.sharing.decide()
-    assert trainer.packing.sharing.results == {"padding": False, "text": True}
+    trainer.packing.shared_prompts.decide()
+    assert trainer.packing.shared_prompts.results == {"padding": False, "text": True}
     assert trainer.packing.trims
 
 

@@ -209,11 +209,11 @@ def test_a_checkpoint_may_lack_what_a_run_has(tmp_path: Path) -> None:
 
 def test_a_resumed_run_shares_prompts_if_the_first_run_did(tmp_path: Path) -> None:
     first = ours(tmp_path, **OPTIONS)
-    first.packing.sharing.results = {
+    first.packing.shared_prompts.results = {
         "padding": False,
         "text": False,
     }  # another machine would pass
     train(first)
     resumed = ours(tmp_path / "resumed", **OPTIONS)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert resumed.packing.sharing.results == {"padding": False, "text": False}
+    assert resumed.packing.shared_prompts.results == {"padding": False, "text": False}

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from grpo.trainer.sharing import varlen
-from grpo.trainer.sharing.layout import Group
-from grpo.trainer.sharing.varlen import VarlenAttention, segments_of
+from grpo.trainer.shared_prompts import varlen
+from grpo.trainer.shared_prompts.layout import Group
+from grpo.trainer.shared_prompts.varlen import VarlenAttention, segments_of
 from tests.flash_kernel import Kernel
 
 CPU = torch.device("cpu")

@@ -20,6 +20,7 @@ from grpo.testing.vision_policies import FAMILIES as VISION_FAMILIES
 from grpo.testing.vision_policies import make_policy, make_processor, problems
 from grpo.utils.errors import DoesNotFit
 from grpo.view.images import prompt_of
+from tests.hybrids import HYBRIDS
 
 SIZES = {
     **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4},
@@ -33,11 +34,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     **{name: WINDOW for name in ("mistral", "ministral", "gemma2", "gemma3_text", "phi3", "starcoder2")},
     **{"qwen3_moe": EXPERTS, "gpt_oss": EXPERTS | WINDOW, "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4}},
 }
-STATE_SPACE = {
-    "mamba": {"state_size": 8},
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
-    "qwen3_next": EXPERTS,
-}
+WITH_STATE = {name: {"hidden_size": 32, "head_dim": 8, "num_hidden_layers": 3, **of} for name, of in HYBRIDS.items()}
+STATE_SPACE = {"mamba": {"state_size": 8}}
 SLOW = pytest.mark.slow
 GROUP, LENGTH = 4, 30
 HOW = {"do_sample": False, "max_new_tokens": LENGTH}
@@ -95,23 +93,23 @@ def computed(model: Any) -> Iterator[list[tuple[int, int]]]:
     "family",
     [
         pytest.param(
-            family, marks=() if family in ("llama", "gemma3_text", "qwen3_moe", "gpt_oss", "mamba", "lfm2") else SLOW
+            family, marks=() if family in ("llama", "gemma3_text", "gpt_oss", "mamba", "lfm2", "qwen3_5_text") else SLOW
         )
-        for family in (*FAMILIES, *STATE_SPACE)
+        for family in (*FAMILIES, *WITH_STATE, *STATE_SPACE)
     ],
 )
 def test_greedy_completions_are_those_of_generate_alone(family: str) -> None:
     rows, length = (prompts(5, 9), 8) if family in STATE_SPACE else (prompts(5, 23, 9), 16)
-    model, how = policy(family, **(FAMILIES | STATE_SPACE)[family]), HOW | {"max_new_tokens": length}
+    model, how = policy(family, **(FAMILIES | WITH_STATE | STATE_SPACE)[family]), HOW | {"max_new_tokens": length}
     alone = each_alone(model, padded(rows)(list(range(len(rows)))), how)
     assert len({len(tokens) for tokens in alone}) > 1 or len(alone[0]) == length
-    assert (why_repeated(model) is None) == (family not in STATE_SPACE and "sliding_window" not in FAMILIES[family])
+    assert (why_repeated(model) is None) == ("sliding_window" not in FAMILIES.get(family, WINDOW))
     for limit in (None, 5, 3):
         with computed(model) as shapes:
             assert complete(model, rows, limit, how) == alone
         read = sum(count * tokens for count, tokens in shapes if tokens > 1)
         if family in STATE_SPACE:
-            assert "LinearAttention" in (why_not_shared(model, ["input_ids"]) or "")
+            assert why_not_shared(model, ["input_ids"]) == "none of its layers has keys"
         else:
             assert read <= 3 * 23 if limit != 3 else 2 * 3 * 23, "each prompt is read once, or once per part of a group"
     assert complete(model, rows, 5, how, group=1) == alone, "one joins when another has ended"

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig
 from transformers.cache_utils import DynamicCache
 
-from grpo.generation.transformers.growing_cache import ROOM, growing_cache
+from grpo.generation.transformers.growing_cache import ROOM, GrowingCache
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 LLAMA = AutoConfig.for_model("llama", **SIZES)
@@ -15,7 +15,7 @@ MIXED = AutoConfig.for_model("gemma3_text", **SIZES, **WINDOW)
 
 @pytest.mark.parametrize("config", [LLAMA, MIXED], ids=["full attention", "a window in a layer"])
 def test_keys_and_values_are_those_of_transformers_cache(config: AutoConfig) -> None:
-    ours, theirs = growing_cache(config), DynamicCache(config=config)
+    ours, theirs = GrowingCache(config), DynamicCache(config=config)
     generator = torch.Generator().manual_seed(0)
     rows = 3
     for step in range(2 * ROOM + 8):
@@ -33,13 +33,13 @@ def test_keys_and_values_are_those_of_transformers_cache(config: AutoConfig) -> 
 
 
 def test_many_tokens_are_added_before_a_layer_is_copied() -> None:
-    cache = growing_cache(LLAMA)
+    cache = GrowingCache(LLAMA)
     keys = [cache.update(*torch.ones(2, 3, 2, 1, 8), 0)[0] for _ in range(18)]  # all kept, so that no memory is reused
     assert len({tensor.untyped_storage().data_ptr() for tensor in keys}) == 2
 
 
 def test_rows_that_are_kept_have_room_for_more_tokens() -> None:
-    cache = growing_cache(LLAMA)
+    cache = GrowingCache(LLAMA)
     for _ in range(2):
         cache.update(*torch.ones(2, 3, 2, 1, 8), 0)
     cache.batch_select_indices(torch.tensor([2]))

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from grpo.generation.transformers.growing_cache import growing_cache
+from grpo.generation.transformers.growing_cache import GrowingCache
 from grpo.generation.transformers.prompt_cache import PromptCache, sequence, why_repeated
 from grpo.generation.transformers.trial import why_not_joined
 
@@ -25,7 +25,7 @@ def policy(family: str = "llama", dtype: torch.dtype = torch.float32, **options:
 
 def cache_of(prompts: int, tokens: int, start: float = 0.0) -> PromptCache:
     """Each number in it is that of the prompt."""
-    read = growing_cache(AutoConfig.for_model("llama", **SIZES))
+    read = GrowingCache(AutoConfig.for_model("llama", **SIZES))
     for layer in range(2):
         keys = torch.arange(start, start + prompts)[:, None, None, None].expand(-1, 2, tokens, 8)
         read.update(keys, keys, layer)

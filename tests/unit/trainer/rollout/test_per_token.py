@@ -25,7 +25,7 @@ def test_on_a_cpu_the_head_computes_few_logits_at_once(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(chunked_logprob, "_forward_tile", noted)
     trainer = ours(tmp_path, model=tiny_llama(vocabulary=30_000))
-    trainer.packing.sharing.decide()
+    trainer.packing.shared_prompts.decide()
     tiles.clear()
     ids = torch.randint(3, 30_000, (COMPLETIONS, 5 + LENGTH), generator=torch.Generator().manual_seed(0))
     given = (trainer.model, ids, torch.ones_like(ids), LENGTH)

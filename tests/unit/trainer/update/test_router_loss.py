@@ -45,7 +45,7 @@ def test_gradient_and_router_loss_are_those_of_stock_trl(case: str, tmp_path: Pa
         assert log["aux_loss"] == pytest.approx(stock_log["aux_loss"], rel=1e-5)
         assert log["update/microbatches"] > 1
         assert log["update/rows_skipped"] == 0
-    assert trainer.packing.sharing.results == {"padding": False, "text": True}
+    assert trainer.packing.shared_prompts.results == {"padding": False, "text": True}
 
 
 @pytest.mark.parametrize("passes", [(1,), (2,), (3,)], ids=["counting", "counting later", "update"])
@@ -53,7 +53,7 @@ def test_the_gradient_is_the_same_after_memory_ran_out(passes: tuple[int, ...], 
     untouched = train(ours(tmp_path, SHARED, model=tiny_mixture(), max_steps=1))
     assert untouched.logs[0]["update/microbatches"] == 2
     trainer = ours(tmp_path, SHARED, model=tiny_mixture(), max_steps=1)
-    trainer.packing.sharing.applies({})  # the trial is over before
+    trainer.packing.shared_prompts.applies({})  # the trial is over before
     calls = 0
 
     def fault(*args: Any) -> None:

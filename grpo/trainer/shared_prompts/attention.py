@@ -9,7 +9,7 @@ know it, too.
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,8 +18,9 @@ from torch.nn.attention.bias import causal_lower_right
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from grpo.trainer.sharing.layout import Group
-from grpo.trainer.sharing.merged import can_merge, layout_on, merged_attention
+from grpo.trainer.shared_prompts.layout import Group
+from grpo.trainer.shared_prompts.merged import can_merge, layout_on, merged_attention
+from grpo.trainer.shared_prompts.states import shared_states
 from grpo.utils.attention import as_computed, attention_by
 from grpo.utils.patching import replaced
 
@@ -84,12 +85,14 @@ class GroupMask:
         return self._layout
 
 
-def shared_attention(model: Any) -> AbstractContextManager[None]:
-    """Return a context in which the language model of a policy can share prompts; others are computed as before.
+@contextmanager
+def shared_attention(model: Any) -> Iterator[None]:
+    """While inside, the language model of a policy can share prompts; others are computed as before.
 
     The backward pass belongs inside, too, where layers are computed again.
     """
-    return attention_by(model, PREFIX, attend, make_mask)
+    with attention_by(model, PREFIX, attend, make_mask), shared_states(model, lambda: _groups.get()):
+        yield
 
 
 @contextmanager

@@ -29,14 +29,15 @@ from trl.trainer import add_fused_lm_head
 from grpo.model.image_features import keep_image_features
 from grpo.trainer.batch import as_batch, images_of, take
 from grpo.trainer.microbatch import Microbatch, pack
-from grpo.trainer.sharing import attention, merged, varlen
-from grpo.trainer.sharing.attention import SHORT, grouped, shared_attention
-from grpo.trainer.sharing.layout import pack_rows
-from grpo.trainer.sharing.merged import is_exact
-from grpo.trainer.sharing.scoring import score
-from grpo.trainer.sharing.trial import text_rows, why_not
-from grpo.trainer.sharing.varlen import VarlenAttention, segments_of
+from grpo.trainer.shared_prompts import attention, merged, varlen
+from grpo.trainer.shared_prompts.attention import SHORT, grouped, shared_attention
+from grpo.trainer.shared_prompts.layout import pack_rows
+from grpo.trainer.shared_prompts.merged import is_exact
+from grpo.trainer.shared_prompts.scoring import score
+from grpo.trainer.shared_prompts.trial import text_rows, why_not
+from grpo.trainer.shared_prompts.varlen import VarlenAttention, segments_of
 from tests.flash_kernel import Kernel
+from tests.hybrids import HYBRIDS, NOT_CONTINUED
 
 SIZES = {
     "vocab_size": 50,
@@ -77,6 +78,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("cohere2", MIXED),
     "gpt_oss, attention sinks": ("gpt_oss", {**MIXED, **EAGER, **EXPERTS}),
 }
+
+QUICK = ("qwen3_5_text", "lfm2", "falcon_h1")
+"""Hybrids of which the quick tests know gated DeltaNet, convolutions, and Mamba 2 beside attention."""
 
 
 def policy(architecture: str, **options: Any) -> Any:
@@ -131,10 +135,12 @@ def results(model: Any, function: Any) -> tuple[torch.Tensor, torch.Tensor, torc
     return logps.detach(), entropies.detach(), torch.cat([part.flatten() for part in gradient])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*FAMILIES, *(pytest.param(of, marks=() if of in QUICK else pytest.mark.slow) for of in HYBRIDS)]
+)
 def test_shared_prompts_change_neither_scores_nor_gradients(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short groups are attended in one call, with a mask; longer ones part by part."""
-    architecture, options = FAMILIES[family]
+    architecture, options = FAMILIES.get(family) or (family, HYBRIDS[family])
     model = policy(architecture, **options)
     before = model.config._attn_implementation
     assert why_not(model, text_rows(model, CPU), alone) == (None, None)
@@ -144,7 +150,7 @@ def test_shared_prompts_change_neither_scores_nor_gradients(family: str, monkeyp
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
             model.enable_input_require_grads()
         for short in (SHORT, 0):
-            monkeypatch.setattr("grpo.trainer.sharing.attention.SHORT", short)
+            monkeypatch.setattr("grpo.trainer.shared_prompts.attention.SHORT", short)
             is_exact.cache_clear()  # the kernels are tried within the first layer, which may be a checkpointed one
             shared = results(model, partial(score, groups=[3, 2, 1]))
             torch.testing.assert_close(shared[:2], plain[:2], rtol=1e-5, atol=2e-5)
@@ -263,9 +269,8 @@ def test_images_of_shared_prompts_are_computed_once_and_alike(family: str) -> No
 @pytest.mark.parametrize(
     ("architecture", "options", "reason"),
     [
-        ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, "neither full nor sliding attention"),
-        ("qwen3_next", {}, "neither full nor sliding attention"),
-        ("mamba", {}, "neither full nor sliding attention"),
+        *((name, options, "do not continue from a state") for name, options in NOT_CONTINUED.items()),
+        ("minimax", EXPERTS | {"layer_types": ["linear_attention", *["full_attention"] * 2]}, "nor keep a state"),
     ],
 )
 def test_policies_that_would_compute_something_else_are_found(

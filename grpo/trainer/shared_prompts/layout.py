@@ -4,7 +4,7 @@
 
 A completion's part begins with the prompt's last token, because that predicts its first one, and ends before its own
 last token, which predicts nothing. Nothing is padded. A prompt attends to itself, a completion to its prompt and to
-itself (`grpo/trainer/sharing/attention.py`), and its positions continue where the prompt ends.
+itself (`grpo/trainer/shared_prompts/attention.py`), and its positions continue where the prompt ends.
 """
 
 from collections.abc import Hashable, Sequence

@@ -1,7 +1,7 @@
 """Whether a policy can share prompts, and whether padding changes its log-probabilities, are found by trying.
 
-A policy shares prompts if all of its layers attend to all tokens or to a window of them, if its adapter acts on each
-token alone, and if completions of one prompt score alike shared and alone, within the rounding of the plain way.
+A policy shares prompts if its layers attend to all tokens or to a window of them, or keep a state, if its adapter acts
+on each token alone, and if completions of a prompt score alike shared and alone, within the rounding of the plain way.
 Log-probabilities that depend on padding (absolute positions, norms behind a rotation, adapters with tokens of their
 own) have to be computed with TRL's padding, by policy and reference alike: at equal weights the importance ratio is
 then 1, as in TRL.
@@ -28,7 +28,8 @@ from grpo.trainer.batch import (
 )
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.processes import any_of
-from grpo.trainer.sharing.scoring import score
+from grpo.trainer.shared_prompts.scoring import score
+from grpo.trainer.shared_prompts.states import state_layers
 from grpo.utils.adapters import why_not_by_token
 from grpo.utils.attention import policy_of, relative_rounding
 from grpo.utils.modes import without_dropout
@@ -39,8 +40,10 @@ LENGTHS = (13, 9, 1, 2, 1, 5)
 """Tokens of the completions; the longest comes first. The prompt has as many, or is one of the data with images."""
 PADDING = 32
 """Tokens of padding on the left of the prompt."""
-LAYERS = {"full_attention", "sliding_attention"}
-"""Kinds of layers that can share prompts."""
+ATTENTION = {"full_attention", "sliding_attention"}
+"""Kinds of attention that can share prompts."""
+BY_TOKEN = {"mlp", "moe"}
+"""Kinds of layers in which tokens do not see each other."""
 NOISE = 4
 """Times the rounding of the plain way by which another way may differ from it."""
 BY_LENGTH = ("dynamic", "longrope")
@@ -55,11 +58,11 @@ class Reasons(NamedTuple):
 
     padding: str | None
     """Why micro-batches have TRL's padding."""
-    sharing: str | None
+    shared_prompts: str | None
     """Why completions do not share their prompts."""
 
 
-class Sharing:
+class SharedPrompts:
     """Whether a policy shares prompts, and depends on padding; tried before its first rollout, with its adapters on.
 
     Args:
@@ -85,11 +88,11 @@ class Sharing:
             return
         model = self.model()
         reasons = self._try(text_rows(model, self.accelerator.device))
-        padded, elsewhere = any_of(self.accelerator, reasons.padding is not None, reasons.sharing is not None)
+        padded, elsewhere = any_of(self.accelerator, reasons.padding is not None, reasons.shared_prompts is not None)
         self.results["padding"] = padded
         if padded:
             log.warning("completions are padded as in TRL, as %s", reasons.padding or "on another process")
-        self._note("text", reasons.sharing or ("not on another process" if elsewhere else None))
+        self._note("text", reasons.shared_prompts or ("not on another process" if elsewhere else None))
 
     def applies(self, batch: Batch) -> bool:
         """Return whether completions of a batch can share their prompts.
@@ -104,7 +107,7 @@ class Sharing:
         if images and any(completion_tokens_of_images(batch)):  # of tools: those of a group differ
             return False
         if images and "images" not in self.results and torch.is_grad_enabled() and bool(batch["completion_mask"].any()):
-            self._note("images", self._try(image_rows(batch)).sharing)
+            self._note("images", self._try(image_rows(batch)).shared_prompts)
         return self.results.get("images" if images else "text", False)
 
     def agree(self, batch: Batch) -> None:
@@ -156,16 +159,25 @@ def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> Reasons:
     if not noise <= NOISE * rounding:  # never of nan
         reason = f"padding changes its log-probabilities by {noise:.1e} on average"
         return Reasons(reason, reason)
-    if others := set(getattr(config, "layer_types", None) or ()) - LAYERS:
-        return Reasons(None, f"some of its layers are neither full nor sliding attention ({', '.join(sorted(others))})")
+    layers = getattr(config, "layer_types", None) or ["full_attention"] * getattr(config, "num_hidden_layers", 0)
+    mixing = {layer: kind for layer, kind in enumerate(layers) if kind not in BY_TOKEN}
+    with_state = {layer.layer_idx for layer in state_layers(policy_of(model).get_decoder())}
+    if others := {kind for layer, kind in mixing.items() if kind not in ATTENTION and layer not in with_state}:
+        return Reasons(None, f"some of its layers are neither attention nor keep a state ({', '.join(sorted(others))})")
     scores, reason = tried(lambda: shared_scores(model, rows))
     if scores is None:
         return Reasons(None, reason)
-    shared, layers = scores
-    if layers < (expected := getattr(config, "num_hidden_layers", 0)):
-        return Reasons(None, f"{expected - layers} of its {expected} layers do not attend as transformers' layers do")
-    difference, allowed = distance(alone, shared, rows), NOISE * (noise + unit * size)
-    return Reasons(None, None if difference <= allowed else f"log-probabilities differ by {difference:.1e} on average")
+    shared, attended = scores
+    if attended < len(mixing):
+        missing = len(mixing) - attended
+        return Reasons(None, f"{missing} of its {len(mixing)} layers do not attend as transformers' layers do")
+    difference = distance(alone, shared, rows)
+    if difference <= NOISE * (
+        noise + unit * size * (1 + len(with_state))
+    ):  # a state is rounded where completions begin
+        return Reasons(None, None)
+    cause = "its layers do not continue from a state: " if with_state else ""
+    return Reasons(None, f"{cause}log-probabilities differ by {difference:.1e} on average")
 
 
 def shared_scores(model: Any, rows: Batch) -> tuple[torch.Tensor, int]:

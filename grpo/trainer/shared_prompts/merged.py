@@ -4,7 +4,7 @@ All completions of a prompt attend to it in one call without a mask, and each to
 merged by their log-sum-exps. A kernel's backward pass needs nothing of the forward pass but the output and the
 log-sum-exp: given the merged ones, it returns its part of the gradient, as in ring attention (2310.01889).
 
-On a CPU each prompt has calls of its own; on a GPU those of all prompts are two (`grpo/trainer/sharing/varlen.py`).
+On a CPU each prompt has calls of its own; on a GPU those of all prompts are two (`varlen.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from grpo.trainer.sharing.layout import Group
-from grpo.trainer.sharing.varlen import Segments, VarlenAttention, segments_of
+from grpo.trainer.shared_prompts.layout import Group
+from grpo.trainer.shared_prompts.varlen import Segments, VarlenAttention, segments_of
 from grpo.utils.oom import tried
 
 aten = torch.ops.aten

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from grpo.trainer.batch import FIELDS, as_batch
-from grpo.trainer.sharing.attention import grouped, shared_attention
-from grpo.trainer.sharing.layout import Packed, pack_rows
+from grpo.trainer.shared_prompts.attention import grouped, shared_attention
+from grpo.trainer.shared_prompts.layout import Packed, pack_rows
 from grpo.utils.attention import policy_of
 
 

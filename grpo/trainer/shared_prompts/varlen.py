@@ -2,7 +2,7 @@
 
 The kernel takes sequences of different lengths one behind another. In the first call each prompt and each completion
 attends to itself, in the second the completions of each group attend to their prompt. The two are merged as in
-`grpo/trainer/sharing/merged.py`. A call for each completion would compute the same: its launches would take most of
+`merged.py`. A call for each completion would compute the same: its launches would take most of
 the time of an update.
 
 Shapes: T tokens of the sequence, C of them of completions that share a prompt, P of these prompts.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from grpo.trainer.sharing.layout import Group
+from grpo.trainer.shared_prompts.layout import Group
 
 aten = torch.ops.aten
 
