@@ -13,9 +13,10 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ class Workload:
     """Tokens of the longest prompt's text."""
     shortest: int = 0
     """Tokens of the shortest prompt; 0 for prompts of equal length."""
+    model: str = "smollm2_135m"
+    """Policy of text, as `benchmarks.update.build_policy` has it."""
     side: int = 0
     """Pixels of the image of each prompt; 0 for none."""
 
@@ -62,6 +65,7 @@ WORKLOADS = {
     "128": Workload("text of 128 tokens", 4, 128),
     "512": Workload("text of 512 tokens", 4, 512),
     "uneven": Workload("text of 128 to 512 tokens", 4, 512, shortest=128),
+    "hybrid": Workload("text of 512 tokens, Qwen3.5's layers", 4, 512, model="hybrid"),
     "images": Workload("an image of 5 tiles, 320 tokens", 2, 16, side=1024),
 }
 
@@ -109,6 +113,16 @@ def smolvlm() -> tuple[Any, Any]:
         return AutoModelForImageTextToText.from_config(config, dtype=dtype), processor
 
 
+def with_processor(generate: Callable[..., Any], processor: LogitsProcessor) -> Callable[..., Any]:
+    """Return transformers' `generate` with a processor of logits where it is given none."""
+
+    @wraps(generate)  # its module, too: our trainer calls others as they are
+    def processed(*inputs: Any, **options: Any) -> Any:
+        return generate(*inputs, **{"logits_processor": [processor]} | options)
+
+    return processed
+
+
 def problems(workload: Workload) -> list[dict[str, Any]]:
     """Return rows of the data, each prompt as often as it has completions."""
     random = np.random.default_rng(0)
@@ -129,7 +143,7 @@ def measure(workload: Workload, repeats: int) -> dict[str, Any]:
         model, processor = smolvlm()
         given = {"model": model, "processing_class": processor}
     else:
-        given = {"model": build_policy("smollm2_135m", DEVICE)}
+        given = {"model": build_policy(workload.model, DEVICE)}
     rows, wanted = problems(workload), lengths(workload.prompts * GROUP)
     found: dict[str, list[tuple[float, float]]] = {"trl": [], "ours": []}
     given["model"].eval()
@@ -155,7 +169,7 @@ def measure(workload: Workload, repeats: int) -> dict[str, Any]:
                 trainer = trainers[name]
                 short = [2] * len(wanted) if not turn else wanted
                 lengths_of = Lengths(short, trainer._tokenizer.eos_token_id)
-                given["model"].generate = partial(generate, logits_processor=[lengths_of])
+                given["model"].generate = with_processor(generate, lengths_of)
                 before, started = reset_peak(), time.perf_counter()
                 ours = name != "trl"
                 generating = partial(trainer.rollouts.completer.generate, trainer) if ours else trainer._generate

@@ -59,18 +59,22 @@ WORKLOADS: dict[str, tuple[str, Callable[[torch.Generator], int], int, float]] =
 
 TOY = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 TOY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 500}
+HYBRID = {"model_type": "qwen3_5_text", "hidden_size": 512, "intermediate_size": 1792, "num_hidden_layers": 8}
+HYBRID |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128, "vocab_size": 32768}
+HYBRID |= {"linear_num_key_heads": 8, "linear_num_value_heads": 8, "linear_key_head_dim": 64}
+HYBRID |= {"linear_value_head_dim": 64, "tie_word_embeddings": True}
+SHAPES: dict[str, dict[str, Any]] = {"toy": TOY, "hybrid": HYBRID}
+"""Shapes beside those of `conf/model`; the hybrid has the proportions of Qwen3.5-0.8B, half as wide."""
 
 
 def build_policy(model: str, device: str, dtype: torch.dtype | None = None) -> Any:
-    """Return a policy with random weights of the shape of a choice of `conf/model`, or of `toy`.
+    """Return a policy with random weights of the shape of a choice of `conf/model`, or of one of `SHAPES`.
 
     Args:
         dtype: of the weights; None takes bfloat16 on a GPU and float32 without one.
     """
-    shape: dict[str, Any] = dict(TOY)
-    if model != "toy":
-        shape = yaml.safe_load((ROOT / "conf" / "model" / f"{model}.yaml").read_text())["shape"]
-        shape.pop("parameters", None)
+    shape = SHAPES.get(model) or yaml.safe_load((ROOT / "conf" / "model" / f"{model}.yaml").read_text())["shape"]
+    shape = {name: value for name, value in shape.items() if name != "parameters"}
     torch.manual_seed(0)
     dtype = dtype or (torch.bfloat16 if device == "cuda" else torch.float32)
     with torch.device(device):
@@ -191,11 +195,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="completions per step, in groups of 8")
     parser.add_argument("--repeats", type=int, default=2, help="updates by each that are counted")
     parser.add_argument("--budget", default="auto", type=lambda text: text if text == "auto" else int(text))
-    parser.add_argument("--models", nargs="+", help="names of conf/model")
+    parser.add_argument("--models", nargs="+", help="names of conf/model, or toy or hybrid")
+    parser.add_argument("--output", type=Path, help="by default update_cpu.json or update_cuda.json in benchmarks/")
     parser.add_argument("--no-write", action="store_true")
     args = parser.parse_args()
     logging.set_verbosity_error()
     args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    args.output = args.output or ROOT / "benchmarks" / f"update_{args.device}.json"
     models = args.models or (["qwen2_5_1_5b", "qwen2_5_7b"] if args.device == "cuda" else ["smollm2_135m"])
     table = Table("", "TRL s", "ours s", "faster", "TRL GiB", "ours GiB", "less", "gradient")
     results = []
@@ -226,7 +232,7 @@ def write(results: list[dict[str, Any]], args: argparse.Namespace) -> None:
         machine["card"] = torch.cuda.get_device_name()
     versions = {name: version(name) for name in ("torch", "trl", "transformers", "peft")}
     content = {"date": str(date.today()), **machine, "versions": versions, "results": results}
-    (ROOT / "benchmarks" / f"update_{args.device}.json").write_text(json.dumps(content, indent=1) + "\n")
+    args.output.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":
