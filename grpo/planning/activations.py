@@ -1,28 +1,33 @@
 """Memory of activations in a layer and in the head, bytes: of a micro-batch, or per token if stated."""
 
-from grpo.planning.shape import QK_NORM, SANDWICH, Shape
+from collections.abc import Mapping
+
+from grpo.planning.shape import GATED, QK_NORM, SANDWICH, Shape
 from grpo.planning.workload import Workload
 from grpo.utils.limits import CACHED_LOGITS
 
 HEAD_TILE = (4096, 32768)
 """Tokens and vocabulary entries that TRL's head computes at once (trl/kernels/chunked_logprob.py)."""
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
-SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj", "in_proj_ba": "in_proj_qkvz"}
+SAME_INPUT |= {"in_proj_z": "in_proj_qkv", "in_proj_b": "in_proj_qkv", "in_proj_a": "in_proj_qkv"}
 """Linear modules whose input is also the input of another."""
 OUTPUTS = ("o_proj", "out_proj", "proj")
 """Names of the output projection, whose input is attention's output."""
 
 
-def layer_kept(shape: Shape, workload: Workload, tokens: int, masked: int) -> float:
+def layer_kept(shape: Shape, workload: Workload, tokens: int, masked: int, by_state: bool = False) -> float:
     """Bytes that autograd keeps of a layer for a micro-batch.
 
     Args:
         tokens: of the micro-batch.
         masked: length of its sequences if they have masks, otherwise 0.
+        by_state: of a layer with gated DeltaNet in the place of attention.
     """
     tile = tiled(shape, workload, tokens)
     inputs = tokens * workload.compute_bytes * shape.hidden_size if tile < tokens else 0
-    return tokens * attention_kept(shape, workload, masked) + inputs + tile * mlp_kept(shape, workload)
+    mixer = delta_kept(shape, workload) if by_state else attention_kept(shape, workload, masked)
+    return tokens * mixer + inputs + tile * mlp_kept(shape, workload)
 
 
 def tiled(shape: Shape, workload: Workload, tokens: int) -> int:
@@ -45,12 +50,27 @@ def attention_kept(shape: Shape, workload: Workload, masked: int) -> float:
     if shape.model_type in QK_NORM:
         norms += (4 if workload.adapter else 4 + size) * (query + kv)
     attention = size * 2 * (query + (query if masked else kv)) + 4 * shape.num_attention_heads + size * masked
+    if shape.model_type in GATED:
+        attention += 2 * size * query
+        norms += 0 if workload.adapter else (8 - size) * hidden + (4 - size) * (query + kv)
     if workload.adapter is not None:
-        return norms + attention + adapter_inputs(shape, workload, feed_forward=False)
+        return norms + attention + adapter_inputs(shape.attention_linears(), workload)
     norms += (4 if shape.model_type in SANDWICH else 2) * size * hidden
     if workload.weight_bytes == size:
         return norms + attention + size * hidden
     return norms + attention + size * (3 * hidden + query) + 2 * (4 - size) * hidden  # autocast copies for each module
+
+
+def delta_kept(shape: Shape, workload: Workload) -> float:
+    """Bytes per token that autograd keeps of gated DeltaNet and of the norms beside it."""
+    if not shape.delta:
+        return 0.0
+    hidden, size = shape.hidden_size, workload.compute_bytes
+    kept = shape.delta.kept(size, workload.adapter is not None) + 2 * 4 * hidden
+    if workload.adapter is not None:
+        return kept + adapter_inputs(shape.delta.linears(hidden), workload)
+    copies = 1 if workload.weight_bytes == size else 4  # autocast's, for each module
+    return kept + 2 * 4 * hidden + copies * size * hidden
 
 
 def mlp_kept(shape: Shape, workload: Workload) -> float:
@@ -63,26 +83,25 @@ def mlp_kept(shape: Shape, workload: Workload) -> float:
     if shape.num_experts:
         per_token += 4 * shape.num_experts + size * 4 * hidden * shape.num_experts_per_tok
     if workload.adapter is not None:
-        return per_token + adapter_inputs(shape, workload, feed_forward=True)
+        linears = {name: linear for name, linear in shape.linears().items() if name in FEED_FORWARD}
+        return per_token + adapter_inputs(linears, workload)
     return per_token + size * ((hidden if workload.weight_bytes == size else 2 * hidden) + width)
 
 
-def adapter_inputs(shape: Shape, workload: Workload, feed_forward: bool) -> int:
-    """Bytes per token that autograd keeps of a layer's adapters: the inputs of both matrices.
+def adapter_inputs(linears: Mapping[str, tuple[int, int, int]], workload: Workload) -> int:
+    """Bytes per token that autograd keeps of adapters of linear modules of a layer: the inputs of both matrices.
 
     Modules with the same input share it, and the output projection's is attention's output. With dropout each module
     has its own, and a mask: a byte per number on a GPU, a number of the adapter's type on a CPU (ATen's Dropout.cpp).
 
     Args:
-        shape: of the policy.
+        linears: inputs, outputs and count of each module, by name.
         workload: of the run.
-        feed_forward: whether the adapters are those of the feed-forward layer, or of attention.
     """
     adapter = workload.adapter
     if adapter is None:
         return 0
-    modules = [(name, inputs) for name, (inputs, _, _) in shape.linears().items() if adapter.adapts(name)]
-    named = {name: inputs for name, inputs in modules if (name in FEED_FORWARD) == feed_forward}
+    named = {name: inputs for name, (inputs, _, _) in linears.items() if adapter.adapts(name)}
     ranks = workload.compute_bytes * len(named) * adapter.rank
     if adapter.copies:
         mask = (1 if workload.device == "cuda" else adapter.size) if adapter.dropout else 0
@@ -120,6 +139,18 @@ def layer_backward(shape: Shape, workload: Workload, tokens: int) -> float:
     return (4 if adapted else 3) * wide + (4 + 2 * size) * hidden
 
 
+def delta_backward(shape: Shape, workload: Workload, tokens: int) -> float:
+    """Temporary bytes in the backward pass of a layer with gated DeltaNet: of its feed-forward layer, or of the rule.
+
+    Before the rule's, what is kept of the feed-forward layer, of the norm before it and of the gate is gone.
+    """
+    if not shape.delta:
+        return 0.0
+    gone = mlp_kept(shape, workload) * tiled(shape, workload, tokens) + 4 * shape.hidden_size * tokens
+    gone += tokens * shape.delta.kept_of_norm(workload.compute_bytes, workload.adapter is not None)
+    return max(layer_backward(shape, workload, tokens), tokens * shape.delta.gradients() - gone)
+
+
 def layer_forward(shape: Shape, workload: Workload, tokens: int, masked: int) -> float:
     """Bytes that a layer takes for a while without gradient: input, float32 in the norm, SwiGLU's halves, the mask."""
     size, hidden = workload.compute_bytes, shape.hidden_size
@@ -128,7 +159,8 @@ def layer_forward(shape: Shape, workload: Workload, tokens: int, masked: int) ->
     tile = tiled(shape, workload, tokens)
     parts = 2 if tile == tokens else 3  # the outputs of all tiles, too
     mlp = tokens * size * parts * hidden + tile * size * 3 * shape.active_width
-    return max(attention, mlp) + tokens * (masked * size + masks(shape, masked))
+    rule = tokens * (shape.delta.working(size) + size * 2 * hidden) if shape.delta else 0.0
+    return max(attention, mlp, rule) + tokens * (masked * size + masks(shape, masked))
 
 
 def head_backward(shape: Shape, workload: Workload, scored: int) -> float:

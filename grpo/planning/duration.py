@@ -206,11 +206,12 @@ def operations(shape: Shape, length: float) -> float:
     """Return the floating-point operations of a token's forward pass: two per weight it meets, and attention.
 
     Attention takes 4 x query width per token of the sequence and layer, half of it under a causal mask (2001.08361,
-    table 1).
+    table 1), gated DeltaNet the products of its rule.
     """
     linear = sum(inputs * outputs * count for inputs, outputs, count in shape.linears().values())
     experts = 3 * shape.num_experts_per_tok * shape.moe_intermediate_size * shape.hidden_size * shape.mixtures
-    attention = 2 * shape.query_width * length * shape.num_hidden_layers
+    attention = 2 * shape.query_width * length * shape.attention_layers
+    attention += shape.delta.operations() if shape.delta else 0
     return 2.0 * (linear + experts + shape.embeddings) + attention
 
 

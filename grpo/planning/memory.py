@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from grpo.planning import images
 from grpo.planning.activations import (
+    delta_backward,
     head_backward,
     head_forward,
     layer_backward,
@@ -109,11 +110,15 @@ def optimizer_state(shape: Shape, workload: Workload) -> float:
 
 
 def kv_cache(shape: Shape, workload: Workload) -> float:
-    """Bytes of keys and values of all sequences at full length; a layer with a sliding window keeps only the window."""
-    length = workload.sequence
-    seen = length * (shape.num_hidden_layers - shape.num_sliding_layers)
+    """Bytes of keys and values of all sequences at full length, and of states.
+
+    A layer with a sliding window keeps only the window.
+    """
+    length, size = workload.sequence, workload.compute_bytes
+    seen = length * (shape.attention_layers - shape.num_sliding_layers)
     seen += min(length, shape.sliding_window or length) * shape.num_sliding_layers
-    return workload.sequences * seen * 2 * shape.kv_width * workload.compute_bytes
+    states = shape.delta.cache(size) if shape.delta else 0
+    return workload.sequences * (seen * 2 * shape.kv_width * size + states)
 
 
 def held(shape: Shape, workload: Workload) -> float:
@@ -224,11 +229,12 @@ def rollout(shape: Shape, workload: Workload) -> Components:
         "activations": max(prefill, images.without_gradient(shape.vision, workload, "rollout")),
         "logits": workload.prompts_at_once * shape.vocab_size * workload.compute_bytes,
     }
-    shared = workload.shares_keys and workload.device == "cpu" and not shape.num_sliding_layers
+    full = not shape.num_sliding_layers and shape.delta is None
+    shared = workload.shares_keys and workload.device == "cpu" and full
     growing = kv_cache(shape, replace(workload, prompt=0) if shared else workload)
     copied: float = workload.sequences * workload.sequence * 2 * shape.query_width * workload.compute_bytes
     if workload.device == "cpu" or workload.sequences == 1:  # alone, it has no padding, and so no mask
-        copied = growing / shape.num_hidden_layers / 2
+        copied = growing / max(1, shape.attention_layers) / 2
     cache = growing + (kv_cache(shape, read) if shared else 0.0)
     last = {"kv cache": cache, "activations": copied, "logits": logits}
     larger = reading if sum(reading.values()) > sum(last.values()) else last
@@ -278,11 +284,14 @@ def update(shape: Shape, workload: Workload) -> Components:
     moments = [optimizer_step(shape, workload)]
     for tokens, masked in passes(shape, workload):
         head = head_backward(shape, workload, workload.scored(tokens))
-        moments.append(backward(shape, workload, tokens, masked, head, layer_kept(shape, workload, tokens, masked)))
+        kept = [layer_kept(shape, workload, tokens, masked, by_state) for by_state in (False, True)]
+        moments.append(backward(shape, workload, tokens, masked, head, *kept))
     return max(moments, key=lambda parts: sum(parts.values()))
 
 
-def backward(shape: Shape, workload: Workload, tokens: int, masked: int, head: float, kept: float) -> Components:
+def backward(
+    shape: Shape, workload: Workload, tokens: int, masked: int, head: float, kept: float, kept_by_state: float = 0.0
+) -> Components:
     """Memory of a micro-batch's backward pass.
 
     It holds the gradients of earlier micro-batches and peaks in the head, which coexists with the activations of all
@@ -296,16 +305,20 @@ def backward(shape: Shape, workload: Workload, tokens: int, masked: int, head: f
         tokens: of the micro-batch.
         masked: length of its sequences if they have masks, otherwise 0.
         head: bytes that the head's backward pass takes.
-        kept: bytes that autograd keeps of a layer.
+        kept: bytes that autograd keeps of a layer with attention.
+        kept_by_state: bytes that it keeps of a layer with gated DeltaNet.
     """
     inputs = float(tokens * workload.compute_bytes * shape.hidden_size * inputs_on_device(shape, workload))
     final = tokens * (4 + (2 if workload.adapter else 3) * workload.compute_bytes) * shape.hidden_size  # norm and head
-    layer = layer_backward(shape, workload, tokens) + unsharded_gradients(shape, workload)
+    kinds = [(shape.attention_layers, kept, layer_backward(shape, workload, tokens))]
+    if shape.delta:
+        kinds.append((shape.delta.layers, kept_by_state, delta_backward(shape, workload, tokens)))
+    layer = max(work + (of * workload.checkpointing) for _, of, work in kinds) + unsharded_gradients(shape, workload)
     experts = adapted_experts(shape, workload)
-    activations = final + (inputs if workload.checkpointing else kept * shape.num_hidden_layers)
+    activations = final + (inputs if workload.checkpointing else sum(count * of for count, of, _ in kinds))
     activations += tokens * masks(shape, masked)
     activations += experts * (1 if workload.checkpointing else shape.mixtures)
-    work = max(head, kept + layer if workload.checkpointing else layer)
+    work = max(head, layer)
     # autocast keeps its copies to the end of the pass
     if workload.weight_bytes > workload.compute_bytes and not workload.quantized:
         activations += workload.compute_bytes * sum(i * o * n for i, o, n in shape.all_linears())

@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from grpo.planning.delta_net import DeltaNet, delta_net_of
 from grpo.planning.vision import Vision, vision_of
 
-QK_NORM = ("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text", "olmo2", "gemma3", "gemma3_text")
+GATED = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+"""Families whose attention has an output gate, and whose norms scale in float32."""
+QK_NORM = ("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text", "olmo2", "gemma3", "gemma3_text", *GATED)
 SANDWICH = ("gemma2", "gemma3", "gemma3_text")
 QKV_BIAS = ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")
 # Families that tie input and output embedding without a word of it in `config.json`.
@@ -58,6 +61,8 @@ class Shape:
     """Tokens that a layer with a sliding window attends to; 0 without."""
     num_sliding_layers: int = 0
     """Layers with a sliding window."""
+    delta: DeltaNet | None = None
+    """Layers with gated DeltaNet in the place of attention."""
     max_position_embeddings: int = 0
     """Tokens of the longest sequence that the model was made for; 0 if it is not known."""
     given_parameters: int = 0
@@ -76,6 +81,11 @@ class Shape:
     def kv_width(self) -> int:
         """Width of a token's keys, and of its values, all heads."""
         return self.num_key_value_heads * self.head_dim
+
+    @property
+    def attention_layers(self) -> int:
+        """Number of layers that have keys and values."""
+        return self.num_hidden_layers - (self.delta.layers if self.delta else 0)
 
     @property
     def active_width(self) -> int:
@@ -108,12 +118,7 @@ class Shape:
     def linears(self) -> dict[str, tuple[int, int, int]]:
         """Return the linear modules of the language model without experts: inputs, outputs and count of each name."""
         hidden, layers = self.hidden_size, self.num_hidden_layers
-        modules = {
-            "q_proj": (hidden, self.query_width, layers),
-            "k_proj": (hidden, self.kv_width, layers),
-            "v_proj": (hidden, self.kv_width, layers),
-            "o_proj": (self.query_width, hidden, layers),
-        }
+        modules = self.attention_linears() | (self.delta.linears(hidden) if self.delta else {})
         width = self.shared_expert_intermediate_size if self.num_experts else self.intermediate_size
         if width:
             modules |= {
@@ -122,6 +127,16 @@ class Shape:
                 "down_proj": (width, hidden, layers),
             }
         return modules
+
+    def attention_linears(self) -> dict[str, tuple[int, int, int]]:
+        """Return those of attention."""
+        hidden, layers = self.hidden_size, self.attention_layers
+        return {
+            "q_proj": (hidden, self.query_width * (2 if self.model_type in GATED else 1), layers),
+            "k_proj": (hidden, self.kv_width, layers),
+            "v_proj": (hidden, self.kv_width, layers),
+            "o_proj": (self.query_width, hidden, layers),
+        }
 
     def all_linears(self) -> list[tuple[int, int, int]]:
         """Return inputs, outputs and count of the linear modules of all parts of the model, without experts."""
@@ -138,7 +153,8 @@ class Shape:
         dense = self.num_dense_layers * 3 * self.intermediate_size * hidden if self.num_experts else 0
         norms = ((4 if self.model_type in SANDWICH else 2) * layers + 1) * hidden
         if self.model_type in QK_NORM:
-            norms += 2 * layers * self.head_dim
+            norms += 2 * self.attention_layers * self.head_dim
+        norms += self.delta.other_parameters() if self.delta else 0
         biases = layers * (self.query_width + 2 * self.kv_width) if self.model_type in QKV_BIAS else 0
         embeddings = self.embeddings * (1 if self.tie_word_embeddings else 2)
         return embeddings + linear + experts + dense + norms + biases + self.vision_parameters
@@ -171,6 +187,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     experts = number("num_experts", 0)
     width = number("intermediate_size", 4 * hidden)
     window = number("sliding_window", 0) if text.get("use_sliding_window", True) else 0
+    if not kinds and (every := text.get("full_attention_interval")):
+        kinds = ["full_attention" if (place + 1) % every == 0 else "linear_attention" for place in range(layers)]
     every = text.get("sliding_window_pattern") or {"gemma2": 2, "gemma3_text": 6}.get(text.get("model_type", ""), 0)
     sliding = layers - layers // every if every else layers  # one layer in `every` attends to everything
     family = str(text.get("model_type", "llama"))
@@ -189,6 +207,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         moe_intermediate_size=number("moe_intermediate_size", width if experts else 0),
         shared_expert_intermediate_size=number("shared_expert_intermediate_size", 0),
         num_dense_layers=number("first_k_dense_replace", 0) or len(text.get("mlp_only_layers") or []),
+        delta=delta_net_of(text, sum(kind == "linear_attention" for kind in kinds)) if family in GATED else None,
         sliding_window=window,
         num_sliding_layers=sum(kind == "sliding_attention" for kind in kinds) if kinds else sliding * bool(window),
         max_position_embeddings=number("max_position_embeddings", 0),

@@ -109,6 +109,8 @@ def vision_of(config: Mapping[str, Any]) -> Vision | None:
     """
     part = config.get("vision_config") or {}
     family = str(config.get("model_type", "")).removesuffix("_moe")
+    if family == "qwen3_5":  # has the tower of a Qwen3-VL
+        family = "qwen3_vl"
 
     def number(*names: str, default: int = 0) -> int:
         values = (part.get(name) for name in names)

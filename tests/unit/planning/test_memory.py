@@ -382,7 +382,8 @@ def test_what_saves_memory_saves_memory(shape: Shape, workload: Workload) -> Non
         {"checkpointing": True},
         {"gradients_on_host": True},
         {"adapter": Adapter(16)},
-        {"optimizer": "adamw_8bit"},
+        # whose state of embeddings is in float32, and so larger than the weights' type
+        *([{"optimizer": "adamw_8bit"}] if shape.embeddings < shape.parameters() / 4 else ()),
         {"reference": False},
         {"mlp_tile": min(plain.microbatch, 4096) // 2},
         {"masks": False},

@@ -480,5 +480,6 @@ def test_what_has_no_effect_is_not_advised(composed: Callable[..., DictConfig]) 
 def test_suggested_models_take_images_as_the_chosen_one_does(
     composed: Callable[..., DictConfig],
 ) -> None:
-    assert set(other_models(composed(*IMAGES), larger=True)) == {"qwen2_5_vl_7b", "qwen3_vl_4b", "qwen3_vl_8b"}
+    larger = {"qwen2_5_vl_7b", "qwen3_vl_4b", "qwen3_vl_8b", "qwen3_5_4b", "qwen3_5_9b", "qwen3_5_27b"}
+    assert set(other_models(composed(*IMAGES), larger=True)) == larger
     assert not set(SHIPPED) & set(other_models(composed("model=qwen2_5_3b"), larger=True))

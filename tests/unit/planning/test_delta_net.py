@@ -1,0 +1,86 @@
+"""The plan of layers with gated DeltaNet against the memory that PyTorch and PEFT really take."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from benchmarks.simulation import simulate
+from grpo.generation.transformers.growing_cache import CACHE
+from grpo.planning.activations import layer_kept
+from grpo.planning.duration import operations
+from grpo.planning.memory import kv_cache, trained, update
+from grpo.planning.shape import shape_of
+from grpo.planning.workload import Adapter, Workload
+from grpo.trainer.adapter_inputs import keep_inputs_uncast
+from tests.unit.planning.test_memory import NUMBERS, WORKLOAD, kept_by_autograd, model
+
+HEADS = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 16}
+HYBRID: dict[str, Any] = {**NUMBERS, "model_type": "qwen3_5_text", **HEADS}
+STATE, ATTENTION = "linear_attention", "full_attention"
+
+
+def numbers(*kinds: str, **more: Any) -> dict[str, Any]:
+    return HYBRID | {"num_hidden_layers": len(kinds), "layer_types": list(kinds)} | more
+
+
+@pytest.mark.parametrize("kind", [STATE, ATTENTION])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_layer_keeps_what_autograd_keeps_of_it(kind: str, method: str) -> None:
+    tokens, sizes = 832, []  # 13 chunks
+    other = ATTENTION if kind == STATE else STATE
+    for kinds in ((other, kind), (other, kind, kind)):
+        policy = model(numbers(*kinds))
+        if method == "lora":
+            policy = get_peft_model(policy, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+            keep_inputs_uncast(policy)
+        sizes.append(kept_by_autograd(policy.train(), tokens))
+    workload = Workload(0, tokens, 1, tokens, adapter=Adapter(16) if method == "lora" else None)
+    shape = shape_of(numbers(*kinds))
+    planned = layer_kept(shape, workload, tokens, masked=tokens, by_state=kind == STATE)
+    assert planned == pytest.approx(sizes[1] - sizes[0], rel=0.05)
+    assert trained(shape, workload)[0] == sum(w.numel() for w in policy.parameters() if w.requires_grad)
+
+
+def test_the_cache_is_as_large_as_after_a_real_generation() -> None:
+    kinds = numbers(STATE, ATTENTION, STATE)
+    policy = model(kinds)
+    output = policy.generate(
+        torch.ones(4, 10, dtype=torch.long), max_new_tokens=20, min_new_tokens=20, return_dict_in_generate=True
+    )
+    real = 0
+    for layer in output[CACHE].layers:
+        states = (*getattr(layer, "conv_states", {}).values(), *getattr(layer, "recurrent_states", {}).values())
+        tensors = states or (layer.keys, layer.values)
+        real += sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    fed = replace(WORKLOAD, completion=19)  # the last token is not fed in again
+    assert kv_cache(shape_of(kinds), fed) == real
+
+
+def test_a_state_takes_operations_of_no_length() -> None:
+    shape = shape_of(numbers(STATE, ATTENTION, STATE, STATE))
+    longer = operations(shape, 2000) - operations(shape, 1000)
+    assert longer == 2 * shape.query_width * 1000
+    assert shape_of(numbers(*[STATE] * 3)).attention_layers == 0
+
+
+def test_layers_follow_from_an_interval_as_from_their_list() -> None:
+    kinds = (STATE, STATE, ATTENTION)
+    without = {key: value for key, value in numbers(*kinds).items() if key != "layer_types"}
+    assert shape_of(without | {"full_attention_interval": 3}) == shape_of(numbers(*kinds))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_update_takes_what_the_simulation_says(method: str, checkpointing: bool) -> None:
+    heads = {"linear_num_value_heads": 8, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "head_dim": 64}
+    wide = {"hidden_size": 512, "intermediate_size": 1500, "vocab_size": 8000, "num_attention_heads": 8, **heads}
+    kinds = numbers(STATE, STATE, ATTENTION, **wide)
+    adapter = Adapter(16) if method == "lora" else None
+    workload = Workload(0, 640, 2, 1280, adapter=adapter, checkpointing=checkpointing, optimizer="adamw_torch_fused")
+    parts = update(shape_of(kinds), workload)
+    simulated = simulate(kinds, method, checkpointing, rows=2, length=640)
+    assert sum(parts.values()) - parts["context"] == pytest.approx(simulated, rel=0.05)
