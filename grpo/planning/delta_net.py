@@ -86,7 +86,6 @@ class DeltaNet:
         """Return those of the norm and the gate behind the rule."""
         return self.value_width * (8 + 4 + 2 * size + (0 if adapter else size))
 
-
     def working(self, size: int) -> float:
         """Return the bytes per token that a layer takes for a while without gradient."""
         keys, values = self.num_value_heads * self.key_head_dim, self.value_width
@@ -97,7 +96,6 @@ class DeltaNet:
         """Return the bytes per token of the gradients that the backward pass of the rule holds at once."""
         keys, values = self.num_value_heads * self.key_head_dim, self.value_width
         return 4.0 * (4 * keys + 3 * values + self.num_value_heads * CHUNK)
-
 
     def operations(self) -> int:
         """Return the floating-point operations of a token in the rule of all layers: in its chunk, and by the state."""
