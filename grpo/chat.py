@@ -80,10 +80,9 @@ def main() -> None:
             from trl import prepare_multimodal_messages
 
             from grpo.model import policy
+            from grpo.model.thinking import template_of
 
-        model, processing_class = policy.load(
-            run.model, run.config.model, template=run.config.train.get("chat_template_kwargs")
-        )
+        model, processing_class = policy.load(run.model, run.config.model, template=template_of(run.config))
         images = images_of(args.image, run, processing_class) if args.image else []
 
         def ask(question: str) -> None:

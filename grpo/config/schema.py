@@ -176,6 +176,9 @@ class MixedTask:
 class Task(SingleTask):
     """The problems of a run: of one task, or with `task=mixture` of several."""
 
+    thinking: Any = None
+    """Whether the policy thinks, `true` or `false`, or how much, `low`, `medium` or `high`: the argument that its chat
+    template has for it. None leaves it to the template."""
     tasks: dict[str, MixedTask] = field(default_factory=dict)
     """The tasks of a mixture, by their names."""
 

@@ -1,9 +1,10 @@
-"""The ranges of numbers in a configuration: sampling, steps, and the numbers that time and cost follow from."""
+"""The ranges of values in a configuration: sampling, steps, thinking, and what time and cost follow from."""
 
 import math
 
 from omegaconf import DictConfig, OmegaConf
 
+from grpo.config.mixture import single_tasks
 from grpo.utils.errors import ConfigError
 
 POSITIVE = ("train.temperature", "train.repetition_penalty")
@@ -34,8 +35,21 @@ def check_values(config: DictConfig) -> None:
     for key in ("train.max_completion_length", "task.max_prompt_length"):
         if (length := OmegaConf.select(config, key)) is not None and length < 1:
             raise ConfigError(f"{key}={length}: at least 1 token")
+    check_thinking(config.task)
     if train.max_steps == 0 or (train.max_steps < 0 and not 0 < train.num_train_epochs < math.inf):
         raise ConfigError(
             f"train.max_steps={train.max_steps} train.num_train_epochs={train.num_train_epochs}: the run would have no "
             "step; give a positive number of steps, or train.max_steps=-1 and a positive number of epochs"
+        )
+
+
+def check_thinking(task: DictConfig) -> None:
+    """Check that `task.thinking` has a value that chat templates take, and that there is one."""
+    thinking = task.get("thinking")
+    if thinking not in (None, True, False, "low", "medium", "high"):
+        raise ConfigError(f"task.thinking={thinking}: true, false, low, medium or high")
+    if thinking is not None and not all(single.conversational for single in single_tasks(task).values()):
+        raise ConfigError(
+            f"task.thinking={str(thinking).lower()}: an argument of the chat template, which plain prompts do not "
+            "have; add task.conversational=true"
         )

@@ -21,6 +21,7 @@ from grpo.generation.offline import with_transformers, with_vllm
 from grpo.generation.vllm.engine import BATCH
 from grpo.model import policy
 from grpo.model.adapted import config_of
+from grpo.model.thinking import template_of
 from grpo.rundir.files import ERRORS_FILE
 from grpo.utils.device import kind_of_device
 from grpo.utils.errors import RunError
@@ -46,7 +47,7 @@ def evaluate_model(
     name = options.model or model.model_name_or_path
     if not options.model:
         policy.download(name, model.model_revision)
-    template = config.train.get("chat_template_kwargs")
+    template = template_of(config)
     processing_class = policy.load_processing_class(model, name, template)
     tasks = {task: single for task, single in tasks.items() if single.eval.size}
     loaded = {task: load_held_out_of(task, single, processing_class) for task, single in tasks.items()}
@@ -130,7 +131,7 @@ def fingerprint(config: DictConfig, name: str, engine: str, on_gpu: bool) -> str
         "name": name,
         "files": [(str(file), file.stat().st_mtime_ns) for file in files],
         "options": OmegaConf.to_container(OmegaConf.masked_copy(config, ["model", "peft"]), resolve=True),
-        "template": repr(config.train.get("chat_template_kwargs")),
+        "template": repr(template_of(config) or None),
         "pixels": (config.task.min_pixels, config.task.max_pixels),
         "engine": engine,
         "on_gpu": on_gpu,

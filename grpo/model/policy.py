@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from grpo.model.adapted import OWN_CODE, architecture_of, config_of, pattern_of, unfit
+from grpo.model.thinking import named_as_in
 from grpo.model.vision import parts, takes_images
 from grpo.utils.device import kind_of_device
 from grpo.utils.errors import ConfigError
@@ -91,10 +92,11 @@ def load_processing_class(model: DictConfig, name: str | None = None, template: 
     Args:
         model: the `model` group.
         name: of another model, or a folder.
-        template: `train.chat_template_kwargs`, with which every prompt is then built.
+        template: arguments of the chat template, of `template_of`, with which every prompt is then built.
 
     Raises:
-        ConfigError: there is none, or torchvision is missing, which Qwen's processors need.
+        ConfigError: there is none, torchvision is missing, which Qwen's processors need, or `task.thinking` is not for
+            this model.
     """
     name = name or model.model_name_or_path
     revision = model.model_revision if name == model.model_name_or_path else None
@@ -111,7 +113,8 @@ def load_processing_class(model: DictConfig, name: str | None = None, template: 
             reason = OWN_CODE
         raise ConfigError(f"{name}: {reason}") from error
     if template:
-        processing_class.apply_chat_template = partial(processing_class.apply_chat_template, **template)
+        arguments = named_as_in(getattr(processing_class, "chat_template", None), template, name)
+        processing_class.apply_chat_template = partial(processing_class.apply_chat_template, **arguments)
     return processing_class
 
 

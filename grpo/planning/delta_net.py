@@ -78,7 +78,7 @@ class DeltaNet:
         keys, values = self.num_value_heads * self.key_head_dim, self.value_width
         pairs, states = self.num_value_heads * CHUNK, self.state / CHUNK
         convolution = 2 * size * self.conv_width
-        rule = keys * (24 + (7 * copy or 8)) + values * (8 + (2 * copy or 4))
+        rule: float = keys * (24 + (7 * copy or 8)) + values * (8 + (2 * copy or 4))
         rule += pairs * (8 + (3 * copy or 12)) + states * (4 + 2 * copy)
         return convolution + rule + self.kept_of_norm(size, adapter)
 

@@ -37,6 +37,7 @@ from grpo.evaluation.loop import Decoding, Evaluation
 from grpo.generation.backend import backend_class
 from grpo.model import policy
 from grpo.model.adapted import config_of
+from grpo.model.thinking import template_of
 from grpo.planning.fit import Plan
 from grpo.run.callbacks import (
     DiskGuard,
@@ -91,9 +92,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
         find_model(settings)
         checkpoint = checkpoint_for(settings, run_dir, console)
         with output_in(run_dir / log_name()), OnConsole(console), running_tools(settings.task, run_dir) as tools:
-            processing_class = policy.load_processing_class(
-                settings.model, template=settings.train.get("chat_template_kwargs")
-            )
+            processing_class = policy.load_processing_class(settings.model, template=template_of(settings.config))
             problems = problems_of(settings, processing_class, tools, console)
             write_decisions(settings, plan, run_dir)
             if is_new:

@@ -30,6 +30,7 @@ DECISIVE = (
     "task.prompt",
     "task.tasks",
     "task.system_prompt",
+    "task.thinking",
     "task.conversational",
     "task.few_shot",
     "task.images",

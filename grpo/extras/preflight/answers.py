@@ -22,11 +22,12 @@ def fraction(problems: Sequence[Sampled], holds: Any) -> dict[str, Any]:
     return proportion(fractions).as_dict()
 
 
-def lengths(problems: Sequence[Sampled], limit: int) -> dict[str, Any]:
-    """Return `truncated`, quantiles of the lengths in tokens, and `shortest_limit`.
+def lengths(problems: Sequence[Sampled], limit: int, thinking: bool = False) -> dict[str, Any]:
+    """Return `truncated`, those truncated `in_thought`, quantiles of the lengths in tokens, and `shortest_limit`.
 
     Args:
         limit: `max_completion_length`.
+        thinking: whether the chat template may have begun a thought in the prompt.
     """
     every = sorted(completion.tokens for problem in problems for completion in problem.completions)
     correct = [completion.tokens for problem in problems for completion in problem.completions if completion.correct]
@@ -34,11 +35,18 @@ def lengths(problems: Sequence[Sampled], limit: int) -> dict[str, Any]:
     return {
         "limit": limit,
         "truncated": fraction(problems, lambda completion: not completion.ended),
+        "in_thought": fraction(problems, lambda completion: not completion.ended and thinks(completion.text, thinking)),
         "mean": fmean(every),
         "quantiles": at,
         "longest": every[-1],
         "shortest_limit": shortest_limit(correct),
     }
+
+
+def thinks(text: str, begun: bool) -> bool:
+    """Return whether a text ends inside a thought, which may have begun before it."""
+    _, mark, after = text.rpartition("<think>")
+    return "</think>" not in after and bool(mark or begun)
 
 
 def shortest_limit(correct: Sequence[int]) -> int | None:

@@ -27,6 +27,7 @@ from grpo.evaluation.model import fingerprint
 from grpo.extras.preflight import problems as about_problems
 from grpo.extras.preflight.samples import Sample, Sampled, append, read
 from grpo.model import policy
+from grpo.model.thinking import template_of
 from grpo.run.session import find_model, options_of_rewards, problems_of
 from grpo.run.trainer import make_trainer
 from grpo.rundir.files import ERRORS_FILE
@@ -88,9 +89,7 @@ def sample(settings: Resolved, folder: Path, console: Console) -> Result:
     options, name = settings.config.preflight, settings.model.model_name_or_path
     find_model(settings)
     with output_in(folder / log_name()), running_tools(settings.task, folder) as tools:
-        processing_class = policy.load_processing_class(
-            settings.model, template=settings.train.get("chat_template_kwargs")
-        )
+        processing_class = policy.load_processing_class(settings.model, template=template_of(settings.config))
         problems = problems_of(settings, processing_class, tools, console)
         if problems.stream:
             batch = completions(settings.train, None) // settings.train.num_generations

@@ -144,6 +144,8 @@ def of_completions(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("tokens", f"{text}; limit {lengths['limit']}"),
         ("truncated", f"{between(lengths['truncated'])}; {between(report['ended'])} ended by the policy"),
     ]
+    if lengths["in_thought"]["value"]:
+        lines.append(("thinking", f"{between(lengths['in_thought'])} of completions were truncated inside a thought"))
     if (shortest := lengths["shortest_limit"]) and shortest < lengths["limit"]:
         lines.append(("shortest", f"train.max_completion_length={shortest} loses at most 1 % of correct completions"))
     if places := report["answers"]:
