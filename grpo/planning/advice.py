@@ -56,6 +56,7 @@ class Planner:
         """Plan with other overrides, with the `least` memory if wanted; None if they exclude each other."""
         try:
             config = self.config(change)
+            OmegaConf.resolve(config)  # each interpolation once, and not at each access
             check(config)
             check_shard(config)
             self.machine = self.machine or machine_for(config)
