@@ -3,9 +3,6 @@
 from dataclasses import asdict
 from typing import Any
 
-from grpo.config.batch import completions
-from grpo.config.library import DEFAULT_OPTIMIZER
-from grpo.config.mixture import single_tasks
 from grpo.reporting.completions import sample
 from grpo.reporting.curves import PHASES, curves_of
 from grpo.reporting.findings import findings
@@ -75,7 +72,6 @@ def settings(run: Run) -> dict[str, str]:
     """Return the settings and results of a run by name, as text."""
     config, train = run.config, run.config.train
     data = {key: run.summary.get("data", {}).get(key, {}).get("used") for key in ("train", "held_out")}
-    batch = run.summary.get("completions_a_step", completions(train, 1))
     rewards = [f"{name} × {reward.get('weight', 1.0):g}" for name, reward in config.reward.items()]
     trained = f"LoRA, r={config.peft.r}" if config.peft else "all weights"
     trained += f" on {config.peft.quantization}" if config.peft and config.peft.get("quantization") else ""
@@ -85,16 +81,16 @@ def settings(run: Run) -> dict[str, str]:
         "trained": trained,
         "task": "; ".join(
             f"{f'{name}: ' if name else ''}{', '.join(f'{key}={value}' for key, value in task.dataset.items())}"
-            for name, task in single_tasks(config.task).items()
+            for name, task in run.tasks.items()
         ),
         "prompts by task": ", ".join(f"{name} × {of.weight:g}" for name, of in config.task.get("tasks", {}).items()),
         "problems": ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in data.items() if count is not None),
         "rewards": ", ".join(rewards),
         "tools": ", ".join(tools),
         "loss": f"{train.loss_type}, advantages scaled by {train.scale_rewards}, beta {train.beta:g}",
-        "per step": f"{batch} completions in groups of {train.num_generations}",
+        "per step": f"{run.completions_a_step} completions in groups of {train.num_generations}",
         "completions": f"up to {train.max_completion_length} tokens",
-        "optimizer": f"{train.optim or DEFAULT_OPTIMIZER}, rate {train.learning_rate:g} ({train.lr_scheduler_type})",
+        "optimizer": f"{run.optimizer}, rate {train.learning_rate:g} ({train.lr_scheduler_type})",
         "generation": f"vLLM, {train.vllm_mode}" if train.use_vllm else "transformers",
         "engine check": engine_check(run),
         "machine": run.plan.get("device", ""),

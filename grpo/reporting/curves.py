@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from grpo.config.mixture import single_tasks
 from grpo.reporting.findings.base import tools_of, values
 from grpo.rundir.run_dir import Run
 
@@ -73,7 +72,7 @@ def by_task(run: Run) -> list[Curve]:
     """Return the curves of a mixture, a line per task."""
     curves = []
     for title, about, metric, percent in BY_TASK:
-        lines = {name: thinned(values(run, f"{metric}/{name}")) for name in single_tasks(run.config.task)}
+        lines = {name: thinned(values(run, f"{metric}/{name}")) for name in run.tasks}
         curves.append(Curve(title, about, {name: points for name, points in lines.items() if points}, percent))
     return curves
 

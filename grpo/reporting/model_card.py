@@ -2,14 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from grpo.config.library import BUILDERS, suffix_of
-from grpo.config.mixture import single_tasks
 from grpo.rundir.files import read_json
-from grpo.rundir.run_dir import Run
+from grpo.rundir.run_dir import Run, data_of
 from grpo.rundir.summary import with_interval
 
 ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
@@ -20,7 +17,7 @@ def model_card(run: Run) -> str:
     config, task = run.config, run.config.task
     name = str(config.model.model_name_or_path)
     base = name if ON_HUB.fullmatch(name) and not Path(name).exists() else None
-    data = ", ".join(data_of(single) for single in single_tasks(task).values())
+    data = ", ".join(data_of(single) for single in run.tasks.values())
     after = run.summary.get("accuracy_after")
     results, pipeline = None, "image-text-to-text" if task.images else "text-generation"
     if after is not None:
@@ -39,15 +36,6 @@ def model_card(run: Run) -> str:
     lines += ["## Use", "", *_use(run), "", "## Versions", ""]
     lines += [f"{package} {number}  " for package, number in run.summary.get("versions", {}).items()]
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n" + "\n".join(lines) + "\n"))
-
-
-def data_of(task: Any) -> str:
-    """Return the data set of a task: its name on the hub, its generator, or the names of its files without folders."""
-    path, files = str(task.dataset.get("path") or ""), task.dataset.get("data_files")
-    if files or (path and (Path(path).exists() or suffix_of(path) in BUILDERS)):
-        named = files.values() if hasattr(files, "values") else [files or path]
-        return ", ".join(Path(str(file)).name for file in named)
-    return path or str(task.dataset.get("generator"))
 
 
 def _training(run: Run, base: str, data: str) -> list[str]:
@@ -87,7 +75,7 @@ def _scores(run: Run) -> list[str]:
 
 def _use(run: Run) -> list[str]:
     lines = []
-    for name, task in single_tasks(run.config.task).items():
+    for name, task in run.tasks.items():
         of_task = f", task {name}" if name else ""
         lines += [f"Prompt template of the training{of_task}:", "", "```", str(task.prompt).rstrip("\n"), "```", ""]
         if task.system_prompt:

@@ -9,6 +9,9 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from grpo.config.batch import completions
+from grpo.config.library import BUILDERS, DEFAULT_OPTIMIZER, suffix_of
+from grpo.config.mixture import single_tasks
 from grpo.config.schema import register
 from grpo.rundir.files import RESOLVED_CONFIG, read, read_json, read_lines
 from grpo.rundir.resume import newest_checkpoint
@@ -56,6 +59,21 @@ class Run:
         if self.status == "running":
             return "still running, or killed without a summary"
         return self.summary.get("reason") or ""
+
+    @property
+    def tasks(self) -> dict[str, DictConfig]:
+        """Tasks by their names; a single task has an empty name."""
+        return single_tasks(self.config.task)
+
+    @property
+    def completions_a_step(self) -> int:
+        """Completions of a step, of all processes; of one where no summary says how many there were."""
+        return self.summary.get("completions_a_step", completions(self.config.train, 1))
+
+    @property
+    def optimizer(self) -> str:
+        """Name of the optimizer."""
+        return self.config.train.optim or DEFAULT_OPTIMIZER
 
     @property
     def grader(self) -> str:
@@ -114,6 +132,15 @@ class Run:
         named = count == 1 or any(text.startswith("launch.processes=") for text in self.overrides)
         processes = [] if named else [f"launch.processes={count}"]
         return shlex.join(["python", "-m", "grpo.train", *self.config_flags, *self.overrides, *processes])
+
+
+def data_of(task: Any) -> str:
+    """Return the data set of a task: its name on the hub, its generator, or the names of its files without folders."""
+    path, files = str(task.dataset.get("path") or ""), task.dataset.get("data_files")
+    if files or (path and (Path(path).exists() or suffix_of(path) in BUILDERS)):
+        named = files.values() if hasattr(files, "values") else [files or path]
+        return ", ".join(Path(str(file)).name for file in named)
+    return path or str(task.dataset.get("generator"))
 
 
 def read_run(folder: Path) -> Run:

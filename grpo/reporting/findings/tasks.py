@@ -2,7 +2,6 @@
 
 from statistics import mean
 
-from grpo.config.mixture import single_tasks
 from grpo.reporting.findings.base import Finding, ends
 from grpo.rundir.run_dir import Run
 
@@ -12,7 +11,7 @@ def task_equal(run: Run) -> Finding | None:
     everything = ends(run, "frac_reward_zero_std")
     if not everything or mean(everything[1]) >= 0.9:
         return None
-    shares = {name: ends(run, f"frac_reward_zero_std/{name}") for name in single_tasks(run.config.task)}
+    shares = {name: ends(run, f"frac_reward_zero_std/{name}") for name in run.tasks}
     equal = {name: mean(share[1]) for name, share in shares.items() if share and mean(share[1]) >= 0.9}
     if not equal:
         return None
