@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from grpo.trainer.batch import (
     FIELDS,
@@ -50,6 +51,7 @@ BY_LENGTH = ("dynamic", "longrope")
 """Rotations that depend on the length of the whole sequence, beyond that of any trial."""
 
 
+ZERO3 = "under ZeRO-3 all processes gather a weight at each use, and layers with a state use theirs several times"
 TOO_LARGE = f"{len(LENGTHS)} completions of {LENGTHS[0]} tokens do not fit: use a smaller model, or a larger GPU"
 
 
@@ -164,6 +166,8 @@ def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> Reasons:
     with_state = {layer.layer_idx for layer in state_layers(policy_of(model).get_decoder())}
     if others := {kind for layer, kind in mixing.items() if kind not in ATTENTION and layer not in with_state}:
         return Reasons(None, f"some of its layers are neither attention nor keep a state ({', '.join(sorted(others))})")
+    if with_state and is_deepspeed_zero3_enabled():
+        return Reasons(None, ZERO3)
     scores, reason = tried(lambda: shared_scores(model, rows))
     if scores is None:
         return Reasons(None, reason)
@@ -171,10 +175,8 @@ def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> Reasons:
     if attended < len(mixing):
         missing = len(mixing) - attended
         return Reasons(None, f"{missing} of its {len(mixing)} layers do not attend as transformers' layers do")
-    difference = distance(alone, shared, rows)
-    if difference <= NOISE * (
-        noise + unit * size * (1 + len(with_state))
-    ):  # a state is rounded where completions begin
+    rounding = noise + unit * size * (1 + len(with_state))  # a state is rounded where completions begin
+    if (difference := distance(alone, shared, rows)) <= NOISE * rounding:
         return Reasons(None, None)
     cause = "its layers do not continue from a state: " if with_state else ""
     return Reasons(None, f"{cause}log-probabilities differ by {difference:.1e} on average")

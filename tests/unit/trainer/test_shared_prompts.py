@@ -29,7 +29,7 @@ from trl.trainer import add_fused_lm_head
 from grpo.model.image_features import keep_image_features
 from grpo.trainer.batch import as_batch, images_of, take
 from grpo.trainer.microbatch import Microbatch, pack
-from grpo.trainer.shared_prompts import attention, merged, varlen
+from grpo.trainer.shared_prompts import attention, merged, trial, varlen
 from grpo.trainer.shared_prompts.attention import SHORT, grouped, shared_attention
 from grpo.trainer.shared_prompts.layout import pack_rows
 from grpo.trainer.shared_prompts.merged import is_exact
@@ -280,6 +280,14 @@ def test_policies_that_would_compute_something_else_are_found(
     padding, sharing = why_not(model, text_rows(model, CPU), alone)
     assert padding is None
     assert reason in str(sharing)
+
+
+def test_hybrids_share_no_prompts_under_zero3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes would gather the weights of a layer as often as they have lengths of prompts and completions."""
+    monkeypatch.setattr(trial, "is_deepspeed_zero3_enabled", lambda: True)
+    hybrid, plain = (policy(family, **HYBRIDS.get(family, {})) for family in ("qwen3_5_text", "llama"))
+    assert why_not(hybrid, text_rows(hybrid, CPU), alone) == (None, trial.ZERO3)
+    assert why_not(plain, text_rows(plain, CPU), alone) == (None, None)
 
 
 def test_each_layer_has_to_attend() -> None:
