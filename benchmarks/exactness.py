@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from grpo.config.options import LOSS_MEANS, Update
+from grpo.options import LOSS_MEANS, Update
 from grpo.testing import vision_policies
 from grpo.testing.stock_trl import LONGEST, Record, make, relative_difference, rollouts, train
 from grpo.trainer import ExactGRPOTrainer

@@ -27,8 +27,8 @@ from trl import GRPOTrainer
 from benchmarks import exactness as kinds
 from benchmarks import memory, update
 from benchmarks.update import build_policy
-from grpo.config.options import Update
 from grpo.config.schema import ROOT, register
+from grpo.options import Update
 from grpo.testing.stock_trl import Record, make, relative_difference, rollouts, train
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout import per_token

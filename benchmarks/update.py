@@ -29,8 +29,8 @@ from transformers.utils import logging
 from trl import GRPOTrainer
 
 from benchmarks.peak import read_peak, reset_peak
-from grpo.config.options import Update
 from grpo.config.schema import ROOT
+from grpo.options import Update
 from grpo.testing.stock_trl import make, relative_difference
 from grpo.trainer import ExactGRPOTrainer
 

@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig
 
 from grpo.builtin.tasks.arithmetic import problems
-from grpo.config.options import Engine
 from grpo.config.schema import ROOT
 from grpo.generation.vllm.engine import PolicyEngine
+from grpo.options import Engine
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout import engine_check
 from grpo.utils.errors import GenerationError

@@ -18,13 +18,13 @@ from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimi
 from grpo.config.messages import GGUF, REMOVED, elsewhere, meant
 from grpo.config.mixture import generated
 from grpo.config.nodes import check_range
-from grpo.config.options import LOSS_MEANS, VLLM, Engine, Rollout, Update
 from grpo.config.rules import refusal
 from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
 from grpo.config.streaming import check_streaming
 from grpo.config.tools import check_tools, is_taskset
 from grpo.config.transport import why_merged
 from grpo.config.values import check_values
+from grpo.options import LOSS_MEANS, VLLM, Engine, Rollout, Update
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError
 from grpo.utils.local_gpu import local_gpu

@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.config.options import Mixture
+from grpo.options import Mixture
 
 FROM_TASKS: dict[str, Callable[[list[Any]], Any]] = {
     "any": any,

@@ -6,7 +6,7 @@ from omegaconf import DictConfig
 
 from grpo.config.batch import SLICES, completions, keep_batch, node_range
 from grpo.config.facts import generator_of
-from grpo.config.options import LOSS_MEANS, steps_in_backward
+from grpo.options import LOSS_MEANS, steps_in_backward
 from grpo.utils.errors import ConfigError
 
 

@@ -7,9 +7,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import processes
 from grpo.config.library import GRPO_CONFIG, library_fields
-from grpo.config.options import Engine, Rollout, Update
 from grpo.config.schema import PLANNED
 from grpo.config.transport import Transport, transport_of
+from grpo.options import Engine, Rollout, Update
 
 
 @dataclass(frozen=True)

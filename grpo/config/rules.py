@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from grpo import losses
 from grpo.config.facts import Facts
-from grpo.config.options import VLLM, steps_in_backward
+from grpo.options import VLLM, steps_in_backward
 from grpo.utils.diagnosis import why_biased, why_not_generated
 
 

@@ -14,7 +14,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from grpo.config import gpus, mixture
 from grpo.config.library import GRPO_CONFIG, library_fields, package_folder
-from grpo.config.options import Engine, Rollout, Update
+from grpo.options import Engine, Rollout, Update
 
 ROOT = Path(__file__).resolve().parents[2]
 # Fields of GRPOConfig that are not for the configuration, and what to use instead.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from grpo.config.facts import is_quantized
-from grpo.config.options import VLLM
+from grpo.options import VLLM
 from grpo.utils.hardware import visible_gpus
 
 if TYPE_CHECKING:

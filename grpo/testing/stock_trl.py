@@ -15,8 +15,8 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo.config.options import Update
 from grpo.config.schema import ROOT
+from grpo.options import Update
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.context import Context
 from grpo.trainer.rollout.async_rollouts import AsyncRollouts

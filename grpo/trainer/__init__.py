@@ -1,6 +1,6 @@
 """TRL's `GRPOTrainer` with the same gradient for less work: `from grpo.trainer import ExactGRPOTrainer, Update`."""
 
-from grpo.config.options import Update
+from grpo.options import Update
 from grpo.trainer.exact import ExactGRPOTrainer
 from grpo.utils.errors import DoesNotFit
 

@@ -17,8 +17,8 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 
 from grpo import losses
-from grpo.config.options import Engine, Mixture, Rollout, Update
 from grpo.generation.backend import Backend, backend_class
+from grpo.options import Engine, Mixture, Rollout, Update
 from grpo.trainer import trl
 from grpo.trainer.batch import Batch, by_row
 from grpo.trainer.context import Context

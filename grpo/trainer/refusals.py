@@ -6,8 +6,8 @@ from accelerate.utils import is_peft_model
 from torch.nn import Module
 
 from grpo.config.facts import Facts, generator_of
-from grpo.config.options import Engine, Mixture, Rollout
 from grpo.config.rules import refusal
+from grpo.options import Engine, Mixture, Rollout
 
 VENDORS = {"cuda": "nvidia", "mps": "apple"}
 

@@ -6,7 +6,7 @@ The first value of a feature is the plain one. `REFUSED` has the pairs that do n
 from typing import Any
 
 from grpo import losses
-from grpo.config.options import LOSS_MEANS
+from grpo.options import LOSS_MEANS
 
 FEATURES: dict[str, dict[str, dict[str, Any]]] = {
     "loss": {name: {"loss_type": name} for name in [*LOSS_MEANS, *losses.NAMES]},

@@ -31,12 +31,12 @@ from transformers import (
 from trl import GRPOTrainer
 
 from grpo.builtin.tasks.calculator import calculator
-from grpo.config.options import Engine, Mixture, Rollout, Update
 from grpo.config.schema import ROOT
 from grpo.generation.backend import Backend
 from grpo.generation.kept_tokens import KeptLogprob
 from grpo.model.image_features import keep_image_features
 from grpo.model.vision import detach_frozen_tower, freeze, parts
+from grpo.options import Engine, Mixture, Rollout, Update
 from grpo.testing.stock_trl import compare_engine_at, make
 from grpo.testing.vision_policies import DELTA_NET, make_policy, make_processor
 from grpo.trainer import ExactGRPOTrainer

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from trl.generation import vllm_generation
 
-from grpo.config.options import Engine
+from grpo.options import Engine
 from grpo.testing.stock_trl import compare_engine_at, note_kept, train
 from grpo.trainer.rollout.sampling import Source
 from tests.combinations.array import Row, few, name, rows

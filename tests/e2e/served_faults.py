@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from grpo.config.options import Engine
 from grpo.generation.vllm import engine
 from grpo.generation.vllm.policy_weights import adapter_file
+from grpo.options import Engine
 from grpo.utils.errors import GenerationError
 from grpo.utils.patching import replaced
 from tests.engine_faults import LORA, trainer

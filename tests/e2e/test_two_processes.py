@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from grpo import losses
-from grpo.config.options import LOSS_MEANS
 from grpo.config.schema import ROOT
+from grpo.options import LOSS_MEANS
 from grpo.testing.commands import finished
 
 SCRIPT = Path(__file__).parent / "two_processes.py"

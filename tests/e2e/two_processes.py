@@ -14,7 +14,7 @@ from accelerate import PartialState
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from grpo.config.options import LOSS_MEANS, Rollout
+from grpo.options import LOSS_MEANS, Rollout
 from grpo.testing import vision_policies
 from grpo.testing.stock_trl import (
     KL_FOUR_SLICES,

@@ -11,8 +11,8 @@ import yaml
 from omegaconf import DictConfig
 
 from grpo import losses
-from grpo.config.options import LOSS_MEANS
 from grpo.config.schema import ROOT
+from grpo.options import LOSS_MEANS
 from grpo.planning import machine
 from grpo.planning.advice import advise
 from grpo.planning.fit import make_plan

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from grpo.config.options import Mixture, Rollout
+from grpo.options import Mixture, Rollout
 from grpo.trainer import trl
 from grpo.trainer.processes import own_part
 from grpo.trainer.rollout.advantages import combined

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grpo.config.options import Engine, Mixture, Rollout
 from grpo.generation.transformers.continuous_batching import ContinuousBatching
 from grpo.generation.vllm.colocated import compute_type
+from grpo.options import Engine, Mixture, Rollout
 from grpo.trainer import trl
 from grpo.trainer.context import Context
 from grpo.trainer.rollout import episodes

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo.config.options import Mixture
+from grpo.options import Mixture
 from grpo.trainer.rollout.problem_order import ProblemOrder
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType, gather_object
 
-from grpo.config.options import LOSS_MEANS, Update, steps_in_backward
+from grpo.options import LOSS_MEANS, Update, steps_in_backward
 from grpo.trainer import trl
 from grpo.trainer.batch import Batch, loss_mask, take
 from grpo.trainer.measurements import MemoryReadings

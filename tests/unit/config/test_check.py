@@ -12,7 +12,7 @@ from grpo.config.batch import check_groups, check_whole_groups
 from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.facts import sharding_strategy
 from grpo.config.messages import meant
-from grpo.config.options import LOSS_MEANS
+from grpo.options import LOSS_MEANS
 from grpo.prepared import checked
 from grpo.utils.diagnosis import sampling_filters
 from grpo.utils.errors import ConfigError

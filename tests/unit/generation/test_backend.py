@@ -15,11 +15,11 @@ from peft import LoraConfig
 from transformers import AutoTokenizer, GenerationConfig
 
 from grpo.builtin.tasks.calculator import calculator
-from grpo.config.options import Engine
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
 from grpo.generation.backend import Backend, backend_class
 from grpo.generation.vllm.policy_weights import merged_weights
+from grpo.options import Engine
 from grpo.testing.stock_trl import compare_engine_at, ours, reward
 from grpo.utils.errors import ConfigError, GenerationError
 

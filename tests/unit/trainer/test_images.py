@@ -11,8 +11,8 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from benchmarks.exactness import FOUR, IMAGES, compare
-from grpo.config.options import Rollout, Update
 from grpo.generation.transformers.growing_cache import CACHE
+from grpo.options import Rollout, Update
 from grpo.testing.stock_trl import make, relative_difference, train
 from grpo.testing.vision_policies import FAMILIES, METHODS, idefics, options, problems
 from grpo.trainer import ExactGRPOTrainer

@@ -8,8 +8,8 @@ import torch
 from trl import GRPOTrainer
 
 from grpo import losses
-from grpo.config.options import Update
 from grpo.losses import dppo
+from grpo.options import Update
 from grpo.testing.stock_trl import (
     KL_FOUR_SLICES,
     ROUNDING,

@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 
-from grpo.config.options import Rollout
+from grpo.options import Rollout
 from grpo.testing.stock_trl import VOCABULARY, Record, ours, train
 from grpo.trainer import ExactGRPOTrainer, Update
 from grpo.trainer.resume import keep_steps

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.config.options import Update
+from grpo.options import Update
 from grpo.trainer import token_budget
 from grpo.trainer.token_budget import UNMEASURED, TokenBudget
 from grpo.utils.oom import is_out_of_memory

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig
 
-from grpo.config.options import Rollout
 from grpo.extras.preflight.cost import measured, steps_of, time_and_cost
 from grpo.extras.preflight.estimators import Estimate, table_of
 from grpo.extras.preflight.groups import Prospect, Prospects, best, completions_per_step, filled
@@ -13,6 +12,7 @@ from grpo.extras.preflight.problems import duplicates, questions, template_warni
 from grpo.extras.preflight.report import command
 from grpo.extras.preflight.samples import Sample, Sampled
 from grpo.extras.preflight.verdict import Evidence, judged, percent, suggestions
+from grpo.options import Rollout
 from grpo.planning.advice import Planner
 from grpo.planning.duration import expected_duration
 from grpo.planning.fit import make_plan

@@ -10,10 +10,10 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import TrainerCallback
 
-from grpo.config.options import Engine
 from grpo.generation.vllm.held_weights import TellsWeights
 from grpo.generation.vllm.policy_weights import adapter_file
 from grpo.generation.vllm.shared_weights import fingerprint
+from grpo.options import Engine
 from grpo.utils.errors import GenerationError
 from tests.engine_faults import LORA, trainer
 from tests.unit.generation.conftest import free_caches

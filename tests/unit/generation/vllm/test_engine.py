@@ -17,7 +17,6 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 from grpo.builtin.tasks.arithmetic import problems
-from grpo.config.options import Engine
 from grpo.config.schema import ROOT
 from grpo.evaluation.in_training import answer
 from grpo.generation.transformers.completer import Completer
@@ -25,6 +24,7 @@ from grpo.generation.vllm import watched_session
 from grpo.generation.vllm.engine import PolicyEngine
 from grpo.generation.vllm.policy_weights import merged_weights, trains_tied_weight
 from grpo.generation.vllm.server_requests import ServerRequests
+from grpo.options import Engine
 from grpo.rundir.resume import newest_checkpoint
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.measurements import MemoryReadings

@@ -13,9 +13,9 @@ from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
 from grpo.config.facts import Facts, generator_of
-from grpo.config.options import Engine, Rollout, Update
 from grpo.config.rules import refusal
 from grpo.generation.kept_tokens import KeptLogprob
+from grpo.options import Engine, Rollout, Update
 from grpo.testing.stock_trl import compare_engine_at, note_kept, ours
 from grpo.trainer import ExactGRPOTrainer, trl
 from grpo.trainer.rollout.async_rollouts import AsyncRollouts, Begun, Made, loaded, saved, wait_for_nobody_in_threads

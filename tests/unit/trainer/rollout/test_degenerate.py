@@ -8,7 +8,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from grpo.config.options import Rollout
+from grpo.options import Rollout
 from grpo.testing.stock_trl import make, ours, relative_difference, reward, rollouts, train
 from grpo.trainer.rollout.degenerate import Degenerate, repetition
 

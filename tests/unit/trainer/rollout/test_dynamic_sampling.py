@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from grpo.config.options import Rollout
+from grpo.options import Rollout
 from grpo.testing.stock_trl import (
     KL_FOUR_SLICES,
     ROUNDING,

@@ -11,8 +11,8 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.config.options import Mixture
 from grpo.generation.transformers.continuous_batching import ContinuousBatching
+from grpo.options import Mixture
 from grpo.testing.stock_trl import ours, reward, train
 from grpo.trainer.rollout.completer import Completer
 from grpo.trainer.rollout.mixed_order import MixedOrder

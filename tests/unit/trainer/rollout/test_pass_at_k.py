@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.config.options import Rollout
+from grpo.options import Rollout
 from grpo.testing.stock_trl import ours
 from grpo.trainer.rollout.advantages import normalized
 from grpo.trainer.rollout.pass_at_k import best_of

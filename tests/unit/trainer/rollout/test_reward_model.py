@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 from trl import GRPOTrainer
 
-from grpo.config.options import Update
 from grpo.config.schema import ROOT
+from grpo.options import Update
 from grpo.testing.stock_trl import LONGEST, make, ours, train
 from grpo.trainer.measurements import MemoryReadings
 from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel

@@ -9,8 +9,8 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from grpo.config.options import Rollout
 from grpo.generation.transformers.continuous_batching import ContinuousBatching
+from grpo.options import Rollout
 from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.rollout import rollouts as module
 from grpo.trainer.rollout.assemble import as_generated

@@ -18,10 +18,10 @@ from trl import GRPOTrainer, prepare_multimodal_messages
 from trl.trainer.utils import print_prompt_completions_sample
 
 from grpo.builtin.tasks.calculator import calculator
-from grpo.config.options import Rollout
 from grpo.config.schema import ROOT
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.evaluation.loop import Decoding, Evaluation
+from grpo.options import Rollout
 from grpo.reporting.completions import said
 from grpo.testing.stock_trl import (
     KL_FOUR_SLICES,

@@ -11,9 +11,9 @@ import torch
 from datasets import Dataset
 from transformers import LlamaForCausalLM
 
-from grpo.config.options import Engine
 from grpo.generation.backend import Backend
 from grpo.generation.kept_tokens import KeptLogprob
+from grpo.options import Engine
 from grpo.testing.stock_trl import compare_engine_at, ours, tiny_llama
 from grpo.trainer.rollout.truncated_sampling import over
 from grpo.utils.errors import GenerationError

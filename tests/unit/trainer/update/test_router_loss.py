@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig
 from trl import GRPOTrainer
 
-from grpo.config.options import LOSS_MEANS
+from grpo.options import LOSS_MEANS
 from grpo.testing.stock_trl import KL_FOUR_SLICES, make, ours, relative_difference, tiny_mixture, train
 from grpo.trainer import ExactGRPOTrainer, Update
 from tests.derived_losses import AS_TRL, MAXRL

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOTrainer
 
-from grpo.config.options import Rollout, Update
+from grpo.options import Rollout, Update
 from grpo.testing.stock_trl import make, ours, train
 from grpo.trainer.update import token_values
 from grpo.trainer.update.token_values import TokenValues, texts
