@@ -106,7 +106,7 @@ class DeltaNet:
 def delta_net_of(text: Mapping[str, Any], layers: int) -> DeltaNet | None:
     """Return the gated DeltaNet of a text configuration with so many such layers; None without."""
     numbers = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
-    given = {name: text[f"linear_{name}"] for name in numbers if f"linear_{name}" in text}
-    if not layers or not {*numbers[:4]} <= given.keys():
+    fields = {name: text[f"linear_{name}"] for name in numbers if f"linear_{name}" in text}
+    if not layers or not {*numbers[:4]} <= fields.keys():
         return None
-    return DeltaNet(layers, **given, fused=text.get("model_type") == "qwen3_next")
+    return DeltaNet(layers, **fields, fused=text.get("model_type") == "qwen3_next")

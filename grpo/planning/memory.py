@@ -284,8 +284,8 @@ def update(shape: Shape, workload: Workload) -> Components:
     moments = [optimizer_step(shape, workload)]
     for tokens, masked in passes(shape, workload):
         head = head_backward(shape, workload, workload.scored(tokens))
-        kept = [layer_kept(shape, workload, tokens, masked, by_state) for by_state in (False, True)]
-        moments.append(backward(shape, workload, tokens, masked, head, *kept))
+        attention, by_state = (layer_kept(shape, workload, tokens, masked, kind) for kind in (False, True))
+        moments.append(backward(shape, workload, tokens, masked, head, attention, by_state))
     return max(moments, key=lambda parts: sum(parts.values()))
 
 

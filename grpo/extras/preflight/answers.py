@@ -22,12 +22,12 @@ def fraction(problems: Sequence[Sampled], holds: Any) -> dict[str, Any]:
     return proportion(fractions).as_dict()
 
 
-def lengths(problems: Sequence[Sampled], limit: int, thinking: bool = False) -> dict[str, Any]:
+def lengths(problems: Sequence[Sampled], limit: int, begins_thought: bool = False) -> dict[str, Any]:
     """Return `truncated`, those truncated `in_thought`, quantiles of the lengths in tokens, and `shortest_limit`.
 
     Args:
         limit: `max_completion_length`.
-        thinking: whether the chat template may have begun a thought in the prompt.
+        begins_thought: whether prompts end with the beginning of a thought.
     """
     every = sorted(completion.tokens for problem in problems for completion in problem.completions)
     correct = [completion.tokens for problem in problems for completion in problem.completions if completion.correct]
@@ -35,7 +35,9 @@ def lengths(problems: Sequence[Sampled], limit: int, thinking: bool = False) -> 
     return {
         "limit": limit,
         "truncated": fraction(problems, lambda completion: not completion.ended),
-        "in_thought": fraction(problems, lambda completion: not completion.ended and thinks(completion.text, thinking)),
+        "in_thought": fraction(
+            problems, lambda completion: not completion.ended and thinks(completion.text, begins_thought)
+        ),
         "mean": fmean(every),
         "quantiles": at,
         "longest": every[-1],

@@ -15,7 +15,8 @@ BASE = re.compile(r"(?:^|[-_.])(?:base|pt)(?:[-_.]|$)")
 def facts(settings: Resolved, name: str, problems: Problems, processing_class: Any) -> dict[str, Any]:
     """Return the facts before any completion: `model`, `engine`, `counts` of rows, `duplicates`, `chat_template`.
 
-    `warning` is a warning about a template that does not suit the model; None if it does.
+    `warning` is a warning about a template that does not suit the model; None if it does. `begins_thought` says whether
+    the template ends a prompt with the beginning of a thought.
 
     Args:
         name: name of the model.
@@ -30,8 +31,17 @@ def facts(settings: Resolved, name: str, problems: Problems, processing_class: A
         "duplicates": duplicates(*shown) if not settings.task.images else None,
         "chat_template": "the model's own" if conversational else None,
         "warning": template_warning(name, conversational, bool(template)),
+        "begins_thought": begins_thought(processing_class, train["prompt"][0]),
         "engine": "vLLM" if settings.train.use_vllm else "transformers",
     }
+
+
+def begins_thought(processing_class: Any, prompt: Any) -> bool:
+    """Return whether a prompt ends with the beginning of a thought: its template may have put it there."""
+    text = prompt
+    if not isinstance(prompt, str):
+        text = processing_class.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    return text.rstrip().endswith("<think>")
 
 
 def questions(prompts: Sequence[Any]) -> list[str]:

@@ -41,7 +41,7 @@ def report(result: Result, config: DictConfig, overrides: Sequence[str], plan: P
     duration = expected_duration(config, plan) if plan else None
     now = prospects.prospect({}, config, duration)
     accuracy, of_each = rewards.accuracy(problems), rewards.of_each(problems)
-    lengths = answers.lengths(problems, train.max_completion_length, bool(config.task.thinking))
+    lengths = answers.lengths(problems, train.max_completion_length, result.facts["begins_thought"])
     used, grader = result.facts["counts"]["train"]["used"], config.task.eval.reward
     agreement = agreement_of(problems, weights)
     evidence = Evidence(

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from grpo.config.check import check
 from grpo.config.schema import ROOT
 from grpo.model.policy import load_processing_class
-from grpo.model.thinking import named_as_in, template_of
+from grpo.model.thinking import KEY, named_as_in, template_of
 from grpo.utils.errors import ConfigError
 
 QWEN = "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
@@ -28,10 +28,15 @@ CONVERSATION = ("task.conversational=true", "task.prompt='{question}'")
         ("{% if thinking %}<think>{% endif %}", True, {"thinking": True}),
         (QWEN + GPT_OSS, "high", {"reasoning_effort": "high"}),
         (QWEN + GPT_OSS, True, {"enable_thinking": True}),
+        (
+            "{% if not thinking is defined %}{% set thinking = false %}{% endif %}{% generation %}{% endgeneration %}",
+            False,
+            {"thinking": False},
+        ),
     ],
 )
 def test_each_template_gets_its_own_argument(template: str, thinking: Any, expected: dict[str, Any]) -> None:
-    assert named_as_in(template, {"thinking": thinking, "other": 1}, "name") == {"other": 1, **expected}
+    assert named_as_in(template, {KEY: thinking, "other": 1}, "name") == {"other": 1, **expected}
 
 
 @pytest.mark.parametrize(
@@ -44,12 +49,23 @@ def test_each_template_gets_its_own_argument(template: str, thinking: Any, expec
         ),
         ("{{ messages }}", False, "task.thinking=false: the chat template of name has none of"),
         (QWEN, "low", r"task.thinking=low: the chat template of name takes true or false \(enable_thinking\)"),
+        ("thinking {# thinking #}{{ message.thinking }}{{ 'thinking' }}", True, "has none of"),
         (GPT_OSS, False, r"task.thinking=false: the chat template of name takes low, medium or high \(reasoning_eff"),
     ],
 )
 def test_what_a_template_cannot_take_is_refused(template: str | None, thinking: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        named_as_in(template, {"thinking": thinking}, "name")
+        named_as_in(template, {KEY: thinking}, "name")
+
+
+def test_arguments_of_the_user_are_the_users_own() -> None:
+    assert named_as_in(QWEN, {"thinking": 1, "enable_thinking": False}, "name") == {
+        "thinking": 1,
+        "enable_thinking": False,
+    }
+    with pytest.raises(ConfigError, match="chat_template_kwargs has enable_thinking: leave one"):
+        named_as_in(QWEN, {"enable_thinking": False, KEY: True}, "name")
+    assert named_as_in({"default": "", "tool_use": QWEN}, {KEY: True}, "name") == {"enable_thinking": True}
 
 
 def test_prompts_are_built_as_the_task_says(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
@@ -65,10 +81,7 @@ def test_prompts_are_built_as_the_task_says(composed: Callable[..., DictConfig],
             loaded.apply_chat_template([{"role": "user", "content": "How many?"}], tokenize=False) == f"How many?{end}"
         )
     assert template_of(composed(*CONVERSATION)) == {}
-    assert template_of(composed("+train.chat_template_kwargs={a: 1}", "task.thinking=low")) == {
-        "a": 1,
-        "thinking": "low",
-    }
+    assert template_of(composed("train.chat_template_kwargs={a: 1}", "task.thinking=low")) == {"a": 1, KEY: "low"}
 
 
 @pytest.mark.parametrize(

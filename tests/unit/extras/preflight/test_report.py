@@ -27,6 +27,7 @@ FACTS: dict[str, Any] = {
     "duplicates": {"held_out": 0, "within": 2},
     "chat_template": None,
     "warning": "a warning",
+    "begins_thought": False,
     "faults": {},
 }
 HOSTILE = "</script><img src=x onerror=alert(1)>"

@@ -118,7 +118,7 @@ def test_completions_truncated_inside_a_thought_are_counted() -> None:
     texts = {"<think>so": True, "<think>so</think> 4": False, "so": False, "<think>a</think> <think>b": True}
     made = [problem(sample(text=text, ended=False)) for text in texts] + [problem(sample(text="<think>so"))]
     assert lengths(made, 10)["in_thought"]["value"] == 2 / 5
-    assert lengths(made, 10, thinking=True)["in_thought"]["value"] == 3 / 5, "the template began the third"
+    assert lengths(made, 10, begins_thought=True)["in_thought"]["value"] == 3 / 5, "the template began the third"
 
 
 def test_answers_are_found_as_the_grader_looks_for_them() -> None:

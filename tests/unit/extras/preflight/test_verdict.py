@@ -4,11 +4,13 @@ from typing import Any
 import numpy as np
 import pytest
 from omegaconf import DictConfig
+from transformers import AutoTokenizer
 
+from grpo.config.schema import ROOT
 from grpo.extras.preflight.cost import measured, steps_of, time_and_cost
 from grpo.extras.preflight.estimators import Estimate, table_of
 from grpo.extras.preflight.groups import Prospect, Prospects, best, completions_per_step, filled
-from grpo.extras.preflight.problems import duplicates, questions, template_warning
+from grpo.extras.preflight.problems import begins_thought, duplicates, questions, template_warning
 from grpo.extras.preflight.report import command
 from grpo.extras.preflight.samples import Sample, Sampled
 from grpo.extras.preflight.verdict import Evidence, judged, percent, suggestions
@@ -211,3 +213,12 @@ def test_a_template_that_does_not_suit_a_model_is_a_warning(name: str, conversat
 
 def test_percentages_have_a_decimal_where_they_are_small() -> None:
     assert [percent(one) for one in (0.0, 0.004, 0.09, 0.31, 1.0)] == ["0 %", "0.4 %", "9.0 %", "31 %", "100 %"]
+
+
+def test_a_thought_that_the_template_begins_is_seen() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny_calculator")
+    asked = [{"role": "user", "content": "How many?"}]
+    for end, begins in (("<think>\n", True), ("<think>\n\n</think>\n", False), ("", False)):
+        tokenizer.chat_template = f"{{{{ messages[0].content }}}}{{% if add_generation_prompt %}}{end}{{% endif %}}"
+        assert begins_thought(tokenizer, asked) is begins
+    assert begins_thought(tokenizer, "A plain prompt <think>")
