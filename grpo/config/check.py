@@ -194,6 +194,10 @@ def check_images(config: DictConfig) -> None:
         raise ConfigError(f"model.freeze={config.model.freeze}: peft.vision=true trains adapters there; leave one out")
 
 
+MODULES_ONLY = ("lora_dropout", "use_dora", "lora_bias", "fan_in_fan_out", "velora_config", "kasa_config")
+"""Options of LoRA that PEFT has for modules alone (`ParamWrapper` in peft/tuners/lora/layer.py)."""
+
+
 def check_peft(config: DictConfig) -> None:
     """Check the names of the adapter's options."""
     if config.peft is None:
@@ -204,6 +208,12 @@ def check_peft(config: DictConfig) -> None:
             raise ConfigError(f"peft.{key}: not an option of peft.LoraConfig{meant(key, known)}")
     if config.peft.get("vision") and len(config.peft) == 1:
         raise ConfigError("peft.vision=true: of which adapters? Add peft=lora or peft=qlora")
+    if parameters := config.peft.get("target_parameters"):
+        if isinstance(parameters, str):
+            raise ConfigError(f"peft.target_parameters={parameters}: a list is needed: [{parameters}]")
+        for key in MODULES_ONLY:
+            if config.peft.get(key):
+                raise ConfigError(f"peft.target_parameters: PEFT has no peft.{key} of parameters; leave one out")
 
 
 def check_shard(config: DictConfig) -> None:

@@ -65,6 +65,20 @@ def unfit(model: PreTrainedModel) -> list[str]:
     ]
 
 
+def check_parameters(model: PreTrainedModel, ends: Sequence[str]) -> None:
+    """Check that parameters of a model have names with these ends, which PEFT would leave out in silence.
+
+    Raises:
+        ConfigError: one end is that of no parameter.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    stacked = {".".join(name.split(".")[-2:]) for name, weight in model.named_parameters() if weight.dim() == 3}
+    for end in ends:
+        if not any(f".{name}".endswith(f".{end}") for name in names):
+            of_experts = f"; its experts have {', '.join(sorted(stacked))}" if stacked else "; it has no stacked experts"
+            raise ConfigError(f"peft.target_parameters: no parameter of the model is named {end}{of_experts}")
+
+
 def recorded_linears(module: Any) -> list[str]:
     """Return parts of the names of the linear modules whose outputs transformers records for a model."""
     recorders = (getattr(module, "_can_record_outputs", None) or {}).values()

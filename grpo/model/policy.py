@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from grpo.model.adapted import OWN_CODE, architecture_of, config_of, pattern_of, unfit
+from grpo.model.adapted import OWN_CODE, architecture_of, check_parameters, config_of, pattern_of, unfit
 from grpo.model.thinking import named_as_in
 from grpo.model.vision import parts, takes_images
 from grpo.utils.device import kind_of_device
@@ -179,12 +179,17 @@ def peft_config(peft: DictConfig | None, model: DictConfig) -> LoraConfig | None
 
     Of a vision-language model the language model has adapters; with `peft.vision` all of it has. `all-linear` means
     the modules that PEFT can adapt.
+
+    Raises:
+        ConfigError: a name of `peft.target_parameters` is that of no parameter.
     """
     if peft is None:
         return None
     options: dict[str, Any] = OmegaConf.to_container(peft, resolve=True)  # type: ignore[assignment]
     options.pop("quantization", None)
     vision, all_linear = options.pop("vision", False), options.get("target_modules") == "all-linear"
+    if parameters := options.get("target_parameters"):
+        check_parameters(architecture_of(model.model_name_or_path, model.model_revision), parameters)
     if not options.get("exclude_modules"):
         architecture = architecture_of(model.model_name_or_path, model.model_revision)
         without = unfit(architecture) if all_linear else []

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
+from grpo.planning.adapters import FEED_FORWARD, adapts
 from grpo.planning.shape import GATED, QK_NORM, SANDWICH, Shape
 from grpo.planning.workload import Workload
 from grpo.utils.limits import CACHED_LOGITS
 
 HEAD_TILE = (4096, 32768)
 """Tokens and vocabulary entries that TRL's head computes at once (trl/kernels/chunked_logprob.py)."""
-FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj", "in_proj_ba": "in_proj_qkvz"}
 SAME_INPUT |= {"in_proj_z": "in_proj_qkv", "in_proj_b": "in_proj_qkv", "in_proj_a": "in_proj_qkv"}
 """Linear modules whose input is also the input of another."""
@@ -83,7 +83,8 @@ def mlp_kept(shape: Shape, workload: Workload) -> float:
     if shape.num_experts:
         per_token += 4 * shape.num_experts + size * 4 * hidden * shape.num_experts_per_tok
     if workload.adapter is not None:
-        linears = {name: linear for name, linear in shape.linears().items() if name in FEED_FORWARD}
+        modules = shape.linears().items()
+        linears = {name: of for name, of in modules if name in FEED_FORWARD and adapts(shape, workload.adapter, name)}
         return per_token + adapter_inputs(linears, workload)
     return per_token + size * ((hidden if workload.weight_bytes == size else 2 * hidden) + width)
 
@@ -132,7 +133,7 @@ def layer_backward(shape: Shape, workload: Workload, tokens: int) -> float:
     """
     adapter, size, hidden = workload.adapter, workload.compute_bytes, tokens * shape.hidden_size
     wide = size * tiled(shape, workload, tokens) * shape.active_width
-    adapted = adapter is not None and any(map(adapter.adapts, FEED_FORWARD))
+    adapted = adapter is not None and any(adapts(shape, adapter, name) for name in FEED_FORWARD)
     if adapter and adapted and not adapter.copies:
         beside_tiles = 6.5 * size * hidden - 4 * wide if tiled(shape, workload, tokens) < tokens else 0.0
         return max(2.0 * wide, beside_tiles)

@@ -189,12 +189,16 @@ def adapter_of(peft: DictConfig) -> Adapter:
         ConfigError: the rank is not positive.
     """
     modules = peft.get("target_modules")
+    parameters = tuple(peft.get("target_parameters") or ())
     names = tuple(modules) if isinstance(modules, ListConfig) else None  # a pattern may mean any
+    if modules is None and parameters:
+        names = ()
     rank = peft.get("r", 8)
     if not isinstance(rank, int) or rank < 1:
         raise ConfigError(f"peft.r={rank}: a positive number is needed")
     variant = bool(peft.get("use_dora") or peft.get("alora_invocation_tokens"))
-    return Adapter(rank, names, bool(peft.get("vision")), dropout=bool(peft.get("lora_dropout")), casts=variant)
+    dropout = bool(peft.get("lora_dropout"))
+    return Adapter(rank, names, parameters, bool(peft.get("vision")), dropout=dropout, casts=variant)
 
 
 def adapter_bytes(sharding: Sharding) -> int:

@@ -17,8 +17,9 @@ from grpo.planning.activations import (
     layer_kept,
     masks,
 )
+from grpo.planning.adapters import adapted_experts, adapter_parameters
 from grpo.planning.shape import Shape
-from grpo.planning.workload import Adapter, Workload
+from grpo.planning.workload import Workload
 from grpo.utils.limits import CONTEXT, GB
 
 HOST = {"cuda": 2.5 * GB, "mps": 0.55 * GB, "cpu": 0.55 * GB}
@@ -49,33 +50,6 @@ def weights(shape: Shape, workload: Workload) -> float:
     scale = (1 + 4 / 256) / 64 if workload.double_quantized else 4 / 64
     packed_bytes = 0.5 + scale if workload.quantized == 4 else 1.0
     return packed * packed_bytes + (shape.parameters() - packed) * workload.weight_bytes
-
-
-def adapter_parameters(shape: Shape, adapter: Adapter) -> int:
-    """Number of LoRA parameters: rank x (inputs + outputs) per module (2106.09685, section 4).
-
-    With `all-linear` PEFT also adapts the router of a mixture and each expert, whose fused gate and up projection get
-    twice the rank (peft/utils/transformers_weight_conversion.py).
-    """
-    modules = [*shape.linears().items()]
-    if adapter.vision and shape.vision:
-        modules += [*shape.vision.linears().items(), *shape.vision.projector_linears().items()]
-    dense = sum(
-        adapter.rank * (inputs + outputs) * count for name, (inputs, outputs, count) in modules if adapter.adapts(name)
-    )
-    hidden, width, experts = shape.hidden_size, shape.moe_intermediate_size, shape.num_experts
-    mixture = hidden + experts + experts * (2 * (hidden + 2 * width) + width + hidden)
-    return dense + (adapter.rank * mixture * shape.mixtures if adapts_experts(shape, adapter) else 0)
-
-
-def adapts_experts(shape: Shape, adapter: Adapter | None) -> bool:
-    """Return whether an adapter changes the experts of a mixture; PEFT adapts them in every known family except one."""
-    return bool(shape.mixtures and adapter and adapter.modules is None and shape.model_type != "qwen2_moe")
-
-
-def adapted_experts(shape: Shape, workload: Workload) -> float:
-    """Bytes of a layer's expert weights with their adapters added, which PEFT keeps for the backward pass."""
-    return float(workload.compute_bytes * shape.experts) if adapts_experts(shape, workload.adapter) else 0.0
 
 
 def dequantized(shape: Shape, workload: Workload) -> float:

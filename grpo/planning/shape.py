@@ -126,6 +126,8 @@ class Shape:
                 "up_proj": (hidden, width, layers),
                 "down_proj": (width, hidden, layers),
             }
+        if self.shared_expert_intermediate_size:
+            modules["shared_expert_gate"] = (hidden, 1, self.mixtures)
         return modules
 
     def attention_linears(self) -> dict[str, tuple[int, int, int]]:

@@ -15,6 +15,8 @@ class Adapter:
     """Rank of the two matrices that a linear module gets."""
     modules: tuple[str, ...] | None = None
     """Names of the adapted modules, such as `q_proj`; None for all linear modules but the output embedding."""
+    parameters: tuple[str, ...] = ()
+    """Ends of the names of adapted parameters, such as `experts.down_proj` (`peft.target_parameters`)."""
     vision: bool = False
     """Whether the vision tower and the projector have adapters too (`peft.vision`)."""
     size: int = 4

@@ -55,7 +55,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "policy": {
         "full attention": {},
-        "sliding attention": {},
+        "experts": {},
         "mixed attention": {},
         "images, LLaVA-Next": {},
         "images, Qwen3.5": {},

@@ -24,9 +24,9 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
     LlamaConfig,
-    MistralConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 from trl import GRPOTrainer
 
@@ -145,8 +145,7 @@ def drawn(trainer: Any, row: Row) -> Any:
 
 @functools.cache
 def saved(kind: str) -> str:
-    """The folder of a random policy: its attention is full, or sees 8 tokens, in all layers or in one; or with a state,
-    or with images.
+    """The folder of a random policy: its attention is full, or sees 8 tokens in a layer; with experts, a state, images.
 
     Made before there are several processes: afterwards only the first would save its weights.
     """
@@ -158,8 +157,9 @@ def saved(kind: str) -> str:
         return folder
     vocabulary = {"vocab_size": len(AutoTokenizer.from_pretrained(BASE)), **TEXT}
     config: Any = LlamaConfig(**vocabulary)
-    if kind == "sliding attention":
-        config = MistralConfig(**vocabulary, sliding_window=8)
+    if kind == "experts":  # in the second layer; PEFT adapts their stacked matrices and their router
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [0]}
+        config = Qwen3MoeConfig(**vocabulary, head_dim=16, **experts, router_aux_loss_coef=0.1)
     if kind == "mixed attention":
         layers = ["full_attention", "sliding_attention"]
         config = Qwen3Config(**vocabulary, head_dim=16, layer_types=layers, use_sliding_window=True, sliding_window=8)

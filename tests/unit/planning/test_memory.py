@@ -23,14 +23,12 @@ from grpo.config.schema import ROOT
 from grpo.generation.transformers.continuous_batching import ContinuousBatching, first_equal
 from grpo.generation.transformers.growing_cache import CACHE
 from grpo.planning.activations import layer_kept
+from grpo.planning.adapters import adapted_experts
 from grpo.planning.from_config import shipped_models
 from grpo.planning.memory import (
-    adapted_experts,
-    adapter_parameters,
     kv_cache,
     optimizer_state,
     peak,
-    persistent,
     phases,
     rollout,
     trained,
@@ -106,16 +104,6 @@ def test_weights_in_four_bits_take_what_bitsandbytes_takes(double: bool) -> None
     shape = replace(SHAPE, hidden_size=256, intermediate_size=512)
     planned = weights(shape, replace(WORKLOAD, quantized=4, double_quantized=double))
     assert planned == pytest.approx(size(full.parameters()) + packed, rel=0.01)
-
-
-@pytest.mark.parametrize("modules", [None, ("q_proj", "v_proj")])
-def test_the_adapter_has_as_many_parameters_as_pefts(modules: tuple[str, ...] | None) -> None:
-    config = LoraConfig(r=8, target_modules=list(modules) if modules else "all-linear", task_type="CAUSAL_LM")
-    adapted = get_peft_model(model(), config)
-    trained = [weight for weight in adapted.parameters() if weight.requires_grad]
-    planned = adapter_parameters(SHAPE, Adapter(8, modules))
-    assert planned == sum(weight.numel() for weight in trained)
-    assert persistent(SHAPE, replace(WORKLOAD, adapter=Adapter(8, modules)))["adapter"] == size(trained)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_32bit", "sgd"])

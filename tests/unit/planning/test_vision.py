@@ -24,6 +24,7 @@ from transformers.quantizers.base import get_keys_to_not_convert
 from benchmarks.simulation_vision import METHODS, in_float32, plan, simulate
 from grpo.config.schema import ROOT
 from grpo.model.vision import freeze, parts
+from grpo.planning.adapters import adapter_parameters
 from grpo.planning.advice import advise, harmless_first, other_models
 from grpo.planning.fit import make_plan
 from grpo.planning.from_config import shipped_models, workload_of
@@ -39,7 +40,6 @@ from grpo.planning.images import (
     profiled,
 )
 from grpo.planning.memory import (
-    adapter_parameters,
     logprobs,
     optimizer_state,
     persistent,

@@ -1,0 +1,70 @@
+"""Number of LoRA's parameters, and the copies of experts that PEFT makes to add them."""
+
+from grpo.planning.shape import Shape
+from grpo.planning.workload import Adapter, Workload
+
+STACKED = {
+    *("afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe"),
+    *("flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hunyuan_v1_moe", "longcat_flash"),
+    *("mellum", "minimax", "minimax_m2", "mixtral", "olmoe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe"),
+    *("qwen3_omni_moe_thinker", "solar_open"),
+}
+"""Families of whose experts PEFT adapts the stacked matrices where `target_modules` names the matrices of experts."""
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+GATE_UP = ({"gate_proj", "up_proj"}, {"w1", "w3"})
+DOWN = ({"down_proj"}, {"w2"})
+
+
+def adapter_parameters(shape: Shape, adapter: Adapter) -> int:
+    """Number of LoRA parameters: rank x (inputs + outputs) per module (2106.09685, section 4), and per expert.
+
+    With `all-linear` PEFT also adapts the router of a mixture whose experts it adapts.
+    """
+    modules = [*shape.linears().items()]
+    if adapter.vision and shape.vision:
+        modules += [*shape.vision.linears().items(), *shape.vision.projector_linears().items()]
+    dense = sum(
+        adapter.rank * (inputs + outputs) * count
+        for name, (inputs, outputs, count) in modules
+        if adapts(shape, adapter, name)
+    )
+    experts = sum(rank * (inputs + outputs) for rank, inputs, outputs in stacks(shape, adapter)) * shape.num_experts
+    with_router = adapter.modules is None and shape.model_type in STACKED
+    router = adapter.rank * (shape.hidden_size + shape.num_experts) if with_router else 0
+    return dense + (experts + router) * shape.mixtures
+
+
+def adapts(shape: Shape, adapter: Adapter, name: str) -> bool:
+    """Return whether linear modules of a name have adapters; where PEFT takes it for an expert's, they have none."""
+    return adapter.adapts(name) and not (shape.model_type in STACKED and name in FEED_FORWARD)
+
+
+def stacks(shape: Shape, adapter: Adapter) -> list[tuple[int, int, int]]:
+    """Return rank, inputs and outputs of the adapted matrices of an expert, as transformers stacks them.
+
+    Gate and up projection are one matrix. Where PEFT finds it by the names of both, it has twice the rank
+    (peft/utils/transformers_weight_conversion.py).
+    """
+    hidden, width, rank = shape.hidden_size, shape.moe_intermediate_size, adapter.rank
+
+    def named(matrices: tuple[set[str], ...]) -> bool:
+        known = shape.model_type in STACKED
+        return known and (adapter.modules is None or any(names <= {*adapter.modules} for names in matrices))
+
+    def targeted(name: str) -> bool:
+        return any(parameter.rpartition(".")[2] == name for parameter in adapter.parameters)
+
+    found = []
+    if named(GATE_UP) or targeted("gate_up_proj"):
+        found.append((rank * (2 if named(GATE_UP) else 1), hidden, 2 * width))
+    if named(DOWN) or targeted("down_proj"):
+        found.append((rank, width, hidden))
+    return found if shape.mixtures else []
+
+
+def adapted_experts(shape: Shape, workload: Workload) -> float:
+    """Bytes of a layer's experts with their adapters added, which PEFT keeps for the backward pass."""
+    if workload.adapter is None:
+        return 0.0
+    matrices = sum(inputs * outputs for _, inputs, outputs in stacks(shape, workload.adapter))
+    return float(workload.compute_bytes * shape.num_experts * matrices)
