@@ -1,15 +1,17 @@
 """Every architecture of the installed transformers that completes text, with a tiny random policy, as a table.
 
-`python -m benchmarks.families` takes ... on two cores, prints the table, and writes `docs/models.md` and
+`python -m benchmarks.families` takes about ten minutes on two cores and writes `docs/models.md` and
 `benchmarks/families.json`; names of model types after it restrict it to these and write nothing.
 """
 
 import argparse
 import contextlib
+import copy
 import importlib.util
 import io
 import json
 import logging
+import re
 import signal
 import tempfile
 import warnings
@@ -36,11 +38,14 @@ from transformers.models.auto.modeling_auto import (
 from benchmarks.tiny_policies import VOCABULARY, tiny_config
 from grpo.config.schema import ROOT
 from grpo.generation.transformers.trial import why_not_joined
+from grpo.model.adapted import pattern_of, unfit
 from grpo.options import Update
 from grpo.planning.shape import shape_of
-from grpo.testing.stock_trl import make, relative_difference, train
+from grpo.testing.stock_trl import Record, make, relative_difference, train
 from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.placement import balance_routers_alone, show_to_trl
 
+FILE, PAGE = ROOT / "benchmarks" / "families.json", ROOT / "docs" / "models.md"
 FAMILIES = [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES]
 """Model types, some of them twice."""
 LARGEST = 30_000_000
@@ -59,17 +64,19 @@ class Family:
     model_type: str
     parameters: int = 0
     planned: str = ""
+    trl: str = ""
+    """Whether stock TRL trains it."""
     trained: str = ""
-    """By stock TRL."""
+    """Whether `ExactGRPOTrainer` trains it."""
     exact: str = ""
+    """Whether the gradients are TRL's; of a family that TRL does not train, with the names of its parts for TRL."""
     difference: float | None = None
-    """Relative difference of the gradients of all steps from stock TRL's, the largest."""
+    """Relative difference of the gradients of all steps, the largest."""
     update: str = ""
     """Whether completions share their prompts in the update."""
     generation: str = ""
     """Whether completions share their prompts in generation, and leave and join its batch."""
     lora: str = ""
-    lora_difference: float | None = None
     resumed: str = ""
     exported: str = ""
     vllm: str = ""
@@ -98,7 +105,12 @@ def policy_of(family: str) -> PreTrainedModel:
     if parameters > LARGEST:
         raise ValueError(f"its smallest policy known here has {parameters:,} parameters")
     torch.manual_seed(0)
-    return auto.from_config(config)
+    model = auto.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 1:  # norms of ones would hide that they follow a rotation
+                weight.mul_(1 + 0.2 * torch.randn_like(weight))
+    return model
 
 
 def planned(model: PreTrainedModel) -> str:
@@ -108,13 +120,28 @@ def planned(model: PreTrainedModel) -> str:
     return YES if abs(difference) < 1e-3 else f"parameters {difference:+.0%}"
 
 
-def train_both(model: Callable[[], PreTrainedModel], folder: Path, **options: Any) -> tuple[float, Any]:
-    """Train by TRL and by ours on the same rollouts; return the largest relative difference, and our trainer."""
-    theirs = train(make(trl.GRPOTrainer, folder, model=model(), **options))
-    trainer = make(ExactGRPOTrainer, folder, model=model(), update=Update(200), **options)
-    ours = train(trainer, start_from=theirs.weights)
-    pairs = zip(ours.gradients, theirs.gradients, strict=True)
-    return max(relative_difference(with_zeros(mine, stock), stock) for mine, stock in pairs), trainer
+def by_trl(model: PreTrainedModel, folder: Path, helped: bool, **options: Any) -> Record:
+    """Train by stock TRL.
+
+    Args:
+        model: a policy.
+        folder: for output.
+        helped: whether TRL gets the names of the policy's parts, as from our trainer.
+        options: further ones of `make`.
+    """
+    trainer = make(trl.GRPOTrainer, folder, model=model, **options)
+    if helped:
+        show_to_trl(trainer.model)
+        balance_routers_alone(trainer)
+    return train(trainer)
+
+
+def by_ours(model: PreTrainedModel, folder: Path, theirs: Record | None, **options: Any) -> tuple[float | None, Any]:
+    """Train by ours on the rollouts of TRL's record; return the largest relative difference, and our trainer."""
+    trainer = make(ExactGRPOTrainer, folder, model=model, update=Update(200), **options)
+    ours = train(trainer, start_from=theirs.weights if theirs else ())
+    pairs = zip(ours.gradients, theirs.gradients, strict=True) if theirs else ()
+    return max((relative_difference(with_zeros(*pair), pair[1]) for pair in pairs), default=None), trainer
 
 
 def with_zeros(gradient: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -122,9 +149,32 @@ def with_zeros(gradient: dict[str, torch.Tensor], other: dict[str, torch.Tensor]
     return {name: torch.zeros_like(value) for name, value in other.items()} | gradient
 
 
-def judged(difference: float) -> str:
-    """Return whether a relative difference is one of rounding."""
+def judged(difference: float | None, theirs: Record | None) -> str:
+    """Return whether a relative difference from TRL's record is one of rounding."""
+    if difference is None or theirs is None:
+        return "TRL has no gradient"
+    if any(value.isnan().any() for gradient in theirs.gradients for value in gradient.values()):
+        return "TRL's gradient is not a number"
     return YES if difference <= EXACT else f"differs by {difference:.1e}"
+
+
+def trained_by_trl(family: str, folder: Path) -> tuple[Record | None, str]:
+    """Return the record of stock TRL, with help where it needs some, and whether it needed none."""
+    try:
+        return by_trl(policy_of(family), folder, helped=False), YES
+    except Exception as error:
+        reason = line_of(error)
+    try:
+        return by_trl(policy_of(family), folder, helped=True), reason
+    except Exception:  # our trainer is asked next
+        return None, reason
+
+
+def with_lora(family: str, folder: Path, adapter: LoraConfig, helped: bool) -> str:
+    """Return whether gradients of adapters are TRL's."""
+    options = {"peft_config": adapter, "max_steps": 1}
+    theirs = by_trl(policy_of(family), folder, helped, **copy.deepcopy(options))
+    return judged(by_ours(policy_of(family), folder, theirs, **options)[0], theirs)
 
 
 @contextlib.contextmanager
@@ -211,23 +261,19 @@ def examine(family: str) -> Family:
         answers.planned = asked(lambda: planned(model))
         answers.vllm = asked(lambda: in_vllm(model))
         answers.exported = asked(lambda: exported(model, folder / "exported"))
-        make_policy = lambda: policy_of(family)  # noqa: E731
+        modules = pattern_of(unfit(policy_of(family)))
+        adapter = LoraConfig(target_modules="all-linear", exclude_modules=modules, init_lora_weights=False)
+        theirs, answers.trl = trained_by_trl(family, folder)
         try:
-            difference, trainer = train_both(make_policy, folder)
+            answers.difference, trainer = by_ours(policy_of(family), folder, theirs)
         except Exception as error:
             answers.trained = line_of(error)
             return answers
-        answers.trained, answers.exact, answers.difference = YES, judged(difference), difference
+        answers.trained, answers.exact = YES, judged(answers.difference, theirs)
         answers.update = shared(said, trainer)
         answers.generation = asked(lambda: joined(trainer.model.eval()))
-        lora = {"peft_config": LoraConfig(target_modules="all-linear", init_lora_weights=False), "max_steps": 1}
-
-        def with_lora() -> str:
-            answers.lora_difference = train_both(make_policy, folder, **lora)[0]
-            return judged(answers.lora_difference)
-
-        answers.lora = asked(with_lora)
-        answers.resumed = asked(lambda: resumed(make_policy, folder))
+        answers.lora = asked(lambda: with_lora(family, folder, adapter, answers.trl != YES))
+        answers.resumed = asked(lambda: resumed(lambda: policy_of(family), folder))
     signal.alarm(0)
     return answers
 
@@ -242,6 +288,82 @@ def examined(families: Iterable[str], workers: int) -> list[Family]:
     return sorted(answers, key=lambda family: family.model_type)
 
 
+COLUMNS = {
+    "planned": "planned",
+    "trl": "TRL trains it",
+    "trained": "trained",
+    "exact": "gradient is TRL's",
+    "update": "prompts shared, update",
+    "generation": "prompts shared, generation",
+    "lora": "LoRA",
+    "resumed": "resumes",
+    "exported": "exported",
+    "vllm": "vLLM",
+}
+"""Heading of each answer."""
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return the page of a record, as Markdown."""
+    families = record["families"]
+    trained = [family for family in families if family["trained"] == YES]
+    exact = [family for family in trained if family["exact"] == YES]
+    by_trl_alone = [family for family in families if family["trl"] == YES]
+    shares = [family for family in trained if family["update"] == YES]
+    joins = [family for family in trained if family["generation"] in (YES, COPIED)]
+    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
+    lines = [
+        "# Models",
+        "",
+        f"`python -m benchmarks.families` builds a tiny random policy of each of the {len(families)} architectures with",
+        "which transformers completes text, or text after images, trains it by stock TRL and by this trainer on the same",
+        f"rollouts of text, and writes this page ({record['date']}; {versions}). `yes` was seen; anything else is a",
+        "reason, below the table.",
+        "",
+        f"- This trainer trains {len(trained)} of them, stock TRL {len(by_trl_alone)}.",
+        f"- The gradients of {len(exact)} are TRL's within {EXACT:.0e} (relative, float32).",
+        f"- {len(shares)} share their prompts in the update, and {len(joins)} read prompts once in generation.",
+        "",
+        "- *planned*: the difference of the planned number of parameters from the real one; a choice of `conf/model` or",
+        "  a `model.shape.parameters` of your own corrects it.",
+        "- *prompts shared, generation*: `copied` where a prompt is read once and its keys or states are copied for each",
+        "  completion.",
+        "- *resumes*: a run that continues from a checkpoint has the same weights, bit for bit. *exported*: a saved policy",
+        "  loads with the same logits. *vLLM*: its registry has the architecture.",
+        "",
+        "| model type | " + " | ".join(COLUMNS.values()) + " |",
+        "|---" * (len(COLUMNS) + 1) + "|",
+    ]
+    lines += [f"| `{family['model_type']}` | " + " | ".join(cells(family)) + " |" for family in trained]
+    lines += ["", "## Reasons", ""]
+    for family in trained:
+        named = [f"{title}: {escaped(family[name])}" for name, title in COLUMNS.items() if no_cell(name, family[name])]
+        lines += [f"- `{family['model_type']}`: {'; '.join(named)}"] if named else []
+    lines += ["", "## Not trained", ""]
+    lines += [f"- `{of['model_type']}`: {escaped(of['trained'])}" for of in families if of["trained"] != YES]
+    return "\n".join(lines) + "\n"
+
+
+def cells(family: dict[str, Any]) -> list[str]:
+    """Return the cells of a family's row."""
+    shown = {name: "no" if no_cell(name, family[name]) else family[name] for name in COLUMNS}
+    shown["planned"] = shown["planned"].removeprefix("parameters ")
+    shown["generation"] = "copied" if shown["generation"] == COPIED else shown["generation"]
+    if family["difference"] is not None and shown["exact"] == YES:
+        shown["exact"] = f"{family['difference']:.0e}"
+    return [shown[name] for name in COLUMNS]
+
+
+def no_cell(name: str, answer: str) -> bool:
+    """Return whether an answer is a reason, for below the table."""
+    return answer not in (YES, COPIED) and not (name == "planned" and answer.startswith("parameters"))
+
+
+def escaped(reason: str) -> str:
+    """Return a reason as text of Markdown."""
+    return re.sub(r"([<>*_`|\[\]])", r"\\\1", reason)
+
+
 def main() -> None:
     """Examine, print and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=(__doc__ or "").splitlines()[0])
@@ -249,13 +371,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     families = examined(args.families or sorted(set(FAMILIES)), args.workers)
-    for family in families:
-        print(json.dumps(asdict(family)))
     if args.families:
+        for family in families:
+            print(json.dumps(asdict(family), indent=1))
         return
     versions = {name: version(name) for name in ("torch", "transformers", "trl", "peft")}
     record = {"date": str(date.today()), "versions": versions, "families": [asdict(family) for family in families]}
-    (ROOT / "benchmarks" / "families.json").write_text(json.dumps(record, indent=1) + "\n")
+    FILE.write_text(json.dumps(record, indent=1) + "\n")
+    PAGE.write_text(page(record))
+    print(f"{PAGE}: {sum(family.trained == YES for family in families)} of {len(families)} are trained")
 
 
 if __name__ == "__main__":

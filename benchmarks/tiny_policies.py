@@ -40,7 +40,10 @@ SIZES = {
     **named(8, "head_dim attention_head_dim attention_head_size linear_key_head_dim linear_value_head_dim"),
     **named(8, "linear_head_dim mamba_d_head swa_head_dim d_head d_kv dim_head v_head_dim qk_nope_head_dim"),
     **named(8, "index_head_dim kv_channels kv_lora_rank query_pre_attn_scalar resampler_head_dim resampler_dim_head"),
-    **named(8, "mamba_d_state ssm_state_size state_size mamba_dt_rank time_step_rank global_head_dim"),
+    **named(
+        8,
+        "sliding_window attention_chunk_size mamba_d_state ssm_state_size state_size mamba_dt_rank time_step_rank global_head_dim",
+    ),
     **named(16, "mamba_head_dim mamba_headdim q_lora_rank o_lora_rank hidden_size_per_layer_input laurel_rank"),
     **named(16, "hc_lowrank ple_embed_dim pronunciation_embed_dim shape_embed_dim index_topk image_size"),
     **named(12, "qk_head_dim"),
@@ -94,7 +97,7 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen4_exp": {"text_config": QWEN4},
     "qwen4_exp_text": QWEN4,
     "reformer": {"axial_pos_embds": False},
-    "step3p7": {"text_config": {"sliding_window": 16}},
+    "step3p7": {"text_config": {"sliding_window": 8}},
     "xlstm": {"hidden_size": 64},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"]}
@@ -112,8 +115,9 @@ OWN: dict[str, dict[str, Any]] = {
 
 def tiny_config(family: str) -> PreTrainedConfig:
     """Return the configuration of a tiny policy of a model type."""
-    own = OWN.get(family, {})
-    sizes = {name: size for name, size in sizes_of(AutoConfig.for_model(family)).items() if name not in KINDS or not own.keys() & KINDS}
+    own, sizes = OWN.get(family, {}), sizes_of(AutoConfig.for_model(family))
+    if not own.keys().isdisjoint(KINDS):  # some names mean the same list
+        sizes = {name: size for name, size in sizes.items() if name not in KINDS}
     return AutoConfig.for_model(family, **merged(sizes, own))
 
 
@@ -174,5 +178,6 @@ def layers_of(config: PreTrainedConfig, sizes: dict[str, Any]) -> dict[str, Any]
     settable = [name for name in settable if config.attribute_map.get(name, name) in settable]
     kinds = {name: list(dict.fromkeys(getattr(config, name, None) or [])) for name in settable}
     longest = max([LAYERS, *map(len, kinds.values())])
-    lists: dict[str, Any] = {name: [of[layer % len(of)] for layer in range(longest)] for name, of in kinds.items() if of}
-    return lists | {name: longest for name in ("num_hidden_layers", "num_layers") if name in sizes and longest > LAYERS}
+    lists = {name: [of[layer % len(of)] for layer in range(longest)] for name, of in kinds.items() if of}
+    numbers = {name: longest for name in ("num_hidden_layers", "num_layers") if name in sizes and longest > LAYERS}
+    return {**lists, **numbers}

@@ -75,7 +75,9 @@ def check_parameters(model: PreTrainedModel, ends: Sequence[str]) -> None:
     stacked = {".".join(name.split(".")[-2:]) for name, weight in model.named_parameters() if weight.dim() == 3}
     for end in ends:
         if not any(f".{name}".endswith(f".{end}") for name in names):
-            of_experts = f"; its experts have {', '.join(sorted(stacked))}" if stacked else "; it has no stacked experts"
+            of_experts = (
+                f"; its experts have {', '.join(sorted(stacked))}" if stacked else "; it has no stacked experts"
+            )
             raise ConfigError(f"peft.target_parameters: no parameter of the model is named {end}{of_experts}")
 
 

@@ -7,26 +7,30 @@ attention mask, from where the policy would have made the mask: so layers that a
 know it, too.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from grpo.trainer.shared_prompts.layout import Group
 from grpo.trainer.shared_prompts.merged import can_merge, layout_on, merged_attention
+from grpo.trainer.shared_prompts.rows import attend_rows, row_lengths, rows_of
 from grpo.trainer.shared_prompts.states import shared_states
 from grpo.utils.attention import as_computed, attention_by
 from grpo.utils.patching import replaced
 
 PREFIX = "shared_prompts|"
 SHORT = 256
-"""Tokens of groups, each a prompt with its completions, that are attended in one call: many calls would cost more."""
+"""Tokens of groups, each a prompt with its completions, that are attended in two calls: many calls would cost more."""
+LARGEST_MASK = 2**28
+"""Pairs of tokens in the mask of such calls on a GPU."""
 _groups: ContextVar[tuple[Sequence[Group], list[Any]] | None] = ContextVar("groups", default=None)
 
 
@@ -45,7 +49,7 @@ class GroupMask:
     ) -> None:
         self.groups, self.options, self.attended = groups, options, attended
         self._make, self._masks = make, dict[tuple[int, int, int], Any]()
-        self._of_short: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._rows: Any = None
         self._layout: Any = None
 
     def is_causal(self, tokens: int) -> bool:
@@ -65,18 +69,28 @@ class GroupMask:
             self._masks[key] = self._make(**{**self.options, **lengths, **overrides})
         return self._masks[key]
 
-    def of_short(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return which tokens of S groups, padded to L, see which, (S, 1, L, L), and where all T tokens are, (T,)."""
-        if self._of_short is None:
-            width = max(group.end - group.start for group in self.groups)
-            part = torch.full((len(self.groups), width), -1)
-            for row, group in enumerate(self.groups):
-                lengths = torch.tensor([group.prompt, *group.completions])
-                part[row, : group.end - group.start] = torch.arange(len(lengths)).repeat_interleave(lengths)
-            seen = (part[:, None, :] == 0) | (part[:, None, :] == part[:, :, None])
-            places = (part.flatten() >= 0).nonzero()[:, 0]
-            self._of_short = seen.tril()[:, None].to(device), places.to(device)
-        return self._of_short
+    def rows(self, device: torch.device) -> Any:
+        """Return the groups as `attend_rows` takes them on a device."""
+        if self._rows is None:
+            in_place = not self.options["allow_is_causal_skip"]
+            self._rows = rows_of(self.groups, self.options["mask_function"], in_place, device)
+        return self._rows
+
+    def as_rows(self, name: str, short: bool, on_gpu: bool) -> bool:
+        """Return whether an implementation attends to padded rows: to short ones, and on a GPU unless masks are large.
+
+        A GPU would wait for the calls of many completions.
+        """
+        if name not in ("sdpa", "eager") or self.options.get("use_vmap"):
+            return False
+        return short or (on_gpu and math.prod(row_lengths(self.groups)) <= LARGEST_MASK)
+
+    def for_rows(self, name: str, seen: torch.Tensor) -> torch.Tensor:
+        """Return which tokens see which as the mask that an implementation takes."""
+        if name == "sdpa":
+            return seen
+        kind = self.options["dtype"]
+        return torch.zeros((), dtype=kind, device=seen.device).where(seen, torch.finfo(kind).min)
 
     def layout(self, device: torch.device) -> Any:
         """Return the groups as `merged_attention` takes them on a device."""
@@ -153,36 +167,29 @@ def attend(
     attention_mask.attended.append(module)
     longest = max(group.prompt + max(group.completions) for group in groups)
     plain = attention_mask.is_causal(longest) and not options.get("dropout") and options.get("position_bias") is None
-    if name == "sdpa" and plain and max(group.end - group.start for group in groups) <= SHORT:
-        seen, places = attention_mask.of_short(query.device)
-        size = seen.size(0), seen.size(-1)
-        rows = (padded(tensor, places, *size) for tensor in (query, key, value))
-        with replaced(module.config, "_attn_implementation", name):
-            output = function(module, *rows, seen, **options)[0]
-        return output.flatten(0, 1).index_select(0, places)[None], None
-    if name == "sdpa" and plain:
+    short = all(group.end - group.start <= SHORT for group in groups)
+    if name == "sdpa" and plain and not short:
         tensors = tuple(as_computed(tensor) for tensor in (query, key, value))
         if can_merge(*tensors):
             layout = attention_mask.layout(query.device)
             output = merged_attention(tensors, layout, options.get("scaling"))
             return output.transpose(1, 2).contiguous(), None
+    if attention_mask.as_rows(name, short, query.is_cuda) and options.get("position_bias") is None:
+        rows, order = attention_mask.rows(query.device)
+        way = partial(function, module, **options)
+        with replaced(module.config, "_attn_implementation", name):
+            as_mask = partial(attention_mask.for_rows, name)
+            return attend_rows(way, (query, key, value), rows, order, as_mask), None
     with replaced(module.config, "_attn_implementation", name):
         parts = [
             function(module, *tensors, mask, **options)[0]
-            for tensors, mask in _parts(query, key, value, attention_mask, name)
+            for tensors, mask in _parts(query, key, value, attention_mask)
         ]
     return torch.cat(parts, 1), None
 
 
-def padded(tensor: torch.Tensor, places: torch.Tensor, rows: int, length: int) -> torch.Tensor:
-    """Return (1, heads, T, size) as (rows, heads, length, size), with the tokens at these places of all rows."""
-    tokens = tensor[0].transpose(0, 1)
-    empty = tokens.new_zeros(rows * length, *tokens.shape[1:])
-    return empty.index_copy(0, places, tokens).unflatten(0, (rows, length)).transpose(1, 2)
-
-
 def _parts(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: GroupMask, name: str
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: GroupMask
 ) -> Iterator[tuple[tuple[torch.Tensor, ...], Any]]:
     """Yield queries, keys, values and mask of each prompt and each completion."""
     for group in mask.groups:
@@ -196,9 +203,5 @@ def _parts(
             before = [
                 torch.cat((tensor[:, :, prompt], of), 2) for tensor, of in zip((key, value), tensors[1:], strict=True)
             ]
-            causal = name == "sdpa" and query.is_cuda and mask.is_causal(group.prompt + length)
-            if causal and group.prompt:  # the kernels of a GPU need no mask in memory
-                yield (tensors[0], *before), causal_lower_right(length, group.prompt + length)
-            else:
-                yield (tensors[0], *before), mask.of(group, group.prompt, length)
+            yield (tensors[0], *before), mask.of(group, group.prompt, length)
             begin += length

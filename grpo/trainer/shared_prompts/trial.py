@@ -41,7 +41,7 @@ LENGTHS = (13, 9, 1, 2, 1, 5)
 """Tokens of the completions; the longest comes first. The prompt has as many, or is one of the data with images."""
 PADDING = 32
 """Tokens of padding on the left of the prompt."""
-ATTENTION = {"full_attention", "sliding_attention"}
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of attention that can share prompts."""
 BY_TOKEN = {"mlp", "moe"}
 """Kinds of layers in which tokens do not see each other."""
@@ -142,6 +142,9 @@ def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> Reasons:
         model: the policy.
         rows: of one prompt, padded on the left, as of `with_completions`.
         plain: computes log-probabilities, (rows, length), as TRL does.
+
+    Raises:
+        ValueError: the policy has no log-probabilities in TRL's way, such as an encoder with a decoder.
     """
     config = policy_of(model).config.get_text_config()
     reason = why_not_by_token(model)
@@ -150,11 +153,14 @@ def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> Reasons:
     if reason:
         return Reasons(reason, reason)
     trimmed = trim(rows, int(rows["prompt_mask"][0].sum()), LENGTHS[0])
+    ways = ((trimmed, 1), (trimmed, len(LENGTHS)), (rows, len(LENGTHS)))
     with undisturbed(model):
-        alone, together, padded = (
-            plain(model, *as_sequences(of), batch_size=size, **images_of(of))[0]
-            for of, size in ((trimmed, 1), (trimmed, len(LENGTHS)), (rows, len(LENGTHS)))
+        computed, reason = tried(
+            lambda: [plain(model, *as_sequences(of), batch_size=size, **images_of(of))[0] for of, size in ways]
         )
+    if computed is None:
+        raise ValueError(f"TRL cannot compute log-probabilities of {type(policy_of(model)).__name__}: {reason}")
+    alone, together, padded = computed
     noise, unit = distance(alone, padded, rows), relative_rounding(model)
     size = float(alone.abs().mean())  # nats
     rounding = max(unit**0.5 * max(1.0, size / 4), distance(alone, together, rows))  # in bfloat16 experts change, too
@@ -170,7 +176,8 @@ def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> Reasons:
         return Reasons(None, ZERO3)
     scores, reason = tried(lambda: shared_scores(model, rows))
     if scores is None:
-        return Reasons(None, reason)
+        by_mask = "GroupMask" in str(reason)
+        return Reasons(None, "its layers read the attention mask themselves" if by_mask else reason)
     shared, attended = scores
     if attended < len(mixing):
         missing = len(mixing) - attended

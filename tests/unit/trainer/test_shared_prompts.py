@@ -24,14 +24,16 @@ from peft import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer import add_fused_lm_head
 
 from grpo.model.image_features import keep_image_features
 from grpo.trainer.batch import as_batch, images_of, take
 from grpo.trainer.microbatch import Microbatch, pack
+from grpo.trainer.placement import show_to_trl
 from grpo.trainer.shared_prompts import attention, merged, trial, varlen
-from grpo.trainer.shared_prompts.attention import SHORT, grouped, shared_attention
-from grpo.trainer.shared_prompts.layout import pack_rows
+from grpo.trainer.shared_prompts.attention import SHORT, GroupMask, grouped, shared_attention
+from grpo.trainer.shared_prompts.layout import Group, pack_rows
 from grpo.trainer.shared_prompts.merged import is_exact
 from grpo.trainer.shared_prompts.scoring import score
 from grpo.trainer.shared_prompts.trial import text_rows, why_not
@@ -53,6 +55,9 @@ SIZES = {
 WINDOW = {"sliding_window": 4}
 MIXED = {**WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+CHUNKS = {"attention_chunk_size": 4, "layer_types": ["chunked_attention", "full_attention", "chunked_attention"]}
+LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
+LATENT |= {"v_head_dim": 8, "head_dim": 4}
 CPU = torch.device("cpu")
 EAGER = {"attn_implementation": "eager"}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -77,7 +82,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {}),
     "cohere2": ("cohere2", MIXED),
     "gpt_oss, attention sinks": ("gpt_oss", {**MIXED, **EAGER, **EXPERTS}),
+    "llama4, chunks": ("llama4_text", {**CHUNKS, "moe_layers": [], "intermediate_size_mlp": 64}),
+    "deepseek_v3, latent attention": ("deepseek_v3", {**LATENT, "first_k_dense_replace": 3}),
 }
+IN_TWO_CALLS = ["mistral", *list(FAMILIES)[-3:], "gemma2, soft caps"]
+"""Policies whose attention PyTorch's kernels cannot merge."""
 
 QUICK = ("qwen3_5_text", "lfm2", "falcon_h1")
 """Hybrids of which the quick tests know gated DeltaNet, convolutions, and Mamba 2 beside attention."""
@@ -88,6 +97,7 @@ def policy(architecture: str, **options: Any) -> Any:
     torch.manual_seed(0)
     sizes = {} if architecture == "gpt2" else SIZES
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **{**sizes, **options})).train()
+    show_to_trl(model)
     add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
     return model
 
@@ -158,6 +168,34 @@ def test_shared_prompts_change_neither_scores_nor_gradients(family: str, monkeyp
     assert model.config._attn_implementation == before
 
 
+@pytest.mark.parametrize("family", IN_TWO_CALLS)
+def test_attention_has_two_calls_whatever_the_group(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    architecture, options = FAMILIES[family]
+    model = policy(architecture, **options)
+    calls: list[Mock] = []
+
+    def counted(name: str, eager: Any) -> Mock:
+        calls.append(Mock(wraps=ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)))
+        return calls[-1]
+
+    monkeypatch.setattr(attention, "ALL_ATTENTION_FUNCTIONS", Mock(get_interface=counted))
+    for completions in (2, 6):
+        ids, mask, width = padded([([5, 6, 7, 8, 9, 10], [11 + place, 12]) for place in range(completions)])
+        calls.clear()
+        with shared_attention(model), torch.no_grad():
+            score(model, ids, mask, width, groups=[completions])
+        assert [call.call_count for call in calls] == [2] * model.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager", "flash_attention_2"])
+def test_rows_on_a_gpu_are_bounded_by_their_mask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = GroupMask([Group(0, 300, (40, 80))], Mock(), {}, [])
+    assert mask.as_rows(name, short=False, on_gpu=True) == (name != "flash_attention_2")
+    assert not mask.as_rows(name, short=False, on_gpu=False)
+    monkeypatch.setattr(attention, "LARGEST_MASK", 2 * 80 * 380 - 1)
+    assert not mask.as_rows(name, short=False, on_gpu=True)
+
+
 @pytest.mark.parametrize("family", ["llama", "llama, a key for each query", "qwen3", "olmo2", "granite"])
 def test_the_two_calls_of_a_gpu_change_nothing_either(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel stands here as its formula."""
@@ -224,6 +262,7 @@ def test_images_of_shared_prompts_are_computed_once_and_alike(family: str) -> No
     config["text_config"] = {**SIZES, "num_hidden_layers": 2, "vocab_size": 60, "head_dim": 16} | config["text_config"]
     tokens = {f"image_token_{'index' if family == 'gemma3' else 'id'}": IMAGE, "vision_start_token_id": 52}
     model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(family, **config, **tokens)).train()
+    show_to_trl(model)
     add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
     shown = [52, IMAGE, IMAGE, IMAGE, IMAGE, 53]
     prompts = (
