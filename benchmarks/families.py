@@ -11,7 +11,6 @@ import importlib.util
 import io
 import json
 import logging
-import re
 import signal
 import tempfile
 import warnings
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -35,26 +35,24 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
+from benchmarks.families_page import COPIED, EXACT, PAGE, YES, page
 from benchmarks.tiny_policies import VOCABULARY, tiny_config
 from grpo.config.schema import ROOT
 from grpo.generation.transformers.trial import why_not_joined
 from grpo.model.adapted import pattern_of, unfit
 from grpo.options import Update
 from grpo.planning.shape import shape_of
-from grpo.testing.stock_trl import Record, make, relative_difference, train
+from grpo.testing.stock_trl import Record, doubled, make, relative_difference, train
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.placement import balance_routers_alone, show_to_trl
 
-FILE, PAGE = ROOT / "benchmarks" / "families.json", ROOT / "docs" / "models.md"
+FILE = ROOT / "benchmarks" / "families.json"
 FAMILIES = [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES]
 """Model types, some of them twice."""
 LARGEST = 30_000_000
 """Parameters of a policy that is tried."""
 SECONDS = 300
 """For a family."""
-EXACT = 1e-5
-YES = "yes"
-COPIED = "read once, copied"
 
 
 @dataclass
@@ -95,8 +93,8 @@ def asked(question: Callable[[], str]) -> str:
         return line_of(error)
 
 
-def policy_of(family: str) -> PreTrainedModel:
-    """Return a tiny random policy of a model type; ValueError if it would not be tiny."""
+def policy_of(family: str, double: bool = False) -> PreTrainedModel:
+    """Return a tiny random policy of a model type, which may compute in float64; ValueError if it would not be tiny."""
     config = tiny_config(family)
     text = family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and family not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     auto = AutoModelForCausalLM if text else AutoModelForImageTextToText
@@ -106,6 +104,8 @@ def policy_of(family: str) -> PreTrainedModel:
         raise ValueError(f"its smallest policy known here has {parameters:,} parameters")
     torch.manual_seed(0)
     model = auto.from_config(config)
+    if double:
+        model.config._experts_implementation = "eager"  # the kernel of all experts takes no float64
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() == 1:  # norms of ones would hide that they follow a rotation
@@ -120,26 +120,31 @@ def planned(model: PreTrainedModel) -> str:
     return YES if abs(difference) < 1e-3 else f"parameters {difference:+.0%}"
 
 
-def by_trl(model: PreTrainedModel, folder: Path, helped: bool, **options: Any) -> Record:
+def by_trl(family: str, folder: Path, helped: bool, double: bool = False, **options: Any) -> Record:
     """Train by stock TRL.
 
     Args:
-        model: a policy.
+        family: model type.
         folder: for output.
         helped: whether TRL gets the names of the policy's parts, as from our trainer.
+        double: whether it computes in float64.
         options: further ones of `make`.
     """
-    trainer = make(trl.GRPOTrainer, folder, model=model, **options)
+    trainer = make(trl.GRPOTrainer, folder, model=policy_of(family, double), **copy.deepcopy(options))
     if helped:
         show_to_trl(trainer.model)
         balance_routers_alone(trainer)
-    return train(trainer)
+    return train(doubled(trainer) if double else trainer)
 
 
-def by_ours(model: PreTrainedModel, folder: Path, theirs: Record | None, **options: Any) -> tuple[float | None, Any]:
+def by_ours(
+    family: str, folder: Path, theirs: Record | None, double: bool = False, **options: Any
+) -> tuple[float | None, Any]:
     """Train by ours on the rollouts of TRL's record; return the largest relative difference, and our trainer."""
-    trainer = make(ExactGRPOTrainer, folder, model=model, update=Update(200), **options)
-    ours = train(trainer, start_from=theirs.weights if theirs else ())
+    trainer = make(
+        ExactGRPOTrainer, folder, model=policy_of(family, double), update=Update(200), **copy.deepcopy(options)
+    )
+    ours = train(doubled(trainer) if double else trainer, start_from=theirs.weights if theirs else ())
     pairs = zip(ours.gradients, theirs.gradients, strict=True) if theirs else ()
     return max((relative_difference(with_zeros(*pair), pair[1]) for pair in pairs), default=None), trainer
 
@@ -149,32 +154,47 @@ def with_zeros(gradient: dict[str, torch.Tensor], other: dict[str, torch.Tensor]
     return {name: torch.zeros_like(value) for name, value in other.items()} | gradient
 
 
-def judged(difference: float | None, theirs: Record | None) -> str:
-    """Return whether a relative difference from TRL's record is one of rounding."""
+def trained_by_trl(family: str, folder: Path) -> tuple[Record | None, str]:
+    """Return the record of stock TRL, with help where it needs some, and whether it needed none."""
+    try:
+        return by_trl(family, folder, helped=False), YES
+    except Exception as error:
+        reason = line_of(error)
+    try:
+        return by_trl(family, folder, helped=True), reason
+    except Exception:  # our trainer is asked next
+        return None, reason
+
+
+def judged(difference: float | None, theirs: Record | None, again: Callable[[], float | None]) -> str:
+    """Return whether a relative difference is one of rounding, which float64 shows where float32 does not.
+
+    Args:
+        difference: from TRL's record.
+        theirs: TRL's record.
+        again: computes it in float64.
+    """
     if difference is None or theirs is None:
         return "TRL has no gradient"
     if any(value.isnan().any() for gradient in theirs.gradients for value in gradient.values()):
         return "TRL's gradient is not a number"
-    return YES if difference <= EXACT else f"differs by {difference:.1e}"
+    if difference > EXACT:
+        difference = again()
+    return YES if difference is not None and difference <= EXACT else f"differs by {difference:.1e}"
 
 
-def trained_by_trl(family: str, folder: Path) -> tuple[Record | None, str]:
-    """Return the record of stock TRL, with help where it needs some, and whether it needed none."""
-    try:
-        return by_trl(policy_of(family), folder, helped=False), YES
-    except Exception as error:
-        reason = line_of(error)
-    try:
-        return by_trl(policy_of(family), folder, helped=True), reason
-    except Exception:  # our trainer is asked next
-        return None, reason
+def in_float64(family: str, folder: Path, helped: bool, **options: Any) -> float | None:
+    """Return the relative difference from stock TRL in float64."""
+    theirs = by_trl(family, folder, helped, double=True, **options)
+    return by_ours(family, folder, theirs, double=True, **options)[0]
 
 
 def with_lora(family: str, folder: Path, adapter: LoraConfig, helped: bool) -> str:
     """Return whether gradients of adapters are TRL's."""
     options = {"peft_config": adapter, "max_steps": 1}
-    theirs = by_trl(policy_of(family), folder, helped, **copy.deepcopy(options))
-    return judged(by_ours(policy_of(family), folder, theirs, **options)[0], theirs)
+    theirs = by_trl(family, folder, helped, **options)
+    difference, _ = by_ours(family, folder, theirs, **options)
+    return judged(difference, theirs, lambda: in_float64(family, folder, helped, **options))
 
 
 @contextlib.contextmanager
@@ -242,20 +262,27 @@ def out_of_time(*args: Any) -> None:
     raise TimeoutError(f"more than {SECONDS} seconds")
 
 
-def examine(family: str) -> Family:
-    """Answer all questions about a model type."""
+def in_time(family: str) -> Family:
+    """Answer all questions about a model type, in a process of its own and some time."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity(logging.CRITICAL)
     signal.signal(signal.SIGALRM, out_of_time)
     signal.alarm(SECONDS)
+    answers = examine(family)
+    signal.alarm(0)
+    return answers
+
+
+def examine(family: str) -> Family:
+    """Answer all questions about a model type."""
     answers = Family(family)
     with tempfile.TemporaryDirectory() as name, quiet() as said:
         folder = Path(name)
         try:
             model = policy_of(family)
         except Exception as error:  # a library is missing, or the family has no causal language model
-            answers.trained = line_of(error)
+            answers.trained = f"no tiny policy: {line_of(error)}"
             return answers
         answers.parameters = sum(weight.numel() for weight in model.parameters())
         answers.planned = asked(lambda: planned(model))
@@ -265,16 +292,17 @@ def examine(family: str) -> Family:
         adapter = LoraConfig(target_modules="all-linear", exclude_modules=modules, init_lora_weights=False)
         theirs, answers.trl = trained_by_trl(family, folder)
         try:
-            answers.difference, trainer = by_ours(policy_of(family), folder, theirs)
+            answers.difference, trainer = by_ours(family, folder, theirs)
         except Exception as error:
             answers.trained = line_of(error)
             return answers
-        answers.trained, answers.exact = YES, judged(answers.difference, theirs)
+        answers.trained, helped = YES, answers.trl != YES
+        again = partial(in_float64, family, folder, helped)
+        answers.exact = asked(lambda: judged(answers.difference, theirs, again))
         answers.update = shared(said, trainer)
         answers.generation = asked(lambda: joined(trainer.model.eval()))
-        answers.lora = asked(lambda: with_lora(family, folder, adapter, answers.trl != YES))
+        answers.lora = asked(lambda: with_lora(family, folder, adapter, helped))
         answers.resumed = asked(lambda: resumed(lambda: policy_of(family), folder))
-    signal.alarm(0)
     return answers
 
 
@@ -283,85 +311,9 @@ def examined(families: Iterable[str], workers: int) -> list[Family]:
     context = get_context("forkserver")
     context.set_forkserver_preload(["grpo.testing.stock_trl"])
     with ProcessPoolExecutor(workers, context) as pool:
-        tasks = [pool.submit(examine, family) for family in families]
+        tasks = [pool.submit(in_time, family) for family in families]
         answers = [task.result() for task in track(as_completed(tasks), "families", total=len(tasks))]
     return sorted(answers, key=lambda family: family.model_type)
-
-
-COLUMNS = {
-    "planned": "planned",
-    "trl": "TRL trains it",
-    "trained": "trained",
-    "exact": "gradient is TRL's",
-    "update": "prompts shared, update",
-    "generation": "prompts shared, generation",
-    "lora": "LoRA",
-    "resumed": "resumes",
-    "exported": "exported",
-    "vllm": "vLLM",
-}
-"""Heading of each answer."""
-
-
-def page(record: dict[str, Any]) -> str:
-    """Return the page of a record, as Markdown."""
-    families = record["families"]
-    trained = [family for family in families if family["trained"] == YES]
-    exact = [family for family in trained if family["exact"] == YES]
-    by_trl_alone = [family for family in families if family["trl"] == YES]
-    shares = [family for family in trained if family["update"] == YES]
-    joins = [family for family in trained if family["generation"] in (YES, COPIED)]
-    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
-    lines = [
-        "# Models",
-        "",
-        f"`python -m benchmarks.families` builds a tiny random policy of each of the {len(families)} architectures with",
-        "which transformers completes text, or text after images, trains it by stock TRL and by this trainer on the same",
-        f"rollouts of text, and writes this page ({record['date']}; {versions}). `yes` was seen; anything else is a",
-        "reason, below the table.",
-        "",
-        f"- This trainer trains {len(trained)} of them, stock TRL {len(by_trl_alone)}.",
-        f"- The gradients of {len(exact)} are TRL's within {EXACT:.0e} (relative, float32).",
-        f"- {len(shares)} share their prompts in the update, and {len(joins)} read prompts once in generation.",
-        "",
-        "- *planned*: the difference of the planned number of parameters from the real one; a choice of `conf/model` or",
-        "  a `model.shape.parameters` of your own corrects it.",
-        "- *prompts shared, generation*: `copied` where a prompt is read once and its keys or states are copied for each",
-        "  completion.",
-        "- *resumes*: a run that continues from a checkpoint has the same weights, bit for bit. *exported*: a saved policy",
-        "  loads with the same logits. *vLLM*: its registry has the architecture.",
-        "",
-        "| model type | " + " | ".join(COLUMNS.values()) + " |",
-        "|---" * (len(COLUMNS) + 1) + "|",
-    ]
-    lines += [f"| `{family['model_type']}` | " + " | ".join(cells(family)) + " |" for family in trained]
-    lines += ["", "## Reasons", ""]
-    for family in trained:
-        named = [f"{title}: {escaped(family[name])}" for name, title in COLUMNS.items() if no_cell(name, family[name])]
-        lines += [f"- `{family['model_type']}`: {'; '.join(named)}"] if named else []
-    lines += ["", "## Not trained", ""]
-    lines += [f"- `{of['model_type']}`: {escaped(of['trained'])}" for of in families if of["trained"] != YES]
-    return "\n".join(lines) + "\n"
-
-
-def cells(family: dict[str, Any]) -> list[str]:
-    """Return the cells of a family's row."""
-    shown = {name: "no" if no_cell(name, family[name]) else family[name] for name in COLUMNS}
-    shown["planned"] = shown["planned"].removeprefix("parameters ")
-    shown["generation"] = "copied" if shown["generation"] == COPIED else shown["generation"]
-    if family["difference"] is not None and shown["exact"] == YES:
-        shown["exact"] = f"{family['difference']:.0e}"
-    return [shown[name] for name in COLUMNS]
-
-
-def no_cell(name: str, answer: str) -> bool:
-    """Return whether an answer is a reason, for below the table."""
-    return answer not in (YES, COPIED) and not (name == "planned" and answer.startswith("parameters"))
-
-
-def escaped(reason: str) -> str:
-    """Return a reason as text of Markdown."""
-    return re.sub(r"([<>*_`|\[\]])", r"\\\1", reason)
 
 
 def main() -> None:

@@ -42,8 +42,9 @@ SIZES = {
     **named(8, "index_head_dim kv_channels kv_lora_rank query_pre_attn_scalar resampler_head_dim resampler_dim_head"),
     **named(
         8,
-        "sliding_window attention_chunk_size mamba_d_state ssm_state_size state_size mamba_dt_rank time_step_rank global_head_dim",
+        "mamba_d_state ssm_state_size state_size mamba_dt_rank time_step_rank global_head_dim sliding_window",
     ),
+    **named(8, "attention_chunk_size"),
     **named(16, "mamba_head_dim mamba_headdim q_lora_rank o_lora_rank hidden_size_per_layer_input laurel_rank"),
     **named(16, "hc_lowrank ple_embed_dim pronunciation_embed_dim shape_embed_dim index_topk image_size"),
     **named(12, "qk_head_dim"),
@@ -59,6 +60,8 @@ KINDS = ("layer_types", "layers_block_type", "mlp_layer_types", "block_types", "
 """Names of lists with the kind of each layer."""
 COMPUTED = ("head_dim", "num_key_value_heads")
 """Numbers that some families compute from others where they are None, and some do not."""
+RANDOM = ("dropout", "pdrop", "jitter")
+"""Parts of the names of numbers that make training random."""
 TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 ROTATION = {"rope_type": "default", "rope_theta": 1e4}
 MROPE = {"text_config": {"rope_parameters": {**ROTATION, "mrope_section": [2, 1, 1]}}}
@@ -150,7 +153,7 @@ def size_of(name: str, value: Any) -> Any:
     """Return the size of a number, or of each of a list; None to leave what it is."""
     if name == "initializer_range":
         return 0.2  # gradients are then neither tiny nor all alike
-    if isinstance(value, float) and ("dropout" in name or name.endswith("_pdrop")):
+    if isinstance(value, float) and any(part in name for part in RANDOM):
         return 0.0  # two trainers would drop others
     if isinstance(value, int) and not isinstance(value, bool):
         if name.endswith(("_token_id", "_token_index")):

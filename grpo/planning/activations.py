@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from grpo.planning.adapters import FEED_FORWARD, adapts
-from grpo.planning.shape import GATED, QK_NORM, SANDWICH, Shape
+from grpo.planning.shape import EAGER, GATED, QK_NORM, SANDWICH, Shape
 from grpo.planning.workload import Workload
 from grpo.utils.limits import CACHED_LOGITS
 
@@ -46,10 +46,12 @@ def attention_kept(shape: Shape, workload: Workload, masked: int) -> float:
     hidden, query, kv, size = shape.hidden_size, shape.query_width, shape.kv_width, workload.compute_bytes
     norms = 2 * 4 * hidden
     if shape.model_type in SANDWICH:  # a norm before and one after each half, normalized in float32
-        norms = 4 * (4 if workload.adapter else 8 - size) * hidden
+        norms = 4 * (8 - size if workload.adapter is None and shape.model_type.startswith("gemma") else 4) * hidden
     if shape.model_type in QK_NORM:
         norms += (4 if workload.adapter else 4 + size) * (query + kv)
     attention = size * 2 * (query + (query if masked else kv)) + 4 * shape.num_attention_heads + size * masked
+    if shape.model_type in EAGER:
+        attention += size * shape.num_attention_heads * (masked or workload.sequence)
     if shape.model_type in GATED:
         attention += 2 * size * query
         norms += 0 if workload.adapter else (8 - size) * hidden + (4 - size) * (query + kv)
@@ -79,7 +81,7 @@ def mlp_kept(shape: Shape, workload: Workload) -> float:
     SwiGLU keeps the gate, its activation, the other half and their product; linear modules as those of attention.
     """
     hidden, width, size = shape.hidden_size, shape.active_width, workload.compute_bytes
-    per_token = size * 3 * width
+    per_token = size * (5 if shape.model_type in EAGER else 3) * width  # gpt-oss clamps the halves
     if shape.num_experts:
         per_token += 4 * shape.num_experts + size * 4 * hidden * shape.num_experts_per_tok
     if workload.adapter is not None:

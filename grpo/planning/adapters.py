@@ -10,7 +10,7 @@ STACKED = {
     *("qwen3_omni_moe_thinker", "solar_open"),
 }
 """Families of whose experts PEFT adapts the stacked matrices where `target_modules` names the matrices of experts."""
-FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+FEED_FORWARD = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 GATE_UP = ({"gate_proj", "up_proj"}, {"w1", "w3"})
 DOWN = ({"down_proj"}, {"w2"})
 

@@ -9,9 +9,25 @@ from grpo.planning.vision import Vision, vision_of
 
 GATED = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 """Families whose attention has an output gate, and whose norms scale in float32."""
-QK_NORM = ("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text", "olmo2", "gemma3", "gemma3_text", *GATED)
-SANDWICH = ("gemma2", "gemma3", "gemma3_text")
-QKV_BIAS = ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")
+QK_NORM = ("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text", "olmo2", "exaone4", "gemma3", "gemma3_text", *GATED)
+SANDWICH = ("gemma2", "gemma3", "gemma3_text", "glm4")
+FUSED_GATE = ("phi3", "glm", "glm4", "granitemoehybrid")
+"""Families with one matrix for gate and up projection."""
+FUSED_QKV = ("phi3",)
+"""Families with one matrix for queries, keys and values."""
+EAGER = ("gpt_oss",)
+"""Families whose attention has the probabilities of all pairs of tokens in memory, for its sinks."""
+QKV_BIAS = (
+    "qwen2",
+    "qwen2_moe",
+    "qwen2_vl",
+    "qwen2_vl_text",
+    "qwen2_5_vl",
+    "qwen2_5_vl_text",
+    "glm",
+    "glm4",
+    "gpt_oss",
+)
 # Families that tie input and output embedding without a word of it in `config.json`.
 TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "opt")
 FEED_FORWARD = ("mlp", "moe", "-", "E")
@@ -121,11 +137,10 @@ class Shape:
         modules = self.attention_linears() | (self.delta.linears(hidden) if self.delta else {})
         width = self.shared_expert_intermediate_size if self.num_experts else self.intermediate_size
         if width:
-            modules |= {
-                "gate_proj": (hidden, width, layers),
-                "up_proj": (hidden, width, layers),
-                "down_proj": (width, hidden, layers),
-            }
+            inner = {"gate_proj": (hidden, width, layers), "up_proj": (hidden, width, layers)}
+            if self.model_type in FUSED_GATE:
+                inner = {"gate_up_proj": (hidden, 2 * width, layers)}
+            modules |= {**inner, "down_proj": (width, hidden, layers)}
         if self.shared_expert_intermediate_size:
             modules["shared_expert_gate"] = (hidden, 1, self.mixtures)
         return modules
@@ -133,11 +148,14 @@ class Shape:
     def attention_linears(self) -> dict[str, tuple[int, int, int]]:
         """Return those of attention."""
         hidden, layers = self.hidden_size, self.attention_layers
+        output = {"o_proj": (self.query_width, hidden, layers)}
+        if self.model_type in FUSED_QKV:
+            return {"qkv_proj": (hidden, self.query_width + 2 * self.kv_width, layers), **output}
         return {
             "q_proj": (hidden, self.query_width * (2 if self.model_type in GATED else 1), layers),
             "k_proj": (hidden, self.kv_width, layers),
             "v_proj": (hidden, self.kv_width, layers),
-            "o_proj": (self.query_width, hidden, layers),
+            **output,
         }
 
     def all_linears(self) -> list[tuple[int, int, int]]:
@@ -158,6 +176,9 @@ class Shape:
             norms += 2 * self.attention_layers * self.head_dim
         norms += self.delta.other_parameters() if self.delta else 0
         biases = layers * (self.query_width + 2 * self.kv_width) if self.model_type in QKV_BIAS else 0
+        if self.model_type in EAGER:  # of the output, the router and the experts; and a sink per head
+            of_experts = self.num_experts * (1 + 2 * self.moe_intermediate_size + hidden)
+            biases += layers * (hidden + self.num_attention_heads + of_experts)
         embeddings = self.embeddings * (1 if self.tie_word_embeddings else 2)
         return embeddings + linear + experts + dense + norms + biases + self.vision_parameters
 
@@ -191,7 +212,9 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     window = number("sliding_window", 0) if text.get("use_sliding_window", True) else 0
     if not kinds and (every := text.get("full_attention_interval")):
         kinds = ["full_attention" if (place + 1) % every == 0 else "linear_attention" for place in range(layers)]
-    every = text.get("sliding_window_pattern") or {"gemma2": 2, "gemma3_text": 6}.get(text.get("model_type", ""), 0)
+    every = text.get("sliding_window_pattern") or {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6}.get(
+        text.get("model_type", ""), 0
+    )
     sliding = layers - layers // every if every else layers  # one layer in `every` attends to everything
     family = str(text.get("model_type", "llama"))
     return Shape(

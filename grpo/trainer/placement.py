@@ -77,7 +77,8 @@ def show_to_trl(model: torch.nn.Module) -> None:
     config = base.config.get_text_config()
     name = next((name for name in EXPERTS if hasattr(config, name)), None)
     if name and not hasattr(config, "num_experts"):
-        type(config).attribute_map = {**config.attribute_map, "num_experts": name}
+        known = config.attribute_map.get(name, name)
+        type(config).attribute_map = {**config.attribute_map, "num_experts": known}
 
 
 def balance_routers_alone(trainer: Any) -> None:

@@ -287,9 +287,8 @@ def joined(under_way: dict[str, Any], new: dict[str, Any], rows: int, new_rows: 
     for inputs, count in ((under_way, rows), (new, new_rows)):
         if inputs.get("attention_mask") is None:  # which `generate` drops where nothing is padded
             length = inputs[CACHE].get_seq_length() + 1
-            device = next(
-                layer.keys.device for layer in inputs[CACHE].layers if getattr(layer, "is_initialized", False)
-            )
+            layers = (layer for layer in inputs[CACHE].layers if getattr(layer, "is_initialized", False))
+            device = next((layer.keys.device for layer in layers), None)
             inputs["attention_mask"] = torch.ones(count, length, dtype=torch.long, device=device)
     before, cache = under_way[CACHE], new[CACHE]
     apart = [(of.prompt_tokens if isinstance(of, PromptCache) else 0,) for of in (before, cache)]

@@ -167,26 +167,40 @@ def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> Reasons:
     if not noise <= NOISE * rounding:  # never of nan
         reason = f"padding changes its log-probabilities by {noise:.1e} on average"
         return Reasons(reason, reason)
+    return Reasons(None, why_not_shared(model, rows, alone, noise))
+
+
+def why_not_shared(model: Any, rows: Batch, alone: torch.Tensor, noise: float) -> str | None:
+    """Return why a policy whose scores do not depend on padding cannot share the prompt of some rows; None if it can.
+
+    Args:
+        model: the policy.
+        rows: of one prompt, padded on the left.
+        alone: log-probabilities of each row by itself, (rows, length).
+        noise: mean difference that padding makes, nats.
+    """
+    config = policy_of(model).config.get_text_config()
     layers = getattr(config, "layer_types", None) or ["full_attention"] * getattr(config, "num_hidden_layers", 0)
     mixing = {layer: kind for layer, kind in enumerate(layers) if kind not in BY_TOKEN}
     with_state = {layer.layer_idx for layer in state_layers(policy_of(model).get_decoder())}
     if others := {kind for layer, kind in mixing.items() if kind not in ATTENTION and layer not in with_state}:
-        return Reasons(None, f"some of its layers are neither attention nor keep a state ({', '.join(sorted(others))})")
+        return f"some of its layers are neither attention nor keep a state ({', '.join(sorted(others))})"
     if with_state and is_deepspeed_zero3_enabled():
-        return Reasons(None, ZERO3)
+        return ZERO3
     scores, reason = tried(lambda: shared_scores(model, rows))
     if scores is None:
         by_mask = "GroupMask" in str(reason)
-        return Reasons(None, "its layers read the attention mask themselves" if by_mask else reason)
+        return "its layers read the attention mask themselves" if by_mask else reason
     shared, attended = scores
     if attended < len(mixing):
         missing = len(mixing) - attended
-        return Reasons(None, f"{missing} of its {len(mixing)} layers do not attend as transformers' layers do")
-    rounding = noise + unit * size * (1 + len(with_state))  # a state is rounded where completions begin
+        return f"{missing} of its {len(mixing)} layers do not attend as transformers' layers do"
+    of_scores = relative_rounding(model) * float(alone.abs().mean())
+    rounding = noise + of_scores * (1 + len(with_state))  # a state is rounded where completions begin
     if (difference := distance(alone, shared, rows)) <= NOISE * rounding:
-        return Reasons(None, None)
+        return None
     cause = "its layers do not continue from a state: " if with_state else ""
-    return Reasons(None, f"{cause}log-probabilities differ by {difference:.1e} on average")
+    return f"{cause}log-probabilities differ by {difference:.1e} on average"
 
 
 def shared_scores(model: Any, rows: Batch) -> tuple[torch.Tensor, int]:

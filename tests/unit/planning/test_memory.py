@@ -233,13 +233,18 @@ def kept_by_autograd(policy: Any, tokens: int) -> int:
 
 
 MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 160}
-FAMILIES: dict[str, tuple[dict[str, int], float]] = {  # numbers of their own, and how near the plan is
+SINKS: dict[str, Any] = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 160}
+FAMILIES: dict[str, tuple[dict[str, Any], float]] = {  # numbers of their own, and how near the plan is
     "llama": ({}, 0.03),
     "qwen2": ({}, 0.03),
     "qwen3": ({}, 0.03),
     "smollm3": ({}, 0.03),
     "mistral": ({}, 0.03),
     "gemma3_text": ({}, 0.05),
+    "phi3": ({}, 0.05),
+    "glm4": ({}, 0.05),
+    "exaone4": ({}, 0.05),
+    "gpt_oss": (SINKS, 0.15),
     "qwen3_moe": (MIXTURE, 0.2),
     "mixtral": ({"num_local_experts": 8, "num_experts_per_tok": 2}, 0.2),
 }

@@ -481,5 +481,6 @@ def test_suggested_models_take_images_as_the_chosen_one_does(
     composed: Callable[..., DictConfig],
 ) -> None:
     larger = {"qwen2_5_vl_7b", "qwen3_vl_4b", "qwen3_vl_8b", "qwen3_5_4b", "qwen3_5_9b", "qwen3_5_27b"}
+    larger |= {"qwen3_6_27b", "qwen3_6_35b_a3b"}
     assert set(other_models(composed(*IMAGES), larger=True)) == larger
     assert not set(SHIPPED) & set(other_models(composed("model=qwen2_5_3b"), larger=True))

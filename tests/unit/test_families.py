@@ -1,0 +1,54 @@
+"""What docs/models.md says of architectures, with the installed libraries."""
+
+import json
+import os
+import random
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from benchmarks.families import FAMILIES, FILE, Family, examine, examined, policy_of
+from benchmarks.families_page import COLUMNS, PAGE, YES, no_cell, page
+from benchmarks.tiny_policies import tiny_config
+
+RECORD = json.loads(FILE.read_text())
+BY_TYPE = {family["model_type"]: family for family in RECORD["families"]}
+INSTALLED = sorted(BY_TYPE.keys() & {*FAMILIES})
+DRAWN = random.Random(os.environ.get("DRAWN_BY", "1")).sample(INSTALLED, 4)
+
+
+def answers(family: dict[str, Any]) -> dict[str, bool]:
+    """Which answers are reasons; not of vLLM, which need not be installed."""
+    return {name: no_cell(name, family[name]) for name in COLUMNS if name != "vllm"}
+
+
+@pytest.mark.parametrize("family", DRAWN)
+def test_a_family_is_as_the_page_says(family: str) -> None:
+    assert answers(asdict(examine(family))) == answers(BY_TYPE[family])
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_all_families_are_as_the_page_says() -> None:
+    found = {family.model_type: answers(asdict(family)) for family in examined(INSTALLED, workers=2)}
+    assert found == {family: answers(BY_TYPE[family]) for family in INSTALLED}
+
+
+def test_the_page_is_that_of_the_record() -> None:
+    assert PAGE.read_text() == page(RECORD)
+
+
+def test_what_cannot_be_trained_has_one_line_with_the_reason() -> None:
+    refused = asdict(examine("blip"))
+    assert refused["trained"].startswith("ValueError: TRL cannot compute log-probabilities of Blip")
+    assert len(refused["trained"].splitlines()) == 1
+    assert asdict(examine("musicgen"))["trained"] != YES
+
+
+def test_a_tiny_policy_has_all_kinds_of_layers() -> None:
+    kinds = {*AutoConfig.for_model("gemma3_text").layer_types}
+    assert {*tiny_config("gemma3_text").layer_types} == kinds
+    assert sum(weight.numel() for weight in policy_of("gemma3_text").parameters()) < 100_000
+    assert Family("gemma3_text").trained == ""
