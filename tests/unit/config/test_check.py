@@ -147,6 +147,11 @@ def test_close_names_are_offered_once() -> None:
         (["train.importance_sampling_level=tokens"], "did you mean token?"),
         (["peft=lora", "+peft.lora_alhpa=3"], "did you mean lora_alpha"),
         (["+peft.vision=true"], "peft.vision=true: of which adapters? Add peft=lora or peft=qlora"),
+        (["peft=lora", "+peft.target_parameters=experts.w"], "peft.target_parameters=experts.w: a list is needed"),
+        (
+            ["peft=lora", "peft.lora_dropout=0.1", "+peft.target_parameters=[experts.w]"],
+            "peft.target_parameters: PEFT has no peft.lora_dropout of parameters; leave one out",
+        ),
         (["task.max_pixels=0"], "task.min_pixels=None task.max_pixels=0: positive"),
         (["engine.share_weights=true"], "engine.share_weights=true: works with generation=vllm_colocate; use auto"),
         (["engine.share_weights=true", "generation=vllm_server"], "works with generation=vllm_colocate; use auto"),

@@ -1,4 +1,4 @@
-"""The planned number of LoRA's parameters against PEFT's."""
+"""The planned number of LoRA's parameters, and memory of adapted experts, against PEFT's."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,13 +7,16 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.utils.transformers_weight_conversion import _MODEL_TO_CONVERSION_PATTERN
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
+from trl.trainer import add_fused_lm_head
 
+from benchmarks.simulation import PeakTracker
 from benchmarks.tiny_policies import tiny_config
 from grpo.planning.adapters import STACKED, adapter_parameters, stacks
-from grpo.planning.memory import persistent
+from grpo.planning.memory import persistent, update
 from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Workload
+from grpo.trainer.adapter_inputs import keep_inputs_uncast
 
 ATTENTION = ("q_proj", "v_proj")
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
@@ -57,3 +60,35 @@ def test_a_pattern_of_modules_may_mean_experts() -> None:
     shape = shape_of(tiny_config("qwen3_moe").to_dict())
     assert stacks(shape, Adapter(4)) == [(8, 32, 64), (4, 32, 32)]
     assert stacks(replace(shape, model_type="gpt_oss"), Adapter(4)) == []
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_an_update_of_adapted_experts_takes_what_is_planned(family: str, checkpointing: bool) -> None:
+    tokens, wide = 100, {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256, "num_experts": 16}
+    numbers = {**wide, "num_local_experts": 16, "num_experts_per_tok": 2, "num_hidden_layers": 3, "head_dim": 64}
+    config = AutoConfig.for_model(family, **numbers, num_attention_heads=4, num_key_value_heads=2, vocab_size=500)
+    policy = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    add_fused_lm_head(policy, outputs=("log_probs", "entropy"))
+    policy = get_peft_model(policy, lora(ATTENTION[:1], EXPERTS))
+    keep_inputs_uncast(policy)
+    if checkpointing:
+        policy.gradient_checkpointing_enable({"use_reentrant": False})
+        policy.enable_input_require_grads()
+    optimizer = torch.optim.AdamW([weight for weight in policy.parameters() if weight.requires_grad], foreach=False)
+    tracker = PeakTracker()
+    tracker.track_external(policy.train(), optimizer)
+    ids = torch.arange(tokens)[None]
+    with tracker, torch.autocast("cpu", torch.bfloat16):
+        for step in range(4):
+            policy(input_ids=ids, labels=ids, fused_lm_head=True).log_probs.mean().backward()
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    taken = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    adapter = Adapter(8, ATTENTION[:1], EXPERTS)
+    workload = Workload(
+        0, tokens, 1, tokens, adapter=adapter, checkpointing=checkpointing, optimizer="adamw_torch_fused"
+    )
+    parts = update(shape_of(config.to_dict()), workload)
+    assert sum(parts.values()) - parts["context"] == pytest.approx(taken, rel=0.08)
