@@ -168,7 +168,9 @@ def size_of(name: str, value: Any) -> Any:
 
 def rotation_of(parameters: dict[str, Any], head_dim: int) -> dict[str, Any]:
     """Return parameters of rotary embeddings whose sections fit into a head."""
-    changed = {name: rotation_of(of, head_dim) if isinstance(of, dict) else of for name, of in parameters.items()}
+    changed: dict[str, Any] = {
+        name: rotation_of(of, head_dim) if isinstance(of, dict) else of for name, of in parameters.items()
+    }
     if "mrope_section" in changed:
         half = int(head_dim * changed.get("partial_rotary_factor", 1.0)) // 2
         changed["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
@@ -181,6 +183,10 @@ def layers_of(config: PreTrainedConfig, sizes: dict[str, Any]) -> dict[str, Any]
     settable = [name for name in settable if config.attribute_map.get(name, name) in settable]
     kinds = {name: list(dict.fromkeys(getattr(config, name, None) or [])) for name in settable}
     longest = max([LAYERS, *map(len, kinds.values())])
-    lists = {name: [of[layer % len(of)] for layer in range(longest)] for name, of in kinds.items() if of}
-    numbers = {name: longest for name in ("num_hidden_layers", "num_layers") if name in sizes and longest > LAYERS}
-    return {**lists, **numbers}
+    changed: dict[str, Any] = {
+        name: [of[layer % len(of)] for layer in range(longest)] for name, of in kinds.items() if of
+    }
+    for name in ("num_hidden_layers", "num_layers"):
+        if name in sizes and longest > LAYERS:
+            changed[name] = longest
+    return changed

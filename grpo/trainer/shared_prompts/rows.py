@@ -16,6 +16,15 @@ Sees = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.
 """From indices of batch, head, query and key, which broadcast, to whether the query sees the key."""
 
 
+class Row(NamedTuple):
+    """A prompt, or a completion with its prompt, by places among T."""
+
+    first: int
+    """Place of the first token of its group."""
+    queries: Sequence[int]
+    keys: Sequence[int]
+
+
 class Rows(NamedTuple):
     """Padded rows of a call, of a sequence of T tokens."""
 
@@ -44,34 +53,33 @@ def rows_of(groups: Sequence[Group], sees: Sees, in_place: bool, device: torch.d
         in_place: whether it takes the places of tokens in the sequence; otherwise those in a sequence of their own.
         device: of the tokens.
     """
-    prompts, completions = [], []
+    prompts, completions = list[Row](), list[Row]()
     for group in groups:
         prompt, begin = range(group.start, group.start + group.prompt), group.start + group.prompt
         if group.prompt:
-            prompts.append((group.start, prompt, [*prompt]))
+            prompts.append(Row(group.start, prompt, prompt))
         for end in accumulate(group.completions, initial=begin):
             if end > begin:
-                completions.append((group.start, range(begin, end), [*prompt, *range(begin, end)]))
+                completions.append(Row(group.start, range(begin, end), [*prompt, *range(begin, end)]))
             begin = end
     calls = [call for call in (prompts, completions) if call]
-    order = torch.tensor([token for call in calls for _, queries, _ in call for token in queries]).argsort()
+    order = torch.tensor([token for call in calls for row in call for token in row.queries]).argsort()
     return [padded_rows(call, sees, in_place, device) for call in calls], order.to(device)
 
 
-def padded_rows(
-    call: Sequence[tuple[int, Sequence[int], Sequence[int]]], sees: Sees, in_place: bool, device: torch.device
-) -> Rows:
-    """Return the rows of a call, of the group's first token, the places of queries and those of keys, of each row."""
-    sizes = [torch.tensor([len(row[part]) for row in call])[:, None] for part in (1, 2)]
+def padded_rows(call: Sequence[Row], sees: Sees, in_place: bool, device: torch.device) -> Rows:
+    """Return the padded rows of a call; further arguments as of `rows_of`."""
+    parts = [[row.queries for row in call], [row.keys for row in call]]
+    sizes = [torch.tensor([len(places) for places in part])[:, None] for part in parts]
     queries, keys = (
-        torch.nn.utils.rnn.pad_sequence([torch.tensor([*row[part]]) for row in call], batch_first=True)
-        for part in (1, 2)
+        torch.nn.utils.rnn.pad_sequence([torch.tensor([*places]) for places in part], batch_first=True)
+        for part in parts
     )
     of_queries, of_keys = (torch.arange(tensor.size(1)).expand_as(tensor) for tensor in (queries, keys))
     real = of_queries < sizes[0]
     of_queries = of_queries.minimum(sizes[0] - 1)
     queries = queries.gather(1, of_queries)
-    offset = torch.tensor([row[0] for row in call])[:, None] if in_place else 0
+    offset = torch.tensor([row.first if in_place else 0 for row in call])[:, None]
     earlier = sizes[1] - sizes[0]
     first = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
     query_places, key_places = ((of + offset).to(device) for of in (of_queries + earlier, of_keys))
