@@ -93,8 +93,8 @@ def asked(question: Callable[[], str]) -> str:
         return line_of(error)
 
 
-def policy_of(family: str, double: bool = False) -> PreTrainedModel:
-    """Return a tiny random policy of a model type, which may compute in float64; ValueError if it would not be tiny."""
+def policy_of(family: str) -> PreTrainedModel:
+    """Return a tiny random policy of a model type; ValueError if it would not be tiny."""
     config = tiny_config(family)
     text = family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and family not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     auto = AutoModelForCausalLM if text else AutoModelForImageTextToText
@@ -104,8 +104,6 @@ def policy_of(family: str, double: bool = False) -> PreTrainedModel:
         raise ValueError(f"its smallest policy known here has {parameters:,} parameters")
     torch.manual_seed(0)
     model = auto.from_config(config)
-    if double:
-        model.config._experts_implementation = "eager"  # the kernel of all experts takes no float64
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() == 1:  # norms of ones would hide that they follow a rotation
@@ -130,7 +128,7 @@ def by_trl(family: str, folder: Path, helped: bool, double: bool = False, **opti
         double: whether it computes in float64.
         options: further ones of `make`.
     """
-    trainer = make(trl.GRPOTrainer, folder, model=policy_of(family, double), **copy.deepcopy(options))
+    trainer = make(trl.GRPOTrainer, folder, model=policy_of(family), **copy.deepcopy(options))
     if helped:
         show_to_trl(trainer.model)
         balance_routers_alone(trainer)
@@ -142,7 +140,7 @@ def by_ours(
 ) -> tuple[float | None, Any]:
     """Train by ours on the rollouts of TRL's record; return the largest relative difference, and our trainer."""
     trainer = make(
-        ExactGRPOTrainer, folder, model=policy_of(family, double), update=Update(200), **copy.deepcopy(options)
+        ExactGRPOTrainer, folder, model=policy_of(family), update=Update(200), **copy.deepcopy(options)
     )
     ours = train(doubled(trainer) if double else trainer, start_from=theirs.weights if theirs else ())
     pairs = zip(ours.gradients, theirs.gradients, strict=True) if theirs else ()

@@ -24,6 +24,7 @@ from grpo.trainer.rollout.completion import Completion
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
 from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.shared_prompts.states import state_layers
+from grpo.utils.attention import policy_of
 from grpo.utils.diagnosis import sampling_filters
 from grpo.utils.patching import replaced
 
@@ -249,6 +250,7 @@ def doubled(trainer: Any) -> Any:
     for model in (trainer.model, trainer.ref_model):
         if model is not None:
             model.double()
+            policy_of(model).config._experts_implementation = "eager"  # the kernel of all experts takes no float64
             rotary = [module for module in model.modules() if hasattr(module, "inv_freq")]
             for module in (*rotary, *state_layers(model)):
                 module.forward = without_float32(module.forward)
