@@ -245,14 +245,15 @@ def doubled(trainer: Any) -> Any:
     They add in different orders. In float32 that moves a log-probability by some 1e-6, and a loss of several iterations
     by its sum with ratios and with exp(KL). What stays float32 is softmax and norms of transformers, and TRL's head;
     rotary embeddings do not: their angles grow with the padding before a sequence, and so does the rounding. Nor do
-    layers that keep a state.
+    layers that keep a state, and the routers of experts.
     """
     for model in (trainer.model, trainer.ref_model):
         if model is not None:
             model.double()
             policy_of(model).config._experts_implementation = "eager"  # the kernel of all experts takes no float64
             rotary = [module for module in model.modules() if hasattr(module, "inv_freq")]
-            for module in (*rotary, *state_layers(model)):
+            routers = [module for module in model.modules() if type(module).__name__.endswith("Router")]
+            for module in (*rotary, *routers, *state_layers(model)):
                 module.forward = without_float32(module.forward)
     return trainer
 
@@ -262,7 +263,11 @@ def without_float32(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(forward)
     def doubled(*args: Any, **options: Any) -> Any:
-        with replaced(torch.Tensor, "float", torch.Tensor.double), replaced(torch, "float32", torch.float64):
+        with (
+            replaced(torch.Tensor, "float", torch.Tensor.double),
+            replaced(torch, "float32", torch.float64),
+            replaced(torch, "float", torch.float64),
+        ):
             return forward(*args, **options)
 
     return doubled
