@@ -39,6 +39,14 @@ UNCHANGED_BASE = (None, True, False, "gaussian", "orthogonal", "eva")
 ENDS = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "embedding", "embeddings")
 """Names of embeddings and heads."""
 
+STACKED = {
+    *("afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe"),
+    *("flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hunyuan_v1_moe", "longcat_flash"),
+    *("mellum", "minimax", "minimax_m2", "mixtral", "olmoe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe"),
+    *("qwen3_omni_moe_thinker", "solar_open"),
+}
+"""Families of whose experts PEFT adapts the stacked matrices where `target_modules` names the matrices of experts."""
+OF_EXPERTS = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 QUANTIZES = "vllm_bnb_plugin"
 """The package with which vLLM quantizes as bitsandbytes does."""
 HALF_ADAPTERS = "vLLM's kernels for adapters take 16 bits on a GPU, and this run computes in float32"
@@ -69,7 +77,7 @@ def transport_of(config: "DictConfig", family: str | None = None) -> Transport:
     if config.engine.backend != VLLM:
         reason = f"engine.backend={config.engine.backend} takes all weights, into its own"
         return Transport(False, reason if config.peft is not None else None, reason, computed_in(config))
-    merged = why_merged(config) if config.peft is not None else None
+    merged = (why_merged(config) or why_not_experts(config.peft, family)) if config.peft is not None else None
     adapter = config.peft is not None and merged is None
     return Transport(adapter, merged, why_not_shared(config, merged, family), computed_in(config))
 
@@ -90,6 +98,13 @@ def why_merged(config: "DictConfig") -> str | None:
     if on_gpu and train.vllm_mode == "colocate" and computed_in(config) == "float32":
         return HALF_ADAPTERS
     return None if config.engine.lora == "adapter" else f"engine.lora={config.engine.lora}"
+
+
+def why_not_experts(options: Mapping[Any, Any], family: str | None) -> str | None:
+    """Return why vLLM's LoRA cannot take the adapters that PEFT makes of a family's stacked experts; None without."""
+    modules = options.get("target_modules") or ()
+    named = modules == "all-linear" or (not isinstance(modules, str) and OF_EXPERTS & {*modules})
+    return "vLLM's LoRA cannot take adapters of stacked experts" if family in STACKED and named else None
 
 
 def why_not_shared(config: "DictConfig", merged: str | None, family: str | None) -> str | None:

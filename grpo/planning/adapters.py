@@ -1,15 +1,9 @@
 """Number of LoRA's parameters, and the copies of experts that PEFT makes to add them."""
 
+from grpo.config.transport import STACKED
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Adapter, Workload
 
-STACKED = {
-    *("afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe"),
-    *("flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hunyuan_v1_moe", "longcat_flash"),
-    *("mellum", "minimax", "minimax_m2", "mixtral", "olmoe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe"),
-    *("qwen3_omni_moe_thinker", "solar_open"),
-}
-"""Families of whose experts PEFT adapts the stacked matrices where `target_modules` names the matrices of experts."""
 FEED_FORWARD = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 GATE_UP = ({"gate_proj", "up_proj"}, {"w1", "w3"})
 DOWN = ({"down_proj"}, {"w2"})

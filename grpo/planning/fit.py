@@ -143,6 +143,8 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
     shape = find_shape(config.model)
     if config.task.images and not shape.takes_images:
         raise ConfigError(f"task.images={config.task.images}: the model takes text alone; choose one that takes images")
+    if config.train.use_vllm and (why := why_no_experts(shape, machine)):
+        raise ConfigError(f"{why}; use generation=transformers")
     transport = transport_of(config, shape.model_type)
     workload = workload_of(config, machine.device)
     if machine.shared:  # the GPU has what the processes leave
@@ -170,12 +172,23 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
     )
 
 
+def why_no_experts(shape: Shape, machine: Machine) -> str | None:
+    """Return why vLLM cannot get the weights of a mixture of experts on a machine; None if it can, or without experts.
+
+    Its CPU build repacks experts once it has loaded them (`cpu_prepack_moe_weight`); what is sent later is not.
+    """
+    if shape.num_experts and machine.device == "cpu":
+        return "generation=vllm_*: vLLM on a CPU repacks experts as it loads them, and takes no further ones"
+    return None
+
+
 def plan_generation(config: DictConfig, machine: Machine, least: bool = False) -> Plan:
     """Plan with vLLM if it is installed, supports the policy, is faster and fits; otherwise with transformers."""
     parameters, tokens = VLLM_PAYS[machine.device]
-    large = find_shape(config.model).parameters() >= parameters
+    shape = find_shape(config.model)
+    large = shape.parameters() >= parameters
     pays = large and (config.train.max_completion_length or 0) >= tokens
-    able = find_spec("vllm") is not None
+    able = find_spec("vllm") is not None and not why_no_experts(shape, machine)
     if is_quantized(config.peft):
         able = able and find_spec(QUANTIZES) is not None and transport_of(config).adapter
     able = able and not (why_biased(config.train) or why_no_vllm(config))

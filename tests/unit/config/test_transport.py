@@ -111,3 +111,19 @@ def test_an_adapter_in_float32_is_merged_on_a_gpu(composed: Compose) -> None:
     transport = transport_of(composed(*COLOCATED, "+gpu=rtx3080", "model.dtype=float32", "train.bf16=false"))
     assert transport.merged_because == HALF_ADAPTERS
     assert transport_of(composed(*COLOCATED, "+gpu=rtx3080", "model.dtype=bfloat16", "train.bf16=true")).adapter
+
+
+@pytest.mark.parametrize(
+    ("family", "modules", "merged"),
+    [
+        ("qwen3_moe", "all-linear", True),
+        ("qwen3_moe", "[q_proj,up_proj,gate_proj]", True),
+        ("qwen3_moe", "[q_proj,v_proj]", False),
+        ("gpt_oss", "all-linear", False),
+    ],
+)
+def test_adapters_of_stacked_experts_are_merged_for_vllm(
+    family: str, modules: str, merged: bool, composed: Compose
+) -> None:
+    transport = transport_of(composed(*COLOCATED, f"peft.target_modules={modules}"), family)
+    assert transport.merged_because == ("vLLM's LoRA cannot take adapters of stacked experts" if merged else None)

@@ -12,7 +12,8 @@ from trl.trainer import add_fused_lm_head
 
 from benchmarks.simulation import PeakTracker
 from benchmarks.tiny_policies import tiny_config
-from grpo.planning.adapters import STACKED, adapter_parameters, stacks
+from grpo.config.transport import STACKED
+from grpo.planning.adapters import adapter_parameters, stacks
 from grpo.planning.memory import persistent, update
 from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Workload

@@ -640,3 +640,11 @@ def test_expected_readings_exclude_memory_outside_pytorch() -> None:
     }
     plan = Plan("m", "d", phases, 10.0, {}, None, {})
     assert plan.expected() == {"peak": 5.0, "generate": 5.0, "logprobs": 2.0, "update": 4.0}
+
+
+def test_vllm_on_a_cpu_takes_no_mixture_of_experts(composed: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"vLLM on a CPU repacks experts.*use generation=transformers"):
+        make_plan(composed("model=gpt_oss_20b", "generation=vllm_colocate"))
+    monkeypatch.setattr("grpo.planning.fit.find_spec", lambda name: name)
+    monkeypatch.setattr("grpo.planning.fit.VLLM_PAYS", {"cpu": (0, 0)})
+    assert make_plan(composed("model=gpt_oss_20b", "generation=auto")).settings["train.use_vllm"] is False
