@@ -22,11 +22,11 @@ def layer_kept(shape: Shape, workload: Workload, tokens: int, masked: int, by_st
     Args:
         tokens: of the micro-batch.
         masked: length of its sequences if they have masks, otherwise 0.
-        by_state: of a layer with gated DeltaNet in the place of attention.
+        by_state: of a layer with a state in the place of attention.
     """
     tile = tiled(shape, workload, tokens)
     inputs = tokens * workload.compute_bytes * shape.hidden_size if tile < tokens else 0
-    mixer = delta_kept(shape, workload) if by_state else attention_kept(shape, workload, masked)
+    mixer = recurrent_kept(shape, workload) if by_state else attention_kept(shape, workload, masked)
     return tokens * mixer + inputs + tile * mlp_kept(shape, workload)
 
 
@@ -63,16 +63,17 @@ def attention_kept(shape: Shape, workload: Workload, masked: int) -> float:
     return norms + attention + size * (3 * hidden + query) + 2 * (4 - size) * hidden  # autocast copies for each module
 
 
-def delta_kept(shape: Shape, workload: Workload) -> float:
-    """Bytes per token that autograd keeps of gated DeltaNet and of the norms beside it."""
-    if not shape.delta:
+def recurrent_kept(shape: Shape, workload: Workload) -> float:
+    """Bytes per token that autograd keeps of a layer with a state and of the norms beside it."""
+    if not shape.recurrent:
         return 0.0
     hidden, size = shape.hidden_size, workload.compute_bytes
-    kept = shape.delta.kept(size, workload.adapter is not None) + 2 * 4 * hidden
+    linears, gated = shape.recurrent.linears(hidden), shape.model_type in GATED
+    kept = shape.recurrent.kept(size, workload.adapter is not None) + 2 * 4 * hidden
     if workload.adapter is not None:
-        return kept + adapter_inputs(shape.delta.linears(hidden), workload)
-    copies = 1 if workload.weight_bytes == size else 4  # autocast's, for each module
-    return kept + 2 * 4 * hidden + copies * size * hidden
+        return kept + adapter_inputs(linears, workload)
+    copies = 1 if workload.weight_bytes == size else len(linears) - 1  # autocast's, for each module
+    return kept + 2 * (4 if gated else size) * hidden + copies * size * hidden
 
 
 def mlp_kept(shape: Shape, workload: Workload) -> float:
@@ -142,16 +143,16 @@ def layer_backward(shape: Shape, workload: Workload, tokens: int) -> float:
     return (4 if adapted else 3) * wide + (4 + 2 * size) * hidden
 
 
-def delta_backward(shape: Shape, workload: Workload, tokens: int) -> float:
+def recurrent_backward(shape: Shape, workload: Workload, tokens: int) -> float:
     """Temporary bytes in the backward pass of a layer with gated DeltaNet: of its feed-forward layer, or of the rule.
 
     Before the rule's, what is kept of the feed-forward layer, of the norm before it and of the gate is gone.
     """
-    if not shape.delta:
+    if not shape.recurrent:
         return 0.0
     gone = mlp_kept(shape, workload) * tiled(shape, workload, tokens) + 4 * shape.hidden_size * tokens
-    gone += tokens * shape.delta.kept_of_norm(workload.compute_bytes, workload.adapter is not None)
-    return max(layer_backward(shape, workload, tokens), tokens * shape.delta.gradients() - gone)
+    gone += tokens * shape.recurrent.kept_of_norm(workload.compute_bytes, workload.adapter is not None)
+    return max(layer_backward(shape, workload, tokens), tokens * shape.recurrent.gradients() - gone)
 
 
 def layer_forward(shape: Shape, workload: Workload, tokens: int, masked: int) -> float:
@@ -162,7 +163,7 @@ def layer_forward(shape: Shape, workload: Workload, tokens: int, masked: int) ->
     tile = tiled(shape, workload, tokens)
     parts = 2 if tile == tokens else 3  # the outputs of all tiles, too
     mlp = tokens * size * parts * hidden + tile * size * 3 * shape.active_width
-    rule = tokens * (shape.delta.working(size) + size * 2 * hidden) if shape.delta else 0.0
+    rule = tokens * (shape.recurrent.working(size) + size * 2 * hidden) if shape.recurrent else 0.0
     return max(attention, mlp, rule) + tokens * (masked * size + masks(shape, masked))
 
 

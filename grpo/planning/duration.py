@@ -211,7 +211,7 @@ def operations(shape: Shape, length: float) -> float:
     linear = sum(inputs * outputs * count for inputs, outputs, count in shape.linears().values())
     experts = 3 * shape.num_experts_per_tok * shape.moe_intermediate_size * shape.hidden_size * shape.mixtures
     attention = 2 * shape.query_width * length * shape.attention_layers
-    attention += shape.delta.operations() if shape.delta else 0
+    attention += shape.recurrent.operations() if shape.recurrent else 0
     return 2.0 * (linear + experts + shape.embeddings) + attention
 
 

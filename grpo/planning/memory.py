@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from grpo.planning import images
 from grpo.planning.activations import (
-    delta_backward,
     head_backward,
     head_forward,
     layer_backward,
     layer_forward,
     layer_kept,
     masks,
+    recurrent_backward,
 )
 from grpo.planning.adapters import adapted_experts, adapter_parameters
 from grpo.planning.shape import Shape
@@ -91,7 +91,7 @@ def kv_cache(shape: Shape, workload: Workload) -> float:
     length, size = workload.sequence, workload.compute_bytes
     seen = length * (shape.attention_layers - shape.num_sliding_layers)
     seen += min(length, shape.sliding_window or length) * shape.num_sliding_layers
-    states = shape.delta.cache(size) if shape.delta else 0
+    states = shape.recurrent.cache(size) if shape.recurrent else 0
     return workload.sequences * (seen * 2 * shape.kv_width * size + states)
 
 
@@ -203,7 +203,7 @@ def rollout(shape: Shape, workload: Workload) -> Components:
         "activations": max(prefill, images.without_gradient(shape.vision, workload, "rollout")),
         "logits": workload.prompts_at_once * shape.vocab_size * workload.compute_bytes,
     }
-    full = not shape.num_sliding_layers and shape.delta is None
+    full = not shape.num_sliding_layers and shape.recurrent is None
     shared = workload.shares_keys and workload.device == "cpu" and full
     growing = kv_cache(shape, replace(workload, prompt=0) if shared else workload)
     copied: float = workload.sequences * workload.sequence * 2 * shape.query_width * workload.compute_bytes
@@ -280,13 +280,13 @@ def backward(
         masked: length of its sequences if they have masks, otherwise 0.
         head: bytes that the head's backward pass takes.
         kept: bytes that autograd keeps of a layer with attention.
-        kept_by_state: bytes that it keeps of a layer with gated DeltaNet.
+        kept_by_state: bytes that it keeps of a layer with a state.
     """
     inputs = float(tokens * workload.compute_bytes * shape.hidden_size * inputs_on_device(shape, workload))
     final = tokens * (4 + (2 if workload.adapter else 3) * workload.compute_bytes) * shape.hidden_size  # norm and head
     kinds = [(shape.attention_layers, kept, layer_backward(shape, workload, tokens))]
-    if shape.delta:
-        kinds.append((shape.delta.layers, kept_by_state, delta_backward(shape, workload, tokens)))
+    if shape.recurrent:
+        kinds.append((shape.recurrent.layers, kept_by_state, recurrent_backward(shape, workload, tokens)))
     layer = max(work + (of * workload.checkpointing) for _, of, work in kinds) + unsharded_gradients(shape, workload)
     experts = adapted_experts(shape, workload)
     activations = final + (inputs if workload.checkpointing else sum(count * of for count, of, _ in kinds))

@@ -1,15 +1,27 @@
 """The shape of a model: the numbers of an architecture that its memory follows from."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from grpo.planning.delta_net import DeltaNet, delta_net_of
+from grpo.planning.short_convolution import ShortConvolution, adjusted_width, short_convolution_of
 from grpo.planning.vision import Vision, vision_of
 
 GATED = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 """Families whose attention has an output gate, and whose norms scale in float32."""
-QK_NORM = ("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text", "olmo2", "exaone4", "gemma3", "gemma3_text", *GATED)
+QK_NORM = (
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_vl",
+    "qwen3_vl_text",
+    "olmo2",
+    "exaone4",
+    "gemma3",
+    "gemma3_text",
+    "lfm2",
+    *GATED,
+)
 SANDWICH = ("gemma2", "gemma3", "gemma3_text", "glm4")
 FUSED_GATE = ("phi3", "glm", "glm4", "granitemoehybrid")
 """Families with one matrix for gate and up projection."""
@@ -77,8 +89,8 @@ class Shape:
     """Tokens that a layer with a sliding window attends to; 0 without."""
     num_sliding_layers: int = 0
     """Layers with a sliding window."""
-    delta: DeltaNet | None = None
-    """Layers with gated DeltaNet in the place of attention."""
+    recurrent: DeltaNet | ShortConvolution | None = None
+    """Layers that keep a state in the place of attention."""
     max_position_embeddings: int = 0
     """Tokens of the longest sequence that the model was made for; 0 if it is not known."""
     given_parameters: int = 0
@@ -101,7 +113,7 @@ class Shape:
     @property
     def attention_layers(self) -> int:
         """Number of layers that have keys and values."""
-        return self.num_hidden_layers - (self.delta.layers if self.delta else 0)
+        return self.num_hidden_layers - (self.recurrent.layers if self.recurrent else 0)
 
     @property
     def active_width(self) -> int:
@@ -134,7 +146,7 @@ class Shape:
     def linears(self) -> dict[str, tuple[int, int, int]]:
         """Return the linear modules of the language model without experts: inputs, outputs and count of each name."""
         hidden, layers = self.hidden_size, self.num_hidden_layers
-        modules = self.attention_linears() | (self.delta.linears(hidden) if self.delta else {})
+        modules = self.attention_linears() | (self.recurrent.linears(hidden) if self.recurrent else {})
         width = self.shared_expert_intermediate_size if self.num_experts else self.intermediate_size
         if width:
             inner = {"gate_proj": (hidden, width, layers), "up_proj": (hidden, width, layers)}
@@ -174,7 +186,7 @@ class Shape:
         norms = ((4 if self.model_type in SANDWICH else 2) * layers + 1) * hidden
         if self.model_type in QK_NORM:
             norms += 2 * self.attention_layers * self.head_dim
-        norms += self.delta.other_parameters() if self.delta else 0
+        norms += self.recurrent.other_parameters() if self.recurrent else 0
         biases = layers * (self.query_width + 2 * self.kv_width) if self.model_type in QKV_BIAS else 0
         if self.model_type in EAGER:  # of the output, the router and the experts; and a sink per head
             of_experts = self.num_experts * (1 + 2 * self.moe_intermediate_size + hidden)
@@ -208,10 +220,12 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     heads = number("num_attention_heads", 1 if RECURRENT & text.keys() else None)
     layers = len(blocks) if len(blocks) < len(kinds) else number("num_hidden_layers", len(kinds) or None)
     experts = number("num_experts", 0)
-    width = number("intermediate_size", 4 * hidden)
+    width = adjusted_width(text, number("intermediate_size", 4 * hidden))
     window = number("sliding_window", 0) if text.get("use_sliding_window", True) else 0
     if not kinds and (every := text.get("full_attention_interval")):
         kinds = ["full_attention" if (place + 1) % every == 0 else "linear_attention" for place in range(layers)]
+    if not kinds and (attention := text.get("full_attn_idxs")):
+        kinds = ["full_attention" if place in attention else "conv" for place in range(layers)]
     every = text.get("sliding_window_pattern") or {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6}.get(
         text.get("model_type", ""), 0
     )
@@ -232,7 +246,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         moe_intermediate_size=number("moe_intermediate_size", width if experts else 0),
         shared_expert_intermediate_size=number("shared_expert_intermediate_size", 0),
         num_dense_layers=number("first_k_dense_replace", 0) or len(text.get("mlp_only_layers") or []),
-        delta=delta_net_of(text, sum(kind == "linear_attention" for kind in kinds)) if family in GATED else None,
+        recurrent=recurrent_of(text, kinds),
         sliding_window=window,
         num_sliding_layers=sum(kind == "sliding_attention" for kind in kinds) if kinds else sliding * bool(window),
         max_position_embeddings=number("max_position_embeddings", 0),
@@ -240,3 +254,10 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         vision=vision_of(config),
         takes_images=any("vision" in key or "image" in key for key in config),
     )
+
+
+def recurrent_of(text: Mapping[str, Any], kinds: Sequence[str]) -> DeltaNet | ShortConvolution | None:
+    """Return the layers that keep a state, of a text configuration and the kinds of its layers; None without."""
+    if text.get("model_type") in GATED:
+        return delta_net_of(text, sum(kind == "linear_attention" for kind in kinds))
+    return short_convolution_of(text, sum(kind == "conv" for kind in kinds))
