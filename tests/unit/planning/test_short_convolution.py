@@ -56,7 +56,7 @@ def test_the_cache_is_as_large_as_after_a_real_generation() -> None:
     assert kv_cache(shape_of(kinds), fed) == real
 
 
-def test_layers_follow_from_the_places_of_attention_as_from_their_list() -> None:
+def test_layers_follow_from_the_places_of_attention() -> None:
     kinds = numbers(CONVOLUTION, ATTENTION, CONVOLUTION)
     without = {key: value for key, value in kinds.items() if key != "layer_types"}
     assert shape_of(without | {"full_attn_idxs": [1]}) == shape_of(kinds)
