@@ -139,9 +139,7 @@ def by_ours(
     family: str, folder: Path, theirs: Record | None, double: bool = False, **options: Any
 ) -> tuple[float | None, Any]:
     """Train by ours on the rollouts of TRL's record; return the largest relative difference, and our trainer."""
-    trainer = make(
-        ExactGRPOTrainer, folder, model=policy_of(family), update=Update(200), **copy.deepcopy(options)
-    )
+    trainer = make(ExactGRPOTrainer, folder, model=policy_of(family), update=Update(200), **copy.deepcopy(options))
     ours = train(doubled(trainer) if double else trainer, start_from=theirs.weights if theirs else ())
     pairs = zip(ours.gradients, theirs.gradients, strict=True) if theirs else ()
     return max((relative_difference(with_zeros(*pair), pair[1]) for pair in pairs), default=None), trainer

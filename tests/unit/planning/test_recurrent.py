@@ -1,4 +1,4 @@
-"""The plan of layers with gated DeltaNet against the memory that PyTorch and PEFT really take."""
+"""The plan of layers with gated DeltaNet, or short convolutions, against the memory that they really take."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,18 +19,19 @@ from tests.unit.planning.test_memory import NUMBERS, WORKLOAD, kept_by_autograd,
 
 HEADS = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 16}
 HYBRID: dict[str, Any] = {**NUMBERS, "model_type": "qwen3_5_text", **HEADS}
-STATE, ATTENTION = "linear_attention", "full_attention"
+STATE, ATTENTION, CONVOLUTION = "linear_attention", "full_attention", "conv"
 
 
 def numbers(*kinds: str, **more: Any) -> dict[str, Any]:
-    return HYBRID | {"num_hidden_layers": len(kinds), "layer_types": list(kinds)} | more
+    """The numbers of a policy with these layers; of LFM2's feed-forward layers it takes two thirds, rounded up."""
+    family = NUMBERS | {"model_type": "lfm2"} if CONVOLUTION in kinds else HYBRID
+    return family | {"num_hidden_layers": len(kinds), "layer_types": list(kinds)} | more
 
 
-@pytest.mark.parametrize("kind", [STATE, ATTENTION])
+@pytest.mark.parametrize(("kind", "other"), [(STATE, ATTENTION), (ATTENTION, STATE), (CONVOLUTION, ATTENTION)])
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_layer_keeps_what_autograd_keeps_of_it(kind: str, method: str) -> None:
+def test_a_layer_keeps_what_autograd_keeps_of_it(kind: str, other: str, method: str) -> None:
     tokens, sizes = 832, []  # 13 chunks
-    other = ATTENTION if kind == STATE else STATE
     for kinds in ((other, kind), (other, kind, kind)):
         policy = model(numbers(*kinds))
         if method == "lora":
@@ -39,13 +40,14 @@ def test_a_layer_keeps_what_autograd_keeps_of_it(kind: str, method: str) -> None
         sizes.append(kept_by_autograd(policy.train(), tokens))
     workload = Workload(0, tokens, 1, tokens, adapter=Adapter(16) if method == "lora" else None)
     shape = shape_of(numbers(*kinds))
-    planned = layer_kept(shape, workload, tokens, masked=tokens, by_state=kind == STATE)
+    planned = layer_kept(shape, workload, tokens, masked=tokens, by_state=kind != ATTENTION)
     assert planned == pytest.approx(sizes[1] - sizes[0], rel=0.05)
     assert trained(shape, workload)[0] == sum(w.numel() for w in policy.parameters() if w.requires_grad)
 
 
-def test_the_cache_is_as_large_as_after_a_real_generation() -> None:
-    kinds = numbers(STATE, ATTENTION, STATE)
+@pytest.mark.parametrize("kind", [STATE, CONVOLUTION])
+def test_the_cache_is_as_large_as_after_a_real_generation(kind: str) -> None:
+    kinds = numbers(kind, ATTENTION, kind)
     policy = model(kinds)
     output = policy.generate(
         torch.ones(4, 10, dtype=torch.long), max_new_tokens=20, min_new_tokens=20, return_dict_in_generate=True
@@ -70,15 +72,18 @@ def test_layers_follow_from_an_interval_as_from_their_list() -> None:
     kinds = (STATE, STATE, ATTENTION)
     without = {key: value for key, value in numbers(*kinds).items() if key != "layer_types"}
     assert shape_of(without | {"full_attention_interval": 3}) == shape_of(numbers(*kinds))
+    convolutions = numbers(CONVOLUTION, ATTENTION, CONVOLUTION)
+    without = {key: value for key, value in convolutions.items() if key != "layer_types"}
+    assert shape_of(without | {"full_attn_idxs": [1]}) == shape_of(convolutions)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("kind", [pytest.param(STATE, marks=pytest.mark.slow), CONVOLUTION])
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_update_takes_what_the_simulation_says(method: str, checkpointing: bool) -> None:
+def test_the_update_takes_what_the_simulation_says(kind: str, method: str, checkpointing: bool) -> None:
     heads = {"linear_num_value_heads": 8, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "head_dim": 64}
     wide = {"hidden_size": 512, "intermediate_size": 1500, "vocab_size": 8000, "num_attention_heads": 8, **heads}
-    kinds = numbers(STATE, STATE, ATTENTION, **wide)
+    kinds = numbers(kind, kind, ATTENTION, **wide)
     adapter = Adapter(16) if method == "lora" else None
     workload = Workload(0, 640, 2, 1280, adapter=adapter, checkpointing=checkpointing, optimizer="adamw_torch_fused")
     parts = update(shape_of(kinds), workload)
