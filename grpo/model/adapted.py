@@ -61,7 +61,10 @@ def unfit(model: PreTrainedModel) -> list[str]:
     return [
         name
         for name, module in linears
-        if refused(model, name) or not multiplies(module) or any(part in name for part in recorded)
+        if refused(model, name)
+        or read_by_kernel(model, name)
+        or not multiplies(module)
+        or any(part in name for part in recorded)
     ]
 
 
@@ -98,6 +101,13 @@ def refused(model: PreTrainedModel, name: str) -> bool:
     except ValueError:
         return True
     return False
+
+
+def read_by_kernel(model: PreTrainedModel, name: str) -> bool:
+    """Return whether a kernel of Mamba reads a module's weight by itself, in families that PEFT does not know."""
+    owner, _, own_name = name.rpartition(".")
+    parts = {key for key, _ in model.get_submodule(owner).named_parameters(recurse=False)}
+    return own_name == "out_proj" and {"A_log", "D"} <= parts
 
 
 def multiplies(module: Linear) -> bool:

@@ -56,7 +56,7 @@ def attention_kept(shape: Shape, workload: Workload, masked: int) -> float:
         attention += 2 * size * query
         norms += 0 if workload.adapter else (8 - size) * hidden + (4 - size) * (query + kv)
     if workload.adapter is not None:
-        return norms + attention + adapter_inputs(shape.attention_linears(), workload)
+        return norms + attention + adapter_inputs(shape, shape.attention_linears(), workload)
     norms += (4 if shape.model_type in SANDWICH else 2) * size * hidden
     if workload.weight_bytes == size:
         return norms + attention + size * hidden
@@ -71,7 +71,7 @@ def recurrent_kept(shape: Shape, workload: Workload) -> float:
     linears, gated = shape.recurrent.linears(hidden), shape.model_type in GATED
     kept = shape.recurrent.kept(size, workload.adapter is not None) + 2 * 4 * hidden
     if workload.adapter is not None:
-        return kept + adapter_inputs(linears, workload)
+        return kept + adapter_inputs(shape, linears, workload)
     copies = 1 if workload.weight_bytes == size else len(linears) - 1  # autocast's, for each module
     return kept + 2 * (4 if gated else size) * hidden + copies * size * hidden
 
@@ -87,25 +87,26 @@ def mlp_kept(shape: Shape, workload: Workload) -> float:
         per_token += 4 * shape.num_experts + size * 4 * hidden * shape.num_experts_per_tok
     if workload.adapter is not None:
         modules = shape.linears().items()
-        linears = {name: of for name, of in modules if name in FEED_FORWARD and adapts(shape, workload.adapter, name)}
-        return per_token + adapter_inputs(linears, workload)
+        linears = {name: of for name, of in modules if name in FEED_FORWARD}
+        return per_token + adapter_inputs(shape, linears, workload)
     return per_token + size * ((hidden if workload.weight_bytes == size else 2 * hidden) + width)
 
 
-def adapter_inputs(linears: Mapping[str, tuple[int, int, int]], workload: Workload) -> int:
+def adapter_inputs(shape: Shape, linears: Mapping[str, tuple[int, int, int]], workload: Workload) -> int:
     """Bytes per token that autograd keeps of adapters of linear modules of a layer: the inputs of both matrices.
 
     Modules with the same input share it, and the output projection's is attention's output. With dropout each module
     has its own, and a mask: a byte per number on a GPU, a number of the adapter's type on a CPU (ATen's Dropout.cpp).
 
     Args:
+        shape: of the model.
         linears: inputs, outputs and count of each module, by name.
         workload: of the run.
     """
     adapter = workload.adapter
     if adapter is None:
         return 0
-    named = {name: inputs for name, (inputs, _, _) in linears.items() if adapter.adapts(name)}
+    named = {name: inputs for name, (inputs, _, _) in linears.items() if adapts(shape, adapter, name)}
     ranks = workload.compute_bytes * len(named) * adapter.rank
     if adapter.copies:
         mask = (1 if workload.device == "cuda" else adapter.size) if adapter.dropout else 0

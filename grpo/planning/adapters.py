@@ -1,6 +1,7 @@
 """Number of LoRA's parameters, and the copies of experts that PEFT makes to add them."""
 
 from grpo.config.transport import STACKED
+from grpo.planning.mamba2 import Mamba2
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Adapter, Workload
 
@@ -29,8 +30,12 @@ def adapter_parameters(shape: Shape, adapter: Adapter) -> int:
 
 
 def adapts(shape: Shape, adapter: Adapter, name: str) -> bool:
-    """Return whether linear modules of a name have adapters; where PEFT takes it for an expert's, they have none."""
-    return adapter.adapts(name) and not (shape.model_type in STACKED and name in FEED_FORWARD)
+    """Return whether linear modules of a name have adapters.
+
+    Those have none whose name PEFT takes for an expert's, or whose weights Mamba's kernels read by themselves.
+    """
+    taken = shape.model_type in STACKED and name in FEED_FORWARD
+    return adapter.adapts(name) and not taken and not (name == "out_proj" and isinstance(shape.recurrent, Mamba2))
 
 
 def stacks(shape: Shape, adapter: Adapter) -> list[tuple[int, int, int]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.planning.delta_net import DeltaNet, delta_net_of
+from grpo.planning.mamba2 import Mamba2, mamba2_of
 from grpo.planning.short_convolution import ShortConvolution, adjusted_width, short_convolution_of
 from grpo.planning.vision import Vision, vision_of
 
@@ -23,6 +24,8 @@ QK_NORM = (
     *GATED,
 )
 SANDWICH = ("gemma2", "gemma3", "gemma3_text", "glm4")
+MAMBA = ("bamba", "granitemoehybrid")
+"""Families of which some layers have Mamba 2 in the place of attention."""
 FUSED_GATE = ("phi3", "glm", "glm4", "granitemoehybrid")
 """Families with one matrix for gate and up projection."""
 FUSED_QKV = ("phi3",)
@@ -58,6 +61,9 @@ RECURRENT = {"state_size", "attention_hidden_size"}
 """Numbers of families without attention heads (Mamba, RWKV), whose layers are planned as attention by a head."""
 
 
+Recurrent = DeltaNet | Mamba2 | ShortConvolution
+
+
 @dataclass(frozen=True)
 class Shape:
     """A decoder of transformer layers with its vision part; fields have the names of Hugging Face configurations."""
@@ -89,7 +95,7 @@ class Shape:
     """Tokens that a layer with a sliding window attends to; 0 without."""
     num_sliding_layers: int = 0
     """Layers with a sliding window."""
-    recurrent: DeltaNet | ShortConvolution | None = None
+    recurrent: Recurrent | None = None
     """Layers that keep a state in the place of attention."""
     max_position_embeddings: int = 0
     """Tokens of the longest sequence that the model was made for; 0 if it is not known."""
@@ -256,8 +262,10 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def recurrent_of(text: Mapping[str, Any], kinds: Sequence[str]) -> DeltaNet | ShortConvolution | None:
+def recurrent_of(text: Mapping[str, Any], kinds: Sequence[str]) -> Recurrent | None:
     """Return the layers that keep a state, of a text configuration and the kinds of its layers; None without."""
     if text.get("model_type") in GATED:
         return delta_net_of(text, sum(kind == "linear_attention" for kind in kinds))
+    if text.get("model_type") in MAMBA:
+        return mamba2_of(text, sum(kind in ("mamba", "linear_attention") for kind in kinds))
     return short_convolution_of(text, sum(kind == "conv" for kind in kinds))

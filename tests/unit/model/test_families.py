@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from grpo.model import policy
+from grpo.model.adapted import unfit
 from grpo.planning.fit import make_plan
 from grpo.testing.stock_trl import VOCABULARY, ours, train
 from grpo.utils.errors import ConfigError
@@ -84,3 +85,9 @@ def test_adapters_of_experts_need_names_of_parameters(composed: Callable[..., Di
     misspelled = composed(*line, "+peft.target_parameters=[down_prj]")
     with pytest.raises(ConfigError, match="no parameter of the model is named down_prj; its experts have"):
         policy.peft_config(misspelled.peft, misspelled.model)
+
+
+def test_weights_that_mambas_kernels_read_get_no_adapters() -> None:
+    """PEFT knows this of some families, and of Granite 4 it does not."""
+    granite = tiny("granitemoehybrid", DENSE["granitemoehybrid"])
+    assert unfit(granite) == ["model.layers.0.mamba.out_proj"]

@@ -1,4 +1,4 @@
-"""The plan of layers with gated DeltaNet, or short convolutions, against the memory that they really take."""
+"""The plan of layers with gated DeltaNet, Mamba 2 or short convolutions, against the memory that they really take."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,6 +9,7 @@ from peft import LoraConfig, get_peft_model
 
 from benchmarks.simulation import simulate
 from grpo.generation.transformers.growing_cache import CACHE
+from grpo.model.adapted import pattern_of, unfit
 from grpo.planning.activations import layer_kept
 from grpo.planning.duration import operations
 from grpo.planning.memory import kv_cache, trained, update
@@ -18,24 +19,33 @@ from grpo.trainer.adapter_inputs import keep_inputs_uncast
 from tests.unit.planning.test_memory import NUMBERS, WORKLOAD, kept_by_autograd, model
 
 HEADS = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 16}
-HYBRID: dict[str, Any] = {**NUMBERS, "model_type": "qwen3_5_text", **HEADS}
-STATE, ATTENTION, CONVOLUTION = "linear_attention", "full_attention", "conv"
+STATE, ATTENTION, CONVOLUTION, MAMBA = "linear_attention", "full_attention", "conv", "mamba"
+GRANITE = {"model_type": "granitemoehybrid", "num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 8}
+GRANITE |= {"mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 64}
 
 
 def numbers(*kinds: str, **more: Any) -> dict[str, Any]:
     """The numbers of a policy with these layers; of LFM2's feed-forward layers it takes two thirds, rounded up."""
-    family = NUMBERS | {"model_type": "lfm2"} if CONVOLUTION in kinds else HYBRID
-    return family | {"num_hidden_layers": len(kinds), "layer_types": list(kinds)} | more
+    sizes = NUMBERS | more | {"num_hidden_layers": len(kinds)}
+    if MAMBA in kinds:
+        blocks = ["attention" if kind == ATTENTION else kind for kind in kinds]
+        widths = {"shared_intermediate_size": sizes["intermediate_size"], "mamba_d_head": sizes["hidden_size"] // 4}
+        return sizes | GRANITE | widths | {"layers_block_type": blocks}
+    family = {"model_type": "lfm2"} if CONVOLUTION in kinds else {"model_type": "qwen3_5_text", **HEADS, **more}
+    return sizes | family | {"layer_types": list(kinds)}
 
 
-@pytest.mark.parametrize(("kind", "other"), [(STATE, ATTENTION), (ATTENTION, STATE), (CONVOLUTION, ATTENTION)])
+@pytest.mark.parametrize(
+    ("kind", "other"), [(STATE, ATTENTION), (ATTENTION, STATE), (CONVOLUTION, ATTENTION), (MAMBA, ATTENTION)]
+)
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_layer_keeps_what_autograd_keeps_of_it(kind: str, other: str, method: str) -> None:
     tokens, sizes = 832, []  # 13 chunks
     for kinds in ((other, kind), (other, kind, kind)):
         policy = model(numbers(*kinds))
         if method == "lora":
-            policy = get_peft_model(policy, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+            linear = {"target_modules": "all-linear", "exclude_modules": pattern_of(unfit(policy))}
+            policy = get_peft_model(policy, LoraConfig(r=16, task_type="CAUSAL_LM", **linear))
             keep_inputs_uncast(policy)
         sizes.append(kept_by_autograd(policy.train(), tokens))
     workload = Workload(0, tokens, 1, tokens, adapter=Adapter(16) if method == "lora" else None)
@@ -45,7 +55,7 @@ def test_a_layer_keeps_what_autograd_keeps_of_it(kind: str, other: str, method: 
     assert trained(shape, workload)[0] == sum(w.numel() for w in policy.parameters() if w.requires_grad)
 
 
-@pytest.mark.parametrize("kind", [STATE, CONVOLUTION])
+@pytest.mark.parametrize("kind", [STATE, CONVOLUTION, MAMBA])
 def test_the_cache_is_as_large_as_after_a_real_generation(kind: str) -> None:
     kinds = numbers(kind, ATTENTION, kind)
     policy = model(kinds)
@@ -77,7 +87,7 @@ def test_layers_follow_from_an_interval_as_from_their_list() -> None:
     assert shape_of(without | {"full_attn_idxs": [1]}) == shape_of(convolutions)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(STATE, marks=pytest.mark.slow), CONVOLUTION])
+@pytest.mark.parametrize("kind", [pytest.param(STATE, marks=pytest.mark.slow), CONVOLUTION, MAMBA])
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_update_takes_what_the_simulation_says(kind: str, method: str, checkpointing: bool) -> None:
