@@ -7,7 +7,6 @@ attention mask, from where the policy would have made the mask: so layers that a
 know it, too.
 """
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from grpo.trainer.shared_prompts.layout import Group
 from grpo.trainer.shared_prompts.merged import can_merge, layout_on, merged_attention
-from grpo.trainer.shared_prompts.rows import attend_rows, row_lengths, rows_of
+from grpo.trainer.shared_prompts.rows import attend_rows, largest_mask, rows_of
 from grpo.trainer.shared_prompts.states import shared_states
 from grpo.utils.attention import as_computed, attention_by
 from grpo.utils.patching import replaced
@@ -83,7 +82,7 @@ class GroupMask:
         """
         if name not in ("sdpa", "eager") or self.options.get("use_vmap"):
             return False
-        return short or (on_gpu and math.prod(row_lengths(self.groups)) <= LARGEST_MASK)
+        return short or (on_gpu and largest_mask(self.groups) <= LARGEST_MASK)
 
     def for_rows(self, name: str, seen: torch.Tensor) -> torch.Tensor:
         """Return which tokens see which as the mask that an implementation takes."""

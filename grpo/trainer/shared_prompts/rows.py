@@ -38,10 +38,11 @@ class Rows(NamedTuple):
     """Where the queries without padding are, among R x Q."""
 
 
-def row_lengths(groups: Sequence[Group]) -> tuple[int, int, int]:
-    """Return the number of completions, and tokens of the longest, and of the longest with its prompt."""
+def largest_mask(groups: Sequence[Group]) -> int:
+    """Return the number of pairs of tokens in the larger mask of both calls."""
     lengths = [(length, group.prompt + length) for group in groups for length in group.completions]
-    return len(lengths), max(length for length, _ in lengths), max(length for _, length in lengths)
+    completions = len(lengths) * max(length for length, _ in lengths) * max(length for _, length in lengths)
+    return max(completions, len(groups) * max(group.prompt for group in groups) ** 2)
 
 
 def rows_of(groups: Sequence[Group], sees: Sees, in_place: bool, device: torch.device) -> tuple[list[Rows], Any]:

@@ -192,8 +192,12 @@ def test_rows_on_a_gpu_are_bounded_by_their_mask(name: str, monkeypatch: pytest.
     mask = GroupMask([Group(0, 300, (40, 80))], Mock(), {}, [])
     assert mask.as_rows(name, short=False, on_gpu=True) == (name != "flash_attention_2")
     assert not mask.as_rows(name, short=False, on_gpu=False)
-    monkeypatch.setattr(attention, "LARGEST_MASK", 2 * 80 * 380 - 1)
-    assert not mask.as_rows(name, short=False, on_gpu=True)
+    for largest in (300 * 300, 2 * 180 * 480):  # of the prompt, and of the completions
+        mask = GroupMask([Group(0, 300, (40, 80 if largest == 300 * 300 else 180))], Mock(), {}, [])
+        monkeypatch.setattr(attention, "LARGEST_MASK", largest)
+        assert mask.as_rows(name, short=False, on_gpu=True) == (name != "flash_attention_2")
+        monkeypatch.setattr(attention, "LARGEST_MASK", largest - 1)
+        assert not mask.as_rows(name, short=False, on_gpu=True)
 
 
 @pytest.mark.parametrize("family", ["llama", "llama, a key for each query", "qwen3", "olmo2", "granite"])
