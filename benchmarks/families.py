@@ -38,6 +38,8 @@ from transformers.models.auto.modeling_auto import (
 from benchmarks.families_page import COPIED, EXACT, PAGE, YES, page
 from benchmarks.tiny_policies import VOCABULARY, tiny_config
 from grpo.config.schema import ROOT
+from grpo.generation.transformers.continuous_batch import why_not_shared
+from grpo.generation.transformers.prompt_cache import why_repeated
 from grpo.generation.transformers.trial import why_not_joined
 from grpo.model.adapted import pattern_of, unfit
 from grpo.options import Update
@@ -239,7 +241,9 @@ def exported(model: PreTrainedModel, folder: Path) -> str:
 
 def joined(model: PreTrainedModel) -> str:
     """Return whether completions leave and join a batch in generation, sharing their prompts' keys or copying them."""
-    if why_not_joined(model, True) is None:
+    if reason := why_not_shared(model, ("input_ids", "attention_mask")):
+        return reason
+    if why_repeated(model) is None and why_not_joined(model, True) is None:
         return YES
     return why_not_joined(model, False) or COPIED
 
@@ -296,7 +300,7 @@ def examine(family: str) -> Family:
         again = partial(in_float64, family, folder, helped)
         answers.exact = asked(lambda: judged(answers.difference, theirs, again))
         answers.update = shared(said, trainer)
-        answers.generation = asked(lambda: joined(trainer.model.eval()))
+        answers.generation = asked(lambda: joined(policy_of(family).eval()))
         answers.lora = asked(lambda: with_lora(family, folder, adapter, helped))
         answers.resumed = asked(lambda: resumed(lambda: policy_of(family), folder))
     return answers

@@ -24,16 +24,26 @@ def answers(family: dict[str, Any]) -> dict[str, bool]:
     return {name: no_cell(name, family[name]) for name in COLUMNS if name != "vllm"}
 
 
+def lacks_a_library(family: Family) -> bool:
+    """Whether this environment has no library that the page's had, such as scipy beside vLLM."""
+    return family.trained.startswith(("no tiny policy: ImportError", "no tiny policy: ModuleNotFoundError"))
+
+
 @pytest.mark.parametrize("family", DRAWN)
 def test_a_family_is_as_the_page_says(family: str) -> None:
-    assert answers(asdict(examine(family))) == answers(BY_TYPE[family])
+    found = examine(family)
+    if lacks_a_library(found):
+        pytest.skip(found.trained)
+    assert answers(asdict(found)) == answers(BY_TYPE[family])
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_all_families_are_as_the_page_says() -> None:
-    found = {family.model_type: answers(asdict(family)) for family in examined(INSTALLED, workers=2)}
-    assert found == {family: answers(BY_TYPE[family]) for family in INSTALLED}
+    families = [family for family in examined(INSTALLED, workers=2) if not lacks_a_library(family)]
+    assert len(families) > 200
+    found = {family.model_type: answers(asdict(family)) for family in families}
+    assert found == {family: answers(BY_TYPE[family]) for family in found}
 
 
 def test_the_page_is_that_of_the_record() -> None:
