@@ -21,6 +21,7 @@ QK_NORM = (
     "gemma3",
     "gemma3_text",
     "lfm2",
+    "lfm2_moe",
     *GATED,
 )
 SANDWICH = ("gemma2", "gemma3", "gemma3_text", "glm4")
@@ -50,6 +51,7 @@ FEED_FORWARD = ("mlp", "moe", "-", "E")
 # Names of the same numbers in other families' configurations.
 OTHER_NAMES = {
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "first_k_dense_replace": ("num_dense_layers",),
     "num_experts_per_tok": ("num_experts_per_token", "moe_topk", "moe_k"),
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
