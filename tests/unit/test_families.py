@@ -12,6 +12,7 @@ from transformers import AutoConfig
 from benchmarks.families import FAMILIES, FILE, Family, examine, examined, policy_of
 from benchmarks.families_page import COLUMNS, PAGE, YES, no_cell, page
 from benchmarks.tiny_policies import tiny_config
+from grpo.config.schema import ROOT
 
 RECORD = json.loads(FILE.read_text())
 BY_TYPE = {family["model_type"]: family for family in RECORD["families"]}
@@ -46,8 +47,12 @@ def test_all_families_are_as_the_page_says() -> None:
     assert found == {family: answers(BY_TYPE[family]) for family in found}
 
 
-def test_the_page_is_that_of_the_record() -> None:
+def test_the_page_and_the_readme_say_what_the_record_says() -> None:
     assert PAGE.read_text() == page(RECORD)
+    trained, by_trl = (sum(family[name] == YES for family in BY_TYPE.values()) for name in ("trained", "trl"))
+    claim = f"| architectures | [{trained} of the {len(BY_TYPE)}](docs/models.md) of transformers that complete text"
+    (row,) = (row for row in (ROOT / "README.md").read_text().splitlines() if row.startswith(claim))
+    assert f"| {by_trl}, in the same test |" in row
 
 
 def test_what_cannot_be_trained_has_one_line_with_the_reason() -> None:
