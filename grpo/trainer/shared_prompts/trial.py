@@ -33,6 +33,7 @@ from grpo.trainer.shared_prompts.scoring import score
 from grpo.trainer.shared_prompts.states import state_layers
 from grpo.utils.adapters import why_not_by_token
 from grpo.utils.attention import policy_of, relative_rounding
+from grpo.utils.errors import described
 from grpo.utils.modes import without_dropout
 from grpo.utils.oom import is_out_of_memory, tried, twice
 
@@ -154,13 +155,16 @@ def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> Reasons:
         return Reasons(reason, reason)
     trimmed = trim(rows, int(rows["prompt_mask"][0].sum()), LENGTHS[0])
     ways = ((trimmed, 1), (trimmed, len(LENGTHS)), (rows, len(LENGTHS)))
-    with undisturbed(model):
-        computed, reason = tried(
-            lambda: [plain(model, *as_sequences(of), batch_size=size, **images_of(of))[0] for of, size in ways]
-        )
-    if computed is None:
-        raise ValueError(f"TRL cannot compute log-probabilities of {type(policy_of(model)).__name__}: {reason}")
-    alone, together, padded = computed
+    try:
+        with undisturbed(model):
+            alone, together, padded = (
+                plain(model, *as_sequences(of), batch_size=size, **images_of(of))[0] for of, size in ways
+            )
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        policy = type(policy_of(model)).__name__
+        raise ValueError(f"TRL cannot compute log-probabilities of {policy}: {described(error)}") from error
     noise, unit = distance(alone, padded, rows), relative_rounding(model)
     size = float(alone.abs().mean())  # nats
     rounding = max(unit**0.5 * max(1.0, size / 4), distance(alone, together, rows))  # in bfloat16 experts change, too
