@@ -288,7 +288,7 @@ def examine(family: str) -> Family:
         answers.planned = asked(lambda: planned(model))
         answers.vllm = asked(lambda: in_vllm(model))
         answers.exported = asked(lambda: exported(model, folder / "exported"))
-        modules = pattern_of(unfit(policy_of(family)))
+        modules = pattern_of(unfit(model))
         adapter = LoraConfig(target_modules="all-linear", exclude_modules=modules, init_lora_weights=False)
         theirs, answers.trl = trained_by_trl(family, folder)
         try:
@@ -300,7 +300,7 @@ def examine(family: str) -> Family:
         again = partial(in_float64, family, folder, helped)
         answers.exact = asked(lambda: judged(answers.difference, theirs, again))
         answers.update = shared(said, trainer)
-        answers.generation = asked(lambda: joined(policy_of(family).eval()))
+        answers.generation = asked(lambda: joined(model.eval()))
         answers.lora = asked(lambda: with_lora(family, folder, adapter, helped))
         answers.resumed = asked(lambda: resumed(lambda: policy_of(family), folder))
     return answers

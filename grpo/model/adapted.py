@@ -103,6 +103,24 @@ def refused(model: PreTrainedModel, name: str) -> bool:
     return False
 
 
+def check_modules(model: PreTrainedModel, ends: Sequence[str]) -> None:
+    """Check that named modules can have adapters.
+
+    Raises:
+        ConfigError: kernels of Mamba would compute without the adapter of one of them.
+    """
+    for name, module in model.named_modules():
+        if (
+            isinstance(module, Linear)
+            and name.endswith(tuple(f".{end}" for end in ends))
+            and read_by_kernel(model, name)
+        ):
+            raise ConfigError(
+                f"peft.target_modules: kernels of Mamba read the weight of {name.rpartition('.')[2]} by themselves, "
+                "without its adapter; leave it out"
+            )
+
+
 def read_by_kernel(model: PreTrainedModel, name: str) -> bool:
     """Return whether a kernel of Mamba reads a module's weight by itself, in families that PEFT does not know."""
     owner, _, own_name = name.rpartition(".")

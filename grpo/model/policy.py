@@ -26,7 +26,15 @@ from transformers import (
     PreTrainedModel,
 )
 
-from grpo.model.adapted import OWN_CODE, architecture_of, check_parameters, config_of, pattern_of, unfit
+from grpo.model.adapted import (
+    OWN_CODE,
+    architecture_of,
+    check_modules,
+    check_parameters,
+    config_of,
+    pattern_of,
+    unfit,
+)
 from grpo.model.thinking import named_as_in
 from grpo.model.vision import parts, takes_images
 from grpo.utils.device import kind_of_device
@@ -181,7 +189,8 @@ def peft_config(peft: DictConfig | None, model: DictConfig) -> LoraConfig | None
     the modules that PEFT can adapt.
 
     Raises:
-        ConfigError: a name of `peft.target_parameters` is that of no parameter.
+        ConfigError: a name of `peft.target_parameters` is that of no parameter, or one of `peft.target_modules` is that
+            of a weight without an adapter in Mamba's kernels.
     """
     if peft is None:
         return None
@@ -192,6 +201,8 @@ def peft_config(peft: DictConfig | None, model: DictConfig) -> LoraConfig | None
         check_parameters(architecture_of(model.model_name_or_path, model.model_revision), parameters)
     if not options.get("exclude_modules"):
         architecture = architecture_of(model.model_name_or_path, model.model_revision)
+        if not isinstance(targets := options.get("target_modules") or [], str):
+            check_modules(architecture, targets)
         without = unfit(architecture) if all_linear else []
         if without:
             log.warning(

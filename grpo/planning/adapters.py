@@ -53,12 +53,12 @@ def stacks(shape: Shape, adapter: Adapter) -> list[tuple[int, int, int]]:
     def targeted(name: str) -> bool:
         return any(parameter.rpartition(".")[2] == name for parameter in adapter.parameters)
 
-    found = []
+    adapted = []
     if named(GATE_UP) or targeted("gate_up_proj"):
-        found.append((rank * (2 if named(GATE_UP) else 1), hidden, 2 * width))
+        adapted.append((rank * (2 if named(GATE_UP) else 1), hidden, 2 * width))
     if named(DOWN) or targeted("down_proj"):
-        found.append((rank, width, hidden))
-    return found if shape.mixtures else []
+        adapted.append((rank, width, hidden))
+    return adapted if shape.mixtures else []
 
 
 def adapted_experts(shape: Shape, workload: Workload) -> float:

@@ -137,7 +137,8 @@ def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
     for key, value in plan.settings.items():
         if "." in key:
             OmegaConf.update(config, key, value)
-    shape, workload = find_shape(config.model), workload_of(config, device)
+    shape = find_shape(config.model)
+    workload = workload_of(config, device, shape.model_type)
     at_once = plan.settings.get(AT_ONCE, workload.sequences)
     phases = step_phases(config.train, shape, workload, speed, at_once)
     batch = max(1, min(config.task.eval.size, config.train.per_device_eval_batch_size or at_once))

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from grpo.config.devices import check_device, why_no_vllm
 from grpo.config.facts import generator_of, is_quantized
 from grpo.config.tools import keeps_engine_awake
-from grpo.config.transport import QUANTIZES, Transport, transport_of
+from grpo.config.transport import QUANTIZES, Transport, transport_of, why_not_experts
 from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.host import host
 from grpo.planning.machine import Machine, machine_for
@@ -143,10 +143,10 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
     shape = find_shape(config.model)
     if config.task.images and not shape.takes_images:
         raise ConfigError(f"task.images={config.task.images}: the model takes text alone; choose one that takes images")
-    if config.train.use_vllm and (why := why_no_experts(shape, machine)):
+    if config.train.use_vllm and (why := why_no_experts(config, shape, machine)):
         raise ConfigError(f"{why}; use generation=transformers")
     transport = transport_of(config, shape.model_type)
-    workload = workload_of(config, machine.device)
+    workload = workload_of(config, machine.device, shape.model_type)
     if machine.shared:  # the GPU has what the processes leave
         left = machine.shared - sum(host(shape, workload).values())
         machine = replace(machine, capacity=max(1.0, min(machine.capacity, left)))
@@ -172,14 +172,21 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
     )
 
 
-def why_no_experts(shape: Shape, machine: Machine) -> str | None:
-    """Return why vLLM cannot get the weights of a mixture of experts on a machine; None if it can, or without experts.
+def why_no_experts(config: DictConfig, shape: Shape, machine: Machine) -> str | None:
+    """Return why vLLM cannot get the weights of a mixture of experts; None if it can, or without experts.
 
     Its CPU build repacks experts once it has loaded them (`cpu_prepack_moe_weight`); what is sent later is not.
     """
     if shape.num_experts and machine.device == "cpu":
         return "generation=vllm_*: vLLM on a CPU repacks experts as it loads them, and takes no further ones"
-    return None
+    merged = config.peft is not None and why_not_experts(config.peft, shape.model_type)
+    if merged and is_quantized(config.peft):
+        return f"peft.quantization: {merged}, and an adapter cannot be merged into quantized weights"
+    return (
+        f"engine.quantization: {merged}, and would get merged weights"
+        if merged and config.engine.quantization
+        else None
+    )
 
 
 def plan_generation(config: DictConfig, machine: Machine, least: bool = False) -> Plan:
@@ -188,7 +195,7 @@ def plan_generation(config: DictConfig, machine: Machine, least: bool = False) -
     shape = find_shape(config.model)
     large = shape.parameters() >= parameters
     pays = large and (config.train.max_completion_length or 0) >= tokens
-    able = find_spec("vllm") is not None and not why_no_experts(shape, machine)
+    able = find_spec("vllm") is not None and not why_no_experts(config, shape, machine)
     if is_quantized(config.peft):
         able = able and find_spec(QUANTIZES) is not None and transport_of(config).adapter
     able = able and not (why_biased(config.train) or why_no_vllm(config))

@@ -87,8 +87,11 @@ def from_hub(name: str, revision: str) -> Shape:
         ) from error
 
 
-def workload_of(config: DictConfig, device: str) -> Workload:
+def workload_of(config: DictConfig, device: str, family: str | None = None) -> Workload:
     """Return the workload of a configuration, for a single process on a `cuda` or `cpu` device.
+
+    Args:
+        family: `model_type` of the policy; None if unknown.
 
     Raises:
         ConfigError: a number that determines memory is missing or not positive.
@@ -143,7 +146,7 @@ def workload_of(config: DictConfig, device: str) -> Workload:
         gradients_on_host=config["update"].gradients_on_host,
         vllm_fraction=(train.vllm_gpu_memory_utilization or 0.0) if generator == "colocated" else 0.0,
         on_server=generator == "server",
-        sends_adapter=bool(train.use_vllm) and transport_of(config).adapter,
+        sends_adapter=bool(train.use_vllm) and transport_of(config, family).adapter,
         vllm_sleeps=train.vllm_enable_sleep_mode,
         vllm_fp8=bool(config.engine.quantization),
         vllm_shards=train.vllm_tensor_parallel_size,

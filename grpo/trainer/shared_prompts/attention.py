@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.attention.bias import causal_lower_right
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -182,13 +183,13 @@ def attend(
     with replaced(module.config, "_attn_implementation", name):
         parts = [
             function(module, *tensors, mask, **options)[0]
-            for tensors, mask in _parts(query, key, value, attention_mask)
+            for tensors, mask in _parts(query, key, value, attention_mask, name)
         ]
     return torch.cat(parts, 1), None
 
 
 def _parts(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: GroupMask
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: GroupMask, name: str
 ) -> Iterator[tuple[tuple[torch.Tensor, ...], Any]]:
     """Yield queries, keys, values and mask of each prompt and each completion."""
     for group in mask.groups:
@@ -202,5 +203,8 @@ def _parts(
             before = [
                 torch.cat((tensor[:, :, prompt], of), 2) for tensor, of in zip((key, value), tensors[1:], strict=True)
             ]
-            yield (tensors[0], *before), mask.of(group, group.prompt, length)
+            if name == "sdpa" and query.is_cuda and group.prompt and mask.is_causal(group.prompt + length):
+                yield (tensors[0], *before), causal_lower_right(length, group.prompt + length)  # no mask in memory
+            else:
+                yield (tensors[0], *before), mask.of(group, group.prompt, length)
             begin += length

@@ -171,10 +171,10 @@ def why_not(model: Any, rows: Batch, plain: Callable[..., Any]) -> Reasons:
     if not noise <= NOISE * rounding:  # never of nan
         reason = f"padding changes its log-probabilities by {noise:.1e} on average"
         return Reasons(reason, reason)
-    return Reasons(None, why_not_shared(model, rows, alone, noise))
+    return Reasons(None, why_prompts_not_shared(model, rows, alone, noise))
 
 
-def why_not_shared(model: Any, rows: Batch, alone: torch.Tensor, noise: float) -> str | None:
+def why_prompts_not_shared(model: Any, rows: Batch, alone: torch.Tensor, noise: float) -> str | None:
     """Return why a policy whose scores do not depend on padding cannot share the prompt of some rows; None if it can.
 
     Args:

@@ -87,7 +87,14 @@ def test_adapters_of_experts_need_names_of_parameters(composed: Callable[..., Di
         policy.peft_config(misspelled.peft, misspelled.model)
 
 
-def test_weights_that_mambas_kernels_read_get_no_adapters() -> None:
+def test_weights_that_mambas_kernels_read_get_no_adapters(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
     """PEFT knows this of some families, and of Granite 4 it does not."""
     granite = tiny("granitemoehybrid", DENSE["granitemoehybrid"])
     assert unfit(granite) == ["model.layers.0.mamba.out_proj"]
+    granite.save_pretrained(tmp_path / "model")
+    line = [f"model.model_name_or_path={tmp_path / 'model'}", "peft=lora"]
+    named = composed(*line, "peft.target_modules=[in_proj,out_proj]")
+    with pytest.raises(ConfigError, match="kernels of Mamba read the weight of out_proj by themselves"):
+        policy.peft_config(named.peft, named.model)
+    allowed = composed(*line, "peft.target_modules=[in_proj,o_proj]")
+    assert policy.peft_config(allowed.peft, allowed.model).target_modules == {"in_proj", "o_proj"}

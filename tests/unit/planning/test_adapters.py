@@ -57,7 +57,7 @@ def test_stacked_experts_are_those_that_peft_converts() -> None:
     assert known == STACKED
 
 
-def test_a_pattern_of_modules_may_mean_experts() -> None:
+def test_all_linear_adapts_experts_of_converted_families_alone() -> None:
     shape = shape_of(tiny_config("qwen3_moe").to_dict())
     assert stacks(shape, Adapter(4)) == [(8, 32, 64), (4, 32, 32)]
     assert stacks(replace(shape, model_type="gpt_oss"), Adapter(4)) == []

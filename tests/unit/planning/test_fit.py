@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from benchmarks.tiny_policies import tiny_config
 from grpo.config.check import check
 from grpo.config.resolve import resolve
 from grpo.planning import fit, from_config, machine
@@ -648,3 +649,15 @@ def test_vllm_on_a_cpu_takes_no_mixture_of_experts(composed: Compose, monkeypatc
     monkeypatch.setattr("grpo.planning.fit.find_spec", lambda name: name)
     monkeypatch.setattr("grpo.planning.fit.VLLM_PAYS", {"cpu": (0, 0)})
     assert make_plan(composed("model=gpt_oss_20b", "generation=auto")).settings["train.use_vllm"] is False
+
+
+def test_experts_that_vllm_gets_merged_are_planned_or_refused_so(composed: Compose, tmp_path: Path) -> None:
+    tiny_config("qwen3_moe").save_pretrained(tmp_path)
+    line = ("+gpu=h100", f"model.model_name_or_path={tmp_path}", "generation=vllm_server")
+    lora = composed(*line, "peft=lora")
+    assert not workload_of(lora, "cuda", "qwen3_moe").sends_adapter
+    assert workload_of(lora, "cuda", "gpt_oss").sends_adapter
+    with pytest.raises(ConfigError, match=r"peft.quantization: vLLM's LoRA cannot take adapters of stacked experts"):
+        make_plan(composed(*line, "peft=qlora"))
+    with pytest.raises(ConfigError, match=r"engine.quantization: vLLM's LoRA cannot take adapters of stacked experts"):
+        make_plan(composed(*line[:-1], "generation=vllm_colocate", "peft=lora", "engine.quantization=fp8"))
