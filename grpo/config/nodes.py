@@ -90,3 +90,13 @@ def why_fixed(config: DictConfig) -> str | None:
         ),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def why_routers_fixed(train: DictConfig, experts: int) -> str | None:
+    """Return why a run of a policy with so many experts a layer keeps its number of processes; None if it need not."""
+    if experts and train.router_aux_loss_coef != 0:
+        return (
+            "the loss of a mixture's routers depends on the completions that are computed together on a process; leave "
+            "it out with train.router_aux_loss_coef=0"
+        )
+    return None

@@ -8,8 +8,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from grpo.config.batch import node_range
 from grpo.config.devices import check_device, why_no_vllm
 from grpo.config.facts import generator_of, is_quantized
+from grpo.config.nodes import why_routers_fixed
 from grpo.config.tools import keeps_engine_awake
 from grpo.config.transport import QUANTIZES, Transport, transport_of, why_not_experts
 from grpo.planning.from_config import find_shape, workload_of
@@ -145,6 +147,9 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
         raise ConfigError(f"task.images={config.task.images}: the model takes text alone; choose one that takes images")
     if config.train.use_vllm and (why := why_no_experts(config, shape, machine)):
         raise ConfigError(f"{why}; use generation=transformers")
+    least_nodes, most_nodes = node_range(config)
+    if least_nodes < most_nodes and (why := why_routers_fixed(config.train, shape.num_experts)):
+        raise ConfigError(f"launch.nodes={config.launch.nodes}: {why}")
     transport = transport_of(config, shape.model_type)
     workload = workload_of(config, machine.device, shape.model_type)
     if machine.shared:  # the GPU has what the processes leave

@@ -14,6 +14,7 @@ from rich.console import Console
 from grpo.cli import output_in
 from grpo.config.batch import completions, evaluated_at_once
 from grpo.config.mixture import limit_of, single_tasks
+from grpo.config.nodes import why_routers_fixed
 from grpo.config.resolve import Resolved
 from grpo.config.secrets import without_secrets
 from grpo.data.images import is_unused
@@ -39,6 +40,7 @@ from grpo.model import policy
 from grpo.model.adapted import config_of
 from grpo.model.thinking import template_of
 from grpo.planning.fit import Plan
+from grpo.planning.from_config import find_shape
 from grpo.run.callbacks import (
     DiskGuard,
     HostMemoryGuard,
@@ -184,6 +186,9 @@ def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path 
             )
         console.print(f"continues a checkpoint of a run with {other}", highlight=False, soft_wrap=True)
     if checkpoint and (before := processes_of(checkpoint)) not in (None, world_size()):
+        if why := why_routers_fixed(settings.config.train, find_shape(settings.config.model).num_experts):
+            where = f"{os.path.relpath(checkpoint)} is of {before} processes instead of {world_size()}"
+            raise ConfigError(f"{where}: {why}")
         console.print(f"processes: {before} before, {world_size()} now", highlight=False, soft_wrap=True)
     if resume_from:
         text = f"resuming from {os.path.relpath(checkpoint)}" if checkpoint else "nothing to resume: starting a new run"

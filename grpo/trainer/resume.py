@@ -109,7 +109,7 @@ class Resume:
             self.load_state_dict(trainer, torch.load(files[rank], map_location=device, weights_only=True))
         elif files:
             traits = self.step_update.traits
-            if traits.by_slice or not traits.divisible:
+            if traits.by_slice or traits.router or not traits.divisible:
                 raise ValueError(f"this loss depends on the number of processes: {len(files)} before, {processes} now")
             states = [torch.load(file, map_location=device, weights_only=True) for file in files]
             self.load_state_dict(trainer, resharded(states, rank, processes))

@@ -28,7 +28,7 @@ SAVED_BY = 2
 
 
 def possible(row: Row, shard: str) -> Row:
-    """The row without what is refused: see `grpo.config.nodes.why_fixed`."""
+    """The row without what is refused: see `grpo.config.nodes`."""
     row = row | {"entropy": "none", "loss": "dapo" if row["loss"] == "bnpo" else row["loss"]}
     if (row["steps"] != "a slice" and row["steps"] != "four slices") or row["iterations"] == "2":
         row |= {"policy": "full attention"} if row["policy"].startswith("images") else {}
@@ -76,6 +76,8 @@ def trained(row: Row, folder: Path, shard: str, processes: int) -> tuple[Tensors
     It saves after its first step, and then returns the weights of then, or continues from there.
     """
     options = {**RATE, **batch_of(row, processes)}
+    if row["policy"] == "experts":  # the loss of its routers keeps the processes
+        options["router_aux_loss_coef"] = 0.0
     checkpoint = str(folder / "checkpoint-1") if processes != SAVED_BY else None
     options |= {"resume_from_checkpoint": checkpoint} if checkpoint else {"save_strategy": "steps", "save_steps": 1}
     if shard == "fsdp2":

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from omegaconf import DictConfig
 
-from grpo.config.nodes import why_fixed
+from grpo.config.nodes import why_fixed, why_routers_fixed
 
 Compose = Callable[..., DictConfig]
 
@@ -48,3 +48,10 @@ def test_a_run_that_keeps_its_processes_says_why(composed: Compose, changes: tup
 )
 def test_other_runs_change_their_processes(composed: Compose, changes: tuple[str, ...]) -> None:
     assert why_fixed(composed(*changes)) is None
+
+
+def test_a_loss_of_routers_keeps_the_processes(composed: Compose) -> None:
+    train, without = composed().train, composed("train.router_aux_loss_coef=0").train
+    assert "train.router_aux_loss_coef=0" in (why_routers_fixed(train, experts=4) or "")
+    assert why_routers_fixed(train, experts=0) is None
+    assert why_routers_fixed(without, experts=4) is None

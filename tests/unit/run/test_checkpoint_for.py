@@ -1,0 +1,38 @@
+"""A mixture's checkpoint of another number of processes, before anything is loaded."""
+
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+from rich.console import Console
+
+from grpo.config.resolve import resolve
+from grpo.planning.fit import make_plan
+from grpo.run.session import checkpoint_for
+from grpo.utils.errors import ConfigError
+from grpo.utils.manifest import seal
+
+MIXTURE = "model=qwen3_6_35b_a3b"
+REFUSED = r"the loss of a mixture's routers depends on .* train.router_aux_loss_coef=0$"
+
+
+def test_routers_with_a_loss_keep_their_processes(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint-1"
+    checkpoint.mkdir()
+    for rank in range(2):
+        (checkpoint / f"rng_state_{rank}.pth").touch()
+    seal(checkpoint)
+    resume_from = f"train.resume_from_checkpoint={checkpoint}"
+    with pytest.raises(ConfigError, match=f"checkpoint-1 is of 2 processes instead of 1: {REFUSED}"):
+        checkpoint_for(resolve(composed(MIXTURE, resume_from), None), tmp_path, Console(file=StringIO()))
+    without = resolve(composed(MIXTURE, resume_from, "train.router_aux_loss_coef=0"), None)
+    assert checkpoint_for(without, tmp_path, Console(file=StringIO())) == checkpoint
+
+
+def test_a_range_of_machines_is_refused_for_them(composed: Callable[..., DictConfig]) -> None:
+    machines = ("launch.nodes=1:2", "+gpu=h100", "train.gradient_accumulation_steps=2", "generation=transformers")
+    with pytest.raises(ConfigError, match=f"launch.nodes=1:2: {REFUSED}"):
+        make_plan(composed(MIXTURE, *machines))
+    make_plan(composed(MIXTURE, *machines, "train.router_aux_loss_coef=0"))
