@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from grpo.planning.adapters import FEED_FORWARD, adapts
-from grpo.planning.shape import EAGER, GATED, QK_NORM, SANDWICH, Shape
+from grpo.planning.shape import EAGER, GATED, QK_NORM, SANDWICH, Linears, Shape
 from grpo.planning.workload import Workload
 from grpo.utils.limits import CACHED_LOGITS
 
@@ -27,7 +27,7 @@ def layer_kept(shape: Shape, workload: Workload, tokens: int, masked: int, by_st
     tile = tiled(shape, workload, tokens)
     inputs = tokens * workload.compute_bytes * shape.hidden_size if tile < tokens else 0
     mixer = recurrent_kept(shape, workload) if by_state else attention_kept(shape, workload, masked)
-    return tokens * mixer + inputs + tile * mlp_kept(shape, workload)
+    return tokens * (mixer + per_layer_kept(shape, workload)) + inputs + tile * mlp_kept(shape, workload)
 
 
 def tiled(shape: Shape, workload: Workload, tokens: int) -> int:
@@ -44,7 +44,7 @@ def attention_kept(shape: Shape, workload: Workload, masked: int) -> float:
     Softmax over the sequence is not kept (FlashAttention, 2205.14135).
     """
     hidden, query, kv, size = shape.hidden_size, shape.query_width, shape.kv_width, workload.compute_bytes
-    norms = 2 * 4 * hidden
+    norms: float = 2 * 4 * hidden
     if shape.model_type in SANDWICH:  # a norm before and one after each half, normalized in float32
         norms = 4 * (8 - size if workload.adapter is None and shape.model_type.startswith("gemma") else 4) * hidden
     if shape.model_type in QK_NORM:
@@ -76,6 +76,16 @@ def recurrent_kept(shape: Shape, workload: Workload) -> float:
     return kept + 2 * (4 if gated else size) * hidden + copies * size * hidden
 
 
+def per_layer_kept(shape: Shape, workload: Workload) -> float:
+    """Bytes per token that autograd keeps of a layer's part of the embeddings for each layer."""
+    if not shape.per_layer:
+        return 0.0
+    linears = {name: of for name, of in shape.per_layer.linears(shape.hidden_size).items() if name.endswith("_gate")}
+    size, frozen = workload.compute_bytes, workload.adapter is not None
+    kept = shape.per_layer.kept(size, shape.hidden_size, frozen) + shape.per_layer.held(size, frozen)
+    return kept + adapter_inputs(shape, linears, workload)
+
+
 def mlp_kept(shape: Shape, workload: Workload) -> float:
     """Bytes per token that autograd keeps of a feed-forward layer.
 
@@ -92,7 +102,7 @@ def mlp_kept(shape: Shape, workload: Workload) -> float:
     return per_token + size * ((hidden if workload.weight_bytes == size else 2 * hidden) + width)
 
 
-def adapter_inputs(shape: Shape, linears: Mapping[str, tuple[int, int, int]], workload: Workload) -> int:
+def adapter_inputs(shape: Shape, linears: Linears, workload: Workload) -> float:
     """Bytes per token that autograd keeps of adapters of linear modules of a layer: the inputs of both matrices.
 
     Modules with the same input share it, and the output projection's is attention's output. With dropout each module
@@ -114,7 +124,7 @@ def adapter_inputs(shape: Shape, linears: Mapping[str, tuple[int, int, int]], wo
     return ranks + workload.compute_bytes * sum(distinct(named).values())
 
 
-def distinct(modules: dict[str, int]) -> dict[str, int]:
+def distinct(modules: Mapping[str, float]) -> dict[str, float]:
     """Return the modules of a layer, by name, whose inputs no other module or attention keeps."""
     first = {SAME_INPUT.get(name, name): inputs for name, inputs in modules.items()}
     return {name: inputs for name, inputs in first.items() if name not in OUTPUTS}

@@ -26,7 +26,7 @@ def adapter_parameters(shape: Shape, adapter: Adapter) -> int:
     experts = sum(rank * (inputs + outputs) for rank, inputs, outputs in stacks(shape, adapter)) * shape.num_experts
     with_router = adapter.modules is None and shape.model_type in STACKED
     router = adapter.rank * (shape.hidden_size + shape.num_experts) if with_router else 0
-    return dense + (experts + router) * shape.mixtures
+    return round(dense) + (experts + router) * shape.mixtures
 
 
 def adapts(shape: Shape, adapter: Adapter, name: str) -> bool:

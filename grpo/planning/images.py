@@ -57,7 +57,9 @@ def layer_kept(vision: Vision, workload: Workload) -> float:
     if not is_trained(workload):
         return per_patch
     if workload.adapter:
-        named = {name: inputs for name, (inputs, _, _) in vision.linears().items() if workload.adapter.adapts(name)}
+        named: dict[str, float] = {
+            name: inputs for name, (inputs, _, _) in vision.linears().items() if workload.adapter.adapts(name)
+        }
         ranks = len(named) * workload.adapter.rank
         if vision.model_type in GATED and not workload.adapter.copies:
             named = distinct(named)  # elsewhere autocast copies a layer norm's output

@@ -62,7 +62,7 @@ def trained(shape: Shape, workload: Workload) -> tuple[float, float]:
     """Number of trained parameters, and bytes per number in them and in their gradients."""
     if workload.adapter:
         return adapter_parameters(shape, workload.adapter), workload.adapter.size
-    frozen = shape.vision.parameters_of(*workload.freeze) if shape.vision else 0
+    frozen = shape.audio_parameters + (shape.vision.parameters_of(*workload.freeze) if shape.vision else 0)
     return shape.parameters() - frozen, 4 if workload.sharding.float32 else workload.weight_bytes
 
 
@@ -76,7 +76,8 @@ def optimizer_state(shape: Shape, workload: Workload) -> float:
     name = workload.optimizer.removeprefix("paged_")
     states = next((number for known, number in STATES.items() if name.startswith(known)), 2)
     if "8bit" in name:
-        embeddings = 0 if workload.adapter else shape.embeddings
+        embeddings = shape.embeddings + (shape.per_layer.embeddings if shape.per_layer else 0)
+        embeddings = 0 if workload.adapter else embeddings
         return states * ((count - embeddings) * (1 + 4 / BLOCK) + embeddings * 4)
     if "32bit" in name or "bnb" in name or name.startswith("ademamix") or name != workload.optimizer:
         size = 4
@@ -89,10 +90,11 @@ def kv_cache(shape: Shape, workload: Workload) -> float:
     A layer with a sliding window keeps only the window.
     """
     length, size = workload.sequence, workload.compute_bytes
-    seen = length * (shape.attention_layers - shape.num_sliding_layers)
-    seen += min(length, shape.sliding_window or length) * shape.num_sliding_layers
+    sliding, full = shape.caching_layers
+    numbers = 2 * full * length * shape.global_kv_width
+    numbers += 2 * sliding * min(length, shape.sliding_window or length) * shape.sliding_kv_width
     states = shape.recurrent.cache(size) if shape.recurrent else 0
-    return workload.sequences * (seen * 2 * shape.kv_width * size + states)
+    return workload.sequences * (numbers * size + states)
 
 
 def held(shape: Shape, workload: Workload) -> float:
@@ -129,7 +131,9 @@ def unsharded(shape: Shape, workload: Workload) -> float:
 def layer_parameters(shape: Shape) -> float:
     """Return the mean number of parameters per layer of the language model."""
     embeddings = shape.embeddings * (1 if shape.tie_word_embeddings else 2)
-    return (shape.parameters() - shape.vision_parameters - embeddings) / shape.num_hidden_layers
+    embeddings += shape.per_layer.embeddings if shape.per_layer else 0
+    others = shape.vision_parameters + shape.audio_parameters + embeddings
+    return (shape.parameters() - others) / shape.num_hidden_layers
 
 
 def buckets(shape: Shape, workload: Workload) -> float:
@@ -291,6 +295,9 @@ def backward(
     experts = adapted_experts(shape, workload)
     activations = final + (inputs if workload.checkpointing else sum(count * of for count, of, _ in kinds))
     activations += tokens * masks(shape, masked)
+    if shape.per_layer and workload.checkpointing:
+        held = shape.per_layer.held(workload.compute_bytes, workload.adapter is not None)
+        activations += tokens * held * shape.num_hidden_layers
     activations += experts * (1 if workload.checkpointing else shape.mixtures)
     work = max(head, layer)
     # autocast keeps its copies to the end of the pass

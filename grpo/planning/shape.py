@@ -6,11 +6,15 @@ from typing import Any
 
 from grpo.planning.delta_net import DeltaNet, delta_net_of
 from grpo.planning.mamba2 import Mamba2, mamba2_of
+from grpo.planning.per_layer import PerLayer, per_layer_of
 from grpo.planning.short_convolution import ShortConvolution, adjusted_width, short_convolution_of
 from grpo.planning.vision import Vision, vision_of
 
 GATED = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 """Families whose attention has an output gate, and whose norms scale in float32."""
+GEMMA4 = ("gemma4", "gemma4_text")
+AUDIO, AUDIO_WIDTH = 304_824_608, 1536
+"""Parameters of the audio tower of a Gemma 4, and its width, which a matrix leads to that of the language model."""
 QK_NORM = (
     "qwen3",
     "qwen3_moe",
@@ -22,9 +26,10 @@ QK_NORM = (
     "gemma3_text",
     "lfm2",
     "lfm2_moe",
+    *GEMMA4,
     *GATED,
 )
-SANDWICH = ("gemma2", "gemma3", "gemma3_text", "glm4")
+SANDWICH = ("gemma2", "gemma3", "gemma3_text", "glm4", *GEMMA4)
 MAMBA = ("bamba", "granitemoehybrid")
 """Families of which some layers have Mamba 2 in the place of attention."""
 FUSED_GATE = ("phi3", "glm", "glm4", "granitemoehybrid")
@@ -45,14 +50,14 @@ QKV_BIAS = (
     "gpt_oss",
 )
 # Families that tie input and output embedding without a word of it in `config.json`.
-TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "opt")
+TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "opt", *GEMMA4)
 FEED_FORWARD = ("mlp", "moe", "-", "E")
 """Feed-forward layers of families that count them by themselves (Nemotron-H); here a layer has both."""
 # Names of the same numbers in other families' configurations.
 OTHER_NAMES = {
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
     "first_k_dense_replace": ("num_dense_layers",),
-    "num_experts_per_tok": ("num_experts_per_token", "moe_topk", "moe_k"),
+    "num_experts_per_tok": ("num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"),
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
@@ -64,6 +69,8 @@ RECURRENT = {"state_size", "attention_hidden_size"}
 
 
 Recurrent = DeltaNet | Mamba2 | ShortConvolution
+Linears = Mapping[str, tuple[float, float, int]]
+"""Linear modules by name: inputs and outputs, means over their layers, and their count."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +81,8 @@ class Shape:
     """Family, such as `llama`."""
     hidden_size: int
     """Width of the residual stream."""
-    intermediate_size: int
-    """Width of a dense feed-forward layer."""
+    intermediate_size: float
+    """Width of a dense feed-forward layer, a mean over the layers."""
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
@@ -97,6 +104,16 @@ class Shape:
     """Tokens that a layer with a sliding window attends to; 0 without."""
     num_sliding_layers: int = 0
     """Layers with a sliding window."""
+    global_head_dim: int = 0
+    """Width of an attention head in layers without a window, if it is another there (Gemma 4)."""
+    num_global_key_value_heads: int = 0
+    """Number of heads of keys and values in layers without a window, if it is another there."""
+    num_kv_shared_layers: int = 0
+    """Last layers, which read the keys and values of earlier ones (Gemma 3n and 4)."""
+    attention_k_eq_v: bool = False
+    """Whether in layers without a window the values are the keys."""
+    per_layer: PerLayer | None = None
+    """Embeddings for each layer."""
     recurrent: Recurrent | None = None
     """Layers that keep a state in the place of attention."""
     max_position_embeddings: int = 0
@@ -105,18 +122,45 @@ class Shape:
     """Number of parameters if it is known; 0 to compute it from the shape."""
     vision: Vision | None = None
     """Vision tower and projector of a model that takes images, as far as the plan knows them."""
+    audio_parameters: int = 0
+    """Parameters of an audio tower, which no text or image reaches."""
     takes_images: bool = False
     """Whether the model takes images beside text."""
 
     @property
-    def query_width(self) -> int:
-        """Width of a token's queries, all heads."""
-        return self.num_attention_heads * self.head_dim
+    def query_width(self) -> float:
+        """Width of a token's queries, all heads; a mean over the layers."""
+        wider = (self.global_head_dim - self.head_dim) * self.global_layers / max(1, self.attention_layers)
+        return self.num_attention_heads * (self.head_dim + (wider if self.global_head_dim else 0))
 
     @property
-    def kv_width(self) -> int:
-        """Width of a token's keys, and of its values, all heads."""
+    def kv_width(self) -> float:
+        """Width of a token's keys, and of its values, all heads; a mean over the layers, of which some have none."""
+        sliding, full = self.caching_layers
+        return (sliding * self.sliding_kv_width + full * self.global_kv_width) / max(1, self.attention_layers)
+
+    @property
+    def sliding_kv_width(self) -> int:
+        """Width of a token's keys in a layer with a window."""
         return self.num_key_value_heads * self.head_dim
+
+    @property
+    def global_kv_width(self) -> int:
+        """Width of a token's keys in a layer without a window."""
+        heads = self.num_global_key_value_heads or self.num_key_value_heads
+        return heads * (self.global_head_dim or self.head_dim)
+
+    @property
+    def global_layers(self) -> int:
+        """Number of layers that attend to everything."""
+        return self.attention_layers - self.num_sliding_layers
+
+    @property
+    def caching_layers(self) -> tuple[int, int]:
+        """Numbers of layers with a window, and without, that have keys and values of their own."""
+        own = self.attention_layers - self.num_kv_shared_layers
+        sliding = self.num_sliding_layers * own // max(1, self.attention_layers)
+        return sliding, own - sliding
 
     @property
     def attention_layers(self) -> int:
@@ -124,7 +168,7 @@ class Shape:
         return self.num_hidden_layers - (self.recurrent.layers if self.recurrent else 0)
 
     @property
-    def active_width(self) -> int:
+    def active_width(self) -> float:
         """Width of the feed-forward layer that a token goes through, summed over its experts."""
         if not self.num_experts:
             return self.intermediate_size
@@ -151,10 +195,12 @@ class Shape:
         """Parameters of the vision tower and the projector."""
         return self.vision.parameters_of("vision", "projector") if self.vision else 0
 
-    def linears(self) -> dict[str, tuple[int, int, int]]:
+    def linears(self) -> Linears:
         """Return the linear modules of the language model without experts: inputs, outputs and count of each name."""
         hidden, layers = self.hidden_size, self.num_hidden_layers
-        modules = self.attention_linears() | (self.recurrent.linears(hidden) if self.recurrent else {})
+        modules: dict[str, tuple[float, float, int]] = {**self.attention_linears()}
+        if self.recurrent:
+            modules |= self.recurrent.linears(hidden)
         width = self.shared_expert_intermediate_size if self.num_experts else self.intermediate_size
         if width:
             inner = {"gate_proj": (hidden, width, layers), "up_proj": (hidden, width, layers)}
@@ -163,22 +209,27 @@ class Shape:
             modules |= {**inner, "down_proj": (width, hidden, layers)}
         if self.shared_expert_intermediate_size:
             modules["shared_expert_gate"] = (hidden, 1, self.mixtures)
+        if self.per_layer:
+            modules |= self.per_layer.linears(hidden)
         return modules
 
-    def attention_linears(self) -> dict[str, tuple[int, int, int]]:
+    def attention_linears(self) -> Linears:
         """Return those of attention."""
         hidden, layers = self.hidden_size, self.attention_layers
         output = {"o_proj": (self.query_width, hidden, layers)}
         if self.model_type in FUSED_QKV:
             return {"qkv_proj": (hidden, self.query_width + 2 * self.kv_width, layers), **output}
+        own = sum(self.caching_layers)
+        keys = self.kv_width * layers / max(1, own)
+        values = keys - (self.global_kv_width * self.caching_layers[1] / own if self.attention_k_eq_v else 0)
         return {
             "q_proj": (hidden, self.query_width * (2 if self.model_type in GATED else 1), layers),
-            "k_proj": (hidden, self.kv_width, layers),
-            "v_proj": (hidden, self.kv_width, layers),
+            "k_proj": (hidden, keys, own),
+            "v_proj": (hidden, values, own),
             **output,
         }
 
-    def all_linears(self) -> list[tuple[int, int, int]]:
+    def all_linears(self) -> list[tuple[float, float, int]]:
         """Return inputs, outputs and count of the linear modules of all parts of the model, without experts."""
         vision = [*self.vision.linears().values(), *self.vision.projector_linears().values()] if self.vision else []
         return [*self.linears().values(), *vision]
@@ -191,16 +242,20 @@ class Shape:
         linear = sum(inputs * outputs * count for inputs, outputs, count in self.linears().values())
         experts = self.mixtures * (self.experts + self.num_experts * hidden)  # and their router
         dense = self.num_dense_layers * 3 * self.intermediate_size * hidden if self.num_experts else 0
-        norms = ((4 if self.model_type in SANDWICH else 2) * layers + 1) * hidden
+        norms: float = ((4 if self.model_type in SANDWICH else 2) * layers + 1) * hidden
         if self.model_type in QK_NORM:
-            norms += 2 * self.attention_layers * self.head_dim
+            sliding, full = self.caching_layers
+            norms += sliding * self.head_dim + full * (self.global_head_dim or self.head_dim)  # of keys
+            norms += self.query_width / self.num_attention_heads * self.attention_layers
+        norms += self.per_layer.other_parameters(hidden) if self.per_layer else 0
         norms += self.recurrent.other_parameters() if self.recurrent else 0
         biases = layers * (self.query_width + 2 * self.kv_width) if self.model_type in QKV_BIAS else 0
         if self.model_type in EAGER:  # of the output, the router and the experts; and a sink per head
             of_experts = self.num_experts * (1 + 2 * self.moe_intermediate_size + hidden)
             biases += layers * (hidden + self.num_attention_heads + of_experts)
         embeddings = self.embeddings * (1 if self.tie_word_embeddings else 2)
-        return embeddings + linear + experts + dense + norms + biases + self.vision_parameters
+        language = round(embeddings + linear + experts + dense + norms + biases)
+        return language + self.vision_parameters + self.audio_parameters
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
@@ -228,7 +283,10 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     heads = number("num_attention_heads", 1 if RECURRENT & text.keys() else None)
     layers = len(blocks) if len(blocks) < len(kinds) else number("num_hidden_layers", len(kinds) or None)
     experts = number("num_experts", 0)
-    width = adjusted_width(text, number("intermediate_size", 4 * hidden))
+    width: float = adjusted_width(text, number("intermediate_size", 4 * hidden))
+    shared = number("num_kv_shared_layers", 0)
+    if text.get("use_double_wide_mlp"):
+        width *= 1 + shared / layers
     window = number("sliding_window", 0) if text.get("use_sliding_window", True) else 0
     if not kinds and (every := text.get("full_attention_interval")):
         kinds = ["full_attention" if (place + 1) % every == 0 else "linear_attention" for place in range(layers)]
@@ -239,6 +297,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     )
     sliding = layers - layers // every if every else layers  # one layer in `every` attends to everything
     family = str(text.get("model_type", "llama"))
+    wider: Mapping[str, int] = next(iter((text.get("per_layer_config") or {}).values()), {})  # all of them are layers without a window
     return Shape(
         model_type=family,
         hidden_size=hidden,
@@ -247,19 +306,25 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         num_attention_heads=heads,
         num_key_value_heads=number("num_key_value_heads", heads),
         head_dim=number("head_dim", hidden // heads),
+        global_head_dim=number("global_head_dim", wider.get("head_dim", 512 if family in GEMMA4 else 0)),
+        num_global_key_value_heads=number("num_global_key_value_heads", wider.get("num_key_value_heads", 0)),
         vocab_size=number("vocab_size"),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", family in TIED))),
         num_experts=experts,
         num_experts_per_tok=number("num_experts_per_tok", 1 if experts else 0),
-        moe_intermediate_size=number("moe_intermediate_size", width if experts else 0),
+        moe_intermediate_size=number("moe_intermediate_size", int(width) if experts else 0),
         shared_expert_intermediate_size=number("shared_expert_intermediate_size", 0),
         num_dense_layers=number("first_k_dense_replace", 0) or len(text.get("mlp_only_layers") or []),
+        num_kv_shared_layers=shared,
+        attention_k_eq_v=bool(text.get("attention_k_eq_v")),
+        per_layer=per_layer_of(text, layers),
         recurrent=recurrent_of(text, kinds),
         sliding_window=window,
         num_sliding_layers=sum(kind == "sliding_attention" for kind in kinds) if kinds else sliding * bool(window),
         max_position_embeddings=number("max_position_embeddings", 0),
         given_parameters=number("parameters", 0),
         vision=vision_of(config),
+        audio_parameters=AUDIO + AUDIO_WIDTH * hidden if config.get("audio_config") and family in GEMMA4 else 0,
         takes_images=any("vision" in key or "image" in key for key in config),
     )
 

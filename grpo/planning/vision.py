@@ -8,6 +8,9 @@ MERGES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Families whose projector is in the tower, and merges neighbouring patches into a token."""
 GATED = ("qwen2_5_vl",)
 """Families whose tower has SwiGLU and RMS norms."""
+GEMMA4 = ("gemma4",)
+"""Families whose tower has SwiGLU and norms as Gemma's layers, without biases, and learned positions in both directions.
+Its patches are averaged, and a matrix is the projector."""
 QUICK_GELU = ("qwen2_vl", "llava", "llava_next")
 """Families whose tower keeps the sigmoid of its activation as well."""
 SHUFFLES = ("smolvlm", "idefics3")
@@ -58,7 +61,7 @@ class Vision:
             attention = {"qkv": (hidden, 3 * hidden, layers), "proj": square}
         else:
             attention = {"q_proj": square, "k_proj": square, "v_proj": square, "out_proj": square}
-        if self.model_type in GATED:
+        if self.model_type in (*GATED, *GEMMA4):
             up = (hidden, width, layers)
             return attention | {"gate_proj": up, "up_proj": up, "down_proj": (width, hidden, layers)}
         first, second = ("linear_fc1", "linear_fc2") if self.model_type == "qwen3_vl" else ("fc1", "fc2")
@@ -69,6 +72,10 @@ class Vision:
         wide, out = self.hidden_size * self.spatial_merge_size**2, self.out_hidden_size
         if self.model_type in SHUFFLES:
             return {"proj": (wide, out, 1)}
+        if self.model_type == "gemma3":  # a parameter, of no linear module
+            return {}
+        if self.model_type in GEMMA4:
+            return {"embedding_projection": (self.hidden_size, out, 1)}
         inner, count = (wide, 1 + self.num_deepstack) if self.model_type in MERGES else (out, 1)
         first, second = ("linear_fc1", "linear_fc2") if self.model_type == "qwen3_vl" else ("linear_1", "linear_2")
         if self.model_type in ("qwen2_vl", "qwen2_5_vl"):
@@ -78,9 +85,13 @@ class Vision:
     def tower_parameters(self) -> int:
         """Return the number of parameters of the tower."""
         hidden = self.hidden_size
+        embedding = self.patch_numbers * hidden + self.num_position_embeddings * hidden
+        if self.model_type in GEMMA4:
+            matrices = sum(inputs * outputs * count for inputs, outputs, count in self.linears().values())
+            norms = self.num_hidden_layers * (4 * hidden + 2 * hidden // self.num_attention_heads)
+            return matrices + norms + embedding
         layers = sum((inputs + 1) * outputs * count for inputs, outputs, count in self.linears().values())
         layers += self.num_hidden_layers * (2 if self.model_type in GATED else 4) * hidden
-        embedding = self.patch_numbers * hidden + self.num_position_embeddings * hidden
         if self.model_type in ("qwen2_vl", "qwen2_5_vl"):
             return layers + embedding
         if self.model_type in ("llava", "llava_next"):  # CLIP: a class token, a norm before and one after the layers
@@ -89,7 +100,9 @@ class Vision:
 
     def projector_parameters(self) -> int:
         """Return the number of parameters of the projector."""
-        biased = self.model_type not in SHUFFLES
+        if self.model_type == "gemma3":  # and a norm
+            return self.hidden_size * (self.out_hidden_size + 1)
+        biased = self.model_type not in (*SHUFFLES, *GEMMA4)
         count = sum((i + biased) * o * many for i, o, many in self.projector_linears().values())
         if self.model_type not in MERGES:
             return count
@@ -128,6 +141,8 @@ def vision_of(config: Mapping[str, Any]) -> Vision | None:
         merged = 2
     if family == "gemma3":  # patches are averaged to so many tokens
         merged = (side // patch) // int(int(config.get("mm_tokens_per_image", 256)) ** 0.5)
+    if family in GEMMA4:
+        positions, merged = 2 * number("position_embedding_size", default=10240), number("pooling_kernel_size", default=3)
     return Vision(
         model_type=family,
         hidden_size=hidden,
