@@ -5,23 +5,15 @@ for about half an hour, and keeps it in `outputs/benchmarks/hybrid`. Both traine
 problems after eight solved ones. It prints a table and writes `benchmarks/hybrid.json` and `docs/hybrid.png`.
 """
 
-import argparse
-import json
-import os
 import random
 from collections.abc import Iterator
-from datetime import date
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from benchmarks.train import ROOT, draw, measured, trained
-from grpo.builtin.build import arithmetic_tokenizer, padded, train
+from benchmarks.train import ROOT
+from grpo.builtin.build import padded
 from grpo.builtin.tasks.splits import of_split
 from grpo.builtin.tasks.sums import draw_summands
 

@@ -297,7 +297,9 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     )
     sliding = layers - layers // every if every else layers  # one layer in `every` attends to everything
     family = str(text.get("model_type", "llama"))
-    wider: Mapping[str, int] = next(iter((text.get("per_layer_config") or {}).values()), {})  # all of them are layers without a window
+    wider: Mapping[str, int] = next(
+        iter((text.get("per_layer_config") or {}).values()), {}
+    )  # all of them are layers without a window
     return Shape(
         model_type=family,
         hidden_size=hidden,

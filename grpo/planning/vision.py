@@ -9,8 +9,8 @@ MERGES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 GATED = ("qwen2_5_vl",)
 """Families whose tower has SwiGLU and RMS norms."""
 GEMMA4 = ("gemma4",)
-"""Families whose tower has SwiGLU and norms as Gemma's layers, without biases, and learned positions in both directions.
-Its patches are averaged, and a matrix is the projector."""
+"""Families whose tower has SwiGLU and Gemma's norms without biases, and learned positions in both directions. Its
+patches are averaged, and a matrix is the projector."""
 QUICK_GELU = ("qwen2_vl", "llava", "llava_next")
 """Families whose tower keeps the sigmoid of its activation as well."""
 SHUFFLES = ("smolvlm", "idefics3")
@@ -142,7 +142,8 @@ def vision_of(config: Mapping[str, Any]) -> Vision | None:
     if family == "gemma3":  # patches are averaged to so many tokens
         merged = (side // patch) // int(int(config.get("mm_tokens_per_image", 256)) ** 0.5)
     if family in GEMMA4:
-        positions, merged = 2 * number("position_embedding_size", default=10240), number("pooling_kernel_size", default=3)
+        positions = 2 * number("position_embedding_size", default=10240)
+        merged = number("pooling_kernel_size", default=3)
     return Vision(
         model_type=family,
         hidden_size=hidden,

@@ -371,12 +371,13 @@ def test_more_of_anything_never_takes_less(shape: Shape, workload: Workload, key
 def test_what_saves_memory_saves_memory(shape: Shape, workload: Workload) -> None:
     plain = replace(workload, checkpointing=False, gradients_on_host=False, adapter=None, optimizer="adamw_torch")
     plain = replace(plain, activations_on_host=False, mlp_tile=0)
+    embeddings = shape.embeddings + (shape.per_layer.embeddings if shape.per_layer else 0)
     for change in (
         {"checkpointing": True},
         {"gradients_on_host": True},
         {"adapter": Adapter(16)},
         # whose state of embeddings is in float32, and so larger than the weights' type
-        *([{"optimizer": "adamw_8bit"}] if shape.embeddings < shape.parameters() / 4 else ()),
+        *([{"optimizer": "adamw_8bit"}] if embeddings < shape.parameters() / 4 else ()),
         {"reference": False},
         {"mlp_tile": min(plain.microbatch, 4096) // 2},
         {"masks": False},
