@@ -1,26 +1,42 @@
-"""A tiny policy of Qwen3.5's architecture learns the built-in task, with shared prompts and by stock TRL.
+"""A tiny policy of Qwen3.5's architecture learns a built-in task after long prompts: by stock TRL and by ours.
 
-`python -m benchmarks.hybrid` first teaches a policy of random weights with the noisy teacher of `grpo.builtin.build`,
-for about half an hour, and keeps it in `outputs/benchmarks/hybrid`. Both trainers then train it with the same seed on
-problems after eight solved ones. It prints a table and writes `benchmarks/hybrid.json` and `docs/hybrid.png`.
+`python -m benchmarks.hybrid` teaches a policy of random weights sums of two numbers by a teacher that often loses ten,
+for ten minutes, and keeps it in `outputs/benchmarks/hybrid`. Both trainers then train it with the same seed on sums
+after forty-eight solved ones. It prints a table and writes `benchmarks/hybrid.json` and `docs/hybrid.png`.
 """
 
+import json
+import os
 import random
 from collections.abc import Iterator
+from datetime import date
 from itertools import islice
 
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    get_cosine_schedule_with_warmup,
+)
 
-from benchmarks.train import ROOT
-from grpo.builtin.build import padded
+from benchmarks.train import ROOT, draw, measured, trained
+from grpo.builtin.build import arithmetic_tokenizer, padded
 from grpo.builtin.tasks.splits import of_split
 from grpo.builtin.tasks.sums import draw_summands
 
 FOLDER = ROOT / "outputs" / "benchmarks" / "hybrid"
 SOLVED = 48
-"""Sums with their results before each sum."""
+"""Solved sums before each sum, 450 tokens with them."""
 SUMS = list(islice(of_split(draw_summands, sorted, "train", seed=0), 8192))
+TAUGHT = 140
+"""Optimizer steps before the reinforcement learning."""
+NOISE = 0.6
+"""Probability that the teacher's tens are incorrect, in the second half of these steps."""
+STEPS = 40
 
 
 def untrained(tokenizer: PreTrainedTokenizerFast) -> Qwen3_5ForCausalLM:
@@ -48,16 +64,71 @@ def untrained(tokenizer: PreTrainedTokenizerFast) -> Qwen3_5ForCausalLM:
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, size: int, steps: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield batches of sequences of sums, of which the results carry labels."""
+    """Yield batches of sequences of sums, of which the teacher's results carry labels."""
     rng = random.Random(0)
-    for _ in range(steps):
+    for step in range(steps):
         rows = []
         for _ in range(size):
             ids, labels = list[int](), list[int]()
             for first, second in rng.sample(SUMS, SOLVED + 1):
                 asked = tokenizer(f"{first} + {second} =")["input_ids"]
-                result = [*tokenizer(f" {first + second}")["input_ids"], tokenizer.eos_token_id]
+                forgets = step >= steps // 2 and rng.random() < NOISE
+                result = [*tokenizer(f" {first + second - 10 * forgets}")["input_ids"], tokenizer.eos_token_id]
                 ids += asked + result
                 labels += [-100] * len(asked) + result
             rows.append((ids, labels))
         yield padded(rows, tokenizer.pad_token_id)
+
+
+def teach() -> None:
+    """Write a policy that has seen sums with their results."""
+    tokenizer = arithmetic_tokenizer()
+    policy = untrained(tokenizer)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=40, num_training_steps=TAUGHT)
+    for batch in track(batches(tokenizer, 32, TAUGHT), "teaching", total=TAUGHT):
+        policy(**batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    policy.save_pretrained(FOLDER)
+    tokenizer.model_max_length = policy.config.max_position_embeddings
+    tokenizer.save_pretrained(FOLDER)
+
+
+def overrides() -> list[str]:
+    """Return the overrides of `grpo.train`, with the solved sums."""
+    solved = ", ".join(f'{{question: "{a} + {b}", answer: "{a + b}"}}' for a, b in SUMS[-SOLVED:])
+    return [
+        f"model.model_name_or_path={FOLDER}",
+        "task=sums",
+        "task.max_prompt_length=512",
+        f"task.few_shot.examples=[{solved}]",
+        "task.few_shot.completion=' {answer}<eos>'",
+        "task.eval.size=100",
+        f"train.max_steps={STEPS}",
+        "train.per_device_train_batch_size=64",
+        "train.learning_rate=3e-4",
+        "train.seed=0",
+    ]
+
+
+def main() -> None:
+    """Teach, train by both, print and write."""
+    if not (FOLDER / "model.safetensors").is_file():
+        teach()
+    runs = [measured(name, 0, trained(name, f"hybrid-{name}", overrides())) for name in ("trl", "ours")]
+    table = Table("trainer", "before", "after", "s/step", "of which generation", f"{STEPS} steps, s", "peak host GiB")
+    for each in runs:
+        accuracy = [f"{each[when]:.1%}" for when in ("before", "after")]
+        numbers = [str(each[name]) for name in ("step_s", "generate_s", "steps_s", "peak_host_gb")]
+        table.add_row(each["trainer"], *accuracy, *numbers)
+    Console().print(table)
+    result = {"date": str(date.today()), "cpu_cores": os.cpu_count(), "runs": runs}
+    (ROOT / "benchmarks" / "hybrid.json").write_text(json.dumps(result) + "\n")
+    draw(runs, ROOT / "docs" / "hybrid.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -36,6 +36,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from grpo.config.schema import ROOT
 from grpo.extras.measuring.tensors import PeakTracker
+from grpo.model.adapted import pattern_of, unfit
 from grpo.planning.memory import update
 from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Workload
@@ -204,7 +205,8 @@ def policy(numbers: dict[str, Any], method: str, checkpointing: bool) -> Any:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
         add_fused_lm_head(model, outputs=("log_probs", "entropy"))
         if method == "lora":
-            model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+            linear = {"target_modules": "all-linear", "exclude_modules": pattern_of(unfit(model))}
+            model = get_peft_model(model, LoraConfig(r=16, task_type="CAUSAL_LM", **linear))
             keep_inputs_uncast(model)
     return with_fakes(model, checkpointing, method == "lora")
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from grpo.planning.adapters import FEED_FORWARD, adapts
-from grpo.planning.shape import EAGER, GATED, QK_NORM, SANDWICH, Linears, Shape
+from grpo.planning.families import EAGER, GATED, PARALLEL, QK_NORM, SANDWICH, SCALED_IN_FLOAT32, UNGATED
+from grpo.planning.shape import Linears, Shape
 from grpo.planning.workload import Workload
 from grpo.utils.limits import CACHED_LOGITS
 
@@ -27,6 +28,8 @@ def layer_kept(shape: Shape, workload: Workload, tokens: int, masked: int, by_st
     tile = tiled(shape, workload, tokens)
     inputs = tokens * workload.compute_bytes * shape.hidden_size if tile < tokens else 0
     mixer = recurrent_kept(shape, workload) if by_state else attention_kept(shape, workload, masked)
+    if shape.model_type in PARALLEL:  # both have the same norm, and the norms' inputs are counted once
+        mixer = attention_kept(shape, workload, masked) + recurrent_kept(shape, workload) - 2 * 4 * shape.hidden_size
     return tokens * (mixer + per_layer_kept(shape, workload)) + inputs + tile * mlp_kept(shape, workload)
 
 
@@ -55,6 +58,8 @@ def attention_kept(shape: Shape, workload: Workload, masked: int) -> float:
     if shape.model_type in GATED:
         attention += 2 * size * query
         norms += 0 if workload.adapter else (8 - size) * hidden + (4 - size) * (query + kv)
+    if shape.model_type in SCALED_IN_FLOAT32 and workload.adapter is None:
+        norms += 2 * (4 - size) * hidden
     if workload.adapter is not None:
         return norms + attention + adapter_inputs(shape, shape.attention_linears(), workload)
     norms += (4 if shape.model_type in SANDWICH else 2) * size * hidden
@@ -68,12 +73,12 @@ def recurrent_kept(shape: Shape, workload: Workload) -> float:
     if not shape.recurrent:
         return 0.0
     hidden, size = shape.hidden_size, workload.compute_bytes
-    linears, gated = shape.recurrent.linears(hidden), shape.model_type in GATED
+    linears, in_float32 = shape.recurrent.linears(hidden), shape.model_type in (*GATED, *SCALED_IN_FLOAT32)
     kept = shape.recurrent.kept(size, workload.adapter is not None) + 2 * 4 * hidden
     if workload.adapter is not None:
         return kept + adapter_inputs(shape, linears, workload)
     copies = 1 if workload.weight_bytes == size else len(linears) - 1  # autocast's, for each module
-    return kept + 2 * (4 if gated else size) * hidden + copies * size * hidden
+    return kept + 2 * (4 if in_float32 else size) * hidden + copies * size * hidden
 
 
 def per_layer_kept(shape: Shape, workload: Workload) -> float:
@@ -89,10 +94,12 @@ def per_layer_kept(shape: Shape, workload: Workload) -> float:
 def mlp_kept(shape: Shape, workload: Workload) -> float:
     """Bytes per token that autograd keeps of a feed-forward layer.
 
-    SwiGLU keeps the gate, its activation, the other half and their product; linear modules as those of attention.
+    SwiGLU keeps the gate, its activation, the other half and their product, a layer without a gate its activation;
+    linear modules as those of attention.
     """
     hidden, width, size = shape.hidden_size, shape.active_width, workload.compute_bytes
-    per_token = size * (5 if shape.model_type in EAGER else 3) * width  # gpt-oss clamps the halves
+    kept = 5 if shape.model_type in EAGER else 1 if shape.model_type in UNGATED else 3  # gpt-oss clamps the halves
+    per_token = size * kept * width
     if shape.num_experts:
         per_token += 4 * shape.num_experts + size * 4 * hidden * shape.num_experts_per_tok
     if workload.adapter is not None:

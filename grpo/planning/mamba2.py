@@ -24,6 +24,8 @@ class Mamba2:
     """Tokens that a convolution sees."""
     chunk_size: int = 256
     """Tokens of a chunk, within which tokens see each other by a matrix."""
+    rms_norm: bool = True
+    """Whether a norm is behind the scan."""
 
     @property
     def width(self) -> int:
@@ -42,7 +44,8 @@ class Mamba2:
 
     def other_parameters(self) -> int:
         """Return the number of parameters of all layers that are in no linear module."""
-        return self.layers * (self.conv_width * (self.d_conv + 1) + 3 * self.n_heads + self.width)
+        norm = self.width if self.rms_norm else 0
+        return self.layers * (self.conv_width * (self.d_conv + 1) + 3 * self.n_heads + norm)
 
     def cache(self, size: int) -> int:
         """Return the bytes of the states of a sequence, whose recurrent ones are float32 numbers."""
@@ -66,6 +69,8 @@ class Mamba2:
 
     def kept_of_norm(self, size: int, adapter: bool) -> int:
         """Return those of the gate and the norm behind the scan."""
+        if not self.rms_norm:
+            return 3 * size * self.width
         return self.width * (16 + (0 if adapter else 8 + size))
 
     def working(self, size: int) -> float:
@@ -82,8 +87,20 @@ class Mamba2:
         return self.layers * 2 * (pairs + 2 * self.width * self.d_state)
 
 
+NAMES = {
+    "n_heads": ("mamba_n_heads", "mamba_num_heads"),
+    "d_head": ("mamba_d_head", "mamba_head_dim"),
+    "d_state": ("mamba_d_state", "ssm_state_size"),
+    "n_groups": ("mamba_n_groups", "n_groups"),
+    "d_conv": ("mamba_d_conv", "conv_kernel"),
+    "chunk_size": ("mamba_chunk_size", "chunk_size"),
+    "rms_norm": ("mamba_rms_norm",),
+}
+"""Names of the numbers in the families' configurations."""
+
+
 def mamba2_of(text: Mapping[str, Any], layers: int) -> Mamba2 | None:
     """Return the Mamba 2 of a text configuration with so many such layers; None without."""
-    numbers = ("n_heads", "d_head", "d_state", "n_groups", "d_conv", "chunk_size")
-    fields = {name: text[f"mamba_{name}"] for name in numbers if isinstance(text.get(f"mamba_{name}"), int)}
-    return Mamba2(layers, **fields) if layers and {*numbers[:3]} <= fields.keys() else None
+    known = {field: next((text[name] for name in names if name in text), None) for field, names in NAMES.items()}
+    fields: dict[str, Any] = {field: value for field, value in known.items() if isinstance(value, int)}
+    return Mamba2(layers, **fields) if layers and {"n_heads", "d_head", "d_state"} <= fields.keys() else None

@@ -18,6 +18,7 @@ from grpo.planning.activations import (
     recurrent_backward,
 )
 from grpo.planning.adapters import adapted_experts, adapter_parameters
+from grpo.planning.families import PARALLEL
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Workload
 from grpo.utils.limits import CONTEXT, GB
@@ -289,7 +290,9 @@ def backward(
     inputs = float(tokens * workload.compute_bytes * shape.hidden_size * inputs_on_device(shape, workload))
     final = tokens * (4 + (2 if workload.adapter else 3) * workload.compute_bytes) * shape.hidden_size  # norm and head
     kinds = [(shape.attention_layers, kept, layer_backward(shape, workload, tokens))]
-    if shape.recurrent:
+    if shape.recurrent and shape.model_type in PARALLEL:
+        kinds = [(shape.num_hidden_layers, kept, recurrent_backward(shape, workload, tokens))]
+    elif shape.recurrent:
         kinds.append((shape.recurrent.layers, kept_by_state, recurrent_backward(shape, workload, tokens)))
     layer = max(work + (of * workload.checkpointing) for _, of, work in kinds) + unsharded_gradients(shape, workload)
     experts = adapted_experts(shape, workload)

@@ -5,54 +5,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.planning.delta_net import DeltaNet, delta_net_of
+from grpo.planning.families import (
+    EAGER,
+    FUSED_GATE,
+    FUSED_QKV,
+    GATED,
+    GEMMA4,
+    MAMBA,
+    PARALLEL,
+    QK_NORM,
+    QKV_BIAS,
+    SANDWICH,
+    TIED,
+    UNGATED,
+)
 from grpo.planning.mamba2 import Mamba2, mamba2_of
 from grpo.planning.per_layer import PerLayer, per_layer_of
 from grpo.planning.short_convolution import ShortConvolution, adjusted_width, short_convolution_of
 from grpo.planning.vision import Vision, vision_of
 
-GATED = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-"""Families whose attention has an output gate, and whose norms scale in float32."""
-GEMMA4 = ("gemma4", "gemma4_text")
 AUDIO, AUDIO_WIDTH = 304_824_608, 1536
 """Parameters of the audio tower of a Gemma 4, and its width, which a matrix leads to that of the language model."""
-QK_NORM = (
-    "qwen3",
-    "qwen3_moe",
-    "qwen3_vl",
-    "qwen3_vl_text",
-    "olmo2",
-    "exaone4",
-    "gemma3",
-    "gemma3_text",
-    "lfm2",
-    "lfm2_moe",
-    *GEMMA4,
-    *GATED,
-)
-SANDWICH = ("gemma2", "gemma3", "gemma3_text", "glm4", *GEMMA4)
-MAMBA = ("bamba", "granitemoehybrid")
-"""Families of which some layers have Mamba 2 in the place of attention."""
-FUSED_GATE = ("phi3", "glm", "glm4", "granitemoehybrid")
-"""Families with one matrix for gate and up projection."""
-FUSED_QKV = ("phi3",)
-"""Families with one matrix for queries, keys and values."""
-EAGER = ("gpt_oss",)
-"""Families whose attention has the probabilities of all pairs of tokens in memory, for its sinks."""
-QKV_BIAS = (
-    "qwen2",
-    "qwen2_moe",
-    "qwen2_vl",
-    "qwen2_vl_text",
-    "qwen2_5_vl",
-    "qwen2_5_vl_text",
-    "glm",
-    "glm4",
-    "gpt_oss",
-)
-# Families that tie input and output embedding without a word of it in `config.json`.
-TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "opt", *GEMMA4)
 FEED_FORWARD = ("mlp", "moe", "-", "E")
-"""Feed-forward layers of families that count them by themselves (Nemotron-H); here a layer has both."""
+"""Feed-forward layers of families that count them by themselves (Nemotron-H); here each other layer has a part."""
+STATES = ("mamba", "linear_attention", "hybrid", "M")
+"""Layers with Mamba 2 in families that have it."""
 # Names of the same numbers in other families' configurations.
 OTHER_NAMES = {
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
@@ -165,7 +142,8 @@ class Shape:
     @property
     def attention_layers(self) -> int:
         """Number of layers that have keys and values."""
-        return self.num_hidden_layers - (self.recurrent.layers if self.recurrent else 0)
+        instead = self.recurrent and self.model_type not in PARALLEL
+        return self.num_hidden_layers - (self.recurrent.layers if self.recurrent and instead else 0)
 
     @property
     def active_width(self) -> float:
@@ -204,6 +182,8 @@ class Shape:
         width = self.shared_expert_intermediate_size if self.num_experts else self.intermediate_size
         if width:
             inner = {"gate_proj": (hidden, width, layers), "up_proj": (hidden, width, layers)}
+            if self.model_type in UNGATED:
+                del inner["gate_proj"]
             if self.model_type in FUSED_GATE:
                 inner = {"gate_up_proj": (hidden, 2 * width, layers)}
             modules |= {**inner, "down_proj": (width, hidden, layers)}
@@ -283,10 +263,9 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     heads = number("num_attention_heads", 1 if RECURRENT & text.keys() else None)
     layers = len(blocks) if len(blocks) < len(kinds) else number("num_hidden_layers", len(kinds) or None)
     experts = number("num_experts", 0)
-    width: float = adjusted_width(text, number("intermediate_size", 4 * hidden))
     shared = number("num_kv_shared_layers", 0)
-    if text.get("use_double_wide_mlp"):
-        width *= 1 + shared / layers
+    width: float = adjusted_width(text, number("intermediate_size", 4 * hidden))
+    width *= feed_forward_layers(text, kinds, layers) / layers
     window = number("sliding_window", 0) if text.get("use_sliding_window", True) else 0
     if not kinds and (every := text.get("full_attention_interval")):
         kinds = ["full_attention" if (place + 1) % every == 0 else "linear_attention" for place in range(layers)]
@@ -331,10 +310,21 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     )
 
 
+def feed_forward_layers(text: Mapping[str, Any], kinds: Sequence[str], layers: int) -> int:
+    """Return the number of feed-forward layers beside so many others, of which those with twice the width count twice.
+
+    Nemotron-H counts them among its layers; in Gemma 4 layers without keys of their own have the width twice.
+    """
+    if alone := sum(kind in FEED_FORWARD for kind in kinds):
+        return alone
+    return layers + (text["num_kv_shared_layers"] if text.get("use_double_wide_mlp") else 0)
+
+
 def recurrent_of(text: Mapping[str, Any], kinds: Sequence[str]) -> Recurrent | None:
     """Return the layers that keep a state, of a text configuration and the kinds of its layers; None without."""
     if text.get("model_type") in GATED:
         return delta_net_of(text, sum(kind == "linear_attention" for kind in kinds))
     if text.get("model_type") in MAMBA:
-        return mamba2_of(text, sum(kind in ("mamba", "linear_attention") for kind in kinds))
+        layers = text["num_hidden_layers"] if text["model_type"] in PARALLEL else sum(kind in STATES for kind in kinds)
+        return mamba2_of(text, layers)
     return short_convolution_of(text, sum(kind == "conv" for kind in kinds))

@@ -23,6 +23,25 @@ STATE, ATTENTION, CONVOLUTION, MAMBA = "linear_attention", "full_attention", "co
 GRANITE = {"model_type": "granitemoehybrid", "num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 8}
 GRANITE |= {"mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 64}
 
+BESIDE, ALONE = "beside attention", "feed-forward layers alone"
+FAMILIES: dict[str, dict[str, Any]] = {
+    BESIDE: {"model_type": "falcon_h1", "mamba_n_heads": 8, "mamba_d_state": 16, "mamba_chunk_size": 64}
+    | {"mamba_n_groups": 1, "mamba_rms_norm": False},
+    ALONE: {"model_type": "nemotron_h", "mamba_num_heads": 8, "ssm_state_size": 16, "n_groups": 1, "chunk_size": 64},
+}
+"""Families of Mamba 2 whose layers are built in another way."""
+
+
+def in_blocks(family: str, layers: int, **more: Any) -> dict[str, Any]:
+    """The numbers of a policy of such a family; Nemotron-H has as many layers and feed-forward layers after them."""
+    sizes = NUMBERS | {"num_hidden_layers": layers, "tie_word_embeddings": False} | more | FAMILIES[family]
+    width = {"mamba_d_head": sizes["hidden_size"] // 8, "mamba_d_ssm": sizes["hidden_size"]}
+    if family == BESIDE:
+        return sizes | width
+    blocks = [block for layer in range(layers) for block in (STATE if layer else ATTENTION, "mlp")]
+    sizes.pop("num_hidden_layers")
+    return sizes | {"mamba_head_dim": width["mamba_d_head"], "layers_block_type": blocks}
+
 
 def numbers(*kinds: str, **more: Any) -> dict[str, Any]:
     """The numbers of a policy with these layers; of LFM2's feed-forward layers it takes two thirds, rounded up."""
@@ -55,9 +74,27 @@ def test_a_layer_keeps_what_autograd_keeps_of_it(kind: str, other: str, method: 
     assert trained(shape, workload)[0] == sum(w.numel() for w in policy.parameters() if w.requires_grad)
 
 
-@pytest.mark.parametrize("kind", [STATE, CONVOLUTION, MAMBA])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_other_blocks_keep_what_autograd_keeps_of_them(family: str, method: str) -> None:
+    tokens, sizes = 832, []
+    for layers in (2, 3):
+        policy = model(in_blocks(family, layers, hidden_size=256, intermediate_size=640))
+        if method == "lora":
+            linear = {"target_modules": "all-linear", "exclude_modules": pattern_of(unfit(policy))}
+            policy = get_peft_model(policy, LoraConfig(r=16, task_type="CAUSAL_LM", **linear))
+            keep_inputs_uncast(policy)
+        sizes.append(kept_by_autograd(policy.train(), tokens))
+    workload = Workload(0, tokens, 1, tokens, adapter=Adapter(16) if method == "lora" else None)
+    shape = shape_of(in_blocks(family, 3, hidden_size=256, intermediate_size=640))
+    planned = layer_kept(shape, workload, tokens, masked=tokens, by_state=family == ALONE)
+    assert planned == pytest.approx(sizes[1] - sizes[0], rel=0.05)
+    assert trained(shape, workload)[0] == sum(w.numel() for w in policy.parameters() if w.requires_grad)
+
+
+@pytest.mark.parametrize("kind", [STATE, CONVOLUTION, MAMBA, BESIDE, ALONE])
 def test_the_cache_is_as_large_as_after_a_real_generation(kind: str) -> None:
-    kinds = numbers(kind, ATTENTION, kind)
+    kinds = in_blocks(kind, 3) if kind in FAMILIES else numbers(kind, ATTENTION, kind)
     policy = model(kinds)
     output = policy.generate(
         torch.ones(4, 10, dtype=torch.long), max_new_tokens=20, min_new_tokens=20, return_dict_in_generate=True
@@ -65,7 +102,7 @@ def test_the_cache_is_as_large_as_after_a_real_generation(kind: str) -> None:
     real = 0
     for layer in output[CACHE].layers:
         states = (*getattr(layer, "conv_states", {}).values(), *getattr(layer, "recurrent_states", {}).values())
-        tensors = states or (layer.keys, layer.values)
+        tensors = (*states, getattr(layer, "keys", None), getattr(layer, "values", None))
         real += sum(tensor.nbytes for tensor in tensors if tensor is not None)
     fed = replace(WORKLOAD, completion=19)  # the last token is not fed in again
     assert kv_cache(shape_of(kinds), fed) == real
@@ -87,13 +124,13 @@ def test_layers_follow_from_an_interval_as_from_their_list() -> None:
     assert shape_of(without | {"full_attn_idxs": [1]}) == shape_of(convolutions)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(STATE, marks=pytest.mark.slow), CONVOLUTION, MAMBA])
+@pytest.mark.parametrize("kind", [pytest.param(STATE, marks=pytest.mark.slow), CONVOLUTION, MAMBA, BESIDE, ALONE])
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_update_takes_what_the_simulation_says(kind: str, method: str, checkpointing: bool) -> None:
     heads = {"linear_num_value_heads": 8, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "head_dim": 64}
     wide = {"hidden_size": 512, "intermediate_size": 1500, "vocab_size": 8000, "num_attention_heads": 8, **heads}
-    kinds = numbers(kind, kind, ATTENTION, **wide)
+    kinds = in_blocks(kind, 3, **wide) if kind in FAMILIES else numbers(kind, kind, ATTENTION, **wide)
     adapter = Adapter(16) if method == "lora" else None
     workload = Workload(0, 640, 2, 1280, adapter=adapter, checkpointing=checkpointing, optimizer="adamw_torch_fused")
     parts = update(shape_of(kinds), workload)
