@@ -92,7 +92,7 @@ def kv_cache(shape: Shape, workload: Workload) -> float:
     """
     length, size = workload.sequence, workload.compute_bytes
     sliding, full = shape.caching_layers
-    numbers = 2 * full * length * shape.global_kv_width
+    numbers = full * length * (shape.latent.cached if shape.latent else 2 * shape.global_kv_width)
     numbers += 2 * sliding * min(length, shape.sliding_window or length) * shape.sliding_kv_width
     states = shape.recurrent.cache(size) if shape.recurrent else 0
     return workload.sequences * (numbers * size + states)

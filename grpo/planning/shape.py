@@ -19,6 +19,7 @@ from grpo.planning.families import (
     TIED,
     UNGATED,
 )
+from grpo.planning.latent import Latent, latent_of
 from grpo.planning.mamba2 import Mamba2, mamba2_of
 from grpo.planning.per_layer import PerLayer, per_layer_of
 from grpo.planning.short_convolution import ShortConvolution, adjusted_width, short_convolution_of
@@ -89,6 +90,8 @@ class Shape:
     """Last layers, which read the keys and values of earlier ones (Gemma 3n and 4)."""
     attention_k_eq_v: bool = False
     """Whether in layers without a window the values are the keys."""
+    latent: Latent | None = None
+    """Attention by latents."""
     per_layer: PerLayer | None = None
     """Embeddings for each layer."""
     recurrent: Recurrent | None = None
@@ -107,12 +110,16 @@ class Shape:
     @property
     def query_width(self) -> float:
         """Width of a token's queries, all heads; a mean over the layers."""
+        if self.latent:
+            return self.latent.query_width
         wider = (self.global_head_dim - self.head_dim) * self.global_layers / max(1, self.attention_layers)
         return self.num_attention_heads * (self.head_dim + (wider if self.global_head_dim else 0))
 
     @property
     def kv_width(self) -> float:
         """Width of a token's keys, and of its values, all heads; a mean over the layers, of which some have none."""
+        if self.latent:
+            return (self.latent.query_width + self.latent.value_width) / 2
         sliding, full = self.caching_layers
         return (sliding * self.sliding_kv_width + full * self.global_kv_width) / max(1, self.attention_layers)
 
@@ -181,13 +188,14 @@ class Shape:
             modules |= self.recurrent.linears(hidden)
         width = self.shared_expert_intermediate_size if self.num_experts else self.intermediate_size
         if width:
+            layers = self.mixtures or layers
             inner = {"gate_proj": (hidden, width, layers), "up_proj": (hidden, width, layers)}
             if self.model_type in UNGATED:
                 del inner["gate_proj"]
             if self.model_type in FUSED_GATE:
                 inner = {"gate_up_proj": (hidden, 2 * width, layers)}
             modules |= {**inner, "down_proj": (width, hidden, layers)}
-        if self.shared_expert_intermediate_size:
+        if self.shared_expert_intermediate_size and not self.latent:
             modules["shared_expert_gate"] = (hidden, 1, self.mixtures)
         if self.per_layer:
             modules |= self.per_layer.linears(hidden)
@@ -196,6 +204,8 @@ class Shape:
     def attention_linears(self) -> Linears:
         """Return those of attention."""
         hidden, layers = self.hidden_size, self.attention_layers
+        if self.latent:
+            return self.latent.linears(hidden, layers)
         output = {"o_proj": (self.query_width, hidden, layers)}
         if self.model_type in FUSED_QKV:
             return {"qkv_proj": (hidden, self.query_width + 2 * self.kv_width, layers), **output}
@@ -227,6 +237,7 @@ class Shape:
             sliding, full = self.caching_layers
             norms += sliding * self.head_dim + full * (self.global_head_dim or self.head_dim)  # of keys
             norms += self.query_width / self.num_attention_heads * self.attention_layers
+        norms += self.latent.other_parameters() * self.attention_layers if self.latent else 0
         norms += self.per_layer.other_parameters(hidden) if self.per_layer else 0
         norms += self.recurrent.other_parameters() if self.recurrent else 0
         biases = layers * (self.query_width + 2 * self.kv_width) if self.model_type in QKV_BIAS else 0
@@ -279,6 +290,9 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     wider: Mapping[str, int] = next(
         iter((text.get("per_layer_config") or {}).values()), {}
     )  # all of them are layers without a window
+    dense = number("first_k_dense_replace", 0) or len(text.get("mlp_only_layers") or [])
+    dense = dense or [*(text.get("mlp_layer_types") or [])].count("dense")
+    expert = number("moe_intermediate_size", int(width) if experts else 0)
     return Shape(
         model_type=family,
         hidden_size=hidden,
@@ -293,11 +307,12 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         tie_word_embeddings=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", family in TIED))),
         num_experts=experts,
         num_experts_per_tok=number("num_experts_per_tok", 1 if experts else 0),
-        moe_intermediate_size=number("moe_intermediate_size", int(width) if experts else 0),
-        shared_expert_intermediate_size=number("shared_expert_intermediate_size", 0),
-        num_dense_layers=number("first_k_dense_replace", 0) or len(text.get("mlp_only_layers") or []),
+        moe_intermediate_size=expert,
+        shared_expert_intermediate_size=number("shared_expert_intermediate_size", number("n_shared_experts", 0) * expert),
+        num_dense_layers=dense,
         num_kv_shared_layers=shared,
         attention_k_eq_v=bool(text.get("attention_k_eq_v")),
+        latent=latent_of(text),
         per_layer=per_layer_of(text, layers),
         recurrent=recurrent_of(text, kinds),
         sliding_window=window,
