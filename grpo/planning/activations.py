@@ -11,7 +11,8 @@ from grpo.utils.limits import CACHED_LOGITS
 HEAD_TILE = (4096, 32768)
 """Tokens and vocabulary entries that TRL's head computes at once (trl/kernels/chunked_logprob.py)."""
 SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj", "in_proj_ba": "in_proj_qkvz"}
-SAME_INPUT |= {"q_a_proj": "q_proj", "kv_a_proj_with_mqa": "q_proj", "in_proj_z": "in_proj_qkv", "in_proj_b": "in_proj_qkv", "in_proj_a": "in_proj_qkv"}
+SAME_INPUT |= {"in_proj_z": "in_proj_qkv", "in_proj_b": "in_proj_qkv", "in_proj_a": "in_proj_qkv"}
+SAME_INPUT |= {"q_a_proj": "q_proj", "kv_a_proj_with_mqa": "q_proj"}
 """Linear modules whose input is also the input of another."""
 OUTPUTS = ("o_proj", "out_proj", "proj")
 """Names of the output projection, whose input is attention's output."""
@@ -54,7 +55,9 @@ def attention_kept(shape: Shape, workload: Workload, masked: int) -> float:
         norms += (4 if workload.adapter else 4 + size) * (query + kv)
     attention = size * 2 * (query + (query if masked else kv)) + 4 * shape.num_attention_heads + size * masked
     if shape.latent:
-        attention = shape.latent.kept(size, workload.adapter is not None) + 4 * shape.num_attention_heads + size * masked
+        attention = (
+            shape.latent.kept(size, workload.adapter is not None) + 4 * shape.num_attention_heads + size * masked
+        )
     if shape.model_type in EAGER:
         attention += size * shape.num_attention_heads * (masked or workload.sequence)
     if shape.model_type in GATED:

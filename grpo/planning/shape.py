@@ -29,7 +29,7 @@ AUDIO, AUDIO_WIDTH = 304_824_608, 1536
 """Parameters of the audio tower of a Gemma 4, and its width, which a matrix leads to that of the language model."""
 FEED_FORWARD = ("mlp", "moe", "-", "E")
 """Feed-forward layers of families that count them by themselves (Nemotron-H); here each other layer has a part."""
-STATES = ("mamba", "linear_attention", "hybrid", "M")
+STATES = ("mamba", "linear_attention", "M")
 """Layers with Mamba 2 in families that have it."""
 # Names of the same numbers in other families' configurations.
 OTHER_NAMES = {
@@ -149,8 +149,8 @@ class Shape:
     @property
     def attention_layers(self) -> int:
         """Number of layers that have keys and values."""
-        instead = self.recurrent and self.model_type not in PARALLEL
-        return self.num_hidden_layers - (self.recurrent.layers if self.recurrent and instead else 0)
+        instead = self.recurrent.layers if self.recurrent and self.model_type not in PARALLEL else 0
+        return self.num_hidden_layers - instead
 
     @property
     def active_width(self) -> float:
@@ -195,7 +195,7 @@ class Shape:
             if self.model_type in FUSED_GATE:
                 inner = {"gate_up_proj": (hidden, 2 * width, layers)}
             modules |= {**inner, "down_proj": (width, hidden, layers)}
-        if self.shared_expert_intermediate_size and not self.latent:
+        if self.shared_expert_intermediate_size and self.model_type.startswith("qwen"):
             modules["shared_expert_gate"] = (hidden, 1, self.mixtures)
         if self.per_layer:
             modules |= self.per_layer.linears(hidden)
@@ -287,9 +287,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     )
     sliding = layers - layers // every if every else layers  # one layer in `every` attends to everything
     family = str(text.get("model_type", "llama"))
-    wider: Mapping[str, int] = next(
-        iter((text.get("per_layer_config") or {}).values()), {}
-    )  # all of them are layers without a window
+    of_layers = (text.get("per_layer_config") or {}).values()  # without a window, all of one size
+    wider: Mapping[str, int] = next(iter(of_layers), {})
     dense = number("first_k_dense_replace", 0) or len(text.get("mlp_only_layers") or [])
     dense = dense or [*(text.get("mlp_layer_types") or [])].count("dense")
     expert = number("moe_intermediate_size", int(width) if experts else 0)
@@ -308,7 +307,9 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         num_experts=experts,
         num_experts_per_tok=number("num_experts_per_tok", 1 if experts else 0),
         moe_intermediate_size=expert,
-        shared_expert_intermediate_size=number("shared_expert_intermediate_size", number("n_shared_experts", 0) * expert),
+        shared_expert_intermediate_size=number(
+            "shared_expert_intermediate_size", number("n_shared_experts", 0) * expert
+        ),
         num_dense_layers=dense,
         num_kv_shared_layers=shared,
         attention_k_eq_v=bool(text.get("attention_k_eq_v")),

@@ -16,7 +16,12 @@ from grpo.planning.workload import Adapter, Workload
 from grpo.trainer.adapter_inputs import keep_inputs_uncast
 from tests.unit.planning.test_memory import NUMBERS, WORKLOAD, kept_by_autograd, model
 
-HEADS = {"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 48, "kv_lora_rank": 128}  # one size, for a kernel on CPUs
+HEADS = {
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 48,
+    "kv_lora_rank": 128,
+}  # one size, for a kernel on CPUs
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1}
 EXPERTS |= {"n_group": 1, "topk_group": 1}
 
