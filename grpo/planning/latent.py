@@ -40,7 +40,7 @@ class Latent:
 
     @property
     def expanded(self) -> int:
-        """Width of what becomes of a token's latent: its values, and its keys without their rotated parts."""
+        """Width of a token's values and of its keys without their rotated parts, the product of its latent."""
         return self.num_attention_heads * (self.qk_nope_head_dim + self.v_head_dim)
 
     def linears(self, hidden: int, layers: int) -> dict[str, tuple[int, int, int]]:
@@ -63,7 +63,7 @@ class Latent:
     def kept(self, size: int, adapter: bool) -> float:
         """Return the bytes per token that autograd keeps of a layer.
 
-        They are queries, keys with their rotated parts, what becomes of the latent, the output, twice, and latents. The
+        They are queries, keys with their rotated parts, the latent's product, the output, twice, and latents. The
         norms of the latents keep their input in float32, and what they scale if they are trained.
         """
         latents = (4 if adapter else 4 + 2 * size) * (self.q_lora_rank + self.kv_lora_rank)
