@@ -43,6 +43,11 @@ class Latent:
         """Width of a token's values and of its keys without their rotated parts, the product of its latent."""
         return self.num_attention_heads * (self.qk_nope_head_dim + self.v_head_dim)
 
+    @property
+    def read(self) -> int:
+        """Numbers that a layer computes of a token in the cache: the latent's product, and keys with rotated parts."""
+        return self.expanded + self.query_width
+
     def linears(self, hidden: int, layers: int) -> dict[str, tuple[int, int, int]]:
         """Return the linear modules: inputs, outputs and count of each name."""
         queries = {"q_proj": (hidden, self.query_width, layers)}

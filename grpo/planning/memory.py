@@ -213,7 +213,9 @@ def rollout(shape: Shape, workload: Workload) -> Components:
     growing = kv_cache(shape, replace(workload, prompt=0) if shared else workload)
     copied: float = workload.sequences * workload.sequence * 2 * shape.query_width * workload.compute_bytes
     if workload.device == "cpu" or workload.sequences == 1:  # alone, it has no padding, and so no mask
-        copied = growing / max(1, shape.attention_layers) / 2
+        copied = growing / max(1, sum(shape.caching_layers)) / 2
+    if shape.latent:  # keys and values of all tokens, computed again from their latents
+        copied = workload.sequences * workload.sequence * shape.latent.read * workload.compute_bytes
     cache = growing + (kv_cache(shape, read) if shared else 0.0)
     last = {"kv cache": cache, "activations": copied, "logits": logits}
     larger = reading if sum(reading.values()) > sum(last.values()) else last

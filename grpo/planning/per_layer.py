@@ -48,4 +48,5 @@ class PerLayer:
 def per_layer_of(text: Mapping[str, Any], layers: int) -> PerLayer | None:
     """Return the embeddings of a text configuration with so many layers; None without."""
     width = text.get("hidden_size_per_layer_input")
-    return PerLayer(layers, text["vocab_size_per_layer_input"], width) if width else None
+    vocabulary = text.get("vocab_size_per_layer_input", text.get("vocab_size", 0))
+    return PerLayer(layers, vocabulary, width) if width else None

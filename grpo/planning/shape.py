@@ -142,15 +142,15 @@ class Shape:
     @property
     def caching_layers(self) -> tuple[int, int]:
         """Numbers of layers with a window, and without, that have keys and values of their own."""
-        own = self.attention_layers - self.num_kv_shared_layers
-        sliding = self.num_sliding_layers * own // max(1, self.attention_layers)
-        return sliding, own - sliding
+        caching = self.attention_layers - self.num_kv_shared_layers
+        sliding = self.num_sliding_layers * caching // max(1, self.attention_layers)
+        return sliding, caching - sliding
 
     @property
     def attention_layers(self) -> int:
         """Number of layers that have keys and values."""
-        instead = self.recurrent.layers if self.recurrent and self.model_type not in PARALLEL else 0
-        return self.num_hidden_layers - instead
+        without = self.recurrent.layers if self.recurrent and self.model_type not in PARALLEL else 0
+        return self.num_hidden_layers - without
 
     @property
     def active_width(self) -> float:
@@ -209,13 +209,13 @@ class Shape:
         output = {"o_proj": (self.query_width, hidden, layers)}
         if self.model_type in FUSED_QKV:
             return {"qkv_proj": (hidden, self.query_width + 2 * self.kv_width, layers), **output}
-        own = sum(self.caching_layers)
-        keys = self.kv_width * layers / max(1, own)
-        values = keys - (self.global_kv_width * self.caching_layers[1] / own if self.attention_k_eq_v else 0)
+        sliding, full = self.caching_layers
+        keys = self.kv_width * layers / max(1, sliding + full)
+        values = keys - (self.global_kv_width * full / (sliding + full) if self.attention_k_eq_v else 0)
         return {
             "q_proj": (hidden, self.query_width * (2 if self.model_type in GATED else 1), layers),
-            "k_proj": (hidden, keys, own),
-            "v_proj": (hidden, values, own),
+            "k_proj": (hidden, keys, sliding + full),
+            "v_proj": (hidden, values, sliding + full),
             **output,
         }
 
@@ -276,7 +276,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     experts = number("num_experts", 0)
     shared = number("num_kv_shared_layers", 0)
     width: float = adjusted_width(text, number("intermediate_size", 4 * hidden))
-    width *= feed_forward_layers(text, kinds, layers) / layers
+    width *= feed_forward_layers(kinds, layers, shared if text.get("use_double_wide_mlp") else 0) / layers
     window = number("sliding_window", 0) if text.get("use_sliding_window", True) else 0
     if not kinds and (every := text.get("full_attention_interval")):
         kinds = ["full_attention" if (place + 1) % every == 0 else "linear_attention" for place in range(layers)]
@@ -326,14 +326,14 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def feed_forward_layers(text: Mapping[str, Any], kinds: Sequence[str], layers: int) -> int:
-    """Return the number of feed-forward layers beside so many others, of which those with twice the width count twice.
+def feed_forward_layers(kinds: Sequence[str], layers: int, double: int) -> int:
+    """Return the number of feed-forward layers beside so many others; those with double the width count twice.
 
-    Nemotron-H counts them among its layers; in Gemma 4 layers without keys of their own have the width twice.
+    Nemotron-H counts them among its layers; in Gemma 4 layers without keys of their own may have double the width.
     """
     if alone := sum(kind in FEED_FORWARD for kind in kinds):
         return alone
-    return layers + (text["num_kv_shared_layers"] if text.get("use_double_wide_mlp") else 0)
+    return layers + double
 
 
 def recurrent_of(text: Mapping[str, Any], kinds: Sequence[str]) -> Recurrent | None:

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from benchmarks.simulation import simulate
 from grpo.generation.transformers.growing_cache import CACHE
 from grpo.planning.activations import layer_kept
-from grpo.planning.memory import kv_cache, trained, update
+from grpo.planning.memory import kv_cache, rollout, trained, update
 from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Workload
 from grpo.trainer.adapter_inputs import keep_inputs_uncast
@@ -62,6 +62,18 @@ def test_the_cache_is_as_large_as_after_a_real_generation() -> None:
     output = model(kinds).generate(prompt, max_new_tokens=20, min_new_tokens=20, return_dict_in_generate=True)
     real = sum(layer.keys.nbytes + layer.values.nbytes for layer in output[CACHE].layers)
     assert kv_cache(shape_of(kinds), replace(WORKLOAD, completion=19)) == real  # the last token is not fed in again
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_token_reads_what_the_cached_latents_expand_to(device: str) -> None:
+    kinds = numbers(2, 2)
+    attention = model(kinds).model.layers[0].self_attn
+    workload = replace(WORKLOAD, device=device, prompt=1, completion=39)  # reading prompts takes less
+    latent, rotated = (
+        torch.zeros(workload.sequences, 1, workload.sequence, width, dtype=torch.bfloat16) for width in (128, 16)
+    )
+    keys, values = attention.expand_kv(latent, rotated)
+    assert rollout(shape_of(kinds), workload)["activations"] == keys.nbytes + values.untyped_storage().nbytes()
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

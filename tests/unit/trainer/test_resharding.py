@@ -1,5 +1,6 @@
 """The state of two processes as that of another number of them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,15 @@ def test_a_generation_begins_where_none_is_in_use() -> None:
 
 def test_a_loss_of_each_slice_keeps_its_processes(tmp_path: Path) -> None:
     trainer = ours(tmp_path / "run", loss_type="bnpo")
+    for rank in range(2):
+        torch.save({}, tmp_path / f"grpo_state_{rank}.pt")
+    with pytest.raises(ValueError, match="this loss depends on the number of processes: 2 before, 1 now"):
+        trainer.resume.load(trainer, tmp_path, torch.device("cpu"))
+
+
+def test_a_loss_of_routers_keeps_its_processes(tmp_path: Path) -> None:
+    trainer = ours(tmp_path / "run", loss_type="dapo")
+    trainer.step_update.traits = replace(trainer.step_update.traits, router=True)
     for rank in range(2):
         torch.save({}, tmp_path / f"grpo_state_{rank}.pt")
     with pytest.raises(ValueError, match="this loss depends on the number of processes: 2 before, 1 now"):
