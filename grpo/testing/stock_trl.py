@@ -173,7 +173,9 @@ class Record(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if self.start_from:
-            model.load_state_dict(self.start_from[len(self.weights)])
+            weights, trained = self.start_from[len(self.weights)], dict(model.named_parameters())
+            trained = {name: weights[name] for name, weight in trained.items() if weight.requires_grad}
+            model.load_state_dict(trained, strict=False)  # frozen weights may be quantized
         self.weights.append({name: weight.clone() for name, weight in model.state_dict().items()})
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
