@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from accelerate.utils import fsdp_utils, is_peft_model
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from grpo.trainer.adapter_inputs import keep_inputs_uncast
+from grpo.trainer.shared_prompts.states import state_layers
 from grpo.trainer.tiled_mlp import tile_mlps
 from grpo.utils.attention import policy_of
 from grpo.utils.patching import patched
@@ -26,6 +28,8 @@ def prepare(trainer: Any) -> None:
     check_one_device(model)
     for policy in filter(None, (model, trainer.ref_model)):
         show_to_trl(policy)
+        if is_deepspeed_zero3_enabled():
+            gather_with_layers(policy)
     balance_routers_alone(trainer)
     keep_differentiable(model)
     if trainer.update.mlp_tile:
@@ -62,6 +66,20 @@ def prepare_for_fsdp(model: torch.nn.Module) -> None:
     there = {type(module).__name__ for module in model.modules()}
     base._no_split_modules = sorted(there.intersection(base._no_split_modules or ()))
     base._is_fsdp_managed_module = True
+
+
+def gather_with_layers(model: torch.nn.Module) -> None:
+    """Let ZeRO-3 gather the weights of a convolution with the layer that uses them without calling it.
+
+    DeepSpeed finds such weights where they are not there yet. Small ones are, until a reference moves: the order in
+    which it gathers, recorded before, would then be another one.
+    """
+    from deepspeed.runtime.zero import register_external_parameter
+
+    for layer in state_layers(model):
+        for convolution in (module for module in layer.modules() if isinstance(module, torch.nn.Conv1d)):
+            for weight in convolution.parameters():
+                register_external_parameter(layer, weight)
 
 
 def show_to_trl(model: torch.nn.Module) -> None:

@@ -28,6 +28,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 
 from grpo.builtin.tasks.calculator import calculator
@@ -40,7 +41,7 @@ from grpo.options import Engine, Mixture, Rollout, Update
 from grpo.testing.stock_trl import compare_engine_at, make
 from grpo.testing.vision_policies import DELTA_NET, make_policy, make_processor
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.placement import keep_differentiable, prepare_for_fsdp, train_in_float32
+from grpo.trainer.placement import gather_with_layers, keep_differentiable, prepare_for_fsdp, train_in_float32
 from grpo.trainer.processes import own_part
 from grpo.trainer.rollout.completion import Completion
 from grpo.trainer.rollout.image_tokens import as_tensors
@@ -329,6 +330,9 @@ def built(
         train_in_float32(other.model)  # as ours does; TRL's adapters are in bfloat16
     if other.accelerator.is_fsdp2:
         prepare_for_fsdp(other.model)
+    if is_deepspeed_zero3_enabled():
+        for model in filter(None, (other.model, other.ref_model)):
+            gather_with_layers(model)
     if not kept:
         other._generate_single_turn = drawn(other, row)
     if row["engine"] == "vLLM, top-k":

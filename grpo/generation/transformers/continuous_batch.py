@@ -136,10 +136,11 @@ class ContinuousBatch:
 
     Args:
         turns: keeps the caches of ended completions, and returns the caches of the beginnings of prompts.
+        in_groups: see `Turns.keep`.
     """
 
-    def __init__(self, turns: Turns | None = None) -> None:
-        self.turns = turns
+    def __init__(self, turns: Turns | None = None, in_groups: bool = False) -> None:
+        self.turns, self.in_groups = turns, in_groups
         self.ended: dict[int, list[int]] = {}
         """Tokens of completions that have ended, by their numbers."""
         self.cohorts: list[Cohort] = []
@@ -169,7 +170,9 @@ class ContinuousBatch:
             shares_keys: whether completions share their prompt's keys and values; the same in each call of a batch.
             options: arguments of `generate`.
         """
-        begun = self.turns and self.turns.take(inputs["input_ids"], inputs["attention_mask"], model.config)
+        begun = self.turns and self.turns.take(
+            inputs["input_ids"], inputs["attention_mask"], partial(read, model, **options)
+        )
         options |= {CACHE: begun or GrowingCache(model.config)}
         model.generate(**inputs, **options, custom_generate=partial(self.decode, numbers, most, shares_keys))
 
@@ -269,7 +272,27 @@ class ContinuousBatch:
                 self.ended[number] = cohort.ids[row, cohort.prompt :].tolist()
                 cohort.numbers[row] = None
                 if self.turns:
-                    self.turns.keep(cohort.ids[row, cohort.begins[row] : -1].tolist(), cache, rows[row])
+                    tokens = cohort.ids[row, cohort.begins[row] : -1].tolist()
+                    self.turns.keep(tokens, cache, rows[row], self.in_groups)
+
+
+def read(model: Any, cache: GrowingCache, ids: torch.Tensor, mask: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Read the tokens that come after those in a cache; return the logits of the next one, (rows, vocabulary).
+
+    Args:
+        model: in evaluation mode, or without dropout.
+        cache: of the first tokens of each row.
+        ids: all tokens, padded on the left, (rows, tokens).
+        mask: mask of the tokens.
+        options: arguments of `generate`.
+    """
+
+    def prefill(model: Any, ids: torch.Tensor, generation_config: Any, **inputs: Any) -> torch.Tensor:
+        given = {name: value for name, value in inputs.items() if name not in ("logits_processor", "stopping_criteria")}
+        return model._prefill(ids, generation_config, given).logits[:, -1]
+
+    options[CACHE] = cache
+    return model.generate(input_ids=ids, attention_mask=mask, **options, custom_generate=prefill)
 
 
 def selected(inputs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
@@ -297,6 +320,6 @@ def joined(under_way: dict[str, Any], new: dict[str, Any], rows: int, new_rows: 
         if new.get(name) is not None:  # tokens of prompts and of completions, if the cache has them apart
             tensors = zip((under_way[name], new[name]), apart, strict=True)
             parts = zip(*(tensor.tensor_split(begin, -1) for tensor, begin in tensors), strict=True)
-            result[name] = torch.cat([widened(first, second, -1) for first, second in parts], -1)
+            result[name] = torch.cat([widened(both, -1) for both in parts], -1)
     cache.join(before)
     return result

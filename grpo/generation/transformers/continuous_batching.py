@@ -12,7 +12,7 @@ from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
 from grpo.generation.transformers.continuous_batch import ContinuousBatch, in_step, why_not_shared
 from grpo.generation.transformers.prompt_cache import why_repeated
 from grpo.generation.transformers.settings import only, settings_of
-from grpo.generation.transformers.trial import why_not_joined
+from grpo.generation.transformers.trial import why_not_continued, why_not_joined
 from grpo.generation.transformers.turns import Turns
 from grpo.utils.oom import half, is_out_of_memory, smaller_until_it_fits, twice
 from grpo.utils.patching import patched
@@ -39,6 +39,7 @@ class ContinuousBatching:
         self._reasons: set[str] = set()
         self._joined: bool | None = None
         self._keys_shared: bool | None = None
+        self._read_on: bool | None = None
 
     def complete(
         self,
@@ -73,7 +74,8 @@ class ContinuousBatching:
         repeats = shared and len(set(same)) < len(same)
         may_share = repeats and twice(lambda: self._shares_keys(model), advice, survives)
         shares_keys = False
-        count, batch, begun = len(same), ContinuousBatch(self.turns), list[range]()
+        in_groups = bool(self.turns) and shared and twice(lambda: self._reads_on(model), advice, survives)
+        count, batch, begun = len(same), ContinuousBatch(self.turns, in_groups), list[range]()
 
         def parts() -> list[range]:
             """Return the remaining prompts: first as many as fit, then a group at a time, which joins later."""
@@ -147,6 +149,15 @@ class ContinuousBatching:
             if reason:
                 log.info("each completion has a copy of its prompt's keys: %s", reason)
         return self._keys_shared
+
+    def _reads_on(self, model: Any) -> bool:
+        """Return whether turns continue after any cache, not only those that can be cut; tried at the first call."""
+        if self._read_on is None:
+            reason = "all processes compute together" if in_step(model) else why_not_continued(model)
+            self._read_on = reason is None
+            if reason:
+                log.info("turns after a layer with a state, or with a window, read their prompts anew: %s", reason)
+        return self._read_on
 
 
 def is_long(prompts: torch.Tensor) -> bool:

@@ -1,5 +1,7 @@
 """A cache with room for the next tokens; transformers' copies all keys and values for each token."""
 
+from collections.abc import Sequence
+from copy import copy
 from inspect import signature
 from typing import Any
 
@@ -10,6 +12,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttention
 
 CACHE = "cache" if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
 """Name of the cache among the inputs of a model: `cache` since transformers 5.24."""
+STATES = ("conv_states", "recurrent_states")
+"""Names of the states of a layer, by their numbers."""
 ROOM = 16
 """Tokens that fit into a layer before its keys and values are copied again."""
 
@@ -57,27 +61,53 @@ class GrowingCache(DynamicCache):
             if isinstance(layer, DynamicLayer):
                 layer.batch_select_indices(indices)
 
+    def row(self, row: int, tokens: int) -> "GrowingCache":
+        """Return a copy of a row, whose last columns are so many tokens."""
+        one = GrowingCache(None)
+        one.layers = [copy(layer) for layer in self.layers]
+        for layer in one.layers:
+            if isinstance(layer, LinearAttentionLayer):
+                for kind in STATES:
+                    setattr(layer, kind, states_of(getattr(layer, kind), row))
+            if isinstance(layer, DynamicLayer) and layer.is_initialized:
+                layer.keys = layer.keys[row : row + 1, :, -tokens:].clone()
+                layer.values = layer.values[row : row + 1, :, -tokens:].clone()
+                if layer.is_sliding:
+                    layer.cumulative_length = tokens
+        return one
+
     def join(self, before: "GrowingCache") -> None:
         """Put the rows of another cache, which loses them, before those of this one."""
-        for earlier, layer in zip(before.layers, self.layers, strict=True):
-            if isinstance(layer, LinearAttentionLayer):
-                join_states(earlier.conv_states, layer.conv_states)
-                join_states(earlier.recurrent_states, layer.recurrent_states)
-            if isinstance(layer, DynamicLayer) and layer.is_initialized:  # else its keys are those of an earlier layer
-                layer.keys, layer.values = (
-                    widened(earlier.keys, layer.keys, 2),
-                    widened(earlier.values, layer.values, 2),
-                )
-                earlier.keys = earlier.values = None
-                if layer.is_sliding:
-                    layer.cumulative_length = max(earlier.cumulative_length, layer.cumulative_length)
+        join([before, self])
 
 
-def join_states(before: dict[int, torch.Tensor | None], states: dict[int, torch.Tensor | None]) -> None:
-    """Put the rows of states before those of others."""
-    for number, state in before.items():
+def join(caches: Sequence[GrowingCache]) -> None:
+    """Put the rows of all caches, which the others lose, into the last, whose own come last."""
+    for *earlier, layer in zip(*(cache.layers for cache in caches), strict=True):
+        of_all = [*earlier, layer]
+        if isinstance(layer, LinearAttentionLayer):
+            for kind in STATES:
+                join_states([getattr(of, kind) for of in of_all])
+        if isinstance(layer, DynamicLayer) and layer.is_initialized:  # else its keys are those of an earlier layer
+            layer.keys, layer.values = widened([of.keys for of in of_all], 2), widened([of.values for of in of_all], 2)
+            for of in earlier:
+                of.keys = of.values = None
+            if layer.is_sliding:
+                layer.cumulative_length = max(of.cumulative_length for of in of_all)
+
+
+def states_of(states: dict[int, torch.Tensor | None], row: int) -> dict[int, torch.Tensor | None]:
+    """Return a copy of the states of a row."""
+    return {number: state if state is None else state[row : row + 1].clone() for number, state in states.items()}
+
+
+def join_states(of_all: Sequence[dict[int, torch.Tensor | None]]) -> None:
+    """Put the rows of all states into the last, whose own come last."""
+    for number, state in of_all[-1].items():
         if state is not None:
-            states[number], before[number] = torch.cat((state, states[number])), None
+            of_all[-1][number] = torch.cat([states[number] for states in of_all])
+            for states in of_all[:-1]:
+                states[number] = None
 
 
 def room_of(tensor: torch.Tensor) -> int:
@@ -112,15 +142,14 @@ def rows_of(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return with_room(tensor, room_of(tensor)).index_select(0, rows)[:, :, : tensor.size(2)]
 
 
-def widened(first: torch.Tensor, second: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Return two tensors as one; the tensor with fewer tokens is padded with zeros on the left.
+def widened(tensors: Sequence[torch.Tensor], tokens: int) -> torch.Tensor:
+    """Return tensors of some sequences each as one; those with fewer tokens are padded with zeros on the left.
 
     Args:
-        first: tensor of some sequences.
-        second: tensor of other sequences.
+        tensors: of sequences and their tokens.
         tokens: the dimension of tokens: the last, after the sequences, or 2, if the sequences are the first.
     """
-    most = max(first.size(tokens), second.size(tokens))
+    most = max(tensor.size(tokens) for tensor in tensors)
     behind = (0, 0) if tokens == 2 else ()
-    padded = [pad(tensor, (*behind, most - tensor.size(tokens), 0)) for tensor in (first, second)]
+    padded = [pad(tensor, (*behind, most - tensor.size(tokens), 0)) for tensor in tensors]
     return torch.cat(padded, 0 if tokens == 2 else -2)

@@ -77,29 +77,25 @@ class PromptCache(GrowingCache):
         super().batch_select_indices(indices)
         self._place(self.prompt_of[indices])
 
+    def row(self, row: int, tokens: int) -> GrowingCache:
+        """Return a copy of a prompt and a completion, whose last columns are so many tokens."""
+        whole, prompt = GrowingCache(None), self.prompt_of[row]
+        for number, layer in enumerate(self.layers):
+            keys = torch.cat((layer.prompt_keys[prompt], layer.keys[row]), 1)
+            values = torch.cat((layer.prompt_values[prompt], layer.values[row]), 1)
+            whole.layers.append(GrowingLayer())
+            whole.update(keys[None], values[None], number)
+        return whole.row(0, tokens)
+
     def join(self, before: "PromptCache") -> None:
         """Put completions and prompts of another cache before those of this one, but prompts without completions."""
         super().join(before)
         left, renumbered = before.prompt_of.unique(return_inverse=True)
         for earlier, layer in zip(before.layers, self.layers, strict=True):
-            layer.prompt_keys = widened(earlier.prompt_keys[left], layer.prompt_keys, 2)
-            layer.prompt_values = widened(earlier.prompt_values[left], layer.prompt_values, 2)
+            layer.prompt_keys = widened([earlier.prompt_keys[left], layer.prompt_keys], 2)
+            layer.prompt_values = widened([earlier.prompt_values[left], layer.prompt_values], 2)
             del earlier.prompt_keys, earlier.prompt_values
         self._place(torch.cat((renumbered, self.prompt_of + len(left))))
-
-
-def sequence(cache: DynamicCache, row: int) -> list[tuple[torch.Tensor, ...]]:
-    """Return keys and values of each layer for a row of a cache, (heads, tokens, size)."""
-    if not isinstance(cache, PromptCache):
-        return [(layer.keys[row], layer.values[row]) for layer in cache.layers]
-    prompt = cache.prompt_of[row]
-    return [
-        (
-            torch.cat((layer.prompt_keys[prompt], layer.keys[row]), 1),
-            torch.cat((layer.prompt_values[prompt], layer.values[row]), 1),
-        )
-        for layer in cache.layers
-    ]
 
 
 _cache: ContextVar[PromptCache] = ContextVar("cache")

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from grpo.generation.transformers.continuous_batch import ContinuousBatch, in_step
+from grpo.generation.transformers.continuous_batch import ContinuousBatch, in_step, read
+from grpo.generation.transformers.growing_cache import GrowingCache
 from grpo.utils.attention import policy_of, relative_rounding
 from grpo.utils.oom import tried
 
 PROMPTS, COMPLETIONS = (5, 3, 4), (4, 1, 3)
 """Tokens of each prompt, and of its completions."""
+LENGTH = 10
+"""Tokens that are read at once, and in two halves."""
 Logits = dict[tuple[int, int], list[torch.Tensor]]
 """By the number of the prompt and the tokens before."""
 
@@ -53,8 +56,28 @@ def why_not_joined(model: Any, shares_keys: bool) -> str | None:
     if alone.seen.keys() != batched.seen.keys():
         return "its completions have other lengths"
     pairs = [(row, *alone.seen[place]) for place, rows in batched.seen.items() for row in rows]
-    batch_logits, others = (torch.stack(logits) for logits in zip(*pairs, strict=True))
-    distance = float((batch_logits - others).norm() / others.norm())
+    return different(model, *(torch.stack(logits) for logits in zip(*pairs, strict=True)))
+
+
+@torch.no_grad()
+def why_not_continued(model: Any) -> str | None:
+    """Return why a policy cannot read several tokens after those in a cache, as all at once; None if it can."""
+    size = policy_of(model).config.get_text_config().vocab_size
+    ids = (torch.arange(2 * LENGTH, device=model.device).view(2, LENGTH) * 7919 + 5) % size
+    mask = torch.ones_like(ids).index_put((torch.tensor(1), torch.arange(2)), torch.tensor(0))  # padding of a row
+    config = GenerationConfig(max_new_tokens=1, do_sample=False, pad_token_id=0)
+
+    def logits(*ends: int) -> torch.Tensor:
+        cache = GrowingCache(model.config)
+        return [read(model, cache, ids[:, :end], mask[:, :end], generation_config=config) for end in ends][-1]
+
+    both, reason = tried(lambda: (logits(LENGTH // 2, LENGTH), logits(LENGTH)))
+    return reason if both is None else different(model, *both)
+
+
+def different(model: Any, logits: torch.Tensor, expected: torch.Tensor) -> str | None:
+    """Return by how much logits differ, if it is more than rounding."""
+    distance = float((logits - expected).norm() / expected.norm())
     return None if distance <= relative_rounding(model) ** 0.5 else f"logits differ by {distance:.1e}"  # never of nan
 
 

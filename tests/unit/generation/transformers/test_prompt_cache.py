@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpo.generation.transformers.growing_cache import GrowingCache
-from grpo.generation.transformers.prompt_cache import PromptCache, sequence, why_repeated
+from grpo.generation.transformers.prompt_cache import PromptCache, why_repeated
 from grpo.generation.transformers.trial import why_not_joined
 
 SIZES = {
@@ -49,10 +49,8 @@ def test_completions_have_prompts_of_their_own_and_shared_keys() -> None:
     assert cache.get_seq_length() == 6
     assert len(cache.layers[0].prompt_keys) == 2
     cache.batch_select_indices(torch.tensor([1, 2]))
-    assert [[keys[0, :, 0].tolist() for keys, _ in sequence(cache, row)] for row in (0, 1)] == [
-        [[0.0] * 5 + [11.0]] * 2,
-        [[1.0] * 5 + [12.0]] * 2,
-    ]
+    alone = [[layer.keys[0, 0, :, 0].tolist() for layer in cache.row(row, 3).layers] for row in (0, 1)]
+    assert alone == [[[0.0, 0.0, 11.0]] * 2, [[1.0, 1.0, 12.0]] * 2]
 
 
 def test_prompts_whose_completions_have_ended_are_dropped() -> None:
