@@ -44,11 +44,11 @@ def check_values(config: DictConfig) -> None:
 
 
 def check_thinking(task: DictConfig) -> None:
-    """Check that `task.thinking` has a value that chat templates take, and that there is one."""
+    """Check that `task.thinking` has a value that chat templates take, and that there is one, unless it is false."""
     thinking = task.get("thinking")
     if thinking not in (None, True, False, "low", "medium", "high"):
         raise ConfigError(f"task.thinking={thinking}: true, false, low, medium or high")
-    if thinking is not None and not all(single.conversational for single in single_tasks(task).values()):
+    if thinking not in (None, False) and not all(single.conversational for single in single_tasks(task).values()):
         raise ConfigError(
             f"task.thinking={str(thinking).lower()}: an argument of the chat template, which plain prompts do not "
             "have; add task.conversational=true"

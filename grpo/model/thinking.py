@@ -8,6 +8,7 @@ from jinja2 import Environment
 from jinja2.meta import find_undeclared_variables
 from omegaconf import DictConfig
 
+from grpo.config.mixture import single_tasks
 from grpo.utils.errors import ConfigError
 
 KEY = "task.thinking"
@@ -22,8 +23,13 @@ MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 
 
 def template_of(config: DictConfig) -> dict[str, Any]:
-    """Return the arguments of the chat template, `train.chat_template_kwargs`, and `task.thinking` under that name."""
+    """Return the arguments of the chat template, `train.chat_template_kwargs`, and `task.thinking` under that name.
+
+    Where all prompts are plain there is no template to tell that it should not think.
+    """
     thinking = config.task.get("thinking")  # runs of earlier versions lack it
+    if thinking is False and not any(single.conversational for single in single_tasks(config.task).values()):
+        thinking = None
     return {**(config.train.get("chat_template_kwargs") or {}), **({} if thinking is None else {KEY: thinking})}
 
 
@@ -43,17 +49,18 @@ def named_as_in(chat_template: Any, template: Mapping[str, Any], name: str) -> d
         return arguments
     thinking = arguments.pop(KEY)
     typed = f"{KEY}={str(thinking).lower()}"
+    template_here = f"{typed}: the chat template of {name}"
     texts = chat_template.values() if isinstance(chat_template, Mapping) else [chat_template or ""]
     read: set[str] = set().union(*map(arguments_of, texts))
     known = [argument for argument in ARGUMENTS if argument in read]
     if not known:
-        raise ConfigError(f"{typed}: the chat template of {name} has none of {', '.join(ARGUMENTS)}: leave it out")
+        raise ConfigError(f"{template_here} has none of {', '.join(ARGUMENTS)}; give {KEY}=null")
     if twice := [argument for argument in known if argument in arguments]:
-        raise ConfigError(f"{typed}: train.chat_template_kwargs has {twice[0]}: leave one of them out")
+        raise ConfigError(f"{typed}: train.chat_template_kwargs has {twice[0]}: leave it out there, or give {KEY}=null")
     for argument in known:
         if isinstance(thinking, ARGUMENTS[argument][0]):
             return arguments | {argument: thinking}
-    raise ConfigError(f"{typed}: the chat template of {name} takes {ARGUMENTS[known[0]][1]} ({known[0]})")
+    raise ConfigError(f"{template_here} takes {ARGUMENTS[known[0]][1]} ({known[0]})")
 
 
 def arguments_of(chat_template: str) -> set[str]:

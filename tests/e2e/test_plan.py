@@ -82,7 +82,7 @@ def test_planning_loads_neither_pytorch_nor_transformers(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("line", "models"),
     [
-        (["+gpu=a100_80gb"], ["qwen2_5_0_5b", "qwen2_5_32b"]),
+        (["+gpu=a100_80gb"], ["qwen3_0_6b", "qwen3_32b"]),
         (["+gpu=rtx3080", "model=llama3_2_3b"], ["llama3_2_1b", "llama3_1_8b"]),
     ],
 )

@@ -78,27 +78,27 @@ def test_numbers_that_follow_from_the_makers_do() -> None:
 @pytest.mark.parametrize(
     ("gpu", "profile", "same", "model"),
     [
-        (nvidia("NVIDIA L4", 22.5, "8.9"), "l4", True, "qwen2_5_3b"),
-        (nvidia("NVIDIA H100 80GB HBM3", 79.6, "9.0"), "h100", True, "qwen2_5_14b"),
-        (nvidia("NVIDIA H100 PCIe", 79.6, "9.0"), "h100", False, "qwen2_5_14b"),
-        (nvidia("NVIDIA A100-SXM4-80GB", 80, "8.0"), "a100_80gb", True, "qwen2_5_14b"),
-        (nvidia("NVIDIA A100-SXM4-40GB", 40, "8.0"), "a100_40gb", True, "qwen2_5_7b"),
-        (nvidia("NVIDIA GeForce RTX 3080", 10, "8.6"), "rtx3080", False, "qwen2_5_1_5b"),
-        (nvidia("NVIDIA GeForce RTX 4060 Ti", 8, "8.9"), "rtx4060ti", False, "qwen2_5_0_5b"),
-        (nvidia("NVIDIA GeForce RTX 4080 SUPER", 16, "8.9"), "rtx4060ti", False, "qwen2_5_3b"),
+        (nvidia("NVIDIA L4", 22.5, "8.9"), "l4", True, "qwen3_4b"),
+        (nvidia("NVIDIA H100 80GB HBM3", 79.6, "9.0"), "h100", True, "qwen3_14b"),
+        (nvidia("NVIDIA H100 PCIe", 79.6, "9.0"), "h100", False, "qwen3_14b"),
+        (nvidia("NVIDIA A100-SXM4-80GB", 80, "8.0"), "a100_80gb", True, "qwen3_14b"),
+        (nvidia("NVIDIA A100-SXM4-40GB", 40, "8.0"), "a100_40gb", True, "qwen3_8b"),
+        (nvidia("NVIDIA GeForce RTX 3080", 10, "8.6"), "rtx3080", False, "qwen3_1_7b"),
+        (nvidia("NVIDIA GeForce RTX 4060 Ti", 8, "8.9"), "rtx4060ti", False, "qwen3_0_6b"),
+        (nvidia("NVIDIA GeForce RTX 4080 SUPER", 16, "8.9"), "rtx4060ti", False, "qwen3_4b"),
         (
             nvidia("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95.6, "12.0"),
             "rtx_pro_6000",
             True,
-            "qwen2_5_14b",
+            "qwen3_14b",
         ),
-        (nvidia("Quadro RTX 6000", 24, "7.5"), "t4", False, "qwen2_5_3b"),
-        (nvidia("NVIDIA GB10", 119.7, "12.1", shared=True), "gb10", True, "qwen2_5_32b"),
-        (nvidia("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9.5, "8.0", is_slice=True), "a100_1g_10gb", True, "qwen2_5_1_5b"),
-        (gpu_of("amd", "AMD Instinct MI300X", 192, "gfx942"), "mi300x", True, "qwen2_5_32b"),
-        (gpu_of("amd", "AMD Radeon PRO W7900", 48, "gfx1100"), "rx7900xtx", False, "qwen2_5_7b"),
-        (gpu_of("apple", "Apple M3 Max", 64, ""), "apple", False, "qwen2_5_7b"),
-        (gpu_of("apple", "Apple M1", 8, ""), "apple", False, "qwen2_5_0_5b"),
+        (nvidia("Quadro RTX 6000", 24, "7.5"), "t4", False, "qwen3_4b"),
+        (nvidia("NVIDIA GB10", 119.7, "12.1", shared=True), "gb10", True, "qwen3_32b"),
+        (nvidia("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9.5, "8.0", is_slice=True), "a100_1g_10gb", True, "qwen3_1_7b"),
+        (gpu_of("amd", "AMD Instinct MI300X", 192, "gfx942"), "mi300x", True, "qwen3_32b"),
+        (gpu_of("amd", "AMD Radeon PRO W7900", 48, "gfx1100"), "rx7900xtx", False, "qwen3_8b"),
+        (gpu_of("apple", "Apple M3 Max", 64, ""), "apple", False, "qwen3_8b"),
+        (gpu_of("apple", "Apple M1", 8, ""), "apple", False, "qwen3_0_6b"),
     ],
     ids=lambda value: value.name if isinstance(value, LocalGpu) else "",
 )
@@ -148,11 +148,11 @@ def test_auto_takes_the_gpu_that_is_here(composed: Compose, one_gpu: Callable[..
     one_gpu("NVIDIA GeForce RTX 3060", 12, (8, 6))
     config = compose_now("+gpu=auto")
     plan = make_plan(config)
-    assert config.model.model_name_or_path == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert config.model.model_name_or_path == "Qwen/Qwen3-1.7B"
     assert plan.found == "NVIDIA GeForce RTX 3060 (8.6) with 12.0 GiB is +gpu=rtx3060"
     assert (plan.device, plan.here, round(plan.capacity_gb)) == ("NVIDIA GeForce RTX 3060", True, 11)
     assert (config.train.bf16, config.train.optim, config.model.dtype) == (True, "adamw_8bit", "bfloat16")
-    assert compose_now("+gpu=auto", "model=qwen3_0_6b").model.model_name_or_path == "Qwen/Qwen3-0.6B"
+    assert compose_now("+gpu=auto", "model=smollm3_3b").model.model_name_or_path == "HuggingFaceTB/SmolLM3-3B"
     assert compose_now("+gpu=auto", "gpu.memory_gb=8").gpu.memory_gb == 8
 
 

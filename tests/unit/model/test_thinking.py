@@ -63,7 +63,7 @@ def test_arguments_of_the_user_are_the_users_own() -> None:
         "thinking": 1,
         "enable_thinking": False,
     }
-    with pytest.raises(ConfigError, match="chat_template_kwargs has enable_thinking: leave one"):
+    with pytest.raises(ConfigError, match="chat_template_kwargs has enable_thinking: leave it out there"):
         named_as_in(QWEN, {"enable_thinking": False, KEY: True}, "name")
     assert named_as_in({"default": "", "tool_use": QWEN}, {KEY: True}, "name") == {"enable_thinking": True}
 
@@ -82,6 +82,16 @@ def test_prompts_are_built_as_the_task_says(composed: Callable[..., DictConfig],
         )
     assert template_of(composed(*CONVERSATION)) == {}
     assert template_of(composed("train.chat_template_kwargs={a: 1}", "task.thinking=low")) == {"a": 1, KEY: "low"}
+
+
+def test_presets_of_models_that_think_let_them_answer_at_once(composed: Callable[..., DictConfig]) -> None:
+    for name in ("qwen3_0_6b", "qwen3_5_4b", "qwen3_6_27b", "smollm3_3b"):
+        assert template_of(composed(f"model={name}", "task=gsm8k")) == {KEY: False}
+        assert template_of(composed(f"model={name}", "task=gsm8k", "task.thinking=null")) == {}
+    assert template_of(composed("+gpu=rtx3090", "task.thinking=true")) == {KEY: True}
+    plain = composed("model=qwen3_0_6b")
+    check(plain)
+    assert template_of(plain) == {}, "plain prompts have no template"
 
 
 @pytest.mark.parametrize(
