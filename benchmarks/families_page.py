@@ -3,9 +3,12 @@
 import re
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from grpo.config.schema import ROOT
 
 PAGE = ROOT / "docs" / "models.md"
+CHOICES = sorted((ROOT / "conf" / "model").glob("*.yaml"))
 EXACT = 1e-5
 """Relative difference of gradients up to which they are equal."""
 YES = "yes"
@@ -25,6 +28,13 @@ COLUMNS = {
 """Heading of each answer."""
 
 
+def with_choices(model_type: str) -> str:
+    """Return a model type, with the choices of `conf/model` that have it."""
+    types = {file.stem: OmegaConf.select(OmegaConf.load(file), "shape.model_type") for file in CHOICES}
+    choices = [f"`{name}`" for name, its_type in types.items() if its_type == model_type]
+    return f"`{model_type}`" + (f" ({', '.join(choices)})" if choices else "")
+
+
 def page(record: dict[str, Any]) -> str:
     """Return the page of a record, as Markdown."""
     families = record["families"]
@@ -40,12 +50,14 @@ def page(record: dict[str, Any]) -> str:
         f"`python -m benchmarks.families` builds a tiny random policy of each of the {len(families)} architectures",
         "with which transformers completes text, or text after images. Stock TRL and this trainer train it on the same",
         f"rollouts of text. The benchmark writes this page ({record['date']}; {versions}).",
-        "`yes` was seen; the reason for a `no` is below the table.",
+        "`yes` was seen; the reason for a `no` is below the table, but for vLLM's, whose registry it is.",
         "",
         f"- This trainer trains {len(trained)} of them, stock TRL {len(by_trl_alone)}.",
         f"- The gradients of {len(exact)} are TRL's within {EXACT:.0e} (relative; float64 where float32 rounds more).",
         f"- {len(shares)} share their prompts in the update, and {len(joins)} read prompts once in generation.",
         "",
+        "- In brackets stand choices of `model=` with this type; one that ends in `_text` is the language model of a",
+        "  model that sees images.",
         "- *planned*: the difference of the planned number of parameters from the real one; `model.shape.parameters`",
         "  corrects it.",
         "- *prompts shared, generation*: `copied` where a prompt is read once, and its keys or states are copied for",
@@ -56,7 +68,7 @@ def page(record: dict[str, Any]) -> str:
         "| model type | " + " | ".join(COLUMNS.values()) + " |",
         "|---" * (len(COLUMNS) + 1) + "|",
     ]
-    lines += [f"| `{family['model_type']}` | " + " | ".join(cells(family)) + " |" for family in trained]
+    lines += [f"| {with_choices(family['model_type'])} | " + " | ".join(cells(family)) + " |" for family in trained]
     lines += ["", "## Reasons", ""]
     for family in trained:
         reasons = (

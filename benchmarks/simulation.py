@@ -121,7 +121,12 @@ def compare(model: str, method: str, checkpointing: bool, rows: int, length: int
     }
 
 
-def simulate(
+def simulate(*case: Any, **options: Any) -> float:
+    """Return the peak in bytes; arguments of `snapshot`."""
+    return snapshot(*case, **options)["Total"]
+
+
+def snapshot(
     numbers: dict[str, Any],
     method: str,
     checkpointing: bool,
@@ -130,8 +135,8 @@ def simulate(
     processes: int = 1,
     masked: bool = True,
     mlp_tile: int = 0,
-) -> float:
-    """Return the peak in bytes over two optimizer steps of two micro-batches each, in bfloat16.
+) -> dict[Any, int]:
+    """Return the bytes of each kind at the peak of two optimizer steps of two micro-batches each, in bfloat16.
 
     Args:
         masked: whether attention has a mask, as for several sequences; a sequence alone has none.
@@ -149,19 +154,20 @@ def simulate(
         optimizer = torch.optim.AdamW(trained, foreach=False)
         tracker = PeakTracker()
         tracker.track_external(model, optimizer)
-        with tracker, in_place_kernels(), without_mask(model, not masked), torch.autocast("cpu", torch.bfloat16):
+        with tracker, in_place_kernels(), without_mask(model, not masked):
             ids = torch.zeros(rows, length, dtype=torch.long)
             mask = torch.ones(rows, 1, length, length, dtype=torch.bool) if masked else None
             for _ in range(2):
                 for _ in range(2):
-                    output = model(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True)
+                    with torch.autocast("cpu", torch.bfloat16):
+                        output = model(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True)
                     output.log_probs.mean().backward()
                     del output
                 tracker.follows = processes == 1
                 optimizer.step()
                 optimizer.zero_grad()
                 tracker.follows = True
-        return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+        return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
 
 
 @contextmanager

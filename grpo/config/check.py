@@ -206,8 +206,8 @@ def check_peft(config: DictConfig) -> None:
     for key in config.peft:
         if key not in known:
             raise ConfigError(f"peft.{key}: not an option of peft.LoraConfig{meant(key, known)}")
-    if config.peft.get("vision") and len(config.peft) == 1:
-        raise ConfigError("peft.vision=true: of which adapters? Add peft=lora or peft=qlora")
+    if "task_type" not in config.peft:  # which the choices of conf/peft have
+        raise ConfigError(f"peft.{next(iter(config.peft))}: of which adapters? Add peft=lora or peft=qlora")
     if parameters := config.peft.get("target_parameters"):
         if isinstance(parameters, str):
             raise ConfigError(f"peft.target_parameters={parameters}: a list is needed: [{parameters}]")

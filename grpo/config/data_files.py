@@ -58,6 +58,7 @@ def from_file(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_one_line(arguments: dict[str, Any]) -> str:
-    """Return arguments in one line, without secrets."""
-    shown = {key: "…" if is_secret(key, value) else value for key, value in arguments.items()}
+    """Return arguments that are given, in one line, without secrets."""
+    given = {key: value for key, value in arguments.items() if value is not None}
+    shown = {key: "…" if is_secret(key, value) else value for key, value in given.items()}
     return "{" + ", ".join(f"{key}: {value}" for key, value in shown.items()) + "}"

@@ -47,7 +47,7 @@ def check_thinking(task: DictConfig) -> None:
     """Check that `task.thinking` has a value that chat templates take, and that there is one, unless it is false."""
     thinking = task.get("thinking")
     if thinking not in (None, True, False, "low", "medium", "high"):
-        raise ConfigError(f"task.thinking={thinking}: true, false, low, medium or high")
+        raise ConfigError(f"task.thinking={thinking}: give true, false, low, medium, high or null")
     if thinking not in (None, False) and not all(single.conversational for single in single_tasks(task).values()):
         raise ConfigError(
             f"task.thinking={str(thinking).lower()}: an argument of the chat template, which plain prompts do not "

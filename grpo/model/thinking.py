@@ -42,7 +42,7 @@ def named_as_in(chat_template: Any, template: Mapping[str, Any], name: str) -> d
         name: of the model.
 
     Raises:
-        ConfigError: the template has no such argument, it takes other values, or it is given already.
+        ConfigError: the template has no such argument for a policy to think, it takes other values, or it is given.
     """
     arguments = dict(template)
     if KEY not in arguments:
@@ -53,6 +53,8 @@ def named_as_in(chat_template: Any, template: Mapping[str, Any], name: str) -> d
     texts = chat_template.values() if isinstance(chat_template, Mapping) else [chat_template or ""]
     read: set[str] = set().union(*map(arguments_of, texts))
     known = [argument for argument in ARGUMENTS if argument in read]
+    if not known and thinking is False:  # as `model=qwen3_4b` says of another model's folder, too
+        return arguments
     if not known:
         raise ConfigError(f"{template_here} has none of {', '.join(ARGUMENTS)}; give {KEY}=null")
     if twice := [argument for argument in known if argument in arguments]:

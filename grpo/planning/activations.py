@@ -79,11 +79,18 @@ def recurrent_kept(shape: Shape, workload: Workload) -> float:
         return 0.0
     hidden, size = shape.hidden_size, workload.compute_bytes
     linears, in_float32 = shape.recurrent.linears(hidden), shape.model_type in (*GATED, *SCALED_IN_FLOAT32)
-    kept = shape.recurrent.kept(size, workload.adapter is not None) + 2 * 4 * hidden
+    kept = shape.recurrent.kept(size, workload.adapter is not None) * in_chunks(shape, workload) + 2 * 4 * hidden
     if workload.adapter is not None:
         return kept + adapter_inputs(shape, linears, workload)
     copies = 1 if workload.weight_bytes == size else len(linears) - 1  # autocast's, for each module
     return kept + 2 * (4 if in_float32 else size) * hidden + copies * size * hidden
+
+
+def in_chunks(shape: Shape, workload: Workload) -> float:
+    """Tokens that a layer with a state computes for a token: it pads prompts and completions to whole chunks."""
+    chunk, copies = shape.recurrent.chunk_size if shape.recurrent else 1, workload.completions_per_sequence
+    lengths = [workload.prompt, *[workload.completion] * copies] if copies > 1 else [workload.sequence]
+    return sum(-(-length // chunk) * chunk for length in lengths) / max(1, sum(lengths))
 
 
 def per_layer_kept(shape: Shape, workload: Workload) -> float:
@@ -175,7 +182,8 @@ def recurrent_backward(shape: Shape, workload: Workload, tokens: int) -> float:
         return 0.0
     gone = mlp_kept(shape, workload) * tiled(shape, workload, tokens) + 4 * shape.hidden_size * tokens
     gone += tokens * shape.recurrent.kept_of_norm(workload.compute_bytes, workload.adapter is not None)
-    return max(layer_backward(shape, workload, tokens), tokens * shape.recurrent.gradients() - gone)
+    rule = tokens * in_chunks(shape, workload) * shape.recurrent.gradients()
+    return max(layer_backward(shape, workload, tokens), rule - gone)
 
 
 def layer_forward(shape: Shape, workload: Workload, tokens: int, masked: int) -> float:
@@ -186,7 +194,9 @@ def layer_forward(shape: Shape, workload: Workload, tokens: int, masked: int) ->
     tile = tiled(shape, workload, tokens)
     parts = 2 if tile == tokens else 3  # the outputs of all tiles, too
     mlp = tokens * size * parts * hidden + tile * size * 3 * shape.active_width
-    rule = tokens * (shape.recurrent.working(size) + size * 2 * hidden) if shape.recurrent else 0.0
+    rule = 0.0
+    if shape.recurrent:
+        rule = tokens * (shape.recurrent.working(size) * in_chunks(shape, workload) + size * 2 * hidden)
     return max(attention, mlp, rule) + tokens * (masked * size + masks(shape, masked))
 
 

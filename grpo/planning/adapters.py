@@ -1,13 +1,27 @@
 """Number of LoRA's parameters, and the copies of experts that PEFT makes to add them."""
 
+from grpo.config.messages import meant
 from grpo.config.transport import STACKED
 from grpo.planning.mamba2 import Mamba2
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Adapter, Workload
 
+OF_EXPERTS = ("gate_up_proj", "down_proj")
+"""Parameters of the experts of a layer, and their biases begin like them."""
 FEED_FORWARD = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 GATE_UP = ({"gate_proj", "up_proj"}, {"w1", "w3"})
 DOWN = ({"down_proj"}, {"w2"})
+
+
+def why_no_parameters(shape: Shape, adapter: Adapter | None) -> str | None:
+    """Return which of an adapter's parameters a policy has not, or is misspelled; None if none is known to be."""
+    for name in adapter.parameters if adapter else ():
+        if "experts" in name and not shape.mixtures:
+            return f"peft.target_parameters: {name}: the model has no experts"
+        matrix = name.rpartition(".")[2]
+        if not matrix.startswith(OF_EXPERTS) and (other := meant(matrix, OF_EXPERTS)):
+            return f"peft.target_parameters: {name}: no parameter of experts{other}"
+    return None
 
 
 def adapter_parameters(shape: Shape, adapter: Adapter) -> int:

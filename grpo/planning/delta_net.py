@@ -5,10 +5,7 @@ flash-linear-attention keeps less; where it is installed, the plan is an upper b
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-CHUNK = 64
-"""Tokens of a chunk, within which tokens see each other by a matrix (transformers' `chunk_gated_delta_rule`)."""
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -25,6 +22,8 @@ class DeltaNet:
     """Tokens that a convolution sees."""
     fused: bool = False
     """Whether fewer modules project the input (Qwen3-Next)."""
+    chunk_size: ClassVar[int] = 64
+    """Tokens of a chunk, within which tokens see each other by a matrix (transformers' `chunk_gated_delta_rule`)."""
 
     @property
     def key_width(self) -> int:
@@ -76,7 +75,7 @@ class DeltaNet:
         """
         copy = size if size < 4 else 0
         keys, values = self.num_value_heads * self.key_head_dim, self.value_width
-        pairs, states = self.num_value_heads * CHUNK, self.state / CHUNK
+        pairs, states = self.num_value_heads * self.chunk_size, self.state / self.chunk_size
         convolution = 2 * size * self.conv_width
         rule: float = keys * (24 + (7 * copy or 8)) + values * (8 + (2 * copy or 4))
         rule += pairs * (8 + (3 * copy or 12)) + states * (4 + 2 * copy)
@@ -90,17 +89,17 @@ class DeltaNet:
         """Return the bytes per token that a layer takes for a while without gradient."""
         keys, values = self.num_value_heads * self.key_head_dim, self.value_width
         projected = size * (2 * self.conv_width + 2 * keys + 2 * values)
-        return projected + 4 * (5 * keys + 4 * values + 3 * self.num_value_heads * CHUNK)
+        return projected + 4 * (5 * keys + 4 * values + 3 * self.num_value_heads * self.chunk_size)
 
     def gradients(self) -> float:
         """Return the bytes per token of the gradients that the backward pass of the rule holds at once."""
         keys, values = self.num_value_heads * self.key_head_dim, self.value_width
-        return 4.0 * (4 * keys + 3 * values + self.num_value_heads * CHUNK)
+        return 4.0 * (4 * keys + 3 * values + self.num_value_heads * self.chunk_size)
 
     def operations(self) -> int:
         """Return the floating-point operations of a token in the rule of all layers: in its chunk, and by the state."""
         widths = 4 * self.num_value_heads * self.key_head_dim + 3 * self.value_width
-        return self.layers * (CHUNK * widths + 6 * self.state)
+        return self.layers * (self.chunk_size * widths + 6 * self.state)
 
 
 def delta_net_of(text: Mapping[str, Any], layers: int) -> DeltaNet | None:

@@ -14,6 +14,7 @@ from grpo.config.facts import generator_of, is_quantized
 from grpo.config.nodes import why_routers_fixed
 from grpo.config.tools import keeps_engine_awake
 from grpo.config.transport import QUANTIZES, Transport, transport_of, why_not_experts
+from grpo.planning.adapters import why_no_parameters
 from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.host import host
 from grpo.planning.machine import Machine, machine_for
@@ -152,6 +153,8 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
         raise ConfigError(f"launch.nodes={config.launch.nodes}: {why}")
     transport = transport_of(config, shape.model_type)
     workload = workload_of(config, machine.device, shape.model_type)
+    if why := why_no_parameters(shape, workload.adapter):
+        raise ConfigError(why)
     if machine.shared:  # the GPU has what the processes leave
         left = machine.shared - sum(host(shape, workload).values())
         machine = replace(machine, capacity=max(1.0, min(machine.capacity, left)))

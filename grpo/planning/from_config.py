@@ -113,7 +113,7 @@ def workload_of(config: DictConfig, device: str, family: str | None = None) -> W
     quantization = (peft.get("quantization") or {}) if peft else {}
     quantized = 4 if quantization.get("load_in_4bit") else 8 if quantization.get("load_in_8bit") else 0
     optimizer = str(train.optim or DEFAULT_OPTIMIZER)
-    if train.resume_from_checkpoint:  # bitsandbytes loads a state onto the GPU
+    if train.resume_from_checkpoint or device == "cpu":  # bitsandbytes loads onto the GPU, and pages there alone
         optimizer = optimizer.removeprefix("paged_")
     tokens = config["update"].max_tokens_per_microbatch
     generator = generator_of(train)

@@ -297,6 +297,8 @@ def backward(
     elif shape.recurrent:
         kinds.append((shape.recurrent.layers, kept_by_state, recurrent_backward(shape, workload, tokens)))
     layer = max(work + (of * workload.checkpointing) for _, of, work in kinds) + unsharded_gradients(shape, workload)
+    if shape.per_layer:
+        layer += tokens * shape.per_layer.gradients(workload.compute_bytes)
     experts = adapted_experts(shape, workload)
     activations = final + (inputs if workload.checkpointing else sum(count * of for count, of, _ in kinds))
     activations += tokens * masks(shape, masked)

@@ -40,6 +40,10 @@ class PerLayer:
         """
         return size * 3 * self.width + 4 * hidden + (0 if adapter else (size + 4) * hidden)
 
+    def gradients(self, size: int) -> float:
+        """Return the bytes per token of the gradients of all layers' parts: a sum, one more, and both added."""
+        return 3.0 * size * self.layers * self.width
+
     def held(self, size: int, adapter: bool) -> float:
         """Return the bytes per token and layer of the embeddings, and of their norm as that of a layer."""
         return (size + (4 if adapter else 8)) * self.width

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class ShortConvolution:
     """Width of the convolution, and of its two gates: that of the residual stream."""
     kernel: int
     """Tokens that the convolution sees."""
+    chunk_size: ClassVar[int] = 1
 
     def linears(self, hidden: int) -> dict[str, tuple[int, int, int]]:
         """Return the linear modules: inputs, outputs and count of each name."""

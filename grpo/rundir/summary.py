@@ -56,14 +56,14 @@ def with_interval(value: float, interval: Sequence[float]) -> str:
 def memory_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Return rows of the table with the memory of a run, used and planned."""
     planned = summary["planned_gb"] or {}
-    host = f"{summary['memory/host_gb']:.1f} GiB of host memory"
+    host = f"{summary['memory/host_gb']:.2f} GiB of host memory"
     used, rest = host, list[str]()
     if "memory/peak_allocated_gb" in summary:
-        used = f"{summary['memory/peak_allocated_gb']:.1f} GiB of GPU memory"
-        used, rest = f"{used} ({summary['memory/peak_reserved_gb']:.1f} GiB reserved)", [host]
+        used = f"{summary['memory/peak_allocated_gb']:.2f} GiB of GPU memory"
+        used, rest = f"{used} ({summary['memory/peak_reserved_gb']:.2f} GiB reserved)", [host]
     for phase in ("generate", "reward", "logprobs", "update"):
         if planned and f"memory/{phase}_gb" in summary:
             measured = summary[f"memory/{phase}_gb"]
-            rest.append(f"{phase}: planned {planned[phase]:.1f} GiB, used {measured:.1f} GiB")
-    first = f"planned {planned['peak']:.1f} GiB, used {used}" if planned else used
+            rest.append(f"{phase}: planned {planned[phase]:.2f} GiB, used {measured:.2f} GiB")
+    first = f"planned {planned['peak']:.2f} GiB, used {used}" if planned else used
     return [("peak memory", first), *(("", text) for text in rest)]

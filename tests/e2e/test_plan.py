@@ -173,4 +173,4 @@ def test_a_run_keeps_its_plan_and_its_readings_beside_it(tmp_path: Path) -> None
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     for name in ("memory/generate_gb", "memory/update_gb", "memory/host_gb"):
         assert all(0.1 < row[name] <= summary[name] for row in rows), name
-    assert f"planned {plan['peak_gb']:.1f} GiB, used" in done.stdout
+    assert f"planned {plan['peak_gb']:.2f} GiB, used" in done.stdout

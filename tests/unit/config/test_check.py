@@ -146,7 +146,8 @@ def test_close_names_are_offered_once() -> None:
         (["train.loss_type=grop"], "did you mean grpo?"),
         (["train.importance_sampling_level=tokens"], "did you mean token?"),
         (["peft=lora", "+peft.lora_alhpa=3"], "did you mean lora_alpha"),
-        (["+peft.vision=true"], "peft.vision=true: of which adapters? Add peft=lora or peft=qlora"),
+        (["+peft.vision=true"], "peft.vision: of which adapters? Add peft=lora or peft=qlora"),
+        (["peft=none", "+peft.r=4"], "peft.r: of which adapters? Add peft=lora or peft=qlora"),
         (["peft=lora", "+peft.target_parameters=experts.w"], "peft.target_parameters=experts.w: a list is needed"),
         (
             ["peft=lora", "peft.lora_dropout=0.1", "+peft.target_parameters=[experts.w]"],

@@ -28,6 +28,7 @@ CONVERSATION = ("task.conversational=true", "task.prompt='{question}'")
         ("{% if thinking %}<think>{% endif %}", True, {"thinking": True}),
         (QWEN + GPT_OSS, "high", {"reasoning_effort": "high"}),
         (QWEN + GPT_OSS, True, {"enable_thinking": True}),
+        ("{{ messages }}", False, {}),
         (
             "{% if not thinking is defined %}{% set thinking = false %}{% endif %}{% generation %}{% endgeneration %}",
             False,
@@ -47,7 +48,6 @@ def test_each_template_gets_its_own_argument(template: str, thinking: Any, expec
             True,
             "task.thinking=true: the chat template of name has none of enable_thinking, thinking, reasoning_e",
         ),
-        ("{{ messages }}", False, "task.thinking=false: the chat template of name has none of"),
         (QWEN, "low", r"task.thinking=low: the chat template of name takes true or false \(enable_thinking\)"),
         ("thinking {# thinking #}{{ message.thinking }}{{ 'thinking' }}", True, "has none of"),
         (GPT_OSS, False, r"task.thinking=false: the chat template of name takes low, medium or high \(reasoning_eff"),
@@ -97,7 +97,7 @@ def test_presets_of_models_that_think_let_them_answer_at_once(composed: Callable
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (("task.thinking=maybe", *CONVERSATION), "task.thinking=maybe: true, false, low, medium or high"),
+        (("task.thinking=maybe", *CONVERSATION), "task.thinking=maybe: give true, false, low, medium, high or null"),
         (
             ("task.thinking=true",),
             "task.thinking=true: an argument of the chat template, which plain prompts do not have",

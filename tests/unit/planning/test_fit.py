@@ -97,6 +97,25 @@ def test_fewer_completions_are_generated_at_once_on_a_small_gpu(composed: Compos
     assert plan.settings["rollout.completions_at_once"] < 64
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (("model=qwen3_8b", "+peft.target_parameters=[mlp.experts.down_proj]"), "down_proj: the model has no experts"),
+        (("model=gpt_oss_20b", "+peft.target_parameters=[experts.gate_upproj]"), "did you mean gate_up_proj"),
+    ],
+)
+def test_experts_that_are_not_there_are_told_before_a_download(
+    composed: Compose, line: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_plan(composed("+gpu=h100", *line))
+
+
+def test_a_cpu_pages_no_optimizer(composed: Compose) -> None:
+    plans = [make_plan(composed("peft=none", f"train.optim={name}adamw_8bit")) for name in ("", "paged_")]
+    assert plans[0].phases["update"] == plans[1].phases["update"]
+
+
 def test_what_the_user_has_set_is_kept(composed: Compose) -> None:
     given = composed(
         "+gpu=h100",
