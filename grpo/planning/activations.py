@@ -31,7 +31,10 @@ def layer_kept(shape: Shape, workload: Workload, tokens: int, masked: int, by_st
     mixer = recurrent_kept(shape, workload) if by_state else attention_kept(shape, workload, masked)
     if shape.model_type in PARALLEL:  # both have the same norm, and the norms' inputs are counted once
         mixer = attention_kept(shape, workload, masked) + recurrent_kept(shape, workload) - 2 * 4 * shape.hidden_size
-    return tokens * (mixer + per_layer_kept(shape, workload)) + inputs + tile * mlp_kept(shape, workload)
+    mixer += per_layer_kept(shape, workload)
+    if shape.altup:
+        mixer += shape.altup.kept(workload.compute_bytes, shape.hidden_size, workload.adapter is not None)
+    return tokens * mixer + inputs + tile * mlp_kept(shape, workload)
 
 
 def tiled(shape: Shape, workload: Workload, tokens: int) -> int:

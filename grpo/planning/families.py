@@ -3,6 +3,7 @@
 GATED = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 """Families whose attention has an output gate, and whose norms scale in float32."""
 GEMMA4 = ("gemma4", "gemma4_text")
+GEMMA3N = ("gemma3n", "gemma3n_text")
 QK_NORM = (
     "qwen3",
     "qwen3_moe",
@@ -12,13 +13,14 @@ QK_NORM = (
     "exaone4",
     "gemma3",
     "gemma3_text",
+    *GEMMA3N,
     "lfm2",
     "lfm2_moe",
     *GEMMA4,
     *GATED,
 )
 """Families with norms of queries and keys."""
-SANDWICH = ("gemma2", "gemma3", "gemma3_text", "glm4", *GEMMA4)
+SANDWICH = ("gemma2", "gemma3", "gemma3_text", "glm4", *GEMMA3N, *GEMMA4)
 """Families with a norm before and one after each half of a layer."""
 PARALLEL = ("falcon_h1",)
 """Families whose layers have Mamba 2 beside attention."""
@@ -53,5 +55,5 @@ QKV_BIAS = (
     "gpt_oss",
 )
 """Families with biases of queries, keys and values."""
-TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "opt", *GEMMA4)
+TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "opt", *GEMMA3N, *GEMMA4)
 """Families that tie input and output embedding without a word of it in `config.json`."""

@@ -289,8 +289,9 @@ def backward(
         kept: bytes that autograd keeps of a layer with attention.
         kept_by_state: bytes that it keeps of a layer with a state.
     """
-    inputs = float(tokens * workload.compute_bytes * shape.hidden_size * inputs_on_device(shape, workload))
-    final = tokens * (4 + (2 if workload.adapter else 3) * workload.compute_bytes) * shape.hidden_size  # norm and head
+    size, hidden = workload.compute_bytes, shape.hidden_size
+    inputs = float(tokens * size * hidden * inputs_on_device(shape, workload))
+    final: float = tokens * (4 + (2 if workload.adapter else 3) * size) * hidden  # norm and head
     kinds = [(shape.attention_layers, kept, layer_backward(shape, workload, tokens))]
     if shape.recurrent and shape.model_type in PARALLEL:
         kinds = [(shape.num_hidden_layers, kept, recurrent_backward(shape, workload, tokens))]
@@ -298,18 +299,22 @@ def backward(
         kinds.append((shape.recurrent.layers, kept_by_state, recurrent_backward(shape, workload, tokens)))
     layer = max(work + (of * workload.checkpointing) for _, of, work in kinds) + unsharded_gradients(shape, workload)
     if shape.per_layer:
-        layer += tokens * shape.per_layer.gradients(workload.compute_bytes)
+        layer += tokens * shape.per_layer.gradients(size)
+    if shape.altup:
+        inputs *= shape.altup.streams
+        final += tokens * shape.altup.outside(size, hidden)
+        layer += tokens * shape.altup.gradients(size, hidden)
     experts = adapted_experts(shape, workload)
     activations = final + (inputs if workload.checkpointing else sum(count * of for count, of, _ in kinds))
     activations += tokens * masks(shape, masked)
     if shape.per_layer and workload.checkpointing:
-        held = shape.per_layer.held(workload.compute_bytes, workload.adapter is not None)
+        held = shape.per_layer.held(size, workload.adapter is not None)
         activations += tokens * held * shape.num_hidden_layers
     activations += experts * (1 if workload.checkpointing else shape.mixtures)
     work = max(head, layer)
     # autocast keeps its copies to the end of the pass
     if workload.weight_bytes > workload.compute_bytes and not workload.quantized:
-        activations += workload.compute_bytes * sum(i * o * n for i, o, n in shape.all_linears())
+        activations += size * sum(i * o * n for i, o, n in shape.all_linears())
     tower, tower_work = images.in_update(shape.vision, workload)
     if tower_work > activations + work:
         activations, work = 0.0, tower_work

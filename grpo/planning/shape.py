@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grpo.planning.altup import AltUp, altup_of
 from grpo.planning.delta_net import DeltaNet, delta_net_of
 from grpo.planning.families import (
     EAGER,
@@ -94,6 +95,8 @@ class Shape:
     """Attention by latents."""
     per_layer: PerLayer | None = None
     """Embeddings for each layer."""
+    altup: AltUp | None = None
+    """Several residual streams."""
     recurrent: Recurrent | None = None
     """Layers that keep a state in the place of attention."""
     max_position_embeddings: int = 0
@@ -199,6 +202,8 @@ class Shape:
             modules["shared_expert_gate"] = (hidden, 1, self.mixtures)
         if self.per_layer:
             modules |= self.per_layer.linears(hidden)
+        if self.altup:
+            modules |= self.altup.linears(hidden)
         return modules
 
     def attention_linears(self) -> Linears:
@@ -239,6 +244,7 @@ class Shape:
             norms += self.query_width / self.num_attention_heads * self.attention_layers
         norms += self.latent.other_parameters() * self.attention_layers if self.latent else 0
         norms += self.per_layer.other_parameters(hidden) if self.per_layer else 0
+        norms += self.altup.other_parameters(hidden) if self.altup else 0
         norms += self.recurrent.other_parameters() if self.recurrent else 0
         biases = layers * (self.query_width + 2 * self.kv_width) if self.model_type in QKV_BIAS else 0
         if self.model_type in EAGER:  # of the output, the router and the experts; and a sink per head
@@ -315,6 +321,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         attention_k_eq_v=bool(text.get("attention_k_eq_v")),
         latent=latent_of(text),
         per_layer=per_layer_of(text, layers),
+        altup=altup_of(text, layers),
         recurrent=recurrent_of(text, kinds),
         sliding_window=window,
         num_sliding_layers=sum(kind == "sliding_attention" for kind in kinds) if kinds else sliding * bool(window),
