@@ -59,7 +59,7 @@ def test_a_missing_data_file_is_reported_before_libraries_load(tmp_path: Path, m
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     program, _, message = done.stderr.partition(": ")
     assert (program, message.count("\n")) == (f"grpo.{module}", 2), "with an empty list of libraries"
-    assert message.startswith("task.dataset={path: no.jsonl, data_files: None}: there is no file ")
+    assert message.startswith("task.dataset={path: no.jsonl}: there is no file ")
     assert message.strip().endswith("no.jsonl")
 
 

@@ -118,7 +118,7 @@ def test_the_server_gets_what_trl_needs_and_stays_local(composed: Compose, monke
     assert options["--logprobs-mode"] == "processed_logprobs"
     assert options["--dtype"] == "bfloat16"
     assert int(options["--max-model-len"]) == 384 + 786
-    assert "Qwen/Qwen2.5-14B-Instruct" in words
+    assert "Qwen/Qwen3-14B" in words
     assert "--trust-remote-code" not in words
 
 
