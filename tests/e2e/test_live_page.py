@@ -224,7 +224,8 @@ def test_a_page_that_nobody_writes_reloads_seldom_and_stops(composed, tmp_path, 
         page.wait_for_timeout(2_000)  # in which a reload would begin
         assert page.evaluate("window.marked"), age
         if waits:
-            page.clock.run_for(60_000)
+            with page.expect_navigation():
+                page.clock.run_for(60_000)
             page.locator("body[data-drawn]").wait_for()
             assert not page.evaluate("window.marked"), age
 

@@ -106,7 +106,8 @@ def test_the_table_has_the_models_of_the_chosen_family(tmp_path: Path, line: lis
 @pytest.mark.slow
 @pytest.mark.long
 def test_the_longest_completion_fits_and_a_longer_one_does_not(tmp_path: Path) -> None:
-    done = command("grpo.plan", tmp_path, "+gpu=rtx3080", "plan.longest=true", "plan.format=json")
+    profile = ["+gpu=rtx3080", "model=qwen2_5_3b"]
+    done = command("grpo.plan", tmp_path, *profile, "plan.longest=true", "plan.format=json")
     assert done.returncode == 0, done.stderr
     content = json.loads(done.stdout)
     assert (tmp_path / "run" / "plan.png").read_bytes().startswith(b"\x89PNG")
@@ -115,7 +116,7 @@ def test_the_longest_completion_fits_and_a_longer_one_does_not(tmp_path: Path) -
     assert lengths["full"]["transformers"] == 0, "3B does not fit"
     assert lengths["QLoRA"]["vLLM asleep in updates"] is None, "of 4-bit weights vLLM cannot be sent new ones"
     length = lengths["LoRA, offloaded"]["transformers"]
-    line = ["+gpu=rtx3080", "generation=transformers", "update.activations_on_host=true", "update.mlp_tile=4096"]
+    line = [*profile, "generation=transformers", "update.activations_on_host=true", "update.mlp_tile=4096"]
     for tokens, status in ((length, 0), (length + 256, 1)):
         assert command("grpo.plan", tmp_path, *line, f"train.max_completion_length={tokens}").returncode == status
     assert length > 100_000
