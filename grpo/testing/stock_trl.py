@@ -173,8 +173,8 @@ class Record(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if self.start_from:
-            weights, trained = self.start_from[len(self.weights)], dict(model.named_parameters())
-            trained = {name: weights[name] for name, weight in trained.items() if weight.requires_grad}
+            weights, named = self.start_from[len(self.weights)], model.named_parameters()
+            trained = {name: weights[name] for name, weight in named if weight.requires_grad}
             model.load_state_dict(trained, strict=False)  # frozen weights may be quantized
         self.weights.append({name: weight.clone() for name, weight in model.state_dict().items()})
 

@@ -81,8 +81,8 @@ class GrowingCache(DynamicCache):
         join([before, self])
 
 
-def join(caches: Sequence[GrowingCache]) -> None:
-    """Put the rows of all caches, which the others lose, into the last, whose own come last."""
+def join(caches: Sequence[GrowingCache]) -> GrowingCache:
+    """Return the last cache with the rows of all, which the others lose, before its own."""
     for *earlier, layer in zip(*(cache.layers for cache in caches), strict=True):
         of_all = [*earlier, layer]
         if isinstance(layer, LinearAttentionLayer):
@@ -94,6 +94,7 @@ def join(caches: Sequence[GrowingCache]) -> None:
                 of.keys = of.values = None
             if layer.is_sliding:
                 layer.cumulative_length = max(of.cumulative_length for of in of_all)
+    return caches[-1]
 
 
 def states_of(states: dict[int, torch.Tensor | None], row: int) -> dict[int, torch.Tensor | None]:

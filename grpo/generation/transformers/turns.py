@@ -1,6 +1,6 @@
 """The caches of completions that have ended, from which the next turn of a conversation with tools continues."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,7 +68,7 @@ class Turns:
                 cut(cache, max(0, len(prompt) - max(new)))
             new = [max(new)] * len(new)
         by_new = [[place for place, count in enumerate(new) if count == of] for of in sorted(set(new))]
-        groups = [joined([caches[place] for place in places]) for places in by_new]
+        groups = [join([caches[place] for place in places]) for places in by_new]
         if len(groups) == 1:
             return groups[0]
         for cache, places in zip(groups, by_new, strict=True):
@@ -76,7 +76,7 @@ class Turns:
             if new[places[0]] > 1:
                 read(cache, ids[places, -longest:-1], mask[places, -longest:-1])
         order = torch.tensor([place for places in by_new for place in places], device=ids.device)
-        cache = joined(groups)
+        cache = join(groups)
         cache.batch_select_indices(order.argsort())
         return cache
 
@@ -97,9 +97,3 @@ def cut(cache: GrowingCache, tokens: int) -> None:
         layer.keys, layer.values = layer.keys[:, :, :tokens], layer.values[:, :, :tokens]
         if layer.is_sliding:
             layer.cumulative_length = tokens
-
-
-def joined(caches: Sequence[GrowingCache]) -> GrowingCache:
-    """Return caches, which lose their rows, as one."""
-    join(caches)
-    return caches[-1]
