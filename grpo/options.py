@@ -56,6 +56,9 @@ class Update:
     mlp_tile: int | None = None
     """Tokens that a dense feed-forward layer computes at once, for example 4096; each tile is computed again in the
     backward pass: the same result, longer sequences, slower. `null`: all tokens of a micro-batch."""
+    compile: Any = "auto"
+    """Compile the decoder layers with `torch.compile`, once for all lengths: less time, and the same result within
+    rounding. `true`, `false`, or `auto`, which compiles on NVIDIA and AMD GPUs."""
     on_oom: str = "retry"
     """On OOM in the update: `retry` the step from the same rollouts with half the tokens, or `raise`."""
     max_skipped_steps: int = 5
@@ -72,6 +75,8 @@ class Update:
             raise ValueError(f"update.max_tokens_per_microbatch={tokens}: `auto`, or a positive number of tokens")
         if self.mlp_tile is not None and self.mlp_tile < 1:
             raise ValueError(f"update.mlp_tile={self.mlp_tile}: a positive number of tokens, or null")
+        if self.compile not in ("auto", True, False):
+            raise ValueError(f"update.compile={self.compile}: `auto`, `true` or `false`")
         if self.on_oom not in ("retry", "raise"):
             raise ValueError(f"update.on_oom={self.on_oom}: `retry` or `raise`")
         if self.max_skipped_steps < 1:

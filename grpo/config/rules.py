@@ -75,7 +75,16 @@ RULES = (
         "update.activations_on_host offloads the inputs of checkpointed layers; add "
         "train.gradient_checkpointing=true, or leave it out",
     ),
+    Rule(
+        lambda f: f.train.torch_compile,
+        "train.torch_compile=true compiles the whole policy, anew for each length; use update.compile=true, which "
+        "compiles its layers once",
+    ),
     # several processes
+    Rule(
+        lambda f: f.update.compile is True and f.sharding,
+        "update.compile=true: layers whose weights {f.sharding} divides over processes are not compiled; leave it out",
+    ),
     Rule(
         lambda f: f.update.mlp_tile and f.sharding == "ZeRO-3",
         "update.mlp_tile: under ZeRO-3 all processes gather a weight at each use, and have different numbers of tiles; "

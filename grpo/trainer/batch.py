@@ -12,6 +12,7 @@ import torch
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from grpo.trainer.microbatch import Microbatch
+from grpo.utils.device import sent
 
 Batch = dict[str, Any]
 
@@ -151,13 +152,17 @@ def pick(batch: Batch, rows: Sequence[int]) -> Batch:
     """
     check(batch)
     picked: Batch = {}
+    index = torch.tensor(rows)
+    places = {index.device: index}
     for key, value in by_row(batch).items():
         if FIELDS[key].of == "generation":
             picked[key] = value
         elif isinstance(value, list):
             picked[key] = [value[row] for row in rows]
         else:
-            picked[key] = value[torch.tensor(rows, device=value.device)]
+            if value.device not in places:
+                (places[value.device],) = sent([index], value.device)
+            picked[key] = value[places[value.device]]
     picked = unsplit_pixel_values_by_grid(picked)
     if not any(picked.get("num_images") or [0]):
         picked = {key: value for key, value in picked.items() if FIELDS[key].of != "images"}
@@ -190,7 +195,8 @@ def take(batch: Batch, part: Microbatch, multiple: int | None = None) -> Batch:
 
     Where rows share their prompts, images are those of one row of each group.
     """
-    first = [part.rows[end - size] for size, end in zip(part.groups, accumulate(part.groups), strict=True)]
+    starts = accumulate((len(group.completions) for group in part.groups), initial=0)
+    first = [part.rows[start] for start, _ in zip(starts, part.groups, strict=False)]
     images, text = (
         {key: value for key, value in batch.items() if (FIELDS[key].of in ("images", "row")) == of}
         for of in (True, False)

@@ -21,6 +21,7 @@ from grpo.generation.backend import Backend, backend_class
 from grpo.options import Engine, Mixture, Rollout, Update
 from grpo.trainer import trl
 from grpo.trainer.batch import Batch, by_row
+from grpo.trainer.compiled_layers import CompiledLayers
 from grpo.trainer.context import Context
 from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.microbatch import Microbatch
@@ -131,6 +132,9 @@ class ExactGRPOTrainer(GRPOTrainer):
         if not traits.divisible:
             log.warning("the update is TRL's, without shared prompts and skipped completions: %s", UNDIVIDED)
         self.packing = Packing(size, shared_prompts, self.pad_to_multiple_of, traits.divisible)
+        compiles = self.update.compile is True or (self.update.compile == "auto" and device.type == "cuda")
+        compiles &= traits.divisible and not self.sharded
+        self.compiled = CompiledLayers(shared_prompts, self.accelerator.autocast) if compiles else None
         self.guard = NonFiniteGuard(folder / "skipped_rows.jsonl", self._tokenizer, self.update.max_skipped_steps)
         self.rollouts = rollouts_of(self, engine, rollout, mixture, context)
         image_token = getattr(self.processing_class, "image_token_id", None)
@@ -148,6 +152,7 @@ class ExactGRPOTrainer(GRPOTrainer):
             longest=self.max_completion_length,
             sharded=self.sharded,
             survives=self.survives,
+            compiled=self.compiled.on if self.compiled else nullcontext,
         )
         self.resume = Resume(self.rollouts, self.step_update, context.stream)
         models = (self.budget, self.memory, self.accelerator, self.sharded, self.survives)

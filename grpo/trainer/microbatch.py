@@ -8,9 +8,19 @@ not see each other (`grpo/trainer/shared_prompts/layout.py`). That costs the tok
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 # What a micro-batch costs on top of its tokens, as a fraction of the budget: starting one is not free.
 OVERHEAD = 1 / 16
+
+
+class PromptGroup(NamedTuple):
+    """A prompt and consecutive rows that share it."""
+
+    prompt: int
+    """Tokens of the prompt, at least 1."""
+    completions: tuple[int, ...]
+    """Tokens of the completion of each row."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +37,8 @@ class Microbatch:
     """The factor of this micro-batch's loss in the loss of the batch."""
     shared: int | None = None
     """With shared prompts: length in tokens of the one sequence that goes through the policy."""
-    groups: tuple[int, ...] = ()
-    """With shared prompts: how many consecutive rows share each of them."""
+    groups: tuple[PromptGroup, ...] = ()
+    """With shared prompts: all rows, in their order."""
     pairs: int = 0
     """With shared prompts: pairs of tokens in attention, of which the policy sees about half."""
 
@@ -93,7 +103,8 @@ def pack(
     pairs = {row: (prompt_lengths[row], max(1, completion_lengths[row])) for row in rows}
     plans: list[list[Microbatch]] = []
     if prompts is not None and len({prompts[row] for row in rows}) < len(rows):
-        plans.append(_with_shared_prompts({row: prompts[row] for row in rows}, pairs, budget))
+        units = _with_shared_prompts({row: prompts[row] for row in rows}, pairs, budget)
+        plans.append([_shared(groups, length, pairs, completion_lengths) for length, groups in units])
     if not plans or cost(plans[0], budget, hidden_size) > least_cost(list(pairs.values()), budget, hidden_size):
         orders = [
             sorted(rows, key=lambda row: pairs[row]),
@@ -131,8 +142,8 @@ def least_cost(pairs: Sequence[tuple[int, int]], budget: int, hidden_size: int =
 
 def _with_shared_prompts(
     prompts: Mapping[int, Hashable], pairs: Mapping[int, tuple[int, int]], budget: int
-) -> list[Microbatch]:
-    """Let rows with equal prompts share them, as many rows as the budget allows.
+) -> list[tuple[int, list[list[int]]]]:
+    """Return micro-batches of rows with equal prompts, as many rows as the budget allows: their tokens and groups.
 
     The last token of the prompt is repeated for each completion, as it predicts the first token, and the last token
     of a completion is not needed. What fits together is found by first fit, the longest first, which takes at most 22 %
@@ -157,17 +168,19 @@ def _with_shared_prompts(
         place = next((place for place, (used, _) in enumerate(parts) if used + length <= budget), len(parts))
         used, others = parts[place] if place < len(parts) else (0, [])
         parts[place : place + 1] = [(used + length, [*others, unit])]
-    return [_shared(groups, length, pairs) for length, groups in parts]
+    return parts
 
 
-def _shared(groups: Sequence[Sequence[int]], tokens: int, pairs: Mapping[int, tuple[int, int]]) -> Microbatch:
+def _shared(
+    groups: Sequence[Sequence[int]], tokens: int, pairs: Mapping[int, tuple[int, int]], lengths: Sequence[int]
+) -> Microbatch:
     """Return the micro-batch of groups of rows with equal prompts."""
     rows = [row for group in groups for row in group]
     longest_prompt, longest_completion = (max(pairs[row][side] for row in rows) for side in (0, 1))
     attention = sum(pairs[group[0]][0] ** 2 for group in groups)
     attention += sum(pairs[row][1] * (2 * pairs[row][0] + pairs[row][1]) for row in rows)
-    sizes = tuple(map(len, groups))
-    return Microbatch(tuple(rows), longest_prompt, longest_completion, shared=tokens, groups=sizes, pairs=attention)
+    shared = tuple(PromptGroup(pairs[group[0]][0], tuple(lengths[row] for row in group)) for group in groups)
+    return Microbatch(tuple(rows), longest_prompt, longest_completion, shared=tokens, groups=shared, pairs=attention)
 
 
 def _divide(order: list[tuple[int, int, int]], budget: int) -> list[Microbatch]:

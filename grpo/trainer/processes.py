@@ -28,10 +28,31 @@ def own_part(accelerator: Any, of_all: Sequence[T]) -> Sequence[T]:
     return of_all[accelerator.process_index * size :][:size]
 
 
+class ReadLater(torch.Tensor):
+    """A tensor, and all that is computed from it, which `item` does not read, so that nobody waits for a GPU."""
+
+    def item(self) -> Any:  # TRL writes what it returns into its metrics
+        return self.detach().as_subclass(torch.Tensor)
+
+
+def read(metrics: Sequence[dict[str, list[Any]]]) -> list[dict[str, list[float]]]:
+    """Return metrics with numbers in the place of scalars on the device, which are read all at once."""
+    scalars = [value for of in metrics for values in of.values() for value in values if isinstance(value, torch.Tensor)]
+    numbers = iter(torch.stack([scalar.float() for scalar in scalars]).tolist() if scalars else ())
+    return [
+        {
+            name: [next(numbers) if isinstance(value, torch.Tensor) else value for value in values]
+            for name, values in of.items()
+        }
+        for of in metrics
+    ]
+
+
 class LocalAccelerator:
     """The accelerator as if this process were the only one: gathering and reducing return its own values.
 
-    Processes have different micro-batches, and one may run out of memory: within a micro-batch, none waits for another.
+    Processes have different micro-batches, and one may run out of memory: within a micro-batch, none waits for another,
+    nor for its GPU: what is gathered or reduced for metrics is a `ReadLater`.
     """
 
     def __init__(self, accelerator: Any) -> None:
@@ -41,9 +62,9 @@ class LocalAccelerator:
         return getattr(self._accelerator, name)
 
     def gather(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
-        return tensor
+        return tensor.as_subclass(ReadLater)
 
     gather_for_metrics = pad_across_processes = gather
 
     def reduce(self, tensor: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
-        return tensor
+        return tensor.as_subclass(ReadLater)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -40,11 +40,17 @@ def attention_by(model: Any, prefix: str, attend: Callable[..., Any], make_mask:
     with ExitStack() as stack:
         for name, configs in implementations(model).items():
             if not name.startswith(prefix):
-                AttentionInterface.register(prefix + name, partial(attend, name))
-                AttentionMaskInterface.register(prefix + name, partial(make_mask, name))
+                AttentionInterface.register(prefix + name, with_name(attend, name))
+                AttentionMaskInterface.register(prefix + name, with_name(make_mask, name))
                 for config in configs:
                     stack.enter_context(replaced(config, "_attn_implementation", prefix + name))
         yield
+
+
+@cache
+def with_name(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function with its first argument, always the same object, as compiled layers remember it."""
+    return partial(function, name)
 
 
 def as_computed(tensor: torch.Tensor) -> torch.Tensor:

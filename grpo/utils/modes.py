@@ -1,6 +1,6 @@
 """Evaluation mode for all that samples and scores."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -12,10 +12,17 @@ def without_dropout(model: torch.nn.Module) -> Iterator[None]:
 
     The model itself keeps its mode, by which TRL tells training from evaluation.
     """
-    modes = [(module, module.training) for module in model.modules() if module is not model]
+    with in_mode([module for module in model.modules() if module is not model], training=False):
+        yield
+
+
+@contextmanager
+def in_mode(modules: Iterable[torch.nn.Module], training: bool) -> Iterator[None]:
+    """While inside, modules are in training mode or in evaluation mode, each for itself."""
+    modes = [(module, module.training) for module in modules]
     try:
         for module, _ in modes:
-            module.training = False
+            module.training = training
         yield
     finally:
         for module, mode in modes:

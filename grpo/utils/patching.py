@@ -20,6 +20,9 @@ PATCHES = {
     "also if there are as many images as rows, which TRL takes for one each; until TRL looks at their mask",
     "trl.trainer.grpo_trainer:parse_response": "a completion of a thousand brackets, as collapsed policies write, is "
     "text and no RecursionError; until TRL catches that, too",
+    "trl.trainer.grpo_trainer:nanmin": "metrics of a micro-batch do not wait for the GPU; until TRL does not look for "
+    "NaN on the host",
+    "trl.trainer.grpo_trainer:nanmax": "likewise",
     "trl.trainer.grpo_trainer:gather": "rank 0 makes rollouts for all processes in threads, which must not wait for "
     "the others; until TRL gathers rewards by its accelerator",
     "trl.generation.vllm_generation:gather_object": "likewise",

@@ -1,7 +1,7 @@
 """Log-probabilities of completions by the policy or its reference, in micro-batches under the token budget."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from grpo.trainer.packing import Packing
 from grpo.trainer.rollout.truncated_sampling import mass_of
 from grpo.trainer.shared_prompts import scoring as shared_prompts
 from grpo.trainer.token_budget import TokenBudget
+from grpo.utils.device import sent
 from grpo.utils.limits import CACHED_LOGITS
 from grpo.utils.modes import without_dropout
 from grpo.utils.oom import smaller_until_it_fits
@@ -71,7 +72,8 @@ def in_microbatches(
         with replaced(trainer, "part", part):
             return trl.score(trainer, model, *as_sequences(inputs), **arguments)
 
-    with trainer.clock.of("logprobs", trainer.model.training), trainer.memory.of("logprobs"):
+    compiled = trainer.compiled.on(model) if trainer.compiled and model is trainer.model else nullcontext()
+    with trainer.clock.of("logprobs", trainer.model.training), trainer.memory.of("logprobs"), compiled:
         return *score_all(of_part, batch, compute_entropy, trainer.packing, trainer.budget, trainer.survives), None
 
 
@@ -128,9 +130,10 @@ def score_all(
         inputs = take(batch, part, packing.multiple)
         width = inputs["completion_ids"].size(1)
         scores = forward(inputs, part)
-        logps[list(part.rows), :width] = scores[0]
+        (places,) = sent([torch.tensor(part.rows)], logps.device)
+        logps[places, :width] = scores[0]
         if entropies is not None:
-            entropies[list(part.rows), :width] = scores[1]
+            entropies[places, :width] = scores[1]
 
     def shrink(failed: Microbatch | None) -> None:
         budget.halve(failed.tokens if failed else budget.tokens)

@@ -31,26 +31,44 @@ SHORT = 256
 """Tokens of groups, each a prompt with its completions, that are attended in two calls: many calls would cost more."""
 LARGEST_MASK = 2**28
 """Pairs of tokens in the mask of such calls on a GPU."""
-_groups: ContextVar[tuple[Sequence[Group], list[Any]] | None] = ContextVar("groups", default=None)
+_groups: ContextVar[tuple[Sequence[Group], list[Any] | None] | None] = ContextVar("groups", default=None)
 
 
 class GroupMask:
     """Stands where a policy has its attention mask, and makes those of single prompts and completions.
 
+    Compiled layers see its flags and its tensors alone, so that one of other groups changes nothing for them.
+
     Args:
+        name: of the implementation.
         groups: of the sequence.
         make: a function of transformers' `AttentionMaskInterface`.
         options: what the policy gives it.
-        attended: gets the layers that attend by it.
+        attended: gets the layers that attend by it, if it is a list.
     """
 
     def __init__(
-        self, groups: Sequence[Group], make: Callable[..., Any], options: dict[str, Any], attended: list[Any]
+        self,
+        name: str,
+        groups: Sequence[Group],
+        make: Callable[..., Any],
+        options: dict[str, Any],
+        attended: list[Any] | None,
     ) -> None:
-        self.groups, self.options, self.attended = groups, options, attended
+        self.groups, self.options, self.attended, self.tokens = groups, options, attended, groups[-1].end
         self._make, self._masks = make, dict[tuple[int, int, int], Any]()
+        self.device: torch.device = options["device"]
+        on_gpu = self.device.type == "cuda"
+        short = not on_gpu and all(group.end - group.start <= SHORT for group in groups)
+        longest, window = max(group.prompt + max(group.completions) for group in groups), options.get("local_size")
+        is_causal = options["allow_is_causal_skip"] and (window is None or longest <= window)
+        merges = name == "sdpa" and is_causal and not short
+        self.layout = layout_on(self.device, groups) if merges else None
+        self.as_rows = name in ("sdpa", "eager") and not options.get("use_vmap")
+        self.as_rows &= short or (on_gpu and largest_mask(groups) <= LARGEST_MASK)
         self._rows: Any = None
-        self._layout: Any = None
+        if self.as_rows and not merges:
+            self.rows()
 
     def is_causal(self, tokens: int) -> bool:
         """Return whether each of so many consecutive tokens sees all earlier ones."""
@@ -69,21 +87,12 @@ class GroupMask:
             self._masks[key] = self._make(**{**self.options, **lengths, **overrides})
         return self._masks[key]
 
-    def rows(self, device: torch.device) -> Any:
-        """Return the groups as `attend_rows` takes them on a device."""
+    def rows(self) -> Any:
+        """Return the groups as `attend_rows` takes them."""
         if self._rows is None:
             in_place = not self.options["allow_is_causal_skip"]
-            self._rows = rows_of(self.groups, self.options["mask_function"], in_place, device)
+            self._rows = rows_of(self.groups, self.options["mask_function"], in_place, self.device)
         return self._rows
-
-    def as_rows(self, name: str, short: bool, on_gpu: bool) -> bool:
-        """Return whether an implementation attends to padded rows: to short ones, and on a GPU unless masks are large.
-
-        A GPU would wait for the calls of many completions.
-        """
-        if name not in ("sdpa", "eager") or self.options.get("use_vmap"):
-            return False
-        return short or (on_gpu and largest_mask(self.groups) <= LARGEST_MASK)
 
     def for_rows(self, name: str, seen: torch.Tensor) -> torch.Tensor:
         """Return which tokens see which as the mask that an implementation takes."""
@@ -91,12 +100,6 @@ class GroupMask:
             return seen
         kind = self.options["dtype"]
         return torch.zeros((), dtype=kind, device=seen.device).where(seen, torch.finfo(kind).min)
-
-    def layout(self, device: torch.device) -> Any:
-        """Return the groups as `merged_attention` takes them on a device."""
-        if self._layout is None:
-            self._layout = layout_on(device, self.groups)
-        return self._layout
 
 
 @contextmanager
@@ -112,7 +115,7 @@ def shared_attention(model: Any) -> Iterator[None]:
 @contextmanager
 def grouped(groups: Sequence[Group], attended: list[Any] | None = None) -> Iterator[None]:
     """While inside, the policy's sequence consists of these groups; `attended` gets the layers that attend by them."""
-    token = _groups.set((groups, [] if attended is None else attended))
+    token = _groups.set((groups, attended))
     try:
         yield
     finally:
@@ -123,7 +126,7 @@ def make_mask(name: str, *args: Any, **options: Any) -> Any:
     """Return the mask of a policy whose attention is called so: of the groups, if there are any."""
     make = ALL_MASK_ATTENTION_FUNCTIONS[name]
     within = _groups.get()
-    return make(*args, **options) if within is None or args else GroupMask(within[0], make, options, within[1])
+    return make(*args, **options) if within is None or args else GroupMask(name, within[0], make, options, within[1])
 
 
 def attend(
@@ -155,27 +158,22 @@ def attend(
     Raises:
         ValueError: the layer attends to other tokens than those of the groups.
     """
-    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
     if not isinstance(attention_mask, GroupMask):
         options |= {} if position_ids is None else {"position_ids": position_ids}
         with replaced(module.config, "_attn_implementation", name):
-            return function(module, query, key, value, attention_mask, **options)
-    groups = attention_mask.groups
-    if not query.size(2) == key.size(2) == groups[-1].end:
-        raise ValueError(f"{query.size(2)} queries and {key.size(2)} keys of {groups[-1].end} tokens")
-    attention_mask.attended.append(module)
-    longest = max(group.prompt + max(group.completions) for group in groups)
-    plain = attention_mask.is_causal(longest) and not options.get("dropout") and options.get("position_bias") is None
-    short = all(group.end - group.start <= SHORT for group in groups)
-    if name == "sdpa" and plain and not short:
+            return implementation(name, module)(module, query, key, value, attention_mask, **options)
+    if not query.size(2) == key.size(2) == attention_mask.tokens:
+        raise ValueError(f"{query.size(2)} queries and {key.size(2)} keys of {attention_mask.tokens} tokens")
+    if not torch.compiler.is_compiling() and attention_mask.attended is not None:
+        attention_mask.attended.append(module)
+    whole = not options.get("dropout") and options.get("position_bias") is None
+    if attention_mask.layout is not None and whole:
         tensors = tuple(as_computed(tensor) for tensor in (query, key, value))
         if can_merge(*tensors):
-            layout = attention_mask.layout(query.device)
-            output = merged_attention(tensors, layout, options.get("scaling"))
-            return output.transpose(1, 2).contiguous(), None
-    if attention_mask.as_rows(name, short, query.is_cuda) and options.get("position_bias") is None:
-        rows, order = attention_mask.rows(query.device)
+            return merged_attention(tensors, attention_mask.layout, options.get("scaling")), None
+    function = implementation(name, module)
+    if attention_mask.as_rows and options.get("position_bias") is None:
+        rows, order = attention_mask.rows()
         way = partial(function, module, **options)
         with replaced(module.config, "_attn_implementation", name):
             as_mask = partial(attention_mask.for_rows, name)
@@ -186,6 +184,12 @@ def attend(
             for tensors, mask in _parts(query, key, value, attention_mask, name)
         ]
     return torch.cat(parts, 1), None
+
+
+def implementation(name: str, module: torch.nn.Module) -> Callable[..., Any]:
+    """Return the attention function of a name, for a layer."""
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
 
 
 def _parts(

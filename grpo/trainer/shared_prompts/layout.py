@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 
 from grpo.trainer.batch import FIELDS, Batch, by_row
+from grpo.trainer.microbatch import PromptGroup
+from grpo.utils.device import sent
 
 
 class Group(NamedTuple):
@@ -33,7 +35,7 @@ class Group(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A sequence of T tokens for B rows with C completion tokens at the most."""
+    """A sequence of T tokens for B rows of P + C tokens, of which N are completions' tokens without padding."""
 
     groups: tuple[Group, ...]
     """All T tokens belong to one of these."""
@@ -43,51 +45,63 @@ class Packed(NamedTuple):
     """Where each token stands in the rows, among B x (P + C), (1, T)."""
     position_ids: torch.Tensor
     """(1, T)"""
-    labels: torch.Tensor
-    """The token that each token predicts, -100 where that is none of a completion, (1, T)."""
-    index: torch.Tensor
-    """Where the prediction of each completion token is, among T, (B, C)."""
+    scored: torch.Tensor
+    """Where the predictions of completions' tokens are, among T, (N)."""
+    targets: torch.Tensor
+    """Where these tokens stand in the rows, among B x (P + C), (N)."""
+    places: torch.Tensor
+    """Where these tokens stand in the completions, among B x C, (N)."""
 
 
 def pack_rows(
-    sizes: Sequence[int], prompt_mask: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, with_last: bool = False
+    groups: Sequence[PromptGroup], padded: int, width: int, device: torch.device, with_last: bool = False
 ) -> Packed:
-    """Lay out rows in groups, of which each has one prompt.
+    """Lay out rows in groups, of which each has one prompt. Nothing is read from the device.
 
     Args:
-        sizes: number of consecutive rows in each group.
-        prompt_mask: of prompts padded on the left, (B, P).
-        ids: completions padded on the right, (B, C).
-        mask: of the completions, (B, C).
+        groups: all rows, whose prompts are padded on the left and whose completions are padded on the right.
+        padded: P, tokens of a prompt with padding.
+        width: C, tokens of a completion with padding.
+        device: of the tokens.
         with_last: whether the parts end with the last tokens of the completions, which routers see.
     """
-    prompts, completions = prompt_mask.sum(1).tolist(), (mask.sum(1) + with_last).tolist()
-    width, padded = ids.size(1), prompt_mask.size(1)
-    groups: list[Group] = []
-    source, positions, starts, total = list[range](), list[range](), list[int](), 0
-    first = [end - size for size, end in zip(sizes, accumulate(sizes), strict=True)]
-    for row in range(len(ids)):
-        last_of_prompt = row * (padded + width) + padded - 1
-        if row in first:
-            groups.append(Group(total, prompts[row] - 1, ()))
-            source.append(range(last_of_prompt - prompts[row] + 1, last_of_prompt))
-            positions.append(range(prompts[row] - 1))
-            total += prompts[row] - 1
-        starts.append(total)
-        source.append(range(last_of_prompt, last_of_prompt + completions[row]))
-        positions.append(range(prompts[row] - 1, prompts[row] - 1 + completions[row]))
-        total += completions[row]
-        groups[-1] = groups[-1]._replace(completions=(*groups[-1].completions, completions[row]))
-    device = ids.device
-    within = torch.arange(width, device=device)
-    index = (torch.tensor(starts, device=device)[:, None] + within).clamp(max=total - 1)
-    labels = torch.full((1, total), -100, device=device)
-    labels[0, index[mask != 0]] = ids[mask != 0]
-    where, position_ids = (
-        torch.cat([torch.arange(part.start, part.stop) for part in parts])[None].to(device)
-        for parts in (source, positions)
+    sequence: list[Group] = []
+    source, positions, scored, targets, places = (list[range]() for _ in range(5))
+    row = total = 0
+    first = []
+    for prompt, completions in groups:
+        first.append(row)
+        lengths = tuple(length + with_last for length in completions)
+        sequence.append(Group(total, prompt - 1, lengths))
+        last = row * (padded + width) + padded - 1  # of the prompt
+        source.append(range(last - prompt + 1, last))
+        positions.append(range(prompt - 1))
+        total += prompt - 1
+        for length, tokens in zip(completions, lengths, strict=True):
+            last = row * (padded + width) + padded - 1
+            source.append(range(last, last + tokens))
+            positions.append(range(prompt - 1, prompt - 1 + tokens))
+            scored.append(range(total, total + length))
+            targets.append(range(last + 1, last + 1 + length))
+            places.append(range(row * width, row * width + length))
+            total += tokens
+            row += 1
+    values = [
+        torch.cat([torch.arange(part.start, part.stop) for part in parts])
+        for parts in (source, positions, scored, targets, places)
+    ]
+    sent_values = sent([values[0][None], values[1][None], *values[2:]], device)
+    return Packed(tuple(sequence), first, *sent_values)
+
+
+def groups_of(sizes: Sequence[int], prompt_mask: torch.Tensor, mask: torch.Tensor) -> tuple[PromptGroup, ...]:
+    """Return rows as groups of so many consecutive ones that share a prompt; both masks are (rows, tokens)."""
+    prompts, completions = prompt_mask.sum(1).tolist(), mask.sum(1).tolist()
+    ends = list(accumulate(sizes))
+    return tuple(
+        PromptGroup(prompts[end - size], tuple(completions[end - size : end]))
+        for size, end in zip(sizes, ends, strict=True)
     )
-    return Packed(tuple(groups), first, where, position_ids, labels, index)
 
 
 def prompt_keys(batch: Batch) -> list[Hashable]:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from grpo.trainer.shared_prompts import varlen
 from grpo.trainer.shared_prompts.layout import Group
-from grpo.trainer.shared_prompts.varlen import Segments, VarlenAttention, segments_of
 from grpo.utils.oom import tried
 
 aten = torch.ops.aten
@@ -52,82 +52,147 @@ def calls_of(groups: Sequence[Group]) -> Iterator[Call]:
 
 
 def part(tensor: torch.Tensor, place: tuple[int, int, int]) -> torch.Tensor:
-    """Return some tokens of (1, heads, T, …) as (number, heads, length, …), without a copy."""
+    """Return some tokens of (T, heads, …) as (number, heads, length, …), without a copy."""
     start, number, length = place
-    return tensor[0, :, start : start + number * length].unflatten(1, (number, length)).transpose(0, 1)
+    return tensor[start : start + number * length].unflatten(0, (number, length)).transpose(1, 2)
 
 
-class MergedAttention(torch.autograd.Function):
-    """Attention of groups on a CPU, from queries (1, heads, T, size), keys and values to (1, heads, T, size)."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        groups: Sequence[Group],
-        scale: float | None,
-    ) -> torch.Tensor:
-        """Compute all calls, and merge."""
-        _, heads, length, size = query.shape
-        output = query.new_empty(1, length, heads, size).transpose(1, 2)
-        logsumexp = query.new_empty(1, length, heads, dtype=torch.float32).transpose(1, 2)
-        for call in calls_of(groups):
-            tensors = part(query, call.query), part(key, call.key), part(value, call.key)
-            attention, sums = aten._scaled_dot_product_flash_attention_for_cpu(*tensors, 0.0, call.causal, scale=scale)
-            into, total = part(output, call.query), part(logsumexp, call.query)
-            if call.merges:
-                merged = torch.logaddexp(total, sums)
-                into.mul_((total - merged).exp_()[..., None])
-                into.add_(attention.mul_((sums - merged).exp_()[..., None]))
-                total.copy_(merged)
-            else:
-                into.copy_(attention)
-                total.copy_(sums)
-        ctx.save_for_backward(query, key, value, output, logsumexp)
-        ctx.groups, ctx.scale = groups, scale
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """Compute the gradient of each call from the merged output and log-sum-exp."""
-        query, key, value, output, logsumexp = ctx.saved_tensors
-        sums = [torch.zeros_like(tensor) for tensor in (query, key, value)]
-        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
-        for call in calls_of(ctx.groups):
-            tensors = part(query, call.query), part(key, call.key), part(value, call.key)
-            merged = part(output, call.query), part(logsumexp, call.query)
-            summands = backward(part(gradients[0], call.query), *tensors, *merged, 0.0, call.causal, scale=ctx.scale)
-            for total, gradient, place in zip(sums, summands, (call.query, call.key, call.key), strict=True):
-                part(total, place).add_(gradient)
-        return *sums, None, None
+def as_tensor(groups: Sequence[Group]) -> torch.Tensor:
+    """Return the calls for groups as integers, eight of each, which a compiled layer takes."""
+    return torch.tensor([(*call.query, *call.key, call.causal, call.merges) for call in calls_of(groups)]).flatten()
 
 
-def layout_on(device: torch.device, groups: Sequence[Group]) -> Sequence[Group] | Segments:
+def calls_in(layout: Sequence[torch.Tensor]) -> Iterator[Call]:
+    """Yield the calls of `as_tensor`."""
+    for row in layout[0].view(-1, 8).tolist():
+        yield Call(tuple(row[:3]), tuple(row[3:6]), bool(row[6]), bool(row[7]))
+
+
+def forward_on_cpu(
+    tensors: Sequence[torch.Tensor], layout: Sequence[torch.Tensor], scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return output, (T, heads, size), and log-sum-exp, (T, heads), of all calls, merged."""
+    query, key, value = tensors
+    output = query.new_empty(query.shape)
+    logsumexp = query.new_empty(query.shape[:2], dtype=torch.float32)
+    for call in calls_in(layout):
+        parts = part(query, call.query), part(key, call.key), part(value, call.key)
+        attention, sums = aten._scaled_dot_product_flash_attention_for_cpu(*parts, 0.0, call.causal, scale=scale)
+        into, total = part(output, call.query), part(logsumexp, call.query)
+        if call.merges:
+            merged = torch.logaddexp(total, sums)
+            into.mul_((total - merged).exp_()[..., None])
+            into.add_(attention.mul_((sums - merged).exp_()[..., None]))
+            total.copy_(merged)
+        else:
+            into.copy_(attention)
+            total.copy_(sums)
+    return output, logsumexp
+
+
+def backward_on_cpu(
+    gradient: torch.Tensor, tensors: Sequence[torch.Tensor], layout: Sequence[torch.Tensor], scale: float | None
+) -> Sequence[torch.Tensor]:
+    """Return the gradients of queries, keys and values; tensors are these, output and log-sum-exp."""
+    query, key, value, output, logsumexp = tensors
+    sums = [tensor.new_zeros(tensor.shape) for tensor in (query, key, value)]
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+    for call in calls_in(layout):
+        parts = part(query, call.query), part(key, call.key), part(value, call.key)
+        merged = part(output, call.query), part(logsumexp, call.query)
+        summands = backward(part(gradient, call.query), *parts, *merged, 0.0, call.causal, scale=scale)
+        for total, summand, place in zip(sums, summands, (call.query, call.key, call.key), strict=True):
+            part(total, place).add_(summand)
+    return sums
+
+
+@torch.library.custom_op("grpo::attend_groups", mutates_args=())
+def attend_groups(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: list[torch.Tensor], scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the attention of groups, (T, heads, size), and log-sum-exps; an operator, so that layers can be compiled.
+
+    Args:
+        query: (T, heads, size).
+        key: (T, key-value heads, size).
+        value: like the keys.
+        layout: from `layout_on`.
+        scale: of the products of queries and keys; None for that of `scaled_dot_product_attention`.
+    """
+    forward = varlen.forward if query.is_cuda else forward_on_cpu
+    return forward((query, key, value), layout, scale)
+
+
+@torch.library.custom_op("grpo::attend_groups_backward", mutates_args=())
+def attend_groups_backward(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    logsumexp: torch.Tensor,
+    layout: list[torch.Tensor],
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of queries, keys and values, from that of the output."""
+    backward = varlen.backward if query.is_cuda else backward_on_cpu
+    of_query, of_key, of_value = backward(gradient, (query, key, value, output, logsumexp), layout, scale)
+    return of_query, of_key, of_value
+
+
+@attend_groups.register_fake
+def _(query: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, heads, _ = query.shape
+    sums = (heads, tokens) if query.is_cuda else (tokens, heads)
+    return query.new_empty(query.shape), query.new_empty(sums, dtype=torch.float32)
+
+
+@attend_groups_backward.register_fake
+def _(gradient: torch.Tensor, *tensors: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor.new_empty(tensor.shape) for tensor in tensors[:3])
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    *tensors, layout, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output, *layout)
+
+
+def _backward(ctx: Any, gradient: torch.Tensor, *unused: Any) -> Any:
+    saved = ctx.saved_tensors
+    tensors, layout = saved[:5], list(saved[5:])
+    return *attend_groups_backward(gradient.contiguous(), *tensors, layout, ctx.scale), [None] * len(layout), None
+
+
+attend_groups.register_autograd(_backward, setup_context=_keep)
+
+
+def layout_on(device: torch.device, groups: Sequence[Group]) -> list[torch.Tensor]:
     """Return the groups of a sequence as `merged_attention` takes them on a device."""
-    return segments_of(groups, device) if device.type == "cuda" else groups
+    return varlen.segments_of(groups, device) if device.type == "cuda" else [as_tensor(groups)]
 
 
-def merged_attention(
-    tensors: Sequence[torch.Tensor], layout: Sequence[Group] | Segments, scale: float | None
-) -> torch.Tensor:
-    """Return the attention of groups, (1, heads, T, size).
+def merged_attention(tensors: Sequence[torch.Tensor], layout: list[torch.Tensor], scale: float | None) -> torch.Tensor:
+    """Return the attention of groups, (1, T, heads, size).
 
     Args:
         tensors: queries, (1, heads, T, size), keys, (1, key-value heads, T, size), and values, like the keys.
         layout: from `layout_on`.
         scale: of the products of queries and keys; None for that of `scaled_dot_product_attention`.
     """
-    kind = VarlenAttention if tensors[0].is_cuda else MergedAttention
-    return kind.apply(*tensors, layout, scale)
+    return attend_groups(*(tensor[0].transpose(0, 1) for tensor in tensors), layout, scale)[0][None]
 
 
 def can_merge(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     """Return whether the kernels compute these queries, keys and values; tried once for each kind of them."""
     if query.size(-1) != value.size(-1):
         return False
-    return is_exact(query.device, query.dtype, query.size(1), key.size(1), query.size(-1))
+    return known_exact(query.device, query.dtype, query.size(1), key.size(1), query.size(-1))
+
+
+@torch.compiler.assume_constant_result
+def known_exact(*kind: Any) -> bool:
+    """Return `is_exact`, which a compiled layer asks once, while it is compiled."""
+    return is_exact(*kind)
 
 
 @cache
@@ -151,7 +216,7 @@ def is_exact(device: torch.device, dtype: torch.dtype, heads: int, pairs: int, s
     attention, mask = torch.nn.functional.scaled_dot_product_attention, visible.tril().to(device)
 
     def merged(leaves: list[torch.Tensor]) -> torch.Tensor:
-        return merged_attention(leaves, layout_on(device, groups), None)
+        return merged_attention(leaves, layout_on(device, groups), None).transpose(1, 2)
 
     def masked(leaves: list[torch.Tensor]) -> torch.Tensor:
         return attention(*leaves, mask, enable_gqa=heads != pairs)

@@ -1,14 +1,17 @@
 """Log-probabilities of completions that share their prompts, and the images of these, in one sequence."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from grpo.trainer.batch import FIELDS, as_batch
+from grpo.trainer.microbatch import PromptGroup
 from grpo.trainer.shared_prompts.attention import grouped, shared_attention
 from grpo.trainer.shared_prompts.layout import Packed, pack_rows
 from grpo.utils.attention import policy_of
+from grpo.utils.patching import patched
 
 
 def score(
@@ -16,7 +19,7 @@ def score(
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
     logits_to_keep: int,
-    groups: Sequence[int],
+    groups: Sequence[PromptGroup],
     attended: list[Any] | None = None,
     compute_aux_loss: bool = False,
     **fields: Any,
@@ -33,33 +36,53 @@ def score(
         input_ids: prompts padded on the left and completions padded on the right, (rows, P + C).
         attention_mask: of these.
         logits_to_keep: C.
-        groups: number of consecutive rows that share each prompt.
+        groups: all rows, in their order.
         attended: gets the layers that attend, see `grouped`.
         fields: tensors of images, and of kinds of tokens.
     """
     fields = {name: value for name, value in fields.items() if value is not None}
     rows = as_batch(input_ids, attention_mask, logits_to_keep)
-    mask = rows["completion_mask"]
-    packed = pack_rows(groups, rows["prompt_mask"], rows["completion_ids"], mask, with_last=compute_aux_loss)
+    width = rows["prompt_ids"].size(1)
+    packed = pack_rows(groups, width, logits_to_keep, input_ids.device, with_last=compute_aux_loss)
     kinds = {name: value for name, value in fields.items() if FIELDS[name].of == "sequence"}
     inputs = {name: value.flatten()[packed.source] for name, value in (kinds | {"input_ids": input_ids}).items()}
     inputs |= {name: value for name, value in fields.items() if FIELDS[name].of == "images"}
     inputs["position_ids"] = packed.position_ids
     if "image_grid_thw" in inputs and "mm_token_type_ids" in inputs:
         inputs["position_ids"] = positions_in_space(model, rows | fields, packed)
-    with shared_attention(model), grouped(packed.groups, attended):
+    with (
+        shared_attention(model),
+        grouped(packed.groups, attended),
+        hidden_states_of(model, packed.scored),
+        patched("trl.trainer.utils:_use_triton", lambda device: False),  # which would look for tokens to score
+    ):
         outputs = model(
-            attention_mask=torch.ones_like(packed.labels),
-            shift_labels=packed.labels,
+            attention_mask=torch.ones_like(packed.source),
+            shift_labels=input_ids.flatten()[packed.targets][None],
             fused_lm_head=True,
             **inputs,
             **({"output_router_logits": True} if compute_aux_loss else {}),
         )
+    shape = rows["completion_ids"].shape
     logps, entropies = (
-        None if values is None else values.flatten()[packed.index].masked_fill(mask == 0, 0)
+        None if values is None else values.new_zeros(shape.numel()).index_copy(0, packed.places, values[0]).view(shape)
         for values in (outputs.log_probs, outputs.entropy)
     )
     return logps, entropies, outputs.aux_loss
+
+
+@contextmanager
+def hidden_states_of(model: Any, places: torch.Tensor) -> Iterator[None]:
+    """While inside, the head of a policy sees the hidden states of these places of its sequence, (N), and no others."""
+
+    def select(backbone: torch.nn.Module, arguments: Any, outputs: Any) -> None:
+        outputs.last_hidden_state = outputs.last_hidden_state.index_select(1, places)
+
+    handle = policy_of(model).base_model.register_forward_hook(select)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def positions_in_space(model: Any, rows: dict[str, torch.Tensor], packed: Packed) -> torch.Tensor:

@@ -69,7 +69,7 @@ class StateLayer:
             where there are none, or where a layer is computed again in a backward pass: then they are those of before.
     """
 
-    def __init__(self, layer: Any, groups_now: Callable[[], tuple[Sequence[Group], list[Any]] | None]) -> None:
+    def __init__(self, layer: Any, groups_now: Callable[[], tuple[Sequence[Group], list[Any] | None] | None]) -> None:
         self.layer, self.forward, self.groups_now = layer, layer.forward, groups_now
         self.parameters = inspect.signature(layer.forward)
         self.cache = next(name for name in CACHES if name in self.parameters.parameters)
@@ -79,7 +79,8 @@ class StateLayer:
         """Return the output of the layer, (1, T, size)."""
         if now := self.groups_now():
             self.groups = now[0]
-            now[1].append(self.layer)
+            if now[1] is not None:
+                now[1].append(self.layer)
         if not self.groups:
             return self.forward(*args, **kwargs)
         bound = self.parameters.bind(*args, **kwargs)

@@ -29,6 +29,7 @@ from grpo.trainer.batch import (
 )
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.processes import any_of
+from grpo.trainer.shared_prompts.layout import groups_of
 from grpo.trainer.shared_prompts.scoring import score
 from grpo.trainer.shared_prompts.states import state_layers
 from grpo.utils.adapters import why_not_by_token
@@ -210,7 +211,8 @@ def why_prompts_not_shared(model: Any, rows: Batch, alone: torch.Tensor, noise: 
 def shared_scores(model: Any, rows: Batch) -> tuple[torch.Tensor, int]:
     """Return log-probabilities of rows that share a prompt, (rows, length), and the number of layers that attend."""
     ids, mask, length = as_sequences(rows)
-    together = Microbatch(tuple(range(len(ids))), ids.size(1) - length, length, shared=ids.size(1), groups=(len(ids),))
+    groups = groups_of([len(ids)], rows["prompt_mask"], rows["completion_mask"])
+    together = Microbatch(tuple(range(len(ids))), ids.size(1) - length, length, shared=ids.size(1), groups=groups)
     attended: list[Any] = []
     with undisturbed(model):
         images = images_of(take(rows, together))

@@ -10,11 +10,12 @@ Shapes: T tokens of the sequence, C of them of completions that share a prompt, 
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from grpo.trainer.shared_prompts.layout import Group
+from grpo.utils.device import sent
 
 aten = torch.ops.aten
 
@@ -43,8 +44,8 @@ class Segments(NamedTuple):
     """Parts of P tokens: each shared prompt."""
 
 
-def segments_of(groups: Sequence[Group], device: torch.device) -> Segments:
-    """Return the segments of the groups of a sequence."""
+def segments_of(groups: Sequence[Group], device: torch.device) -> list[torch.Tensor]:
+    """Return the segments of the groups of a sequence, see `segments_in`; the device gets them by one copy."""
     places = torch.arange(groups[-1].end)
     part_lengths: list[int] = []
     prompts, completions = [], []
@@ -56,23 +57,26 @@ def segments_of(groups: Sequence[Group], device: torch.device) -> Segments:
             completions.append(places[begin : group.end])
         else:
             part_lengths += [group.prompt + group.completions[0], *group.completions[1:]]
+    lengths = [part_lengths, *([len(part) for part in of] or [0] for of in (completions, prompts))]
+    bounds = [torch.tensor([0, *accumulate(of)]) for of in lengths]
+    indices = [torch.cat([places[:0], *of]) for of in (completions, prompts)]
+    # at most 1, and the kernel would lay out its log-sum-exp in another way
+    longest = torch.tensor([max(2, *of) for of in lengths])
+    on_device = sent([*bounds, *indices], device)
+    return [*(of.int() for of in on_device[:3]), *on_device[3:], longest]
 
-    def parts(lengths: Sequence[int]) -> Parts:
-        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        # at most 1, and the kernel would lay out its log-sum-exp in another way
-        return Parts(bounds.to(device), max(2, *lengths))
 
-    indices, lengths = [], []
-    for of in (completions, prompts):
-        indices.append(torch.cat([places[:0], *of]).to(device))
-        lengths.append(parts([len(part) for part in of] or [0]))
-    return Segments(parts(part_lengths), *indices, *lengths)
+def segments_in(layout: Sequence[torch.Tensor]) -> Segments:
+    """Return the segments in a list of tensors, which a compiled layer takes; the last one is in host memory."""
+    *bounds, completions, prompts, longest = layout
+    of_all, of_completions, of_prompts = (Parts(*part) for part in zip(bounds, longest.tolist(), strict=True))
+    return Segments(of_all, completions, prompts, of_completions, of_prompts)
 
 
 def forward_kernel(
     tensors: Sequence[torch.Tensor], rows: tuple[Parts, Parts], scale: float | None
 ) -> tuple[torch.Tensor, ...]:
-    """Return output, (queries, heads, size), log-sum-exp, (heads, queries), and what the backward pass needs besides.
+    """Return output, (queries, heads, size), and log-sum-exp, (heads, queries).
 
     Args:
         tensors: queries, (queries, heads, size), keys, (keys, key-value heads, size), and values, like the keys.
@@ -82,14 +86,13 @@ def forward_kernel(
     of_queries, of_keys = rows
     bounds, longest = (of_queries.bounds, of_keys.bounds), (of_queries.longest, of_keys.longest)
     causal = of_queries is of_keys
-    return aten._flash_attention_forward(*tensors, *bounds, *longest, 0.0, causal, False, scale=scale)[:4]
+    return aten._flash_attention_forward(*tensors, *bounds, *longest, 0.0, causal, False, scale=scale)[:2]
 
 
 def backward_kernel(
     gradient: torch.Tensor,
     tensors: Sequence[torch.Tensor],
     rows: tuple[Parts, Parts],
-    besides: Sequence[torch.Tensor],
     scale: float | None,
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients of queries, keys and values, from that of the output.
@@ -98,58 +101,47 @@ def backward_kernel(
         gradient: of the output.
         tensors: queries, keys, values, output and log-sum-exp.
         rows: as in `forward_kernel`.
-        besides: the rest of `forward_kernel`'s result.
         scale: of the products of queries and keys.
     """
     of_queries, of_keys = rows
     bounds, longest = (of_queries.bounds, of_keys.bounds), (of_queries.longest, of_keys.longest)
     causal = of_queries is of_keys
-    return aten._flash_attention_backward(gradient, *tensors, *bounds, *longest, 0.0, causal, *besides, scale=scale)
+    seed = torch.zeros(2, dtype=torch.uint64, device=gradient.device)  # of dropout, which there is none of
+    return aten._flash_attention_backward(
+        gradient, *tensors, *bounds, *longest, 0.0, causal, seed, seed.new_empty(0), scale=scale
+    )
 
 
-class VarlenAttention(torch.autograd.Function):
-    """Attention of segments, from queries (1, heads, T, size), keys and values to (1, heads, T, size)."""
+def forward(
+    tensors: Sequence[torch.Tensor], layout: Sequence[torch.Tensor], scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return output, (T, heads, size), and log-sum-exp, (heads, T), of both calls, merged; tensors are (T, …, size)."""
+    segments = segments_in(layout)
+    output, sums = forward_kernel(tensors, (segments.of_all, segments.of_all), scale)
+    if len(segments.completions):
+        prompt_output, prompt_sums = forward_kernel(across(tensors, segments), rows_across(segments), scale)
+        completion_sums, completion_output = sums[:, segments.completions], output[segments.completions]
+        merged = torch.logaddexp(completion_sums, prompt_sums)
+        completion_output.mul_((completion_sums - merged).exp_().t()[..., None])
+        completion_output.add_(prompt_output.mul_((prompt_sums - merged).exp_().t()[..., None]))
+        output.index_copy_(0, segments.completions, completion_output)
+        sums.index_copy_(1, segments.completions, merged)
+    return output, sums
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        segments: Segments,
-        scale: float | None,
-    ) -> torch.Tensor:
-        """Compute both calls, and merge."""
-        tensors = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-        output, sums, *besides = forward_kernel(tensors, (segments.of_all, segments.of_all), scale)
-        more: list[torch.Tensor] = []
-        if len(segments.completions):
-            prompt_output, prompt_sums, *more = forward_kernel(across(tensors, segments), rows_across(segments), scale)
-            completion_sums, completion_output = sums[:, segments.completions], output[segments.completions]
-            merged = torch.logaddexp(completion_sums, prompt_sums)
-            completion_output.mul_((completion_sums - merged).exp_().t()[..., None])
-            completion_output.add_(prompt_output.mul_((prompt_sums - merged).exp_().t()[..., None]))
-            output.index_copy_(0, segments.completions, completion_output)
-            sums.index_copy_(1, segments.completions, merged)
-        output = output.transpose(0, 1)[None]
-        ctx.save_for_backward(query, key, value, output, sums)
-        ctx.segments, ctx.scale, ctx.besides = segments, scale, (besides, more)
-        return output
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """Compute the gradient of each call from the merged output and log-sum-exp."""
-        *saved, sums = ctx.saved_tensors
-        *tensors, output, grad = (tensor[0].transpose(0, 1) for tensor in (*saved, gradients[0]))
-        segments: Segments = ctx.segments
-        besides, more = ctx.besides
-        totals = backward_kernel(grad, (*tensors, output, sums), (segments.of_all, segments.of_all), besides, ctx.scale)
-        if len(places := segments.completions):
-            of = (*across(tensors, segments), output[places], sums[:, places].contiguous())
-            parts = backward_kernel(grad[places], of, rows_across(segments), more, ctx.scale)
-            for total, part, where in zip(totals, parts, (places, segments.prompts, segments.prompts), strict=True):
-                total.index_copy_(0, where, part.add_(total[where]))
-        return *(total.transpose(0, 1)[None] for total in totals), None, None
+def backward(
+    gradient: torch.Tensor, tensors: Sequence[torch.Tensor], layout: Sequence[torch.Tensor], scale: float | None
+) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of queries, keys and values; tensors are these, output and log-sum-exp."""
+    segments = segments_in(layout)
+    *inputs, output, sums = tensors
+    totals = backward_kernel(gradient, tensors, (segments.of_all, segments.of_all), scale)
+    if len(places := segments.completions):
+        of = (*across(inputs, segments), output[places], sums[:, places].contiguous())
+        parts = backward_kernel(gradient[places], of, rows_across(segments), scale)
+        for total, part, where in zip(totals, parts, (places, segments.prompts, segments.prompts), strict=True):
+            total.index_copy_(0, where, part.add_(total[where]))
+    return totals
 
 
 def across(tensors: Sequence[torch.Tensor], segments: Segments) -> tuple[torch.Tensor, ...]:

@@ -5,7 +5,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from trl.trainer.utils import nanmax, nanmin
 
 from grpo.losses import Tokens
 from grpo.trainer import trl
@@ -13,7 +12,7 @@ from grpo.trainer.batch import Batch, as_sequences, images_of, loss_mask
 from grpo.trainer.processes import LocalAccelerator
 from grpo.trainer.update import router_loss
 from grpo.trainer.update.step import StepMicrobatch
-from grpo.utils.patching import replaced
+from grpo.utils.patching import patched, replaced
 
 
 def loss_of_microbatch(
@@ -29,6 +28,8 @@ def loss_of_microbatch(
         within.enter_context(replaced(trainer, "part", microbatch.part))
         if alone:
             within.enter_context(replaced(trainer, "accelerator", LocalAccelerator(trainer.accelerator)))
+            within.enter_context(patched("trl.trainer.grpo_trainer:nanmin", lowest))
+            within.enter_context(patched("trl.trainer.grpo_trainer:nanmax", highest))
             weight, coefficient = microbatch.part.weight, trainer.entropy_coef * microbatch.token_fraction
             within.enter_context(replaced(trainer, "entropy_coef", coefficient / weight if weight else 0.0))
         if router_loss.FACTORS in inputs:
@@ -74,7 +75,7 @@ def own_loss(trainer: Any, loss: ModuleType, model: Any, inputs: Batch) -> torch
         sums = torch.stack([(values.detach() * mask).sum(), mask.sum()]).float()
         sums = trainer.accelerator.reduce(sums, reduction="sum")
         trainer.note({name: (sums[0] / sums[1].clamp(min=1)).item()})
-    extremes = (("low", "min", nanmin), ("high", "max", nanmax))
+    extremes = (("low", "min", lowest), ("high", "max", highest))
     for name, of, extreme in extremes if "clip_ratio/low_mean" in metrics else ():
         of_each = (metrics[f"clip_ratio/{name}_mean"] * mask).sum(1) / mask.sum(1)
         trainer.note({f"clip_ratio/{name}_{of}": extreme(trainer.accelerator.gather(of_each)).item()})
@@ -82,6 +83,17 @@ def own_loss(trainer: Any, loss: ModuleType, model: Any, inputs: Batch) -> torch
         trainer.note({"aux_loss": trainer.accelerator.gather_for_metrics(router_loss.detach()).mean().item()})
         result = result + trainer.router_aux_loss_coef * router_loss / slices
     return result
+
+
+def lowest(values: torch.Tensor) -> torch.Tensor:
+    """Return the smallest of some values that are not NaN, or NaN, as TRL's `nanmin`, without reading any."""
+    unknown = values.isnan()
+    return torch.where(unknown.all(), torch.nan, values.masked_fill(unknown, torch.inf).amin())
+
+
+def highest(values: torch.Tensor) -> torch.Tensor:
+    """Return the largest of some values that are not NaN, or NaN, likewise."""
+    return -lowest(-values)
 
 
 def tokens_of(inputs: Batch, logps: torch.Tensor) -> Tokens:

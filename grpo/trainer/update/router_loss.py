@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from grpo.trainer import trl
-from grpo.trainer.batch import Batch, as_sequences, images_of, join, lengths, take
+from grpo.trainer.batch import Batch, as_sequences, images_of, join, take
 from grpo.trainer.microbatch import Microbatch, too_long
 from grpo.utils.oom import smaller_until_it_fits
 from grpo.utils.patching import patched, replaced
@@ -63,12 +63,12 @@ def rows_of_tokens(inputs: Batch, part: Microbatch) -> torch.Tensor:
     if not part.shared:
         mask = as_sequences(inputs)[1].float()
         return torch.diag_embed(mask.T).transpose(0, 1).flatten(0, 1)
-    prompts, completions = lengths(inputs)
     row, parts = 0, []
-    for size in part.groups:  # see `grpo.trainer.shared_prompts.layout`
-        ends = torch.tensor([1 + length for length in completions[row : row + size]])
-        of_group = torch.cat((torch.ones(prompts[row] - 1, size), torch.eye(size).repeat_interleave(ends, 0)))
-        parts.append(torch.nn.functional.pad(of_group, (row, len(prompts) - row - size)))
+    for prompt, completions in part.groups:  # see `grpo.trainer.shared_prompts.layout`
+        size = len(completions)
+        ends = torch.tensor([1 + length for length in completions])
+        of_group = torch.cat((torch.ones(prompt - 1, size), torch.eye(size).repeat_interleave(ends, 0)))
+        parts.append(torch.nn.functional.pad(of_group, (row, len(part) - row - size)))
         row += size
     return torch.cat(parts).to(inputs["prompt_ids"].device)
 

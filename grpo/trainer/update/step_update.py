@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from grpo.trainer.batch import Batch, loss_mask, take
 from grpo.trainer.measurements import MemoryReadings
 from grpo.trainer.microbatch import cost, has_work, loss_fractions, too_long
 from grpo.trainer.packing import Packing
-from grpo.trainer.processes import any_of, of_all
+from grpo.trainer.processes import any_of, of_all, read
 from grpo.trainer.shared_prompts.attention import shared_attention
 from grpo.trainer.token_budget import TokenBudget
 from grpo.trainer.update.balance import earliest, limits
@@ -31,7 +31,8 @@ from grpo.utils.errors import DoesNotFit
 from grpo.utils.oom import is_out_of_memory, smaller_until_it_fits
 
 log = logging.getLogger(__name__)
-Metrics = dict[str, list[float]]
+Metrics = dict[str, list[Any]]
+"""Numbers, and scalars on the device."""
 Loss = Callable[[Any, Batch, StepMicrobatch, bool], tuple[torch.Tensor, Metrics]]
 """From a policy, the inputs of a micro-batch, the micro-batch, and whether no process may wait for another within it,
 to the loss, unweighted, and what TRL logs."""
@@ -83,6 +84,10 @@ class Attempt:
     microbatches: list[StepMicrobatch] = field(default_factory=list)
     loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
     metrics: StepMetrics = field(default_factory=lambda: StepMetrics(by_sequence=False))
+    computed: list[StepMicrobatch] = field(default_factory=list)
+    """The micro-batches so far that have a weight."""
+    unread: list[Metrics] = field(default_factory=list)
+    """Their metrics."""
     started: float = 0.0
     """By `time.perf_counter`."""
 
@@ -102,6 +107,7 @@ class StepUpdate:
         longest: tokens of the longest completion.
         sharded: whether each process has a part of the weights.
         survives: whether to try again after an exception.
+        compiled: makes a context in which the layers of a policy are compiled.
     """
 
     def __init__(
@@ -118,10 +124,11 @@ class StepUpdate:
         longest: int,
         sharded: bool = False,
         survives: Callable[[BaseException], bool] = is_out_of_memory,
+        compiled: Callable[[Any], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.options, self.traits, self.loss, self.accelerator = options, traits, loss, accelerator
         self.budget, self.packing, self.memory, self.guard = budget, packing, memory, guard
-        self.longest, self.sharded, self.survives = longest, sharded, survives
+        self.longest, self.sharded, self.survives, self.compiled = longest, sharded, survives, compiled
         self.offloaded: OffloadedGradients | None = None
         """The gradients, where `update.gradients_on_host` has them on the CPU."""
 
@@ -155,12 +162,15 @@ class StepUpdate:
         def backward(microbatch: StepMicrobatch) -> None:
             loss, metrics = self._backward(local, microbatch, alone=True)
             attempt.loss = attempt.loss + loss
-            if weight := microbatch.part.weight:
-                parts = len(slices) * self.accelerator.num_processes
-                attempt.metrics.add(metrics, microbatch.tokens, len(microbatch), weight / parts)
+            if microbatch.part.weight:
+                attempt.computed.append(microbatch)
+                attempt.unread.append(metrics)
 
         shrink, anywhere = partial(self._shrink, model), partial(self._anywhere, attempt)
         smaller_until_it_fits(divided, backward, shrink, advice, self.survives, anywhere)
+        parts = len(slices) * self.accelerator.num_processes
+        for microbatch, values in zip(attempt.computed, read(attempt.unread), strict=True):
+            attempt.metrics.add(values, microbatch.tokens, len(microbatch), microbatch.part.weight / parts)
         metrics = self._average(model, batches, attempt.metrics)
         if self.accelerator.is_fsdp2:
             complete_gradients(model)
@@ -177,6 +187,7 @@ class StepUpdate:
             microbatches += [nothing(batches)] * (most - len(microbatches))
         attempt.microbatches = microbatches
         attempt.loss = torch.zeros((), device=self.accelerator.device)
+        attempt.computed, attempt.unread = [], []
         attempt.metrics = count(batches, microbatches, by_sequence=self.traits.by_sequence)
         self.memory.note()  # measuring forgets earlier peaks, also those of an attempt that ran out of memory
         self.budget.watch()
@@ -259,7 +270,7 @@ class StepUpdate:
         deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         trl.synchronize_gradients(self.accelerator, not alone)
         try:
-            with shared_attention(model) if microbatch.part.shared else nullcontext():
+            with shared_attention(model) if microbatch.part.shared else nullcontext(), self.compiled(model):
                 loss, metrics = self.loss(model, inputs, microbatch, alone)
                 loss = loss * microbatch.part.weight
                 self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))

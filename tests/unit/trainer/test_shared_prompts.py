@@ -1,10 +1,11 @@
 """Rows that share a prompt, against the same rows on their own."""
 
 import copy
+from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -29,15 +30,15 @@ from trl.trainer import add_fused_lm_head
 
 from grpo.model.image_features import keep_image_features
 from grpo.trainer.batch import as_batch, images_of, take
-from grpo.trainer.microbatch import Microbatch, pack
+from grpo.trainer.microbatch import Microbatch, PromptGroup, pack
 from grpo.trainer.placement import show_to_trl
 from grpo.trainer.shared_prompts import attention, merged, trial, varlen
 from grpo.trainer.shared_prompts.attention import SHORT, GroupMask, grouped, shared_attention
-from grpo.trainer.shared_prompts.layout import Group, pack_rows
+from grpo.trainer.shared_prompts.layout import Group, groups_of, pack_rows
 from grpo.trainer.shared_prompts.merged import is_exact
 from grpo.trainer.shared_prompts.scoring import score
 from grpo.trainer.shared_prompts.trial import text_rows, why_not
-from grpo.trainer.shared_prompts.varlen import VarlenAttention, segments_of
+from grpo.trainer.shared_prompts.varlen import segments_of
 from tests.flash_kernel import Kernel
 from tests.hybrids import HYBRIDS, NOT_CONTINUED
 
@@ -134,6 +135,13 @@ def alone(model: Any, ids: torch.Tensor, mask: torch.Tensor, width: int, **optio
     return outputs.log_probs[:, -width:], outputs.entropy[:, -width:]
 
 
+def shared_scores(
+    sizes: Sequence[int], model: Any, ids: torch.Tensor, mask: torch.Tensor, width: int, **images: Any
+) -> tuple[torch.Tensor, ...]:
+    """Log-probabilities and entropies of groups of so many rows, which share their prompts."""
+    return score(model, ids, mask, width, groups_of(sizes, mask[:, :-width], mask[:, -width:]), **images)[:2]
+
+
 def results(model: Any, function: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Log-probabilities, entropies and the gradient of a weighted sum of them."""
     ids, mask, width = padded(ROWS)
@@ -162,7 +170,7 @@ def test_shared_prompts_change_neither_scores_nor_gradients(family: str, monkeyp
         for short in (SHORT, 0):
             monkeypatch.setattr("grpo.trainer.shared_prompts.attention.SHORT", short)
             is_exact.cache_clear()  # the kernels are tried within the first layer, which may be a checkpointed one
-            shared = results(model, partial(score, groups=[3, 2, 1]))
+            shared = results(model, partial(shared_scores, [3, 2, 1]))
             torch.testing.assert_close(shared[:2], plain[:2], rtol=1e-5, atol=2e-5)
             assert (shared[2] - plain[2]).norm() <= 1e-5 * plain[2].norm()
     assert model.config._attn_implementation == before
@@ -183,21 +191,25 @@ def test_attention_has_two_calls_whatever_the_group(family: str, monkeypatch: py
         ids, mask, width = padded([([5, 6, 7, 8, 9, 10], [11 + place, 12]) for place in range(completions)])
         calls.clear()
         with shared_attention(model), torch.no_grad():
-            score(model, ids, mask, width, groups=[completions])
+            shared_scores([completions], model, ids, mask, width)
         assert [call.call_count for call in calls] == [2] * model.config.num_hidden_layers
 
 
 @pytest.mark.parametrize("name", ["sdpa", "eager", "flash_attention_2"])
 def test_rows_on_a_gpu_are_bounded_by_their_mask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mask = GroupMask([Group(0, 300, (40, 80))], Mock(), {}, [])
-    assert mask.as_rows(name, short=False, on_gpu=True) == (name != "flash_attention_2")
-    assert not mask.as_rows(name, short=False, on_gpu=False)
+    def as_rows(group: Group, device: str = "cuda") -> bool:
+        options = {"device": torch.device(device), "allow_is_causal_skip": True}
+        with patch.object(GroupMask, "rows"), patch.object(attention, "layout_on"):
+            return GroupMask(name, [group], Mock(), options, None).as_rows
+
+    assert as_rows(Group(0, 300, (40, 80))) == (name != "flash_attention_2")
+    assert not as_rows(Group(0, 300, (40, 80)), "cpu")
     for largest in (300 * 300, 2 * 180 * 480):  # of the prompt, and of the completions
-        mask = GroupMask([Group(0, 300, (40, 80 if largest == 300 * 300 else 180))], Mock(), {}, [])
+        group = Group(0, 300, (40, 80 if largest == 300 * 300 else 180))
         monkeypatch.setattr(attention, "LARGEST_MASK", largest)
-        assert mask.as_rows(name, short=False, on_gpu=True) == (name != "flash_attention_2")
+        assert as_rows(group) == (name != "flash_attention_2")
         monkeypatch.setattr(attention, "LARGEST_MASK", largest - 1)
-        assert not mask.as_rows(name, short=False, on_gpu=True)
+        assert not as_rows(group)
 
 
 @pytest.mark.parametrize("family", ["llama", "llama, a key for each query", "qwen3", "olmo2", "granite"])
@@ -206,9 +218,10 @@ def test_the_two_calls_of_a_gpu_change_nothing_either(family: str, monkeypatch: 
     architecture, options = FAMILIES[family]
     model = policy(architecture, **options)
     plain = results(model, alone)
-    calls = Mock(wraps=VarlenAttention.apply)
+    calls = Mock(wraps=varlen.forward)
     monkeypatch.setattr(varlen, "aten", Kernel)
-    monkeypatch.setattr(merged, "MergedAttention", Mock(apply=calls))
+    monkeypatch.setattr(merged, "forward_on_cpu", calls)
+    monkeypatch.setattr(merged, "backward_on_cpu", varlen.backward)
     for module in (merged, attention):
         monkeypatch.setattr(module, "layout_on", lambda device, groups: segments_of(groups, device))
     monkeypatch.setattr(attention, "SHORT", 0)
@@ -218,7 +231,7 @@ def test_the_two_calls_of_a_gpu_change_nothing_either(family: str, monkeypatch: 
             model.enable_input_require_grads()
         is_exact.cache_clear()
         calls.reset_mock()
-        shared = results(model, partial(score, groups=[3, 2, 1]))
+        shared = results(model, partial(shared_scores, [3, 2, 1]))
         assert calls.call_count == 1 + (1 + bool(checkpointing)) * model.config.num_hidden_layers, "with the trial"
         torch.testing.assert_close(shared[:2], plain[:2], rtol=1e-5, atol=2e-5)
         assert (shared[2] - plain[2]).norm() <= 1e-5 * plain[2].norm()
@@ -288,8 +301,9 @@ def test_images_of_shared_prompts_are_computed_once_and_alike(family: str) -> No
     )
     found = []
     batch = {**as_batch(ids, mask, width), **images, "num_images": [1] * 4}
-    once = images_of(take(batch, Microbatch((0, 1, 2, 3), ids.size(1) - width, width, groups=(2, 2))))
-    for function, given_images in ((alone, images), (partial(score, groups=[2, 2]), once)):
+    groups = groups_of([2, 2], mask[:, :-width], mask[:, -width:])
+    once = images_of(take(batch, Microbatch((0, 1, 2, 3), ids.size(1) - width, width, groups=groups)))
+    for function, given_images in ((alone, images), (partial(shared_scores, [2, 2]), once)):
         logps, entropies = function(model, ids, mask, width, **given_images)[:2]
         logps, entropies = (values.masked_fill(mask[:, -width:] == 0, 0) for values in (logps, entropies))
         (logps * torch.arange(1, width + 1) + entropies).sum().backward()
@@ -304,7 +318,7 @@ def test_images_of_shared_prompts_are_computed_once_and_alike(family: str) -> No
         weight.requires_grad_("language_model" in name or "text_model" in name)
     keep_image_features(model, most=2)
     for _ in range(2):  # the first time also as before, for comparison
-        kept = score(model, ids, mask, width, groups=[2, 2], **once)[:2]
+        kept = shared_scores([2, 2], model, ids, mask, width, **once)
         torch.testing.assert_close(kept, shared[:2], rtol=1e-5, atol=2e-5)
     assert sum(patches[2:]) == 2 * patches[1]
 
@@ -429,12 +443,11 @@ def test_memory_grows_with_tokens_and_not_with_their_square() -> None:
     model = policy("llama", **sizes, max_position_embeddings=40_000).model  # TRL's head has tiles of a fixed size
     largest = []
     for length in (512, 4096):
-        ids = torch.ones(6, length, dtype=torch.long)
-        packed = pack_rows([6], torch.ones(6, 2 * length, dtype=torch.long), ids, ids)
-        inputs = {"input_ids": torch.ones_like(packed.labels), "position_ids": packed.position_ids}
+        packed = pack_rows([PromptGroup(2 * length, (length,) * 6)], 2 * length, length, CPU)
+        inputs = {"input_ids": torch.ones_like(packed.source), "position_ids": packed.position_ids}
         with Largest() as noted, shared_attention(model), grouped(packed.groups):
-            model(**inputs, attention_mask=torch.ones_like(packed.labels)).last_hidden_state.sum().backward()
-        largest.append(noted.numbers / packed.labels.numel())
+            model(**inputs, attention_mask=torch.ones_like(packed.source)).last_hidden_state.sum().backward()
+        largest.append(noted.numbers / packed.source.numel())
     assert largest[1] <= 1.01 * largest[0] <= 70, "numbers a token; the feed-forward layer has 64"
 
 
@@ -450,7 +463,11 @@ def test_a_completion_sees_its_prompt_and_itself_alone(
     rows.sort(key=lambda row: row[0])
     ids, mask, width = padded([(list(prompt), completion) for prompt, completion in rows])
     sizes = [len(list(equal)) for _, equal in groupby(prompt for prompt, _ in rows)]
-    packed = pack_rows(sizes, mask[:, :-width], ids[:, -width:], mask[:, -width:])
+    groups = groups_of(sizes, mask[:, :-width], mask[:, -width:])
+    packed = pack_rows(groups, ids.size(1) - width, width, CPU)
+    assert ids.flatten()[packed.targets].tolist() == [token for _, completion in rows for token in completion]
+    assert (ids[:, -width:].flatten()[packed.places] == ids.flatten()[packed.targets]).all()
+    scored = packed.scored.tolist()
     assert [group.start for group in packed.groups] == [0, *(group.end for group in packed.groups[:-1])]
     assert packed.groups[-1].end == packed.source.numel()
     tokens, positions = ids.flatten()[packed.source[0]], packed.position_ids[0]
@@ -463,11 +480,11 @@ def test_a_completion_sees_its_prompt_and_itself_alone(
             seen = [*prompt, *range(begin, begin + length)]
             assert tokens[seen].tolist() == text[:-1]
             assert positions[seen].tolist() == list(range(len(text) - 1))
-            assert packed.index[row, :length].tolist() == seen[group.prompt :]
-            assert packed.labels[0, seen[group.prompt :]].tolist() == rows[row][1]
+            assert scored[:length] == seen[group.prompt :]
+            del scored[:length]
             begin, row = begin + length, row + 1
     assert row == len(rows)
-    assert int((packed.labels != -100).sum()) == sum(len(completion) for _, completion in rows)
+    assert not scored
 
 
 @given(

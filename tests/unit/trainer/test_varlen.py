@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from grpo.trainer.shared_prompts import merged as merged_calls
 from grpo.trainer.shared_prompts import varlen
 from grpo.trainer.shared_prompts.layout import Group
-from grpo.trainer.shared_prompts.varlen import VarlenAttention, segments_of
+from grpo.trainer.shared_prompts.varlen import segments_in, segments_of
 from tests.flash_kernel import Kernel
 
 CPU = torch.device("cpu")
@@ -36,7 +37,9 @@ def test_two_calls_are_attention_within_the_groups(name: str, monkeypatch: pytes
     tensors = [torch.randn(1, heads, length, 8, generator=generator) for heads in (4, 2, 2)]
     given = torch.randn(1, 4, length, 8, generator=generator)
     merged, exact = ([tensor.clone().requires_grad_() for tensor in tensors] for _ in range(2))
-    mine = VarlenAttention.apply(*merged, segments_of(groups, CPU), None)
+    monkeypatch.setattr(merged_calls, "forward_on_cpu", varlen.forward)
+    monkeypatch.setattr(merged_calls, "backward_on_cpu", varlen.backward)
+    mine = merged_calls.merged_attention(merged, segments_of(groups, CPU), None).transpose(1, 2)
     theirs = torch.nn.functional.scaled_dot_product_attention(*exact, visible(groups), enable_gqa=True)
     mine.backward(given)
     theirs.backward(given)
@@ -46,7 +49,7 @@ def test_two_calls_are_attention_within_the_groups(name: str, monkeypatch: pytes
 
 
 def test_the_number_of_parts_is_that_of_prompts_and_completions() -> None:
-    segments = segments_of(GROUPS["two groups"], CPU)
+    segments = segments_in(segments_of(GROUPS["two groups"], CPU))
     assert segments.of_all.bounds.tolist() == [0, 5, 8, 11, 15, 21, 23, 24]
     assert segments.completions.tolist() == [*range(5, 15), *range(21, 24)]
     assert segments.prompts.tolist() == [*range(5), *range(15, 21)]
