@@ -122,7 +122,7 @@ def why_not(module: Any, calls: dict[torch.nn.Module, Call], rounding: float) ->
     for own, stock, other in zip(compiled or (), plain, again, strict=compiled is not None):
         if not distance(own, stock) <= rounding * float(stock.norm()) + 2 * distance(other, stock):
             return f"its results differ by {distance(own, stock) / float(stock.norm()):.1e}"
-    return reason
+    return reason and reason.split(" Explanation:")[0][:120]  # of PyTorch's, a paragraph
 
 
 def calls_of(model: Any, layers: list[Any], shared_prompts: SharedPrompts) -> dict[torch.nn.Module, Call]:

@@ -62,13 +62,12 @@ class GroupMask:
         short = not on_gpu and all(group.end - group.start <= SHORT for group in groups)
         longest, window = max(group.prompt + max(group.completions) for group in groups), options.get("local_size")
         is_causal = options["allow_is_causal_skip"] and (window is None or longest <= window)
-        merges = name == "sdpa" and is_causal and not short
+        equal = len({getattr(options.get("config"), of, None) for of in ("qk_head_dim", "v_head_dim")}) == 1
+        merges = name == "sdpa" and is_causal and equal and not short
         self.layout = layout_on(self.device, groups) if merges else None
         self.as_rows = name in ("sdpa", "eager") and not options.get("use_vmap")
         self.as_rows &= short or (on_gpu and largest_mask(groups) <= LARGEST_MASK)
-        self._rows: Any = None
-        if self.as_rows and not merges:
-            self.rows()
+        self.known_rows: Any = self.rows() if self.as_rows and not merges else None
 
     def is_causal(self, tokens: int) -> bool:
         """Return whether each of so many consecutive tokens sees all earlier ones."""
@@ -87,12 +86,12 @@ class GroupMask:
             self._masks[key] = self._make(**{**self.options, **lengths, **overrides})
         return self._masks[key]
 
+    @torch.compiler.disable  # which would be compiled anew for other groups
     def rows(self) -> Any:
         """Return the groups as `attend_rows` takes them."""
-        if self._rows is None:
-            in_place = not self.options["allow_is_causal_skip"]
-            self._rows = rows_of(self.groups, self.options["mask_function"], in_place, self.device)
-        return self._rows
+        in_place = not self.options["allow_is_causal_skip"]
+        self.known_rows = rows_of(self.groups, self.options["mask_function"], in_place, self.device)
+        return self.known_rows
 
     def for_rows(self, name: str, seen: torch.Tensor) -> torch.Tensor:
         """Return which tokens see which as the mask that an implementation takes."""
@@ -173,23 +172,25 @@ def attend(
             return merged_attention(tensors, attention_mask.layout, options.get("scaling")), None
     function = implementation(name, module)
     if attention_mask.as_rows and options.get("position_bias") is None:
-        rows, order = attention_mask.rows()
+        rows, order = attention_mask.known_rows or attention_mask.rows()
         way = partial(function, module, **options)
         with replaced(module.config, "_attn_implementation", name):
             as_mask = partial(attention_mask.for_rows, name)
             return attend_rows(way, (query, key, value), rows, order, as_mask), None
     with replaced(module.config, "_attn_implementation", name):
-        parts = [
-            function(module, *tensors, mask, **options)[0]
-            for tensors, mask in _parts(query, key, value, attention_mask, name)
-        ]
-    return torch.cat(parts, 1), None
+        return attend_parts(partial(function, module, **options), (query, key, value), attention_mask, name), None
 
 
 def implementation(name: str, module: torch.nn.Module) -> Callable[..., Any]:
     """Return the attention function of a name, for a layer."""
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
+
+
+@torch.compiler.disable  # which would be compiled anew for other groups
+def attend_parts(way: Callable[..., Any], tensors: Sequence[torch.Tensor], mask: GroupMask, name: str) -> torch.Tensor:
+    """Return the output of all tokens, (1, T, heads, size), of a call for each prompt and each completion."""
+    return torch.cat([way(*part, of_part)[0] for part, of_part in _parts(*tensors, mask, name)], 1)
 
 
 def _parts(

@@ -9,7 +9,7 @@ On a CPU each prompt has calls of its own; on a GPU those of all prompts are two
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -59,7 +59,8 @@ def part(tensor: torch.Tensor, place: tuple[int, int, int]) -> torch.Tensor:
 
 def as_tensor(groups: Sequence[Group]) -> torch.Tensor:
     """Return the calls for groups as integers, eight of each, which a compiled layer takes."""
-    return torch.tensor([(*call.query, *call.key, call.causal, call.merges) for call in calls_of(groups)]).flatten()
+    calls = [(*call.query, *call.key, call.causal, call.merges) for call in calls_of(groups)]
+    return torch.tensor(list(chain.from_iterable(calls)))  # and no view, which layers would be compiled for
 
 
 def calls_in(layout: Sequence[torch.Tensor]) -> Iterator[Call]:

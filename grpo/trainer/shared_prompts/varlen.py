@@ -63,7 +63,8 @@ def segments_of(groups: Sequence[Group], device: torch.device) -> list[torch.Ten
     # at most 1, and the kernel would lay out its log-sum-exp in another way
     longest = torch.tensor([max(2, *of) for of in lengths])
     on_device = sent([*bounds, *indices], device)
-    return [*(of.int() for of in on_device[:3]), *on_device[3:], longest]
+    # no views, which layers would be compiled for
+    return [*(of.int() for of in on_device[:3]), *(of.clone() for of in on_device[3:]), longest]
 
 
 def segments_in(layout: Sequence[torch.Tensor]) -> Segments:
