@@ -58,7 +58,8 @@ class Update:
     backward pass: the same result, longer sequences, slower. `null`: all tokens of a micro-batch."""
     compile: Any = "auto"
     """Compile the decoder layers with `torch.compile`, once for all lengths: less time, and the same result within
-    rounding. `true`, `false`, or `auto`, which compiles on NVIDIA and AMD GPUs."""
+    rounding. `true`, `false`, or `auto`: on NVIDIA and AMD GPUs, unless the plan expects updates to be over before it
+    pays."""
     on_oom: str = "retry"
     """On OOM in the update: `retry` the step from the same rollouts with half the tokens, or `raise`."""
     max_skipped_steps: int = 5

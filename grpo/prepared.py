@@ -10,6 +10,7 @@ from grpo.config.data_files import check_files
 from grpo.extras.environments.taskset import with_taskset
 from grpo.launching.processes import with_processes, without_shard
 from grpo.planning.advice import advise
+from grpo.planning.duration import expected_duration
 from grpo.planning.fit import Plan, make_plan
 from grpo.utils.distributed import is_main_process
 from grpo.utils.errors import ConfigError
@@ -66,6 +67,8 @@ def planned(config: DictConfig, overrides: list[str]) -> Plan | None:
             f"does not fit: {plan.problem}; {advice}`python -m grpo.plan` with the same arguments reports more, and "
             "plan.enforce=false runs it anyway"
         )
+    if duration := expected_duration(config, plan):
+        plan.settings["update.compile"] = duration.compiles
     return plan
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import completions, processes
-from grpo.config.facts import generator_of
+from grpo.config.facts import generator_of, sharding_strategy
 from grpo.config.mixture import generated
 from grpo.planning.activations import tiled
 from grpo.planning.fit import AT_ONCE, Plan
@@ -27,6 +27,8 @@ LAYER = {"cuda": 1e-3, "mps": 5e-4, "cpu": 4e-4}
 """Seconds per layer and forward pass of transformers for Python and the start of kernels."""
 ENGINE_LAYER = {"cuda": 5e-5, "cpu": 2e-4}
 """The same for vLLM, which records them as CUDA graphs."""
+COMPILING = 60.0
+"""Seconds in which PyTorch compiles the decoder layers, once: on two CPU cores 10 to 40; no GPU has been seen."""
 MEAN_LENGTH = 0.5
 """Mean length of a completion, as a fraction of the limit."""
 OFF_BY = {"cuda": 3.0, "mps": 3.0, "cpu": 2.0}
@@ -61,11 +63,13 @@ class Duration:
     hourly_price: float | None = None
     overlaps: bool = False
     """Whether a server generates during the other phases."""
+    compiles: bool = False
+    """Whether the decoder layers are compiled before the first update."""
 
     @property
     def run(self) -> float | None:
-        """All steps and the evaluations; None without the number of steps."""
-        return self.steps * self.step + self.evaluation if self.steps else None
+        """All steps, the evaluations, and the compiling; None without the number of steps."""
+        return self.steps * self.step + self.evaluation + COMPILING * self.compiles if self.steps else None
 
     @property
     def step(self) -> float:
@@ -81,6 +85,7 @@ class Duration:
             "phases_s": self.phases,
             "steps": self.steps,
             "evaluation_s": self.evaluation,
+            "compiling_s": COMPILING * self.compiles,
             "compared": self.compared,
         }
         if self.run:
@@ -108,6 +113,7 @@ class Duration:
             low, high = (spoken(end) for end in self.range(self.run))
             text += f"; {self.steps} step{'s' * (self.steps > 1)} in {spoken(self.steps * self.step)}"
             text += f", both evaluations in {spoken(self.evaluation)}" if self.evaluation else ""
+            text += f", compiling in {spoken(COMPILING)}" if self.compiles else ""
             text += f", in total {spoken(self.run)} ({low} to {high})"
             if self.hourly_price:
                 cheap, dear = (f"{self.cost(end):.2f}" for end in self.range(self.run))
@@ -146,7 +152,11 @@ def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
     asked_once = replace(workload, completions_per_prompt=1)
     evaluation = 2 * batches * generation(shape, asked_once, speed, batch, bool(config.train.use_vllm), batch)
     steps, price, overlaps = number_of_steps(config), config.plan.hourly_price, bool(config.engine.staleness)
-    return Duration(phases, steps, evaluation, OFF_BY[device], device == "cpu", price, overlaps)
+    compiles = config["update"].compile
+    if compiles == "auto":  # where it pays: a compiled layer starts half of the kernels
+        updates = steps * phases["update"] if steps else math.inf
+        compiles = device == "cuda" and not sharding_strategy(config.train) and updates > 2 * COMPILING
+    return Duration(phases, steps, evaluation, OFF_BY[device], device == "cpu", price, overlaps, compiles)
 
 
 def step_phases(train: DictConfig, shape: Shape, workload: Workload, speed: Speed, at_once: int) -> dict[str, float]:

@@ -63,7 +63,7 @@ class CompiledLayers:
         started = time.perf_counter()
         layers = [of for of in policy_of(model).get_decoder().modules() if isinstance(of, GradientCheckpointingLayer)]
         kinds = {repr(layer): layer for layer in reversed(layers)}  # a text that has the shapes of all weights
-        log.info("compiling the layers of the policy (torch.compile), a minute or less")
+        log.warning("compiling the decoder layers (torch.compile), about a minute; less where PyTorch has them cached")
         self.shared_prompts.decide()
         shares = self.shared_prompts.results["text"]
         parts: dict[str, list[str]] = {}
@@ -78,7 +78,7 @@ class CompiledLayers:
                     parts[kind] = names
                     only = f"only its {', '.join(names)}" if names else "not compiled"
                     log.warning("%s: %s, as %s", type(layer).__name__, only, reason)
-        log.info("compiled the layers of the policy in %.0f s", time.perf_counter() - started)
+        log.warning("compiled the decoder layers in %.0f s", time.perf_counter() - started)
         modules = [layer.get_submodule(name) for layer in layers for name in parts[repr(layer)]]
         return {module: self._compile(module) for module in modules}
 

@@ -57,7 +57,7 @@ def test_a_server_generating_during_updates_costs_the_remainder(composed: Compos
 def test_a_run_takes_its_steps_and_evaluations_and_costs_hourly(composed: Compose) -> None:
     line = ("+gpu=h100", "train.max_steps=100")
     found = expected(composed(*line, "plan.hourly_price=3"))
-    assert found.run == pytest.approx(100 * found.step + found.evaluation)
+    assert found.run == pytest.approx(100 * found.step + found.evaluation + duration.COMPILING)
     content = found.as_dict()
     assert content["cost"] == pytest.approx(found.run / 3600 * 3)
     assert content["run_s_range"] == [found.run / OFF_BY["cuda"], found.run * OFF_BY["cuda"]]
@@ -120,3 +120,18 @@ def test_times_are_in_the_unit_that_people_use(seconds: float, text: str) -> Non
 
 def test_a_run_without_an_evaluation_has_a_time(composed: Compose) -> None:
     assert expected(composed("task.eval.size=0")).evaluation == 0.0
+
+
+def test_layers_are_compiled_where_updates_take_longer_than_that(composed: Compose) -> None:
+    line = ("+gpu=h100", "model=qwen3_8b", "generation=transformers")
+    for overrides, compiles in (
+        ((*line, "train.max_steps=1000"), True),
+        ((*line, "train.max_steps=1"), False),
+        ((*line, "train.max_steps=1", "update.compile=true"), True),
+        ((*line, "train.max_steps=1000", "update.compile=false"), False),
+        ((*line, "train.max_steps=1000", "shard=fsdp2", "launch.processes=8"), False),
+    ):
+        found = expected(composed(*overrides))
+        assert found.compiles == compiles, overrides
+        assert found.run == pytest.approx(found.steps * found.step + found.evaluation + 60 * compiles)
+        assert ("compiling in 60 s" in str(found)) == compiles
