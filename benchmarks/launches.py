@@ -71,7 +71,7 @@ def main() -> None:
     (HERE / "launches.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
-def measure(case: dict[str, Any]) -> dict[str, int]:
+def measure(case: dict[str, Any]) -> dict[str, Any]:
     """Return kernels per layer and besides layers of a micro-batch, and waits of a micro-batch and of a step."""
     (two, waits, number), (four, *_) = (counted(layers, **case) for layers in (2, 4))
     in_each = collections.Counter({place: count for place, count in waits.items() if count >= number})
@@ -284,9 +284,9 @@ def compiled(adapter: bool) -> tuple[int, int]:
         with fresh_cache():
             _, codes = run_and_get_code(compiled_layers.results, function, layer, call)
     layout = varlen.segments_of(call[1]["attention_mask"].groups, torch.device("cpu"))
-    forward, backward = (KERNEL.findall(code.split("def call(")[1]) for code in codes[:2])
-    in_attention = kernels_of_attention(layout, layer.self_attn.head_dim)
-    return tuple(len(names) - 1 + inside for names, inside in zip((forward, backward), in_attention, strict=True))
+    forward, backward = (len(KERNEL.findall(code.split("def call(")[1])) for code in codes[:2])
+    in_forward, in_backward = kernels_of_attention(layout, layer.self_attn.head_dim)
+    return forward - 1 + in_forward, backward - 1 + in_backward
 
 
 def kernels_of_attention(layout: list[torch.Tensor], size: int) -> tuple[int, int]:

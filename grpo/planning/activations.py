@@ -170,10 +170,11 @@ def layer_backward(shape: Shape, workload: Workload, tokens: int) -> float:
     adapter, size, hidden = workload.adapter, workload.compute_bytes, tokens * shape.hidden_size
     wide = size * tiled(shape, workload, tokens) * shape.active_width
     adapted = adapter is not None and any(adapts(shape, adapter, name) for name in FEED_FORWARD)
+    in_tiles = tiled(shape, workload, tokens) < tokens
     if adapter and adapted and not adapter.copies:
-        beside_tiles = 6.5 * size * hidden - 4 * wide if tiled(shape, workload, tokens) < tokens else 0.0
-        return max(2.0 * wide, beside_tiles)
-    return (4 if adapted else 3) * wide + (4 + 2 * size) * hidden
+        return max(2.0 * wide, 9 * size * hidden - 4 * wide if in_tiles else 0.0)
+    beside_tiles = 8.5 * size * hidden + 2 * wide if in_tiles else 0.0
+    return max((4 if adapted else 3) * wide + (4 + 2 * size) * hidden, beside_tiles)
 
 
 def recurrent_backward(shape: Shape, workload: Workload, tokens: int) -> float:

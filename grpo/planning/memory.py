@@ -275,8 +275,8 @@ def backward(
 ) -> Components:
     """Memory of a micro-batch's backward pass.
 
-    It holds the gradients of earlier micro-batches and peaks in the head, which coexists with the activations of all
-    layers, or in the last layer. With checkpointing (1604.06174) a layer keeps only its input, and layers are
+    It holds the gradients of earlier micro-batches and the activations of all layers, and peaks in the head with the
+    final norm, or in the last layer. With checkpointing (1604.06174) a layer keeps only its input, and layers are
     recomputed one at a time, after the head; of offloaded inputs two are on the device. The vision tower is first in
     the forward pass and last in the backward pass.
 
@@ -298,6 +298,7 @@ def backward(
     elif shape.recurrent:
         kinds.append((shape.recurrent.layers, kept_by_state, recurrent_backward(shape, workload, tokens)))
     layer = max(work + (of * workload.checkpointing) for _, of, work in kinds) + unsharded_gradients(shape, workload)
+    layer += tokens * size * hidden  # the gradient of its output
     if shape.per_layer:
         layer += tokens * shape.per_layer.gradients(size)
     if shape.altup:
@@ -305,13 +306,13 @@ def backward(
         final += tokens * shape.altup.outside(size, hidden)
         layer += tokens * shape.altup.gradients(size, hidden)
     experts = adapted_experts(shape, workload)
-    activations = final + (inputs if workload.checkpointing else sum(count * of for count, of, _ in kinds))
+    activations = inputs if workload.checkpointing else sum(count * of for count, of, _ in kinds)
     activations += tokens * masks(shape, masked)
     if shape.per_layer and workload.checkpointing:
         held = shape.per_layer.held(size, workload.adapter is not None)
         activations += tokens * held * shape.num_hidden_layers
     activations += experts * (1 if workload.checkpointing else shape.mixtures)
-    work = max(head, layer)
+    work = max(head + final, layer)  # the layers begin when the head and its norm are through
     # autocast keeps its copies to the end of the pass
     if workload.weight_bytes > workload.compute_bytes and not workload.quantized:
         activations += size * sum(i * o * n for i, o, n in shape.all_linears())

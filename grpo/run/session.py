@@ -147,8 +147,10 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
 class OnConsole(logging.Handler):
     """While inside, prints what a model cannot share, compile or adapt, as the log has it."""
 
-    LOGGERS = ("grpo.model.policy", "grpo.trainer.exact", "grpo.trainer.compiled_layers")
-    LOGGERS += ("grpo.trainer.shared_prompts.trial",)
+    LOGGERS = (
+        *("grpo.model.policy", "grpo.trainer.exact", "grpo.trainer.compiled_layers"),
+        "grpo.trainer.shared_prompts.trial",
+    )
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)

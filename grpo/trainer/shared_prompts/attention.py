@@ -190,26 +190,27 @@ def implementation(name: str, module: torch.nn.Module) -> Callable[..., Any]:
 @torch.compiler.disable  # which would be compiled anew for other groups
 def attend_parts(way: Callable[..., Any], tensors: Sequence[torch.Tensor], mask: GroupMask, name: str) -> torch.Tensor:
     """Return the output of all tokens, (1, T, heads, size), of a call for each prompt and each completion."""
-    return torch.cat([way(*part, of_part)[0] for part, of_part in _parts(*tensors, mask, name)], 1)
+    return torch.cat([way(*part, of_part)[0] for part, of_part in _parts(tensors, mask, name)], 1)
 
 
 def _parts(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: GroupMask, name: str
+    tensors: Sequence[torch.Tensor], mask: GroupMask, name: str
 ) -> Iterator[tuple[tuple[torch.Tensor, ...], Any]]:
     """Yield queries, keys, values and mask of each prompt and each completion."""
+    query, key, value = tensors
     for group in mask.groups:
         begin = group.start + group.prompt
         prompt = slice(group.start, begin)
         if group.prompt:
-            tensors = tuple(tensor[:, :, prompt] for tensor in (query, key, value))
-            yield tensors, mask.of(group, 0, group.prompt)
+            of_part = tuple(tensor[:, :, prompt] for tensor in (query, key, value))
+            yield of_part, mask.of(group, 0, group.prompt)
         for length in group.completions:
-            tensors = tuple(tensor[:, :, begin : begin + length] for tensor in (query, key, value))
+            of_part = tuple(tensor[:, :, begin : begin + length] for tensor in (query, key, value))
             before = [
-                torch.cat((tensor[:, :, prompt], of), 2) for tensor, of in zip((key, value), tensors[1:], strict=True)
+                torch.cat((tensor[:, :, prompt], of), 2) for tensor, of in zip((key, value), of_part[1:], strict=True)
             ]
             if name == "sdpa" and query.is_cuda and group.prompt and mask.is_causal(group.prompt + length):
-                yield (tensors[0], *before), causal_lower_right(length, group.prompt + length)  # no mask in memory
+                yield (of_part[0], *before), causal_lower_right(length, group.prompt + length)  # no mask in memory
             else:
-                yield (tensors[0], *before), mask.of(group, group.prompt, length)
+                yield (of_part[0], *before), mask.of(group, group.prompt, length)
             begin += length

@@ -325,7 +325,7 @@ def test_the_plan_is_still_what_the_committed_simulations_say(case: dict[str, An
         checkpointing=case["checkpointing"],
     )
     parts = update(shipped_models()[case["model"]][1], workload)
-    assert (sum(parts.values()) - parts["context"]) / GB == pytest.approx(case["simulated_gb"], rel=0.035)
+    assert (sum(parts.values()) - parts["context"]) / GB == pytest.approx(case["simulated_gb"], rel=0.015)
 
 
 def test_lines_of_plans_are_still_what_the_simulation_counts() -> None:
