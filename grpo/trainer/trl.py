@@ -96,6 +96,14 @@ def scored_by(trainer: Any, scores: Callable[..., Any]) -> AbstractContextManage
     return replaced(trainer, name, partial(scores, getattr(trainer, name)))
 
 
+def head_scores(only_labels: bool) -> AbstractContextManager[None]:
+    """Return a context in which TRL's head looks for the tokens that have labels, and scores them alone, or scores all.
+
+    The head of a GPU looks, while the host waits.
+    """
+    return patched("trl.trainer.utils:_use_triton", lambda device: only_labels)
+
+
 def checkpointed_by(layer: Any, checkpoint: Callable[..., Any]) -> AbstractContextManager[None]:
     """Return a context in which `checkpoint` calls a layer; its first argument is the layer's own checkpointing."""
     name = "_gradient_checkpointing_func"

@@ -90,7 +90,7 @@ def forward(
     _, attention_mask, length = sequences
     scored = attention_mask[:, -length:] != 0
     with ExitStack() as within:
-        within.enter_context(patched("trl.trainer.utils:_use_triton", lambda device: True))
+        within.enter_context(trl.head_scores(only_labels=True))
         if attention_mask.device.type not in ("cuda", "xpu"):
             tokens = min(4096, max(1, int(scored.sum())))  # of a tile, as TRL takes them
             within.enter_context(patched("trl.trainer.utils:_CHUNKED_LOGPROB_CHUNK_SIZE", CACHED_LOGITS // tokens))

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from grpo.trainer import trl
 from grpo.trainer.batch import FIELDS, as_batch
 from grpo.trainer.microbatch import PromptGroup
 from grpo.trainer.shared_prompts.attention import grouped, shared_attention
 from grpo.trainer.shared_prompts.layout import Packed, pack_rows
 from grpo.utils.attention import policy_of
-from grpo.utils.patching import patched
 
 
 def score(
@@ -54,7 +54,7 @@ def score(
         shared_attention(model),
         grouped(packed.groups, attended),
         hidden_states_of(model, packed.scored),
-        patched("trl.trainer.utils:_use_triton", lambda device: False),  # which would look for tokens to score
+        trl.head_scores(only_labels=False),  # as it gets no others
     ):
         outputs = model(
             attention_mask=torch.ones_like(packed.source),
