@@ -68,7 +68,7 @@ class CompiledLayers:
         shares = self.shared_prompts.results["text"]
         parts: dict[str, list[str]] = {}
         sharing = shared_attention(model) if shares else nullcontext()
-        with in_mode(model.modules(), training=True), self.autocast(), sharing:
+        with torch.random.fork_rng(), in_mode(model.modules(), training=True), self.autocast(), sharing:
             calls = calls_of(model, list(kinds.values()), self.shared_prompts)
             rounding = NOISE * relative_rounding(model)
             for kind, layer in kinds.items():

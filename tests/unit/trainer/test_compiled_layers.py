@@ -168,3 +168,12 @@ def test_a_gpu_compiles_and_a_cpu_does_if_asked(tmp_path: Path) -> None:
         Update(compile="yes")
     with pytest.raises(ValueError, match=r"train\.torch_compile=true"):
         trainer(tmp_path, policy("llama"), torch_compile=True)
+
+
+def test_a_trial_with_dropout_leaves_the_random_numbers_as_they_were(tmp_path: Path, quick: list[Any]) -> None:
+    config = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.5)
+    ours = trainer(tmp_path, policy("llama"), peft_config=config)
+    before = torch.get_rng_state()
+    with ours.compiled.on(ours.model):
+        assert torch.equal(torch.get_rng_state(), before)
+    assert len(ours.compiled.forwards) == SIZES["num_hidden_layers"]
