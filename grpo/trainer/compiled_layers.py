@@ -74,8 +74,10 @@ class CompiledLayers:
             for kind, layer in kinds.items():
                 reason, parts[kind] = why_not(layer, calls, rounding), [""]
                 if reason:
-                    names = [name for name, part in layer.named_children() if not why_not(part, calls, rounding)]
-                    parts[kind] = names
+                    # parts see several shapes: one could be recomputed by another of its graphs (pytorch#166926)
+                    whole = layer.gradient_checkpointing or in_tiles(layer)
+                    children = [] if whole else layer.named_children()
+                    parts[kind] = names = [name for name, part in children if not why_not(part, calls, rounding)]
                     only = f"only its {', '.join(names)}" if names else "not compiled"
                     log.warning("%s: %s, as %s", type(layer).__name__, only, reason)
         log.warning("compiled the decoder layers in %.0f s", time.perf_counter() - started)
@@ -87,9 +89,6 @@ class CompiledLayers:
         forward = type(module).forward
         if forward not in self._compiled:
             self._compiled[forward] = partial(alike, torch.compile(forward, dynamic=True, backend=BACKEND))
-        if tiles := vars(module).get("forward"):  # see `grpo.trainer.tiled_mlp`
-            function, (tokens, _) = tiles.__func__.func, tiles.__func__.args
-            return partial(function, tokens, self._compiled[forward])
         return self._compiled[forward]
 
 
@@ -111,7 +110,7 @@ def why_not(module: Any, calls: dict[torch.nn.Module, Call], rounding: float) ->
     """
     if state_layers(module):
         return "it keeps a state"
-    if any("forward" in vars(part) for part in module.modules() if part is not module):
+    if in_tiles(module):
         return "a part of it is computed in tiles, or has hooks"
     if module not in calls:
         return "it is not called"
@@ -123,6 +122,11 @@ def why_not(module: Any, calls: dict[torch.nn.Module, Call], rounding: float) ->
         if not distance(own, stock) <= rounding * float(stock.norm()) + 2 * distance(other, stock):
             return f"its results differ by {distance(own, stock) / float(stock.norm()):.1e}"
     return reason and reason.split(" Explanation:")[0][:120]  # of PyTorch's, a paragraph
+
+
+def in_tiles(module: torch.nn.Module) -> bool:
+    """Return whether a part of a module is computed by another function than its class's."""
+    return any(isinstance(vars(part).get("forward"), MethodType) for part in module.modules())
 
 
 def calls_of(model: Any, layers: list[Any], shared_prompts: SharedPrompts) -> dict[torch.nn.Module, Call]:

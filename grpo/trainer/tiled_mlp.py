@@ -5,9 +5,9 @@ pass each tile is computed again, as in ALST (2506.13996, section 3.1). Gradient
 """
 
 import inspect
-from collections.abc import Callable
 from functools import partial
 from types import MethodType
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -29,7 +29,7 @@ def tile_mlps(tokens: int, policy: torch.nn.Module, reference: torch.nn.Module |
     if not layers:
         raise ValueError("update.mlp_tile: this policy has no dense feed-forward layers; leave it out")
     for module in layers:
-        module.forward = MethodType(partial(in_tiles, tokens, type(module).forward), module)
+        module.forward = MethodType(partial(in_tiles, tokens), module)
 
 
 def is_dense(module: torch.nn.Module) -> bool:
@@ -38,14 +38,9 @@ def is_dense(module: torch.nn.Module) -> bool:
     return alone and not any("expert" in name for name, _ in module.named_modules())
 
 
-def in_tiles(
-    size: int, of_class: Callable[..., torch.Tensor], module: torch.nn.Module, hidden: torch.Tensor
-) -> torch.Tensor:
-    """Return the output of a feed-forward layer for (…, tokens, width), computed in tiles of at most `size` tokens.
-
-    `of_class` is the function of its class, or the same compiled.
-    """
-    forward = partial(of_class, module)
+def in_tiles(size: int, module: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    """Return the output of a feed-forward layer for (…, tokens, width), computed in tiles of at most `size` tokens."""
+    forward: Any = partial(type(module).forward, module)
     rows = hidden[..., 0, 0].numel()
     if rows * hidden.size(-2) <= size:
         return forward(hidden)

@@ -40,7 +40,7 @@ from grpo.model.vision import detach_frozen_tower, freeze, parts
 from grpo.options import Engine, Mixture, Rollout, Update
 from grpo.testing.stock_trl import compare_engine_at, make
 from grpo.testing.vision_policies import DELTA_NET, make_policy, make_processor
-from grpo.trainer import ExactGRPOTrainer, compiled_layers
+from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.placement import gather_with_layers, keep_differentiable, prepare_for_fsdp, train_in_float32
 from grpo.trainer.processes import own_part
 from grpo.trainer.rollout.completion import Completion
@@ -286,9 +286,7 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
         share_prompts=row["prompts"] == "shared",
         activations_on_host=row["checkpointing"] == "on, inputs offloaded",
         mlp_tile=16 if row["feed-forward"] == "in tiles" else None,
-        compile=row["layers"] == "compiled",
     )
-    compiled_layers.BACKEND = "aot_eager"  # the same graphs and gradients, without a minute of a C++ compiler
     trainer = make(ExactGRPOTrainer, folder, update=update, log_tokens=True, **options | more)
     trainer._generate_single_turn = drawn(trainer, row)
     if row["engine"] != "transformers":

@@ -155,10 +155,11 @@ def test_layers_that_compile_to_something_else_stay_as_they_are(
     assert "LlamaDecoderLayer: not compiled, as its results differ by 1.0e-02" in caplog.text
 
 
-def test_tiles_are_compiled_too(tmp_path: Path, quick: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_in_tiles_stay_as_they_are(tmp_path: Path, quick: list[Any], caplog: pytest.LogCaptureFixture) -> None:
     options = {"update": Update(300, compile=True, mlp_tile=64)}
     assert max(differences(tmp_path, lambda: policy("llama"), **options)) <= 1e-5
-    assert "only its self_attn, mlp, input_layernorm, post_attention_layernorm" in caplog.text
+    assert "LlamaDecoderLayer: not compiled, as a part of it is computed in tiles" in caplog.text
+    assert not quick
 
 
 def test_a_gpu_compiles_and_a_cpu_does_if_asked(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_a_gpu_compiles_and_a_cpu_does_if_asked(tmp_path: Path) -> None:
         trainer(tmp_path, policy("llama"), torch_compile=True)
 
 
-def test_a_trial_with_dropout_leaves_the_random_numbers_as_they_were(tmp_path: Path, quick: list[Any]) -> None:
+def test_a_trial_with_dropout_draws_no_random_numbers(tmp_path: Path, quick: list[Any]) -> None:
     config = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.5)
     ours = trainer(tmp_path, policy("llama"), peft_config=config)
     before = torch.get_rng_state()
