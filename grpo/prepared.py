@@ -67,7 +67,8 @@ def planned(config: DictConfig, overrides: list[str]) -> Plan | None:
             f"does not fit: {plan.problem}; {advice}`python -m grpo.plan` with the same arguments reports more, and "
             "plan.enforce=false runs it anyway"
         )
-    if duration := expected_duration(config, plan):
+    by_time = config["update"].compile == "auto" and not plan.unified  # a CPU's speed would be measured for nothing
+    if by_time and (duration := expected_duration(config, plan)):
         plan.settings["update.compile"] = duration.compiles
     return plan
 

@@ -65,8 +65,8 @@ def resolve(config: DictConfig, plan: Any) -> Resolved:
     settings = plan.settings if plan and plan.here else {}
     if plan and plan.here and not plan.unified and update.max_tokens_per_microbatch == "auto":
         update.max_tokens_per_microbatch = settings["update.max_tokens_per_microbatch"]
-    if update.compile == "auto":
-        update.compile = settings.get("update.compile", "auto")
+    if update.compile == "auto" and not settings.get("update.compile", True):  # the trainer knows its device and shards
+        update.compile = False
     for name in PLANNED:
         if train[name] is None:
             train[name] = settings.get(f"train.{name}", library_fields(GRPO_CONFIG)[name][1])
