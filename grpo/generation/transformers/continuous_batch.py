@@ -137,10 +137,11 @@ class ContinuousBatch:
     Args:
         turns: keeps the caches of ended completions, and returns the caches of the beginnings of prompts.
         in_groups: see `Turns.keep`.
+        shares_from: tokens of prompts from which their completions share keys and values; None if they never do.
     """
 
-    def __init__(self, turns: Turns | None = None, in_groups: bool = False) -> None:
-        self.turns, self.in_groups = turns, in_groups
+    def __init__(self, turns: Turns | None = None, in_groups: bool = False, shares_from: int | None = None) -> None:
+        self.turns, self.in_groups, self.shares_from = turns, in_groups, shares_from
         self.ended: dict[int, list[int]] = {}
         """Tokens of completions that have ended, by their numbers."""
         self.cohorts: list[Cohort] = []
@@ -151,15 +152,12 @@ class ContinuousBatch:
         """Return how many completions have not ended."""
         return sum(number is not None for cohort in self.cohorts for number in cohort.numbers)
 
-    def restart(self, count: int) -> None:
-        """Drop all completions but the first `count`, which have ended."""
-        self.ended = {number: self.ended[number] for number in range(count)}
+    def restart(self) -> None:
+        """Drop the completions that have not ended."""
         self.cohorts, self.inputs = [], {}
 
     @torch.no_grad()
-    def begin(
-        self, model: Any, inputs: Any, numbers: Sequence[Sequence[int]], most: int, shares_keys: bool, **options: Any
-    ) -> None:
+    def begin(self, model: Any, inputs: Any, numbers: Sequence[Sequence[int]], most: int, **options: Any) -> None:
         """Read prompts and generate until at most `most` completions are unfinished.
 
         Args:
@@ -167,20 +165,18 @@ class ContinuousBatch:
             inputs: tensors of distinct prompts, padded on the left, with their images.
             numbers: for each prompt, the numbers of its completions.
             most: unfinished completions to leave for a later call; 0 with sharded weights.
-            shares_keys: whether completions share their prompt's keys and values; the same in each call of a batch.
             options: arguments of `generate`.
         """
         begun = self.turns and self.turns.take(
             inputs["input_ids"], inputs["attention_mask"], partial(read, model, **options)
         )
         options |= {CACHE: begun or GrowingCache(model.config)}
-        model.generate(**inputs, **options, custom_generate=partial(self.decode, numbers, most, shares_keys))
+        model.generate(**inputs, **options, custom_generate=partial(self.decode, numbers, most))
 
     def decode(
         self,
         numbers: Sequence[Sequence[int]],
         most: int,
-        shares_keys: bool,
         model: Any,
         input_ids: torch.Tensor,
         logits_processor: Any,
@@ -193,7 +189,8 @@ class ContinuousBatch:
         begins = [0] * len(input_ids) if mask is None else mask.argmax(1).tolist()
         outputs = model._prefill(input_ids, generation_config, inputs)
         inputs = model._update_model_kwargs_for_generation(outputs, inputs)
-        if shares_keys:
+        long = self.shares_from is not None and input_ids.size(1) >= self.shares_from
+        if isinstance(self.inputs[CACHE], PromptCache) if self.cohorts else long:  # those that join do as the others
             inputs[CACHE] = PromptCache(inputs[CACHE])
         of_prompt = [prompt for prompt, of in enumerate(numbers) for _ in of]
         rows = torch.tensor(of_prompt, device=input_ids.device)
@@ -223,8 +220,8 @@ class ContinuousBatch:
             while model._has_unfinished_sequences(len(self) <= most, synced, input_ids.device):
                 self._step(model, synced)
             self._drop_ended(synced)
-        if not len(self):  # what was computed for other processes goes, too
-            self.cohorts, self.inputs = [], {}
+        if not len(self):
+            self.restart()  # drops what was computed for other processes, too
         return input_ids
 
     def _step(self, model: Any, synced: bool) -> None:

@@ -12,6 +12,7 @@ from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
 from grpo.generation.transformers.continuous_batch import ContinuousBatch, in_step, why_not_shared
 from grpo.generation.transformers.prompt_cache import why_repeated
 from grpo.generation.transformers.settings import only, settings_of
+from grpo.generation.transformers.static_batch import StaticBatch, why_not_static
 from grpo.generation.transformers.trial import why_not_continued, why_not_joined
 from grpo.generation.transformers.turns import Turns
 from grpo.utils.oom import half, is_out_of_memory, smaller_until_it_fits, twice
@@ -19,7 +20,13 @@ from grpo.utils.patching import patched
 
 log = logging.getLogger(__name__)
 LONG = 64
-"""Tokens of prompts from which on a CPU, too, shared keys take less time than copies (short ones: 10 to 20 % more)."""
+"""Tokens of prompts from which shared keys take less time on a CPU than copies (short ones: 10 to 20 % more)."""
+RECORDING = ("cuda",)
+"""Devices that repeat recorded steps."""
+ANEW = "each completion reads its prompt anew"
+UNRECORDED = "the steps of generation are not recorded"
+COPIED = "each completion has a copy of its prompt's keys"
+READ_ANEW = "turns after a layer with a state, or with a window, read their prompts anew"
 
 
 class ContinuousBatching:
@@ -36,10 +43,8 @@ class ContinuousBatching:
         self.limit = limit
         self.turns: Turns | None = None
         """While a generation has several turns: the caches of those before."""
-        self._reasons: set[str] = set()
-        self._joined: bool | None = None
-        self._keys_shared: bool | None = None
-        self._read_on: bool | None = None
+        self._trials: dict[str, str | None] = {}
+        self._logged: set[tuple[str, str]] = set()
 
     def complete(
         self,
@@ -70,41 +75,39 @@ class ContinuousBatching:
             DoesNotFit: a single completion does not fit.
         """
         options = settings_of(model, options)
-        shared = twice(lambda: self._reads_once(model, names, options), advice, survives)
-        repeats = shared and len(set(same)) < len(same)
-        may_share = repeats and twice(lambda: self._shares_keys(model), advice, survives)
-        shares_keys = False
-        in_groups = bool(self.turns) and shared and twice(lambda: self._reads_on(model), advice, survives)
-        count, batch, begun = len(same), ContinuousBatch(self.turns, in_groups), list[range]()
+        repeats = len(set(same)) < len(same)
+        batch = twice(lambda: self._batch(model, names, options, repeats), advice, survives)
+        count, begun = len(same), list[range]()
+        ended: dict[int, list[int]] = {} if batch is None else batch.ended
 
         def parts() -> list[range]:
             """Return the remaining prompts: first as many as fit, then a group at a time, which joins later."""
-            missing = next((row for row in range(count) if row not in batch.ended), count)
+            missing = next((row for row in range(count) if row not in ended), count)
             start = next((rows.start for rows in begun if missing in rows), missing)
             begun.clear()
-            batch.restart(start)
+            for row in range(start, count):
+                ended.pop(row, None)
             limit = min(self.limit or count, count)
             first = limit // group * group or limit
-            further = min(group, limit) if shared else first
+            further = first if batch is None else min(group, limit)
+            if batch is not None:
+                batch.restart()
             stops = [*range(start + first, count, further), count] if start < count else []
             return [range(*part) for part in pairwise([start, *stops])]
 
         def work(rows: range) -> None:
-            nonlocal shares_keys
             begun.append(rows)
-            if shared:
+            if batch is not None:
                 places = sorted({max(same[row], rows.start) for row in rows})
                 numbers = [range(*of) for of in pairwise([*places, rows.stop])]
                 last = rows.stop == count or in_step(model)
                 most, inputs = 0 if last else (self.limit or count) - group, inputs_of(places)
-                if not batch.cohorts:  # those that join do as these
-                    shares_keys = may_share and is_long(inputs["input_ids"])
-                batch.begin(model, inputs, numbers, max(0, most), shares_keys, **options)
+                batch.begin(model, inputs, numbers, max(0, most), **options)
             else:
-                batch.ended |= zip(rows, each_alone(model, inputs_of(list(rows)), options), strict=True)
+                ended.update(zip(rows, each_alone(model, inputs_of(list(rows)), options), strict=True))
 
         def shrink(failed: range | None) -> None:
-            at_once = sum(row not in batch.ended for rows in begun for row in rows)
+            at_once = sum(row not in ended for rows in begun for row in rows)
             self.limit = max(1, at_once - half(at_once, group))
             if self.turns:
                 self.turns.drop()
@@ -118,7 +121,9 @@ class ContinuousBatching:
             patched("transformers.integrations.sdpa_attention:use_gqa_in_sdpa", takes_grouped_keys),
         ):
             smaller_until_it_fits(parts, work, shrink, lambda failed: advice, survives, hopeless)
-        return [batch.ended[row] for row in range(count)]
+        if isinstance(batch, StaticBatch):
+            self._trials[UNRECORDED] = batch.why_not_recorded
+        return [ended[row] for row in range(count)]
 
     @contextmanager
     def several_turns(self) -> Iterator[None]:
@@ -129,40 +134,43 @@ class ContinuousBatching:
         finally:
             self.turns = None
 
-    def _reads_once(self, model: Any, names: Collection[str], options: dict[str, Any]) -> bool:
-        """Return whether each prompt is read once; the reason why not is logged once."""
-        reason = why_not_shared(model, [*names, *options.keys() - {"generation_config"}], options["generation_config"])
-        if reason is None and self._joined is None:
-            reason = why_not_joined(model, shares_keys=False)
-            self._joined = reason is None
-        if reason and reason not in self._reasons:
-            self._reasons.add(reason)
-            log.info("each completion reads its prompt anew: %s", reason)
-        return reason is None and self._joined is True
+    def _batch(
+        self, model: Any, names: Collection[str], options: dict[str, Any], repeats: bool
+    ) -> ContinuousBatch | StaticBatch | None:
+        """Return the batch in which completions begin, join and end, or None if each reads its prompt anew.
 
-    def _shares_keys(self, model: Any) -> bool:
-        """Return whether completions share the keys of their prompt; tried at the first call."""
-        if self._keys_shared is None:
-            reason = "all processes compute together" if in_step(model) else why_repeated(model)
-            reason = reason or why_not_joined(model, shares_keys=True)
-            self._keys_shared = reason is None
-            if reason:
-                log.info("each completion has a copy of its prompt's keys: %s", reason)
-        return self._keys_shared
+        The other arguments are those of `complete`; `repeats` is whether a prompt has several completions.
+        """
+        config, together = options["generation_config"], "all processes compute together" if in_step(model) else None
+        reason = why_not_shared(model, [*names, *options.keys() - {"generation_config"}], config)
+        if not self._can(ANEW, reason, lambda: why_not_joined(model, ContinuousBatch())):
+            return None
+        if model.device.type in RECORDING:
+            reason = "turns continue from caches" if self.turns else together or why_not_static(model, names, config)
+            if self._can(UNRECORDED, reason, lambda: why_not_joined(model, StaticBatch(records=False))):
+                return StaticBatch()
+        shares = repeats and self._can(
+            COPIED, together or why_repeated(model), lambda: why_not_joined(model, ContinuousBatch(shares_from=0))
+        )
+        in_groups = bool(self.turns) and self._can(READ_ANEW, together, lambda: why_not_continued(model))
+        return ContinuousBatch(self.turns, in_groups, LONG if shares else None)
 
-    def _reads_on(self, model: Any) -> bool:
-        """Return whether turns continue after any cache, not only those that can be cut; tried at the first call."""
-        if self._read_on is None:
-            reason = "all processes compute together" if in_step(model) else why_not_continued(model)
-            self._read_on = reason is None
-            if reason:
-                log.info("turns after a layer with a state, or with a window, read their prompts anew: %s", reason)
-        return self._read_on
+    def _can(self, otherwise: str, reason: str | None, trial: Callable[[], str | None]) -> bool:
+        """Return whether there is no reason against something and its trial, made once, finds none; else log it once.
 
-
-def is_long(prompts: torch.Tensor) -> bool:
-    """Return whether sharing the keys of prompts, (prompts, tokens), takes less time than copies of them."""
-    return prompts.device.type != "cpu" or prompts.size(1) >= LONG
+        Args:
+            otherwise: the consequence, to log.
+            reason: why not, if it is known without a trial.
+            trial: returns why not, or None.
+        """
+        if reason is None:
+            if otherwise not in self._trials:
+                self._trials[otherwise] = trial()
+            reason = self._trials[otherwise]
+        if reason and (otherwise, reason) not in self._logged:
+            self._logged.add((otherwise, reason))
+            log.info("%s: %s", otherwise, reason)
+        return reason is None
 
 
 def takes_grouped_keys(mask: torch.Tensor | None, key: torch.Tensor, value: torch.Tensor) -> bool:

@@ -8,6 +8,7 @@ On GPUs the prompts' keys are repeated: the kernel that takes padding and return
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class PromptCache(GrowingCache):
         """The first completion of each prompt."""
         self.width = int(counts.max())
         """Completions of the prompt that has most."""
-        numbers = torch.arange(len(prompt_of))
+        numbers = torch.arange(len(prompt_of), device=prompt_of.device)
         self.places = prompt_of * self.width + numbers - self.starts[prompt_of]
         """Where each completion is among `width` places of each prompt."""
         self.at_places = numbers.new_zeros(len(counts) * self.width).index_copy_(0, self.places, numbers)
@@ -71,6 +72,14 @@ class PromptCache(GrowingCache):
     def prompt_tokens(self) -> int:
         """Tokens of the longest prompt."""
         return self.layers[0].prompt_keys.size(2)
+
+    def mask(self, seen: torch.Tensor | None) -> "PromptMask":
+        """Return the mask of a pass, by which tokens are no padding, (completions, tokens); None if none is."""
+        if seen is None:
+            return PromptMask(self)
+        of_prompts = seen[self.starts.clamp(max=len(seen) - 1), : self.prompt_tokens]  # any, without completions left
+        parts = (of_prompts, seen[:, self.prompt_tokens :])
+        return PromptMask(self, *(None if part.all() else bias(part, self.layers[0].keys.dtype) for part in parts))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep these completions, which may repeat."""
@@ -101,25 +110,21 @@ class PromptCache(GrowingCache):
 _cache: ContextVar[PromptCache] = ContextVar("cache")
 
 
+@dataclass
 class PromptMask:
-    """Stands where a policy has its attention mask, in a pass that computes a token of each completion.
+    """Stands where a policy has its attention mask, in a pass that computes a token of each completion."""
 
-    Args:
-        cache: of the earlier tokens.
-        mask: which tokens are no padding, (completions, tokens); None if none is.
-    """
-
-    def __init__(self, cache: PromptCache, mask: torch.Tensor | None) -> None:
-        self.cache = cache
-        self.prompts = self.completions = None
-        if mask is not None:  # of a prompt without completions left, any
-            self.prompts = bias(mask[cache.starts.clamp(max=len(mask) - 1), : cache.prompt_tokens])
-            self.completions = bias(mask[:, cache.prompt_tokens :])
+    cache: PromptCache
+    """Of the earlier tokens."""
+    prompts: torch.Tensor | None = None
+    """Added to the scores of the prompts' keys, (prompts, 1, 1, keys); None if all are seen."""
+    completions: torch.Tensor | None = None
+    """The same of the completions' keys."""
 
 
-def bias(seen: torch.Tensor) -> torch.Tensor | None:
-    """Return what is added to the scores of keys, (rows, 1, 1, keys), by whether they are seen; None if all are."""
-    return None if seen.all() else torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf)[:, None, None]
+def bias(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the summands of keys' scores, (rows, 1, 1, keys), by whether they are seen, (rows, keys)."""
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[:, None, None]
 
 
 @contextmanager
@@ -138,7 +143,7 @@ def shared_keys(model: Any, cache: DynamicCache | None) -> Iterator[None]:
 
 def make_mask(name: str, *args: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> PromptMask:
     """Return the mask of the completions in the cache."""
-    return PromptMask(_cache.get(), attention_mask)
+    return _cache.get().mask(attention_mask)
 
 
 def attend(
@@ -188,6 +193,10 @@ def kernel(
     """Return output, (rows, heads, queries, size), and log-sum-exp, (rows, heads, queries)."""
     if added is not None:
         added = added.to(query.dtype).expand(-1, -1, query.size(2), -1)
+    if query.is_cuda:  # this kernel of a GPU takes masks, and returns sums of 32 queries, or of 64, and so on
+        attention = torch.ops.aten._scaled_dot_product_efficient_attention
+        output, sums, *_ = attention(query, key, value, added, compute_log_sumexp=True, scale=scale)
+        return output, sums[:, :, : query.size(2)]
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     return attention(query, key, value, attn_mask=added, scale=scale)
 

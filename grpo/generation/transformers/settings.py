@@ -51,10 +51,14 @@ def why_not_by_row(config: GenerationConfig) -> str | None:
     """Return why completions that share a batch may not be completed as `generate` does, or None."""
     if config.use_cache is False:
         return "its generation_config has use_cache=False"
+    return next((f"its generation_config has {name}={of}" for name, of in chosen(config) if name not in BY_ROW), None)
+
+
+def chosen(config: GenerationConfig) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of the fields that are not at their defaults, or at 1, which changes nothing."""
     for name, value in config.to_diff_dict().items():
-        if name not in BY_ROW and value not in (None, False) and (value is True or value != 1):  # those are defaults
-            return f"its generation_config has {name}={value}"
-    return None
+        if value not in (None, False) and (value is True or value != 1):
+            yield name, value
 
 
 def why_asked(model: Any) -> str | None:

@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 
 from grpo.generation.transformers.continuous_batch import ContinuousBatch, in_step, read
 from grpo.generation.transformers.growing_cache import GrowingCache
+from grpo.generation.transformers.static_batch import StaticBatch
 from grpo.utils.attention import policy_of, relative_rounding
 from grpo.utils.oom import tried
 
@@ -23,8 +24,8 @@ Logits = dict[tuple[int, int], list[torch.Tensor]]
 
 
 @torch.no_grad()
-def why_not_joined(model: Any, shares_keys: bool) -> str | None:
-    """Return why completions cannot join and leave a continuous batch, sharing keys or not; None if they can."""
+def why_not_joined(model: Any, batch: ContinuousBatch | StaticBatch) -> str | None:
+    """Return why completions cannot join and leave an empty batch; None if they can."""
     size = policy_of(model).config.get_text_config().vocab_size
     tokens = iter([(number * 7919 + 5) % size for number in range(sum(PROMPTS) + sum(COMPLETIONS) + 2)])
     end, pad = next(tokens), next(tokens)
@@ -44,11 +45,11 @@ def why_not_joined(model: Any, shares_keys: bool) -> str | None:
 
     def complete() -> None:
         model.generate(**arguments_of(alone, 0, 1, 2))
-        batch, most = ContinuousBatch(), 0 if in_step(model) else 2
+        most = 0 if in_step(model) else 2
         for places, numbers, left in (((0, 1), [[0, 1], [2]], most), ((2,), [[3, 4]], 0)):
             arguments = arguments_of(batched, *places)
             inputs = {name: arguments.pop(name) for name in ("input_ids", "attention_mask")}
-            batch.begin(model, inputs, numbers, left, shares_keys, **arguments)
+            batch.begin(model, inputs, numbers, left, **arguments)
 
     _, reason = tried(complete)
     if reason:
@@ -85,22 +86,26 @@ class Dictated:
     """A processor of logits that notes them, and has each row continue with the tokens of its text.
 
     Args:
-        texts: tokens of prompts and completions, no two of which begin with the same.
+        texts: tokens of prompts and completions, which differ all but for the ends of texts.
         pad: the token of padding, which no text has.
     """
 
     def __init__(self, texts: list[list[int]], pad: int) -> None:
-        self.texts, self.pad = texts, pad
+        self.pad = pad
+        self.following = {
+            token: (number, length, text[length])
+            for number, text in enumerate(texts)
+            for length, token in enumerate(text[:-1], start=1)
+        }
         self.seen: Logits = {}
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Note and replace the scores of the next tokens, (rows, vocabulary)."""
         dictated = torch.full_like(scores, -torch.inf)
-        for row, ids in enumerate(input_ids.tolist()):
-            ids = ids[next(place for place, token in enumerate(ids) if token != self.pad) :]
-            number = next(number for number, text in enumerate(self.texts) if text[0] == ids[0])
-            following = self.texts[number][len(ids) :]
-            if following:  # `generate` computes on what has ended
-                self.seen.setdefault((number, len(ids)), []).append(scores[row].clone())
-            dictated[row, following[0] if following else self.pad] = 0.0
+        for row, last in enumerate(input_ids[:, -1].tolist()):
+            token = self.pad  # of a completion that has ended, on which `generate` computes
+            if last in self.following:
+                number, length, token = self.following[last]
+                self.seen.setdefault((number, length), []).append(scores[row].clone())
+            dictated[row, token] = 0.0
         return dictated

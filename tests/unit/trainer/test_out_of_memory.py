@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from grpo.generation.transformers import continuous_batching
 from grpo.generation.transformers.growing_cache import CACHE
 from grpo.testing.stock_trl import Record, doubled, ours, relative_difference, train
 from grpo.trainer import DoesNotFit, Update
@@ -205,5 +206,5 @@ def test_an_oom_in_a_trial_decides_nothing_about_a_policy(tmp_path: Path, passes
     )
     assert fault.raised == 1
     assert trainer.packing.shared_prompts.results == {"padding": False, "text": True}
-    assert trainer.rollouts.completer.batching._joined
-    assert trainer.rollouts.completer.batching._keys_shared
+    trials = trainer.rollouts.completer.batching._trials
+    assert trials == {continuous_batching.ANEW: None, continuous_batching.COPIED: None}

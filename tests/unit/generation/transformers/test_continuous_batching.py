@@ -77,9 +77,9 @@ def computed(model: Any) -> Iterator[list[tuple[int, int]]]:
     hook = model.register_forward_pre_hook(
         lambda module, args, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
     )
-    why_not_joined(model, shares_keys=False)
+    why_not_joined(model, ContinuousBatch())
     trials.append(len(shapes))
-    why_not_joined(model, shares_keys=True)
+    why_not_joined(model, ContinuousBatch(shares_from=0))
     joined, shared = [*shapes[: trials[0]]], [*shapes[trials[0] :]]
     shapes.clear()
     yield shapes
@@ -122,7 +122,7 @@ def test_processes_that_compute_each_token_together_wait(monkeypatch: pytest.Mon
     for module in ("continuous_batch", "continuous_batching"):
         monkeypatch.setattr(f"grpo.generation.transformers.{module}.in_step", lambda model: True)
     for trial in ("why_not_joined", "why_repeated"):
-        monkeypatch.setattr(f"grpo.generation.transformers.continuous_batching.{trial}", lambda model, **options: None)
+        monkeypatch.setattr(f"grpo.generation.transformers.continuous_batching.{trial}", lambda *_: None)
     asked: list[bool] = []
     reduce = torch.distributed.all_reduce
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -180,7 +180,7 @@ def test_the_state_of_a_processor_follows_its_completions() -> None:
     model, rows, processor = policy("llama"), prompts(5, 23, 9), KnowsPadding([18, 0, 14])
     how = HOW | {"eos_token_id": list(range(2, 30)), "do_sample": True, "logits_processor": [processor]}
     numbers = [range(start, start + GROUP) for start in range(0, len(rows), GROUP)]
-    ContinuousBatch().begin(model, padded(rows[::GROUP])([0, 1, 2]), numbers, 0, shares_keys=False, **how)
+    ContinuousBatch().begin(model, padded(rows[::GROUP])([0, 1, 2]), numbers, 0, **how)
     assert processor.sizes[0] == len(rows) > len(set(processor.sizes)) > 3, "completions end one after the other"
 
 
@@ -240,14 +240,18 @@ def test_each_image_is_looked_at_once(family: str) -> None:
 
 @pytest.mark.parametrize("limit", [None, 600])
 def test_sampled_completions_have_the_distribution_of_the_policy(limit: int | None) -> None:
+    assert_drawn_by_probabilities(limit, top_k=0)
+
+
+def assert_drawn_by_probabilities(limit: int | None, top_k: int) -> None:
     """Of 6 tokens, with one that ends; the expected frequencies are products of the policy's own probabilities."""
-    model, rows, temperature = policy("llama", vocab_size=6, initializer_range=0.5), prompts(), 0.7
+    model, temperature = policy("llama", initializer_range=0.5), 0.7
     rows = [[3, 4, 5]] * 2000 + [[5, 3]] * 2000
-    how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0, "max_new_tokens": 3}
+    how = {"do_sample": True, "temperature": temperature, "top_k": top_k, "max_new_tokens": 3}
     torch.manual_seed(0)
-    found = complete(model, rows, limit, how, group=500)
+    found = complete(model, rows, limit, how | {"suppress_tokens": list(range(6, 97))}, group=500)
     for prompt, drawn in (([3, 4, 5], found[:2000]), ([5, 3], found[2000:])):
-        expected = probabilities(model, prompt, 3, temperature)
+        expected = probabilities(model, prompt, 3, temperature, top_k or 6)
         assert sum(expected.values()) == pytest.approx(1.0, abs=1e-4)
         frequencies = Counter(map(tuple, drawn))
         assert set(frequencies) <= set(expected)
@@ -257,15 +261,18 @@ def test_sampled_completions_have_the_distribution_of_the_policy(limit: int | No
 
 
 @torch.no_grad()
-def probabilities(model: Any, prompt: list[int], length: int, temperature: float) -> dict[tuple[int, ...], float]:
-    """Of each completion."""
-    logits = model(input_ids=torch.tensor([prompt])).logits[0, -1] / temperature
+def probabilities(
+    model: Any, prompt: list[int], length: int, temperature: float, count: int
+) -> dict[tuple[int, ...], float]:
+    """Of each completion of the `count` likeliest of 6 tokens."""
+    logits = model(input_ids=torch.tensor([prompt])).logits[0, -1, :6] / temperature
+    likeliest = logits.topk(count)
     result: dict[tuple[int, ...], float] = {}
-    for token, probability in enumerate(logits.softmax(-1).tolist()):
+    for token, probability in zip(likeliest.indices.tolist(), likeliest.values.softmax(-1).tolist(), strict=True):
         if length == 1 or token == model.config.eos_token_id:
             result[token,] = probability
         else:
-            for rest, further in probabilities(model, [*prompt, token], length - 1, temperature).items():
+            for rest, further in probabilities(model, [*prompt, token], length - 1, temperature, count).items():
                 result[token, *rest] = probability * further
     return result
 

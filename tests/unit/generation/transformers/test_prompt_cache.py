@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from grpo.generation.transformers.continuous_batch import ContinuousBatch
 from grpo.generation.transformers.growing_cache import GrowingCache
 from grpo.generation.transformers.prompt_cache import PromptCache, why_repeated
 from grpo.generation.transformers.trial import why_not_joined
@@ -37,7 +38,7 @@ def cache_of(prompts: int, tokens: int, start: float = 0.0) -> PromptCache:
 def test_a_prompt_is_read_as_if_it_were_repeated(dtype: torch.dtype, autocast: bool) -> None:
     """Qwen3's norm makes keys of another type than values where autocast is on."""
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        assert why_not_joined(policy("qwen3", dtype), shares_keys=True) is None
+        assert why_not_joined(policy("qwen3", dtype), ContinuousBatch(shares_from=0)) is None
 
 
 def test_completions_have_prompts_of_their_own_and_shared_keys() -> None:
@@ -75,4 +76,4 @@ def test_what_cannot_share_keys_says_why(monkeypatch: pytest.MonkeyPatch) -> Non
     for masked, reason in ((True, "PromptMask"), (False, "logits differ")):
         attention = partial(of_its_own, masked)
         monkeypatch.setattr(functions, lambda *_, attention=attention: attention)
-        assert reason in (why_not_joined(policy(), shares_keys=True) or "")
+        assert reason in (why_not_joined(policy(), ContinuousBatch(shares_from=0)) or "")

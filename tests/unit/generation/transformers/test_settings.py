@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo.generation.transformers.completer import Completer
-from grpo.generation.transformers.continuous_batch import why_not_shared
+from grpo.generation.transformers.continuous_batch import ContinuousBatch, why_not_shared
 from grpo.generation.transformers.continuous_batching import ContinuousBatching, each_alone, first_equal
 from grpo.generation.transformers.settings import decoding, ends_of, only, settings_of
 from grpo.generation.transformers.trial import why_not_joined
@@ -75,7 +75,7 @@ def test_completions_end_with_the_ends_of_model_and_tokenizer(own: Any, ends: li
     assert ends_of(model, SimpleNamespace(eos_token_id=1)) == ends
 
 
-def test_arguments_of_the_template_are_in_every_prompt() -> None:
+def test_arguments_of_the_template_are_in_every_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = AutoTokenizer.from_pretrained("grpo/builtin/tiny")
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if thinks is false %} 0 0 0{% endif %}"
@@ -87,7 +87,7 @@ def test_arguments_of_the_template_are_in_every_prompt() -> None:
     )
     for template in ({}, {"thinks": False}):
         completer = Completer(model, tokenizer, 2, template)
-        completer.batching._joined = completer.batching._keys_shared = False  # no trials, whose prompts are others
+        monkeypatch.setattr(completer.batching, "_batch", lambda *_: None)  # no trials, whose prompts are others
         completer([[{"role": "user", "content": "How many ?"}]])
     assert max(lengths) == lengths[0] + 3
 
@@ -111,7 +111,7 @@ def test_a_policys_own_generate_is_asked() -> None:
 def test_a_completion_joins_where_positions_come_from_the_mask(family: str) -> None:
     model = policy(family, **({"n_layer": 2, "n_head": 4} if family == "bloom" else {}))
     how = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": list(range(2, 40))}
-    assert why_not_joined(model, shares_keys=False) is None
+    assert why_not_joined(model, ContinuousBatch()) is None
     assert completed(model, how, limit=2) == each_alone(model, inputs_of(list(range(8))), how)
 
 
@@ -120,7 +120,7 @@ def test_a_policy_that_reads_the_whole_batch_does_not_join() -> None:
     model = policy("gpt2", n_layer=2, n_head=4, n_embd=64, n_positions=64)
     forward = model.forward
     model.forward = lambda *args, position_ids=None, **options: forward(*args, **options)
-    assert "logits differ" in str(why_not_joined(model, shares_keys=False))
+    assert "logits differ" in str(why_not_joined(model, ContinuousBatch()))
 
 
 @pytest.mark.parametrize("name", [None, "dynamic", "hybrid", "static"])

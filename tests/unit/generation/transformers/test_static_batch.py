@@ -1,0 +1,120 @@
+"""Completions whose steps are recorded, against `generate`; the driver's graphs are those of `tests.cuda_graph`."""
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import GenerationConfig
+
+from grpo.generation.transformers import continuous_batching, static_batch
+from grpo.generation.transformers.continuous_batching import ContinuousBatching, each_alone, first_equal
+from grpo.generation.transformers.static_batch import StaticBatch, why_not_static
+from grpo.generation.transformers.trial import why_not_joined
+from tests.cuda_graph import Graph
+from tests.unit.generation.transformers.test_continuous_batching import (
+    FAMILIES,
+    GROUP,
+    HOW,
+    assert_drawn_by_probabilities,
+    complete,
+    padded,
+    policy,
+    prompts,
+)
+
+NAMES = ("input_ids", "attention_mask")
+
+
+@pytest.fixture(autouse=True)
+def _recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(continuous_batching, "RECORDING", ("cpu",))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(Graph, "recorded", 0)
+    monkeypatch.setattr(Graph, "replayed", 0)
+    monkeypatch.setattr(static_batch, "drawn", lambda scores: torch.multinomial(scores.softmax(-1), 1))  # as on a GPU
+    monkeypatch.setattr(static_batch, "ROOM", 16)
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "olmo2", "granite", "glm4", "cohere", "gpt_neox", "smollm3", "gpt2", "qwen3_moe"]
+)
+def test_recorded_completions_are_those_of_generate(family: str) -> None:
+    model, rows = policy(family, **FAMILIES[family]), prompts(5, 23, 9, 12)
+    how = HOW | {"eos_token_id": [2, *range(50, 58)], "max_new_tokens": 40}
+    alone = each_alone(model, padded(rows)(list(range(len(rows)))), how)
+    for limit, group in ((None, GROUP), (6, GROUP), (5, 1)):
+        assert complete(model, rows, limit, how, group) == alone
+    steps = sum(max(len(tokens) for tokens in alone) for _ in range(3))
+    assert Graph.replayed > steps - 2 * Graph.recorded, "all steps but those that are recorded"
+
+
+def test_steps_are_recorded_anew_when_their_memory_moves() -> None:
+    model, rows = policy("llama"), prompts(5, 9)
+    complete(model, rows, how=HOW | {"eos_token_id": None, "max_new_tokens": 60})
+    assert Graph.recorded == 3, "room for 16, 32 and 60 tokens"
+
+
+@pytest.mark.parametrize(("limit", "top_k"), [(None, 0), (600, 0), (None, 2)])
+def test_recorded_completions_are_drawn_by_probabilities(limit: int | None, top_k: int) -> None:
+    assert_drawn_by_probabilities(limit, top_k)
+    assert Graph.replayed
+
+
+def test_adapters_and_autocast_are_recorded_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = policy("llama"), prompts(5, 23, 9)
+    model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)).eval()
+    assert complete(model, rows) == each_alone(model, padded(rows)(list(range(len(rows)))), HOW)
+    with torch.autocast("cpu", torch.bfloat16):
+        recorded, replayed = complete(model, rows), Graph.replayed
+        monkeypatch.setattr(static_batch, "tried", lambda record: (None, "not recorded"))
+        assert complete(model, rows) == recorded
+    assert Graph.replayed == replayed > 0
+
+
+def test_what_is_not_recorded_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    config = GenerationConfig(repetition_penalty=1.5)
+    assert "repetition_penalty=1.5" in str(why_not_static(policy("llama"), NAMES, config))
+    assert "window" in str(why_not_static(policy("mistral", sliding_window=4), NAMES, GenerationConfig()))
+    assert "pixel_values" in str(why_not_static(policy("llama"), (*NAMES, "pixel_values"), GenerationConfig()))
+    model, rows = policy("llama"), prompts(5, 23, 9)
+    alone = each_alone(model, padded(rows)(list(range(len(rows)))), HOW)
+
+    def reads(module: Any, args: Any, outputs: Any) -> None:
+        assert outputs.logits.sum().item() != 0.0
+
+    def differs(module: Any, args: Any, outputs: Any) -> None:
+        if Graph.capturing:
+            outputs.logits = -outputs.logits
+
+    caplog.set_level("INFO")
+    for hook, reason in ((reads, "stream is capturing"), (differs, "has other logits")):
+        handle, batching = model.register_forward_hook(hook), ContinuousBatching()
+        for _ in range(3):
+            assert batching.complete(model, first_equal(rows), padded(rows), NAMES, HOW, "", GROUP) == alone
+        assert sum(reason in message for message in caplog.messages) == 1, "two later calls, one line"
+        handle.remove()
+    assert Graph.replayed == 1, "to compare"
+
+
+def test_a_policy_that_ignores_positions_is_not_recorded() -> None:
+    model = policy("gpt2", n_layer=2, n_head=4, n_embd=64, n_positions=64)
+    forward = model.forward
+    model.forward = lambda *args, position_ids=None, **options: forward(*args, **options)
+    assert why_not_joined(model, StaticBatch(records=False))
+
+
+def test_after_an_oom_recorded_completions_are_fewer() -> None:
+    model, rows = policy("llama"), prompts(5, 23, 9, 12)
+    alone = each_alone(model, padded(rows)(list(range(len(rows)))), HOW)
+    batching, limits = ContinuousBatching(), list[int]()
+
+    def too_many(module: Any, args: Any, given: Any) -> None:
+        if len(given["input_ids"]) > 6:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    model.register_forward_pre_hook(too_many, with_kwargs=True)
+    given = (model, first_equal(rows), padded(rows), NAMES, HOW, "lower the length", GROUP)
+    assert batching.complete(*given, retry=limits.append) == alone
+    assert limits == [8, 4]
+    assert Graph.replayed
