@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from grpo.config import gpus
 from grpo.config.schema import ROOT
 from grpo.planning.duration import OFF_BY, speed_of_gpu, step_phases
 from grpo.planning.fit import HEADROOM
-from grpo.planning.memory import peak
+from grpo.planning.memory import peak, update
 from grpo.planning.shape import Shape, shape_of
 from grpo.planning.workload import Adapter, Sharding, Workload
 from grpo.utils.limits import GB
@@ -83,6 +84,9 @@ def sharding_of(settings: Row) -> Sharding:
 def planned_gib(shape: Shape, settings: Row) -> float:
     """Return the planned peak of a row's settings on a GPU."""
     workload = workload_of(settings)
+    if settings.get("loss") == "this trainer":  # a gradient alone, as PyTorch counts it
+        parts = update(shape, workload)
+        return sum(size for name, size in parts.items() if name not in ("context", "optimizer")) / GB
     if settings.get("prompt"):
         return peak(shape, workload) / GB
     if settings.get("untied"):  # LitGPT holds input and output embedding apart
@@ -150,6 +154,10 @@ def summary(content: Row) -> Row:
         "complete": {source: [near[source], total[source]] for source in total},
         "ranges": {source: [held[source], ranges[source]] for source in ranges},
         "time": {source: [covered[source], times[source]] for source in times},
+        "time factor": {
+            kind: round(median(row["factor"] for row in content["time"] if row["settings"].get("layers") == kind), 2)
+            for kind in ("compiled", "as they are")
+        },
     }
 
 

@@ -50,7 +50,7 @@ the two gradients in its backward pass) 4 each:
 - TRL 1.10 (trainer/grpo_trainer.py): the log-softmax of each sequence in the type of the logits; under autocast
   accelerate converts the logits.
 """
-CHUNKED = ("Liger", "Cut Cross Entropy", "Unsloth")
+CHUNKED = ("Liger", "Cut Cross Entropy", "Unsloth", "prime-rl")
 """Losses that never hold all logits."""
 RESERVED = ("max_memory_reserved", "reserved_bytes.all.peak", "nvidia-smi")
 """Meters of what the allocator has reserved."""
@@ -88,6 +88,8 @@ class Step:
     """Whether the gradient of each checkpointed layer's input stays to the end of the backward pass. FSDP1 registers a
     hook on the inputs of a frozen unit, which a reentrant checkpoint around it detached, and removes it at the end
     (`_register_post_backward_reshard_only_hook` in torch/distributed/fsdp/_runtime_utils.py)."""
+    frozen_float32: bool = False
+    """Whether frozen weights are held in float32, and only a layer of them in half precision (prime-rl)."""
     optimizer_in_backward: bool = False
     """Whether each parameter is updated, and its gradient freed, during the backward pass."""
     meter: str = "max_memory_allocated"
@@ -132,6 +134,8 @@ def as_metered(step: Step, parts: Components) -> Components:
     fragments, for which every plan leaves `HEADROOM` free. FSDP1 unshards embedding and head together, and two layers.
     """
     parts = parts | {"context": parts["context"] if step.meter == "nvidia-smi" else 0.0}
+    if step.frozen_float32 and step.workload.adapter:
+        parts["weights"] *= 4 / step.workload.weight_bytes
     if step.quantized_shards > 1:
         packed = memory.weights(step.shape, step.workload)
         layer = packed / step.shape.num_hidden_layers
@@ -209,9 +213,12 @@ def chunk(step: Step) -> float:
     """Bytes of a chunk of logits: Liger's in half precision and float32 (ops/fused_linear_cross_entropy.py).
 
     Liger divides the tokens into about vocabulary / hidden size chunks of a power of two; Cut Cross Entropy holds a
-    tile per multiprocessor, which is nothing here (2411.09009); Unsloth has four chunks.
+    tile per multiprocessor, which is nothing here (2411.09009); Unsloth has four chunks. prime-rl has chunks of 2,048
+    entries of the vocabulary, twice in half precision and three times in float32 (trainer/models/layers/lm_head.py).
     """
     tokens, shape = step.workload.microbatch, step.shape
+    if step.loss == "prime-rl":
+        return tokens * 2048 * 16.0
     if step.loss == "Liger":
         pieces = -(-shape.vocab_size // shape.hidden_size)
         tokens_at_once = 1 << (-(-tokens // pieces) - 1).bit_length()

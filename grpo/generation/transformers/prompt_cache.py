@@ -115,7 +115,7 @@ class PromptMask:
     """Stands where a policy has its attention mask, in a pass that computes a token of each completion."""
 
     cache: PromptCache
-    """Of the earlier tokens."""
+    """The keys and values of the earlier tokens."""
     prompts: torch.Tensor | None = None
     """Added to the scores of the prompts' keys, (prompts, 1, 1, keys); None if all are seen."""
     completions: torch.Tensor | None = None

@@ -44,7 +44,7 @@ def test_most_published_peaks_are_planned_to_within_15_percent(recomputed: Any) 
 def test_every_published_peak_that_is_not_near_is_explained(recomputed: Any) -> None:
     for row in recomputed["complete"]:
         assert (abs(row["difference"]) > NEAR) == ("explanation" in row), row["id"]
-        assert row["url"].startswith("https://")
+        assert row["url"].startswith("https://") or (ROOT / row["url"]).exists()
         assert row["meter"]
 
 
@@ -62,9 +62,12 @@ def test_claims_with_missing_settings_are_in_a_planned_range(recomputed: Any) ->
 def test_published_updates_are_in_the_range_of_the_estimate(recomputed: Any) -> None:
     outside = [row["id"] for row in recomputed["time"] if not 1 / OFF_BY["cuda"] <= row["factor"] <= OFF_BY["cuda"]]
     assert len(outside) <= 1, outside
+    grpo = {row["id"] for row in recomputed["time"] if "layers" in row["settings"]}
     long = [row for row in recomputed["time"] if row["settings"]["batch"] * row["settings"]["length"] >= 4096]
-    assert all(1 / 1.5 <= row["factor"] <= 1.5 for row in long), "large batches keep a GPU busy"
-    assert {row["gpu"] for row in long} == {"a100_80gb", "h100"}
+    fine_tuning = [row for row in long if row["id"] not in grpo]
+    assert all(1 / 1.5 <= row["factor"] <= 1.5 for row in fine_tuning), "large batches keep a GPU busy"
+    assert {row["gpu"] for row in long} == {"a100_80gb", "h100", "h200"}
+    assert not grpo & set(outside)
 
 
 def test_a_step_of_trls_default_batch_is_as_fast_as_published(composed: Callable[..., DictConfig]) -> None:
