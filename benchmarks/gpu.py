@@ -2,8 +2,8 @@
 
 Experiments run on any single NVIDIA GPU, each in a process of its own, in an order that gives the most knowledge first.
 After each, `benchmarks/gpu.json` is written, and at the end `benchmarks/gpu.md`; the same command continues, and
-repeats what was cut off.
-Nothing is downloaded. `--toy` tries the code without a GPU.
+repeats what was cut off. `--cells` compares speed instead: updates beside those of other trainers, and generation
+(`benchmarks/gpu_cells.json`). Nothing is downloaded. `--toy` tries the code without a GPU.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from hydra import initialize_config_dir
 from rich.console import Console
 from rich.markdown import Markdown
 
-from benchmarks import gpu_experiments, memory
+from benchmarks import gpu_cells, gpu_experiments, memory
 from benchmarks.gpu_experiments import EXPERIMENTS, NEEDS_VLLM, REAL, TOY, Scale
 from grpo.config.schema import ROOT, register
 from grpo.extras.measuring.processes import sent_by
@@ -33,6 +33,8 @@ from grpo.utils.limits import GB, USABLE
 
 LONGEST = 300
 """Seconds after which an experiment is ended."""
+LONGEST_CELL = 120
+"""The same with `--cells`."""
 TOY_CELLS = ("full 0.5B",)
 
 
@@ -47,16 +49,23 @@ def machine() -> dict[str, Any]:
     return found
 
 
-def names(toy: bool) -> list[str]:
-    """Return the experiments in their order, and behind them the cells of docs/memory.md that fit this GPU."""
-    cells: list[str] = list(TOY_CELLS)
+def names(toy: bool, cells: bool) -> list[str]:
+    """Return the experiments in their order.
+
+    Args:
+        toy: whether shapes are tiny.
+        cells: whether those of `gpu_cells`; else the others, and behind them the cells of docs/memory.md that fit.
+    """
+    if cells:
+        return list(gpu_cells.EXPERIMENTS)
+    of_memory: list[str] = list(TOY_CELLS)
     if not toy:
         register()
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             room = USABLE * torch.cuda.get_device_properties(0).total_memory / GB
             planned = memory.plan_cells(None)
-        cells = [name for name, plan in planned.items() if plan["planned_gb"] + 1.5 <= room]
-    return [*EXPERIMENTS, *(f"cell {name}" for name in cells)]
+        of_memory = [name for name, plan in planned.items() if plan["planned_gb"] + 1.5 <= room]
+    return [*EXPERIMENTS, *(f"cell {name}" for name in of_memory)]
 
 
 def run_in_process(name: str, toy: bool, seconds: float) -> dict[str, Any]:
@@ -75,7 +84,8 @@ def send_result(name: str, scale: Scale, sender: Connection) -> None:
     if name not in NEEDS_VLLM:  # whose sleep mode refuses them; as in grpo.train
         use_expandable_segments()
     try:
-        sender.send(gpu_experiments.run(name, scale))
+        known = gpu_cells.EXPERIMENTS.get(name)
+        sender.send(known(scale) if known else gpu_experiments.run(name, scale))
     except Exception:
         sender.send({"error": "\n".join(traceback.format_exc().splitlines()[-12:])})
 
@@ -113,25 +123,27 @@ def main() -> None:
         default=10,
         help="stop after this time; default: 10",
     )
+    parser.add_argument("--cells", action="store_true", help="the speed of updates and of generation")
     parser.add_argument("--toy", action="store_true", help="tiny shapes, also without a GPU, to try the code")
     parser.add_argument("--output", type=Path, help="JSON file; a .md file is written beside it; default: gpu.json")
     options = parser.parse_args()
     if not (options.toy or torch.cuda.is_available()):
         sys.exit("benchmarks.gpu: needs an NVIDIA GPU; --toy tries the code without one")
     console, until = Console(), time.monotonic() + 60 * options.minutes
-    output = options.output or ROOT / "benchmarks" / ("gpu_toy.json" if options.toy else "gpu.json")
+    name = "gpu_cells" * options.cells or "gpu"
+    output = options.output or ROOT / "benchmarks" / f"{name}{'_toy' * options.toy}.json"
     content = {"toy": options.toy, **machine()}
     known = read_json(output)
     same = all(known.get(key) == value for key, value in content.items())
     content["results"] = {
         name: result for name, result in known.get("results", {}).items() if same and "error" not in result
     }
-    order = names(options.toy)
+    order = names(options.toy, options.cells)
     for name in order:
         left = until - time.monotonic()
         if name not in content["results"] and left > 0:
             started = time.monotonic()
-            result = run_in_process(name, options.toy, min(LONGEST, left))
+            result = run_in_process(name, options.toy, min(LONGEST_CELL if options.cells else LONGEST, left))
             taken = {"seconds": round(time.monotonic() - started, 1), "date": str(date.today())}
             content["results"][name] = {**result, **taken}
             console.print(f"{name}: {result}", highlight=False, soft_wrap=True, markup=False)

@@ -96,9 +96,9 @@ def exactness(scale: Scale) -> Result:
     for name, kind in kernels.items():
         dtype = torch.float32 if name.startswith("float32") else torch.bfloat16
         with tempfile.TemporaryDirectory() as folder:
-            made = update.trainer_for(kind, "b", args, folder)
+            made = update.trainer_for(kind, update.WORKLOADS["b"], args, folder)
             made.model.to(torch.bfloat16).to(dtype)  # the same weights in both types
-            _, _, gradient = update.update(made, "b", scale.completions)
+            _, _, gradient = update.update(made, scale.completions)
             gradients[name] = {key: value.float().cpu() for key, value in gradient.items()}
         del made
     exact = gradients.pop("float32 trl")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -48,13 +48,29 @@ def full(generator: torch.Generator) -> int:
     return LONGEST
 
 
-# letter: description, completion length, longest prompt, fraction of zero-variance groups
-WORKLOADS: dict[str, tuple[str, Callable[[torch.Generator], int], int, float]] = {
-    "a": ("log-normal lengths, half of the groups equal", log_normal, 96, 0.5),
-    "b": ("log-normal lengths", log_normal, 96, 0.0),
-    "c": ("equal lengths", full, 96, 0.0),
-    "d": ("long prompts", log_normal, 512, 0.0),
+class Workload(NamedTuple):
+    """The completions of an update."""
+
+    name: str
+    length: Callable[[torch.Generator], int]
+    """Draws the length of a completion."""
+    prompt: int
+    """Tokens of the longest prompt."""
+    equal: float
+    """Fraction of zero-variance groups."""
+    group: int = GROUP
+    """Completions per prompt."""
+    longest: int = LONGEST
+    """Tokens of the longest completion."""
+
+
+WORKLOADS = {
+    "a": Workload("log-normal lengths, half of the groups equal", log_normal, 96, 0.5),
+    "b": Workload("log-normal lengths", log_normal, 96, 0.0),
+    "c": Workload("equal lengths", full, 96, 0.0),
+    "d": Workload("long prompts", log_normal, 512, 0.0),
 }
+
 
 
 TOY = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -81,57 +97,74 @@ def build_policy(model: str, device: str, dtype: torch.dtype | None = None) -> A
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape), dtype=dtype)
 
 
-def rollout(workload: str, rows: int) -> tuple[dict[str, Any], list[float]]:
+def rollout(workload: Workload, rows: int) -> tuple[dict[str, Any], list[float]]:
     """Return fixed rollouts and their rewards; prompts have between half and all of the longest length."""
-    _, length, longest_prompt, equal = WORKLOADS[workload]
     generator = torch.Generator().manual_seed(1)
     prompts, completions, rewards = [], [], []
-    for group in range(rows // GROUP):
-        size = int(longest_prompt * (0.5 + 0.5 * float(torch.rand(1, generator=generator))))
+    for group in range(rows // workload.group):
+        size = int(workload.prompt * (0.5 + 0.5 * float(torch.rand(1, generator=generator))))
         prompt = torch.randint(3, 80, (size,), generator=generator).tolist()
-        for _ in range(GROUP):
+        for _ in range(workload.group):
             prompts.append(prompt)
-            completions.append(torch.randint(3, 80, (length(generator),), generator=generator).tolist())
-            constant = group < equal * (rows // GROUP)
+            completions.append(torch.randint(3, 80, (workload.length(generator),), generator=generator).tolist())
+            constant = group < workload.equal * (rows // workload.group)
             rewards.append(0.0 if constant else float(torch.rand(1, generator=generator)))
     return {"prompt_ids": prompts, "completion_ids": completions, "logprobs": None}, rewards
 
 
-def trainer_for(trainer_class: type[GRPOTrainer], workload: str, args: argparse.Namespace, folder: str) -> GRPOTrainer:
-    """Return a trainer whose rollouts are the workload's; TRL's slices have 8 completions."""
+def trainer_for(
+    trainer_class: type[GRPOTrainer],
+    workload: Workload,
+    args: argparse.Namespace,
+    folder: str,
+    adapter: bool = True,
+    compile: bool | str = "auto",
+) -> GRPOTrainer:
+    """Return a trainer whose rollouts are the workload's; TRL's slices have a group each.
+
+    Args:
+        trainer_class: TRL's, or ours.
+        workload: the completions.
+        args: `model`, `device`, `rows` and `budget` of `main`.
+        folder: of its files.
+        adapter: whether LoRA adapters are trained on a GPU; otherwise all weights.
+        compile: whether our layers are compiled.
+    """
     fixed, rewards = rollout(workload, args.rows)
     on_gpu = args.device == "cuda"
+    options = Update(max_tokens_per_microbatch=args.budget, compile=compile)
     trainer = make(
         trainer_class,
         Path(folder),
         model=build_policy(args.model, args.device),
         rollout_func=lambda prompts, trainer: fixed,
         reward_funcs=lambda **kwargs: rewards,
-        per_device_train_batch_size=GROUP,
-        gradient_accumulation_steps=args.rows // GROUP,
-        num_generations=GROUP,
-        max_completion_length=LONGEST,
+        per_device_train_batch_size=workload.group,
+        gradient_accumulation_steps=args.rows // workload.group,
+        num_generations=workload.group,
+        max_completion_length=workload.longest,
         gradient_checkpointing=on_gpu,
         bf16=on_gpu,
-        peft_config=LoraConfig(r=16, target_modules="all-linear") if on_gpu else None,
-        **({"update": Update(max_tokens_per_microbatch=args.budget)} if trainer_class is ExactGRPOTrainer else {}),
+        peft_config=LoraConfig(r=16, target_modules="all-linear") if on_gpu and adapter else None,
+        **({"update": options} if trainer_class is ExactGRPOTrainer else {}),
     )
     trainer.create_optimizer()
     if on_gpu:  # as `train` does
         trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
-    trainer.current_gradient_accumulation_steps = args.rows // GROUP
+    trainer.current_gradient_accumulation_steps = args.rows // workload.group
     return trainer
 
 
 def update(
-    trainer: GRPOTrainer, workload: str, rows: int, inputs: list[dict[str, Any]] | None = None
+    trainer: GRPOTrainer, rows: int, inputs: list[dict[str, Any]] | None = None
 ) -> tuple[float, float, dict[str, torch.Tensor]]:
     """Compute the gradient of one optimizer step; return seconds, peak memory above the start in GiB, and gradient."""
     trainer.model.zero_grad(set_to_none=True)
-    inputs = inputs or [{"prompt": f"{row // GROUP}"} for row in range(rows)]
+    group = trainer.num_generations
+    inputs = inputs or [{"prompt": f"{row // group}"} for row in range(rows)]
     torch.manual_seed(0)
     trainer._step = 0
-    slices = rows // GROUP
+    slices = rows // group
     ours = isinstance(trainer, ExactGRPOTrainer)
     if ours:
         trainer.memory.highest.clear()
@@ -158,8 +191,8 @@ def turns(repeats: int) -> list[tuple[str, str]]:
 def measure(workload: str, args: argparse.Namespace) -> dict[str, Any]:
     """Update by both in turns, `args.repeats` times after a warm-up, in which kernels are compiled."""
     with tempfile.TemporaryDirectory() as folder:
-        theirs = trainer_for(GRPOTrainer, workload, args, folder)
-        ours = trainer_for(ExactGRPOTrainer, workload, args, folder)
+        theirs = trainer_for(GRPOTrainer, WORKLOADS[workload], args, folder)
+        ours = trainer_for(ExactGRPOTrainer, WORKLOADS[workload], args, folder)
         ours.model.load_state_dict(theirs.model.state_dict())
         times: dict[str, list[float]] = {"trl": [], "ours": []}
         peaks: dict[str, list[float]] = {"trl": [], "ours": []}
@@ -167,7 +200,7 @@ def measure(workload: str, args: argparse.Namespace) -> dict[str, Any]:
             gradients = {}
             for name in (first, second):
                 trainer = theirs if name == "trl" else ours
-                seconds, peak, gradients[name] = update(trainer, workload, args.rows)
+                seconds, peak, gradients[name] = update(trainer, args.rows)
                 times[name].append(round(seconds, 3))
                 peaks[name].append(round(peak, 3))
                 trainer.model.zero_grad(set_to_none=True)
@@ -176,7 +209,7 @@ def measure(workload: str, args: argparse.Namespace) -> dict[str, Any]:
             del values[0]  # of the warm-up
     metrics = ours._metrics["train"]
     return {
-        "workload": f"({workload}) {WORKLOADS[workload][0]}",
+        "workload": f"({workload}) {WORKLOADS[workload].name}",
         "model": args.model,
         "seconds": times,
         "time_ratio": round(statistics.median(times["trl"]) / statistics.median(times["ours"]), 2),
@@ -222,7 +255,7 @@ def main() -> None:
             if not args.no_write:
                 write(results, args)
     for workload in args.workloads:
-        Console().print(f"({workload}) {WORKLOADS[workload][0]}", highlight=False)
+        Console().print(f"({workload}) {WORKLOADS[workload].name}", highlight=False)
 
 
 def write(results: list[dict[str, Any]], args: argparse.Namespace) -> None:

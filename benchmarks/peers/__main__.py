@@ -49,7 +49,7 @@ def prepare(folder: Path, workload: str, model: str, rows: int) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     end = {"eos_token": "<2>", "pad_token": "<1>"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<0>", **end).save_pretrained(folder / POLICY)
-    fixed, rewards = rollout(workload, rows)
+    fixed, rewards = rollout(WORKLOADS[workload], rows)
     groups = torch.tensor(rewards).view(-1, GROUP)
     advantages = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
     content = {"prompts": fixed["prompt_ids"], "completions": fixed["completion_ids"], "rewards": rewards}
@@ -132,7 +132,7 @@ def main() -> None:
     show(results)
     if not args.no_write:
         content = {"date": str(date.today()), "cpu_cores": os.cpu_count(), "model": args.model, "rows": args.rows}
-        content |= {"workload": f"({args.workload}) {WORKLOADS[args.workload][0]}", "verl_tokens": UNMEASURED}
+        content |= {"workload": f"({args.workload}) {WORKLOADS[args.workload].name}", "verl_tokens": UNMEASURED}
         path = ROOT / "benchmarks" / "peers_cpu.json"
         path.write_text(json.dumps(content | {"results": results}, indent=1) + "\n")
 

@@ -9,7 +9,7 @@ import torch
 from trl import GRPOTrainer
 
 from benchmarks.peers.turns import gradient_of, serve
-from benchmarks.update import trainer_for, update
+from benchmarks.update import WORKLOADS, trainer_for, update
 from grpo.trainer import ExactGRPOTrainer
 
 CLASSES = {"trl": GRPOTrainer, "ours": ExactGRPOTrainer}
@@ -25,10 +25,10 @@ def main() -> None:
     parser.add_argument("rows", type=int)
     args = parser.parse_args()
     args.device, args.budget = "cpu", "auto"
-    trainer = trainer_for(CLASSES[args.name], args.workload, args, str(args.folder / args.name))
+    trainer = trainer_for(CLASSES[args.name], WORKLOADS[args.workload], args, str(args.folder / args.name))
 
     def work() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        seconds, peak, _ = update(trainer, args.workload, args.rows)  # this trainer's readings reset the peak
+        seconds, peak, _ = update(trainer, args.rows)  # this trainer's readings reset the peak
         return {"seconds": round(seconds, 2), "peak_gib": round(peak, 2)}, gradient_of(trainer.model)
 
     serve({name: version(name) for name in ("trl", "transformers", "torch")}, args.folder, work)

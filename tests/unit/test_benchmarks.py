@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from trl import GRPOTrainer
 
-from benchmarks import preflight, update
+from benchmarks import gpu_cells, preflight, update
+from benchmarks.gpu_experiments import TOY
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers.turns import Peer
 from benchmarks.preflight_cases import cases
@@ -30,6 +31,33 @@ def test_updates_discard_a_round_and_alternate_who_is_first(monkeypatch: pytest.
     assert order == ["trl", "ours", "ours", "trl", "trl", "ours", "ours", "trl"]
     assert result["seconds"] == {"trl": [4, 5, 8], "ours": [3, 6, 7]}
     assert 0 < result["gradient_difference"] <= 1e-5
+
+
+def test_cells_of_a_gpu_update_and_generate_at_toy_size() -> None:
+    cell = gpu_cells.CELLS["(c) Qwen2.5-1.5B"]
+    result = gpu_cells.measure(cell._replace(by=("as they are", "trl")), TOY)
+    assert result["as they are"]["tokens/s"] > 0 < result["trl"]["tokens/s"]
+    ways = gpu_cells.tokens_of("smollm2_135m", 32, TOY)
+    assert all(way["ms per token"] > 0 for way in ways.values())
+    assert next(iter(gpu_cells.EXPERIMENTS)) == "Qwen3-4B LoRA, 16k"
+    assert {"vllm awake", "OOM retries"} < gpu_cells.EXPERIMENTS.keys()
+
+
+def test_a_cell_counts_matrix_products_and_attention() -> None:
+    """A toy: 2 layers of 64 x (128 + 64 + 64) + 128 x 64 + 3 x 64 x 128 weights, and a head of 500 x 64."""
+    workload = update.Workload("", lambda generator: 10, 4, 0.0, group=2, longest=10)
+    cell = gpu_cells.Cell("toy", workload, 2, adapter=False)
+    tokens, operations = gpu_cells.needed(update.build_policy("toy", "cpu"), cell)
+    prompt = tokens - 20
+    weights = 2 * (64 * 256 + 128 * 64 + 3 * 64 * 128) + 500 * 64
+    pairs = prompt**2 / 2 + 2 * 10 * (prompt + 5)
+    assert operations == 6 * weights * tokens + 3 * 4 * 2 * 4 * 32 * pairs
+
+
+def test_prime_rls_figures_stand_beside_their_cells() -> None:
+    figures = gpu_cells.published(gpu_cells.CELLS["Qwen3-4B LoRA, 16k"])
+    assert figures == {"prime-rl gib, reserved": 23.303, "prime-rl s": 5.26}
+    assert all(gpu_cells.published(cell) for cell in gpu_cells.CELLS.values() if cell.published)
 
 
 @pytest.mark.long
