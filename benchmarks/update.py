@@ -72,7 +72,6 @@ WORKLOADS = {
 }
 
 
-
 TOY = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 TOY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 500}
 HYBRID = {"model_type": "qwen3_5_text", "hidden_size": 512, "intermediate_size": 1792, "num_hidden_layers": 8}

@@ -11,13 +11,13 @@ from grpo.utils.patching import PATCHES
 from tests.library_contract import CALLED, FILE, WITHOUT_SOURCE, differences, library_of, lines, relied_on, used
 
 PLACES = {
-    "transformers": {"continuous_batch.py"},
+    "transformers": {"continuous_batch.py", "static_batch.py"},
     "accelerate": {"placement.py"},
     "torch": {"membership.py"},
     "peft": {"adapted.py"},
     "vllm": {"held_weights.py"},
 }
-"""The file that has the private names of a library, beside `grpo/trainer/trl.py`."""
+"""The files that have the private names of a library, beside `grpo/trainer/trl.py`."""
 
 
 def installed_version(package: str) -> str | None:
@@ -36,7 +36,7 @@ def test_every_private_name_of_a_library_is_known_here() -> None:
 
 @pytest.mark.parametrize("name", sorted(CALLED.keys() - {"_set_sync_gradients"}))
 def test_a_library_has_its_private_names_in_one_file(name: str) -> None:
-    assert used()[name] == PLACES[library_of(CALLED[name])]
+    assert used()[name] <= PLACES[library_of(CALLED[name])]
 
 
 def test_sources_of_private_names_are_those_that_were_read() -> None:
