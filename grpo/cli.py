@@ -165,6 +165,7 @@ def quick_imports() -> Iterator[None]:
     """
     # TRL 1.16 warns of each vLLM above 0.31; pyproject.toml has the versions that were tested
     warnings.filterwarnings("ignore", "TRL currently supports vLLM", UserWarning)
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # it logs where everything else does, of its start, too
     gc.disable()
     try:
         yield

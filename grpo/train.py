@@ -14,6 +14,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
+from rich.console import Console
 
 from grpo.cli import WANTS_TRACEBACK, leave, quick_imports, start
 from grpo.config.batch import node_range
@@ -43,6 +44,7 @@ from grpo.utils.distributed import (
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu, use_expandable_segments
 from grpo.utils.terminal import keep, on_signals
+from grpo.utils.waiting import Waiting
 from rewards.isolation.system import end_with_parent
 
 
@@ -105,7 +107,8 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
         prepare_gpu(settings.train)
     if config.plan.enforce:
         check_gpu(config.gpu)
-    with quick_imports():
+    console = Console(file=sys.stderr, quiet=not is_main_process())
+    with quick_imports(), Waiting(console, "loading libraries"):
         from grpo.run.session import run
 
     return run(settings, run_dir, plan)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from grpo.evaluation.by_task import file_of, in_total
 from grpo.evaluation.loop import Decoding, Evaluation, evaluate
 from grpo.generation.offline import with_transformers, with_vllm
 from grpo.generation.vllm.engine import BATCH
+from grpo.generation.vllm.start import EngineStart
 from grpo.model import policy
 from grpo.model.adapted import config_of
 from grpo.model.thinking import template_of
@@ -62,11 +64,12 @@ def evaluate_model(
     with running_rewards(graders, columns, output, output / ERRORS_FILE) as rewards:
         for grader in rewards.values():
             check_grader(grader)
-        generate: Any = (
-            with_vllm(name, model.dtype, longest, length, processing_class, most_images)
-            if vllm
-            else with_transformers(name, model, config.peft, length, device, template)
-        )
+        with EngineStart(console) if vllm else nullcontext():
+            generate: Any = (
+                with_vllm(name, model.dtype, longest, length, processing_class, most_images)
+                if vllm
+                else with_transformers(name, model, config.peft, length, device, template)
+            )
         results = {}
         for task, single in tasks.items():
             evaluation = Evaluation(

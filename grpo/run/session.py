@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from grpo.cli import output_in
 from grpo.config.batch import completions, evaluated_at_once
+from grpo.config.facts import generator_of
 from grpo.config.mixture import limit_of, single_tasks
 from grpo.config.nodes import why_routers_fixed
 from grpo.config.resolve import Resolved
@@ -36,6 +38,7 @@ from grpo.evaluation.by_task import file_of, held_out_of, in_total, join_files
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.evaluation.loop import Decoding, Evaluation
 from grpo.generation.backend import backend_class
+from grpo.generation.vllm.start import EngineStart
 from grpo.model import policy
 from grpo.model.adapted import config_of
 from grpo.model.thinking import template_of
@@ -104,7 +107,8 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
             options = options_of_rewards(settings, problems)
             columns = usable_columns(settings.task, options, reward_columns(problems.train), problems.columns)
             with running_rewards(options, columns, run_dir, run_dir / own_name(ERRORS_FILE)) as rewards:
-                trainer = make_trainer(settings, run_dir, problems, processing_class, rewards, tools, memory)
+                with EngineStart(console) if generator_of(settings.train) == "colocated" else nullcontext():
+                    trainer = make_trainer(settings, run_dir, problems, processing_class, rewards, tools, memory)
                 evaluations = evaluations_of(settings, problems, rewards, run_dir, console)
                 accuracy = f"rewards/{settings.task.eval.reward}/mean"
                 progress = ProgressBar(console, accuracy, list(rewards.values()), settings.plan.host_gb)

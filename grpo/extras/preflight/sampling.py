@@ -7,7 +7,7 @@ run's first steps.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from transformers import set_seed
 
 from grpo.cli import output_in
 from grpo.config.batch import completions, keep_batch, processes
+from grpo.config.facts import generator_of
 from grpo.config.mixture import mixture_of, single_tasks
 from grpo.config.resolve import Resolved
 from grpo.data.rewards import running_rewards, usable_columns
@@ -26,6 +27,7 @@ from grpo.data.task import Problems, reward_columns
 from grpo.evaluation.model import fingerprint
 from grpo.extras.preflight import problems as about_problems
 from grpo.extras.preflight.samples import Sample, Sampled, append, read
+from grpo.generation.vllm.start import EngineStart
 from grpo.model import policy
 from grpo.model.thinking import template_of
 from grpo.run.session import find_model, options_of_rewards, problems_of
@@ -107,7 +109,8 @@ def sample(settings: Resolved, folder: Path, console: Console) -> Result:
             rewarded = options_of_rewards(settings, problems)
             columns = usable_columns(settings.task, rewarded, reward_columns(problems.train), problems.columns)
             with running_rewards(rewarded, columns, folder, folder / ERRORS_FILE) as rewards:
-                trainer = make_trainer(settings, folder, problems, processing_class, rewards, tools)
+                with EngineStart(console) if generator_of(settings.train) == "colocated" else nullcontext():
+                    trainer = make_trainer(settings, folder, problems, processing_class, rewards, tools)
                 tasks = single_tasks(settings.task).items()
                 graders = {name: rewards.get(task.eval.reward) for name, task in tasks}
                 with errors_in_one_line(folder):
