@@ -23,8 +23,14 @@ class Waiting:
         self.parts: list[tuple[str, float]] = []
         """Parts of the work, and when each began."""
         columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-        redirect = {"redirect_stdout": False, "redirect_stderr": False}  # what the libraries print goes to the log
-        self.line = Progress(*columns, console=console, transient=True, disable=not console.is_terminal, **redirect)
+        self.line = Progress(
+            *columns,
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+            redirect_stdout=False,  # what the libraries print goes to the log
+            redirect_stderr=False,
+        )
 
     def __enter__(self) -> "Waiting":
         self.started = time.monotonic()
