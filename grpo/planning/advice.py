@@ -185,7 +185,7 @@ def sharding_changes(config: DictConfig) -> Iterator[Change]:
     else:
         yield {"shard": f"{name}_offload"}, f"{divided}, and offloaded to CPU, slower"
     if sharding.library == "fsdp":
-        yield {"shard": "zero3"}, "the same algorithm with DeepSpeed, which does not load the weights once per process"
+        yield {"shard": "zero3"}, "the same algorithm with DeepSpeed, which casts no weights while it loads"
     yield from more_gpus(config)
 
 

@@ -26,14 +26,15 @@ def loaded(shape: Shape, workload: Workload) -> float:
     """Bytes of the weights that all processes of a machine have in host memory before they move them to the device.
 
     Each of several processes reads the model first (TRL's `device_map=None`). safetensors maps its files, so the
-    processes share a copy. FSDP2, however, trains in float32, and before accelerate divides the weights, each process
-    has cast all of them (`fsdp2_prepare_model`), also with `cpu_ram_efficient_loading`.
+    processes share a copy. FSDP2, however, trains in float32, and before accelerate divides the weights, rank 0 has
+    cast all of them (`grpo.trainer.placement.sent_by_rank_0`; measured by benchmarks/loading.py).
     """
     if workload.device == "cpu" or workload.sharding.processes == 1:
         return 0.0
+    shared = weights(shape, workload)
     if workload.sharding.library == "fsdp" and workload.sharding.float32 and workload.adapter is None:
-        return held(shape, workload) * workload.processes
-    return weights(shape, workload)
+        return shared + held(shape, workload)
+    return shared
 
 
 def offloaded(shape: Shape, workload: Workload) -> Components:

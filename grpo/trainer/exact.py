@@ -26,7 +26,7 @@ from grpo.trainer.context import Context
 from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.microbatch import Microbatch
 from grpo.trainer.packing import Packing
-from grpo.trainer.placement import gathered_with_its_norm, loads_without_state, prepare
+from grpo.trainer.placement import gathered_with_its_norm, loads_without_state, prepare, sent_by_rank_0
 from grpo.trainer.refusals import check_options
 from grpo.trainer.resume import EpochSampler, Resume, load_weights
 from grpo.trainer.rollout import per_token
@@ -199,6 +199,7 @@ class ExactGRPOTrainer(GRPOTrainer):
             with (
                 self.rollouts.source.ahead(self),
                 gathered_with_its_norm() if self.is_fsdp_enabled else nullcontext(),
+                sent_by_rank_0() if self.is_fsdp_enabled else nullcontext(),
             ):
                 return super().train(*args, **kwargs)
         except BaseException:

@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+import accelerate.accelerator
 import torch
 from accelerate.utils import fsdp_utils, is_peft_model
 from transformers.integrations import is_deepspeed_zero3_enabled
@@ -12,7 +13,7 @@ from grpo.trainer.adapter_inputs import keep_inputs_uncast
 from grpo.trainer.shared_prompts.states import state_layers
 from grpo.trainer.tiled_mlp import tile_mlps
 from grpo.utils.attention import policy_of
-from grpo.utils.patching import patched
+from grpo.utils.patching import patched, replaced
 
 EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names of the number of experts in configurations that do not call it `num_experts`."""
@@ -157,6 +158,37 @@ def gathered_with_its_norm() -> AbstractContextManager[None]:
         return norms[-1] if norms else stock(model)
 
     return patched("accelerate.utils.fsdp_utils:_find_final_norm", final_norm)
+
+
+def sent_by_rank_0() -> AbstractContextManager[None]:
+    """Return a context in which accelerate divides a policy whose weights only rank 0 holds in float32.
+
+    accelerate casts trained weights to float32 in each process before FSDP2 divides them. Here the other processes have
+    no weights by then, and get their shards from rank 0, weight by weight (`fsdp2_load_full_state_dict`). A policy with
+    buffers that are saved, or with quantized weights, which accelerate cannot send, is divided as before.
+    """
+    stock = accelerate.accelerator.fsdp2_prepare_model
+
+    def prepare_model(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
+        weights = dict(model.named_parameters(remove_duplicate=False))
+        plain = all(type(weight) is torch.nn.Parameter and weight.device.type == "cpu" for weight in weights.values())
+        if not plain or model.state_dict().keys() - weights:
+            return stock(accelerator, model)
+        if not accelerator.is_main_process:
+            drop_weights(model)
+        with replaced(accelerator.state.fsdp_plugin, "cpu_ram_efficient_loading", True):
+            return stock(accelerator, model)
+
+    return patched("accelerate.accelerator:fsdp2_prepare_model", prepare_model)
+
+
+def drop_weights(model: torch.nn.Module) -> None:
+    """Replace all weights of a model by shapes without memory; tied weights stay tied."""
+    shapes: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            empty = torch.nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
+            setattr(module, name, shapes.setdefault(id(weight), empty))
 
 
 def loads_without_state() -> AbstractContextManager[None]:

@@ -8,7 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import accelerate.accelerator
 import torch
+from accelerate.utils import gather_object
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from peft import LoraConfig
@@ -86,6 +88,19 @@ def shard_options(name: str) -> dict[str, Any]:
     return {key: options[key] for key in ("fsdp", "fsdp_config", "deepspeed") if options[key]}
 
 
+def note_weights() -> list[str]:
+    """Note where the weights of a policy are, on this process, when accelerate divides it."""
+    devices: list[str] = []
+    stock = accelerate.accelerator.fsdp2_prepare_model
+
+    def noting(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
+        devices.append(" and ".join(sorted({weight.device.type for weight in model.parameters()})))
+        return stock(accelerator, model)
+
+    accelerate.accelerator.fsdp2_prepare_model = noting
+    return devices
+
+
 def main() -> None:
     gc.freeze()  # accelerate collects garbage before each training: not what the libraries have created
     tiny_llama()  # before there are several: afterwards only the first would save its whole policy
@@ -95,6 +110,7 @@ def main() -> None:
     if "deepspeed" not in options:
         options["use_cpu"] = True
     found: dict[str, Any] = {}
+    devices = note_weights()
     folder = Path(tempfile.mkdtemp())
     for name, case in CASES.items():
         torch.manual_seed(0)
@@ -116,6 +132,7 @@ def main() -> None:
     sent = adapter_weights(trainer.model, DistributedBackend(trainer.accelerator).gather_params)
     adapter = {name: weight for name, weight in Weights(trainer).now().items() if "lora_" in name}
     whole = {name.replace(".default.", "."): weight for name, weight in adapter.items()}
+    found["devices"] = gather_object([devices])
     if trainer.accelerator.process_index == 0:
         found["adapter"] = relative_difference(sent, whole)
         Path(file).write_text(json.dumps(found))

@@ -66,6 +66,12 @@ def test_no_process_holds_whole_gradients_under_fsdp2(found: dict[str, Any]) -> 
             assert all(0.3 < share < 0.7 for share in found[name]["shares"])
 
 
+def test_rank_0_alone_has_weights_before_fsdp2_divides_them(found: dict[str, Any]) -> None:
+    if found["shard"] == "fsdp2":
+        stock_and_ours = ["cpu", "meta"] * len(CASES)
+        assert found["devices"] == [["cpu"] * (2 * len(CASES) + 1), [*stock_and_ours, "meta"]]
+
+
 def test_a_gradient_not_finite_changes_no_sharded_policy(found: dict[str, Any]) -> None:
     assert [row["update/steps_skipped"] for row in found["not finite"]["logs"]] == [1, 1]
     assert found["not finite"]["unchanged"]
