@@ -39,6 +39,7 @@ from grpo.trainer.shared_prompts.trial import SharedPrompts
 from grpo.trainer.step import UNDIVIDED, step, undivided_step
 from grpo.trainer.token_budget import TokenBudget
 from grpo.trainer.update.activation_offload import ActivationOffload
+from grpo.trainer.update.finished_layers import FinishedLayers
 from grpo.trainer.update.gradient_offload import OffloadedGradients
 from grpo.trainer.update.guard import NonFiniteGuard
 from grpo.trainer.update.loss import loss_of_microbatch, own_loss
@@ -134,6 +135,8 @@ class ExactGRPOTrainer(GRPOTrainer):
         self.packing = Packing(size, shared_prompts, self.pad_to_multiple_of, traits.divisible)
         compiles = self.update.compile is True or (self.update.compile == "auto" and device.type == "cuda")
         compiles &= traits.divisible and not self.sharded
+        finishes = self.accelerator.is_fsdp2 and traits.divisible and self.update.on_oom == "retry"
+        finishes &= not self.update.activations_on_host
         self.compiled = CompiledLayers(shared_prompts, self.accelerator.autocast) if compiles else None
         self.guard = NonFiniteGuard(folder / "skipped_rows.jsonl", self._tokenizer, self.update.max_skipped_steps)
         self.rollouts = rollouts_of(self, engine, rollout, mixture, context)
@@ -153,6 +156,7 @@ class ExactGRPOTrainer(GRPOTrainer):
             sharded=self.sharded,
             survives=self.survives,
             compiled=self.compiled.on if self.compiled else nullcontext,
+            finished=FinishedLayers() if finishes else None,
         )
         self.resume = Resume(self.rollouts, self.step_update, context.stream)
         models = (self.budget, self.memory, self.accelerator, self.sharded, self.survives)

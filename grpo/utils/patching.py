@@ -38,8 +38,8 @@ PATCHES = {
     "trl.generation.vllm_generation:LLM": "dtype, revision, LoRA and images of the engine; until TRL passes options on",
     "trl.generation.vllm_client:VLLMClient.init_communicator": "adapters travel as files, without NCCL; until TRL asks",
     "requests:Session": "a request to a server that hangs ends; until TRL's client has time-outs",
-    "accelerate.accelerator:fsdp2_prepare_model": "only rank 0 casts all weights of a policy to float32; until accelerate "
-    "casts after it has moved the other processes' weights to the meta device",
+    "accelerate.accelerator:fsdp2_prepare_model": "only rank 0 casts all weights of a policy to float32; until "
+    "accelerate casts after it has moved the other processes' weights to the meta device",
     "accelerate.utils.fsdp_utils:_find_final_norm": "the norm before the output layer of a policy that sees images is "
     "in its language model; until accelerate looks there",
     "accelerate.utils.fsdp_utils:_prepare_sd_options": "a weight that never had a gradient, as in the last layer of a "

@@ -101,6 +101,33 @@ def note_weights() -> list[str]:
     return devices
 
 
+def fail_in_layers(trainer: ExactGRPOTrainer, call: int) -> None:
+    """Let the second process run out of memory once, at a call of a feed-forward layer in an update.
+
+    A micro-batch calls those of two layers in the forward pass, and again, the second one first, in the backward pass.
+    """
+    calls = [0]
+    backward = trainer.step_update._backward
+
+    def fault(*args: Any) -> None:
+        calls[0] += updating[0]
+        if updating[0] and calls[0] == call and trainer.accelerator.process_index == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    def noting(*args: Any, **options: Any) -> Any:
+        updating[0] = True
+        try:
+            return backward(*args, **options)
+        finally:
+            updating[0] = False
+
+    updating = [False]
+    trainer.step_update.__dict__["_backward"] = noting
+    for module in trainer.model.modules():
+        if type(module).__name__.endswith("MLP"):
+            module.register_forward_pre_hook(fault)
+
+
 def main() -> None:
     gc.freeze()  # accelerate collects garbage before each training: not what the libraries have created
     tiny_llama()  # before there are several: afterwards only the first would save its whole policy
@@ -123,6 +150,17 @@ def main() -> None:
         found[name] = {"sharding": trainer.accelerator.distributed_type.value, "logs": logs, "trl": trl_logs}
         assert not theirs or any(one.any() for one in theirs.values()), "nothing was trained"
         found[name] |= {"shares": shares, "change": relative_difference(ours, theirs) if theirs else None}
+    if shard == "fsdp2":
+        case = {"gradient_checkpointing": True, "rollout_func": long_first}
+        found["out of memory"], free = [], {}
+        for call in (0, 2, 3, 8):
+            torch.manual_seed(0)
+            failing = make(ExactGRPOTrainer, folder, update=SMALL, **copy.deepcopy({**options, **case}))
+            fail_in_layers(failing, call)
+            changes, logs = change(failing)
+            free = free or changes
+            retries = [row["update/oom_retries"] for row in logs]
+            found["out of memory"].append([retries, relative_difference(changes, free) if changes else None])
     spoilt = make(ExactGRPOTrainer, folder, update=SMALL, **copy.deepcopy(options))
     if spoilt.accelerator.process_index == 1:
         compute = spoilt._compute_loss

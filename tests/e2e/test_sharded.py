@@ -72,6 +72,16 @@ def test_rank_0_alone_has_weights_before_fsdp2_divides_them(found: dict[str, Any
         assert found["devices"] == [["cpu"] * (2 * len(CASES) + 1), [*stock_and_ours, "meta"]]
 
 
+def test_fsdp2_repeats_a_step_after_an_oom_in_a_layer(found: dict[str, Any]) -> None:
+    """In the second layer's forward pass, in its backward pass, and in the first one's in another micro-batch."""
+    if found["shard"] == "fsdp2":
+        (none, _), *failures = found["out of memory"]
+        assert sum(none) == 0
+        for retries, difference in failures:
+            assert sum(retries) == 1
+            assert difference <= 1e-5
+
+
 def test_a_gradient_not_finite_changes_no_sharded_policy(found: dict[str, Any]) -> None:
     assert [row["update/steps_skipped"] for row in found["not finite"]["logs"]] == [1, 1]
     assert found["not finite"]["unchanged"]

@@ -21,6 +21,7 @@ from grpo.trainer.processes import any_of, of_all, read
 from grpo.trainer.shared_prompts.attention import shared_attention
 from grpo.trainer.token_budget import TokenBudget
 from grpo.trainer.update.balance import earliest, limits
+from grpo.trainer.update.finished_layers import FinishedLayers
 from grpo.trainer.update.gathering import can_move, everyones
 from grpo.trainer.update.gradient_offload import OffloadedGradients
 from grpo.trainer.update.guard import NonFiniteGuard
@@ -90,6 +91,10 @@ class Attempt:
     """Their metrics."""
     started: float = 0.0
     """By `time.perf_counter`."""
+    failed: StepMicrobatch | None = None
+    """The micro-batch that ran out of memory and was finished."""
+    alone: bool = False
+    """Whether the attempt before failed at a single sequence."""
 
 
 class StepUpdate:
@@ -108,6 +113,7 @@ class StepUpdate:
         sharded: whether each process has a part of the weights.
         survives: whether to try again after an exception.
         compiled: makes a context in which the layers of a policy are compiled.
+        finished: the layers of a sharded policy, where they finish a micro-batch after an OOM.
     """
 
     def __init__(
@@ -125,10 +131,12 @@ class StepUpdate:
         sharded: bool = False,
         survives: Callable[[BaseException], bool] = is_out_of_memory,
         compiled: Callable[[Any], AbstractContextManager[None]] = nullcontext,
+        finished: FinishedLayers | None = None,
     ) -> None:
         self.options, self.traits, self.loss, self.accelerator = options, traits, loss, accelerator
         self.budget, self.packing, self.memory, self.guard = budget, packing, memory, guard
-        self.longest, self.sharded, self.survives, self.compiled = longest, sharded, survives, compiled
+        self.longest, self.sharded, self.survives = longest, sharded, survives
+        self.compiled, self.finished = compiled, finished
         self.offloaded: OffloadedGradients | None = None
         """The gradients, where `update.gradients_on_host` has them on the CPU."""
 
@@ -161,6 +169,8 @@ class StepUpdate:
 
         def backward(microbatch: StepMicrobatch) -> None:
             loss, metrics = self._backward(local, microbatch, alone=True)
+            if self.finished and self.finished.error and not attempt.failed:
+                attempt.failed = microbatch
             attempt.loss = attempt.loss + loss
             if microbatch.part.weight:
                 attempt.computed.append(microbatch)
@@ -187,7 +197,9 @@ class StepUpdate:
             microbatches += [nothing(batches)] * (most - len(microbatches))
         attempt.microbatches = microbatches
         attempt.loss = torch.zeros((), device=self.accelerator.device)
-        attempt.computed, attempt.unread = [], []
+        attempt.computed, attempt.unread, attempt.failed = [], [], None
+        if self.finished:
+            self.finished.error = None
         attempt.metrics = count(batches, microbatches, by_sequence=self.traits.by_sequence)
         self.memory.note()  # measuring forgets earlier peaks, also those of an attempt that ran out of memory
         self.budget.watch()
@@ -197,7 +209,11 @@ class StepUpdate:
         """Return which of these is true on any process, and note how long this one took before it waits for others."""
         wait_for(self.accelerator.device)
         attempt.metrics.seconds = [time.perf_counter() - attempt.started]
-        return any_of(self.accelerator, *flags)
+        failed, hopeless = flags
+        if attempt.failed:  # and finished, so that no exception has told
+            failed, hopeless = True, attempt.alone and len(attempt.failed) == 1
+            attempt.alone = len(attempt.failed) == 1
+        return any_of(self.accelerator, failed, hopeless)
 
     def _shrink(self, model: Any, failed: StepMicrobatch | None) -> None:
         self.drop_gradients(model)
@@ -270,7 +286,8 @@ class StepUpdate:
         deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         trl.synchronize_gradients(self.accelerator, not alone)
         try:
-            with shared_attention(model) if microbatch.part.shared else nullcontext(), self.compiled(model):
+            finished = self.finished.on(model) if self.finished else nullcontext()
+            with shared_attention(model) if microbatch.part.shared else nullcontext(), self.compiled(model), finished:
                 loss, metrics = self.loss(model, inputs, microbatch, alone)
                 loss = loss * microbatch.part.weight
                 self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
