@@ -52,7 +52,8 @@ class TokenBudget:
         """Note, for the processes that continue the run, that so many tokens do not fit; return what to do.
 
         With sharded weights all processes gather each layer together: when one fails within a micro-batch, the others
-        already wait for its part of the next layer, and nothing ends that wait but the end of the process.
+        already wait for its part of the next layer, and nothing ends that wait but the end of the process, unless its
+        layers finish the micro-batch (`grpo.trainer.update.finished_layers`).
         """
         if self.file:  # several processes can fail in the same step: a file for each, of which the least counts
             file = self.file if is_main_process() else self.file.with_name(f"{self.file.stem}.{rank()}.json")
@@ -60,8 +61,9 @@ class TokenBudget:
                 partial.write_text(json.dumps({"tokens": tokens}))
         return (
             f"out of memory in the update, at {tokens} tokens at once, with sharded weights, whose processes cannot "
-            f"repeat a step; continued, the run takes at most {tokens // 2}, and with launch.max_restarts it continues "
-            "by itself; or lower update.max_tokens_per_microbatch"
+            f"repeat a step here; continued, the run takes at most {tokens // 2}, and with launch.max_restarts it "
+            "continues by itself; or lower update.max_tokens_per_microbatch, or use shard=fsdp2 with "
+            "train.gradient_checkpointing=true, whose layers let them repeat it"
         )
 
     def allowed(self) -> int:
