@@ -34,10 +34,14 @@ def drawn(candidates: list[Row]) -> list[Row]:
 
 
 def rows_of(shard: str) -> list[Row]:
-    """The drawn rows; for a choice of `conf/shard` of as few as have all values. ZeRO-3 refuses tiles."""
+    """The drawn rows; for a choice of `conf/shard` of as few as have all values.
+
+    Layers of sharded policies are not compiled, and ZeRO-3 refuses tiles.
+    """
     if shard == "none":
         return drawn(rows())
-    return [row | {"feed-forward": "whole"} if shard == "zero3" else row for row in drawn(few(rows()))]
+    changed = {"layers": "as they are"} | ({"feed-forward": "whole"} if shard == "zero3" else {})
+    return [row | changed for row in drawn(few(rows()))]
 
 
 def few(candidates: list[Row]) -> list[Row]:

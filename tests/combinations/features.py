@@ -68,6 +68,7 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
         "on, inputs offloaded": {"gradient_checkpointing": True},
     },
     "feed-forward": {"whole": {}, "in tiles": {}},
+    "layers": {"as they are": {}, "compiled": {}},
     "prompts": {"shared": {}, "apart": {}},
     "tools": {"none": {}, "tools": {}, "environment": {}},
     "problems": {

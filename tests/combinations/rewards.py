@@ -7,7 +7,7 @@ from typing import Any
 
 def number_of_correct(completion_ids: list[list[int]], number: list[int], **columns: Any) -> list[float]:
     """Anything, but equal within the groups of every third problem."""
-    return [1.0 if of % 3 == 0 else float(sum(ids) % 3 == 0) for ids, of in zip(completion_ids, number, strict=True)]
+    return [1.0 if of % 3 == 1 else float(sum(ids) % 3 == 0) for ids, of in zip(completion_ids, number, strict=True)]
 
 
 def brevity(completion_ids: list[list[int]], task: list[str], **columns: Any) -> list[float | None]:

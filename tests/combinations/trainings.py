@@ -286,6 +286,7 @@ def ours(row: Row, folder: Path, **more: Any) -> Any:
         share_prompts=row["prompts"] == "shared",
         activations_on_host=row["checkpointing"] == "on, inputs offloaded",
         mlp_tile=16 if row["feed-forward"] == "in tiles" else None,
+        compile=row["layers"] == "compiled",
     )
     trainer = make(ExactGRPOTrainer, folder, update=update, log_tokens=True, **options | more)
     trainer._generate_single_turn = drawn(trainer, row)
