@@ -49,7 +49,7 @@ def machine() -> dict[str, Any]:
     return found
 
 
-def names(toy: bool, cells: bool) -> list[str]:
+def names(toy: bool, cells: bool = False) -> list[str]:
     """Return the experiments in their order.
 
     Args:

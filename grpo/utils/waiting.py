@@ -1,4 +1,4 @@
-"""Work before the first step: a line with what is under way and for how long, and afterwards how long it took."""
+"""Work before the first step: a line with what is under way and for how long, and afterwards how long parts took."""
 
 import time
 from itertools import pairwise
@@ -12,7 +12,9 @@ LONG = 5.0
 
 
 class Waiting:
-    """While inside, a terminal shows what is under way and for how many seconds; nothing afterwards if it was short.
+    """While inside, a terminal shows what is under way and for how many seconds.
+
+    Afterwards a line has the seconds of its parts, unless it was short or has none.
 
     Args:
         doing: the work, as in `loading libraries`.
@@ -48,7 +50,7 @@ class Waiting:
     ) -> None:
         self.line.stop()
         now = time.monotonic()
-        if error is None and now - self.started >= LONG:
+        if error is None and self.parts and now - self.started >= LONG:
             parts = [f"{part} {end - begun:.0f} s" for (part, begun), (_, end) in pairwise([*self.parts, ("", now)])]
-            line = f"{self.doing} took {now - self.started:.0f} s" + f" ({', '.join(parts)})" * bool(parts)
+            line = f"{self.doing} took {now - self.started:.0f} s ({', '.join(parts)})"
             self.console.print(line, highlight=False, soft_wrap=True)

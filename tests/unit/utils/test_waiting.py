@@ -51,7 +51,8 @@ def test_work_that_fails_says_no_more_than_its_error(clock: list[float]) -> None
     console = Console(file=io.StringIO())
 
     def start() -> None:
-        with Waiting(console, "starting vLLM"):
+        with Waiting(console, "starting vLLM") as waiting:
+            waiting.begin("loading weights")
             clock[0] += 60
             raise ValueError("no weights")
 
