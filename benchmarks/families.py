@@ -38,7 +38,7 @@ from transformers.models.auto.modeling_auto import (
 from benchmarks.families_page import COPIED, EXACT, PAGE, YES, page
 from benchmarks.tiny_policies import VOCABULARY, tiny_config
 from grpo.config.schema import ROOT
-from grpo.generation.transformers.continuous_batch import why_not_shared
+from grpo.generation.transformers.continuous_batch import ContinuousBatch, why_not_shared
 from grpo.generation.transformers.prompt_cache import why_repeated
 from grpo.generation.transformers.trial import why_not_joined
 from grpo.model.adapted import pattern_of, unfit
@@ -243,9 +243,9 @@ def joined(model: PreTrainedModel) -> str:
     """Return whether completions leave and join a batch in generation, sharing their prompts' keys or copying them."""
     if reason := why_not_shared(model, ("input_ids", "attention_mask")):
         return reason
-    if why_repeated(model) is None and why_not_joined(model, True) is None:
+    if why_repeated(model) is None and why_not_joined(model, ContinuousBatch(shares_from=0)) is None:
         return YES
-    return why_not_joined(model, False) or COPIED
+    return why_not_joined(model, ContinuousBatch()) or COPIED
 
 
 def in_vllm(model: PreTrainedModel) -> str:

@@ -107,7 +107,7 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
         prepare_gpu(settings.train)
     if config.plan.enforce:
         check_gpu(config.gpu)
-    console = Console(file=sys.stderr, quiet=not is_main_process())
+    console = Console(file=sys.stderr, quiet=not is_main_process(), markup=False)
     with quick_imports(), Waiting(console, "loading libraries"):
         from grpo.run.session import run
 
