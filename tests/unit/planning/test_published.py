@@ -122,7 +122,7 @@ def test_easy_r1s_host_is_exhausted_by_what_offloading_takes(composed: Compose) 
     needed = make_plan(composed(*line, "shard=fsdp2_offload")).host_gb
     plan = make_plan(composed(*line, "shard=fsdp2_offload", f"plan.host_gb={needed:.0f}"))
     assert "of host memory" in (plan.problem or "")
-    assert ["shard=zero3"] in suggested(composed, (*line, "shard=fsdp2_offload", f"plan.host_gb={needed:.0f}"))
+    assert ["shard=fsdp2"] in suggested(composed, (*line, "shard=fsdp2_offload", f"plan.host_gb={needed:.0f}"))
 
 
 def test_easy_r1s_7b_does_not_fit_and_is_advised_to_shard_first(composed: Compose) -> None:
