@@ -50,7 +50,6 @@ def with_vllm(
         processing_class: the tokenizer or processor.
         most_images: in a prompt; None if none has any.
     """
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # it logs where everything else does
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process, which nothing can outlive
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest

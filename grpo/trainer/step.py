@@ -48,7 +48,14 @@ def step(trainer: Any, model: Any, inputs: Any) -> torch.Tensor:
             grow = trainer.state.global_step > 0
             if trainer.aux_loss_enabled:
                 router_loss.weigh(trainer, trainer.step_update.local(model), slices)
-            loss, metrics = trainer.step_update.gradient(model, slices, restart=trl.entropies_again(trainer), grow=grow)
+            entropies_again = trl.entropies_again(trainer)
+
+            def restart() -> None:
+                entropies_again()
+                if trainer.token_values:
+                    trainer.token_values.forget()
+
+            loss, metrics = trainer.step_update.gradient(model, slices, restart, grow)
             trainer.clock.wait()
         trainer.note(metrics)
 

@@ -30,6 +30,12 @@ CASES: dict[str, dict[str, Any]] = {
     "KL, two iterations, four slices": KL_FOUR_SLICES,
     "zero variance on one process": {"reward_funcs": idle_second},
     "a mean of each slice": {"loss_type": "bnpo"},
+    "LoRA behind a frozen layer, checkpointing": {
+        "gradient_checkpointing": True,
+        "peft_config": LoraConfig(
+            r=4, target_modules=["q_proj", "down_proj"], layers_to_transform=[1], init_lora_weights=False
+        ),
+    },
     "LoRA, checkpointing": {
         "gradient_checkpointing": True,
         "peft_config": LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False),

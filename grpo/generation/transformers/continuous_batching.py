@@ -146,7 +146,7 @@ class ContinuousBatching:
         if not self._can(ANEW, reason, lambda: why_not_joined(model, ContinuousBatch())):
             return None
         if model.device.type in RECORDING:
-            reason = "turns continue from caches" if self.turns else together or why_not_static(model, names, config)
+            reason = "turns continue from caches" if self.turns else why_not_static(model, names, config)
             if self._can(UNRECORDED, reason, lambda: why_not_joined(model, StaticBatch(records=False))):
                 return StaticBatch()
         shares = repeats and self._can(

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import GenerationConfig
 
+from grpo.generation.transformers.continuous_batch import gathers_weights
 from grpo.generation.transformers.growing_cache import CACHE, GrowingCache, GrowingLayer
 from grpo.generation.transformers.prompt_cache import shared_keys
 from grpo.generation.transformers.sampling import drawn
@@ -46,6 +47,8 @@ def why_not_static(model: Any, inputs: Collection[str], config: GenerationConfig
         inputs: names of the model's inputs.
         config: generation config.
     """
+    if gathers_weights(model):
+        return "its weights are sharded"
     if further := set(inputs) - {"input_ids", "attention_mask"}:
         return f"it has the input {min(further)}"
     if any(type(layer) is not GrowingLayer for layer in GrowingCache(policy_of(model).config).layers):
@@ -190,24 +193,24 @@ class StaticBatch:
             self.rows, self._rows, self._cache = rows, further, cache
             self._place([], ROOM)
             return
-        kept = self._collect()
-        prompts = sorted({self.rows[place].prompt for place in kept})
+        unfinished = self._collect()
+        prompts = sorted({self.rows[place].prompt for place in unfinished})
         self._cache.add(prompts, cache)
-        self.rows = [self.rows[place] for place in kept]
+        self.rows = [self.rows[place] for place in unfinished]
         for row in self.rows:
             row.prompt = prompts.index(row.prompt)
         for row in rows:
             row.prompt += len(prompts)
         self.rows += rows
-        self._rows = self._rows.of(kept).and_further(further)
-        self._place(kept, self._cache.room)
+        self._rows = self._rows.of(unfinished).and_further(further)
+        self._place(unfinished, self._cache.room)
 
     def _drop_ended(self, room: int) -> None:
         """Keep only completions that have not ended, with room for so many tokens."""
-        kept = self._collect()
-        if kept:
-            self.rows, self._rows = [self.rows[place] for place in kept], self._rows.of(kept)
-            self._place(kept, room)
+        unfinished = self._collect()
+        if unfinished:
+            self.rows, self._rows = [self.rows[place] for place in unfinished], self._rows.of(unfinished)
+            self._place(unfinished, room)
 
     def _place(self, rows: list[int], room: int) -> None:
         """Place the completions in new memory; the first were at `rows` before."""

@@ -14,13 +14,20 @@ MULTIPLE = 16
 
 
 class StaticLayer(PromptLayer):
-    """Keys and values of prompts, and of completions with room for more tokens, (rows, heads, room, size)."""
+    """Keys and values of prompts, and of completions with room for more tokens, (rows, heads, room, size).
+
+    Args:
+        read: layer of the cache of the prompts.
+        missing: tokens of padding to put before the prompts.
+    """
 
     next_tokens: tuple[torch.Tensor, slice, torch.Tensor]
     """Where the next token of each row is written."""
 
-    def __init__(self, read: Any) -> None:
+    def __init__(self, read: Any, missing: int) -> None:
         super().__init__(read)
+        self.prompt_keys = pad(self.prompt_keys, (0, 0, missing, 0))
+        self.prompt_values = pad(self.prompt_values, (0, 0, missing, 0))
         self.keys, self.values = self.keys[:0], self.values[:0]
 
     def update(
@@ -46,8 +53,9 @@ class StaticCache(PromptCache):
 
     def __init__(self, read: GrowingCache, seen: torch.Tensor) -> None:
         super(PromptCache, self).__init__(None)
-        self.layers = [StaticLayer(layer) for layer in read.layers]
-        self.seen = seen.bool()
+        missing = -seen.size(1) % MULTIPLE
+        self.layers = [StaticLayer(layer, missing) for layer in read.layers]
+        self.seen = pad(seen.bool(), (missing, 0))
 
     @property
     def room(self) -> int:
@@ -70,12 +78,9 @@ class StaticCache(PromptCache):
             lengths: tokens of each completion in the cache; the steps change them.
             room: tokens of a completion that fit in, a multiple of `MULTIPLE`.
         """
-        missing = -self.seen.size(1) % MULTIPLE
-        self.seen = pad(self.seen, (missing, 0))
         self.lengths, places = lengths, torch.arange(len(lengths), device=lengths.device)
         for layer in self.layers:
             for name in ("keys", "values"):
-                setattr(layer, f"prompt_{name}", pad(getattr(layer, f"prompt_{name}"), (0, 0, missing, 0)))
                 before: torch.Tensor = getattr(layer, name)
                 after = before.new_zeros(len(lengths), before.size(1), room, before.size(3))
                 after[: len(rows), :, : before.size(2)] = before[rows]

@@ -25,7 +25,7 @@ class EngineStart(logging.Handler):
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.INFO)
-        self.waiting = Waiting(console, "starting vLLM")
+        self.waiting = Waiting(console, "starting the engine")  # which may be one of your own
 
     def __enter__(self) -> None:
         logging.getLogger("vllm").addHandler(self)

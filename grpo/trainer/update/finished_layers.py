@@ -1,7 +1,7 @@
 """Checkpointed layers that FSDP2 shards: they finish a micro-batch after an OOM, so that the step can be repeated.
 
 All processes gather the weights of each layer together, and then reduce its gradients. A process that runs out of
-memory in a layer therefore goes on without computing: its layers return zeros and give gradients of zero, as long as
+memory in a layer therefore continues without computing: its layers return zeros and give gradients of zero, as long as
 the others need its part of the weights. After the last micro-batch the processes agree whether any of them failed, drop
 the gradients, and repeat the step from the same rollouts with half the tokens.
 
@@ -59,7 +59,8 @@ class FinishedLayers:
         run = partial(forward, **options)
         if not args or carries_gradient(options.values()):  # which the reentrant function would cut
             return checkpoint(run, *args, use_reentrant=False)
-        anchor = torch.zeros((), requires_grad=True)  # an adapter is trained behind inputs that are not
+        # what is trained gets a gradient also behind inputs that need none, as the first layer with an adapter does
+        anchor = torch.zeros((), requires_grad=any(weight.requires_grad for weight in layer.parameters()))
         return Finished.apply(self, layer, lambda anchor, *args: run(*args), anchor, *args)
 
 

@@ -44,10 +44,12 @@ class TokenValues:
         self._step = -1
         self._rows: dict[int, dict[str, torch.Tensor]] = {}
 
+    def forget(self) -> None:
+        """Drop what is known of a step that begins again: a process that ran out of memory may have computed zeros."""
+        self._rows = {}
+
     def note(self, trainer: Any, inputs: Batch, logps: torch.Tensor, entropies: torch.Tensor) -> None:
         """Keep what is known of a micro-batch's tokens.
-
-        After an OOM a step computes its completions again, with the same values.
 
         Args:
             trainer: of the loss, its step, and the options of both.
@@ -89,10 +91,10 @@ class TokenValues:
         rows = gather_object([self._as_lists(number) for number in sample & self._rows.keys()])
         self._rows = {}
         if rows and trainer.accelerator.is_main_process:
-            rows = {row["completion_id"]: row for row in rows}  # after an OOM two processes may have one
+            rows.sort(key=lambda row: row["completion_id"])
             self.folder.mkdir(parents=True, exist_ok=True)
             with atomic(self.folder / f"tokens_{trainer.state.global_step:05d}.parquet") as partial:
-                parquet.write_table(pyarrow.Table.from_pylist([rows[number] for number in sorted(rows)]), partial)
+                parquet.write_table(pyarrow.Table.from_pylist(rows), partial)
 
     def _as_lists(self, number: int) -> Row:
         """Return the values of a completion as lists; numbers that are not finite are None."""

@@ -34,7 +34,7 @@ def test_parts_of_vllms_start_are_shown_as_it_logs_them(clock: list[float]) -> N
         clock[0] += 1
     log.info("Starting to load model of a later one")
     parts = "loading weights 3 s, compiling and profiling 20 s, recording CUDA graphs 12 s, warming up 1 s"
-    assert console.file.getvalue() == f"starting vLLM took 46 s ({parts})\n"  # type: ignore[attr-defined]
+    assert console.file.getvalue() == f"starting the engine took 46 s ({parts})\n"  # type: ignore[attr-defined]
 
 
 def test_a_terminal_shows_what_is_under_way() -> None:
