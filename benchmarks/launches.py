@@ -258,10 +258,10 @@ def counted(layers: int, **case: Any) -> tuple[int, collections.Counter[str], in
         made = trainer(folder, layers, **case)
         gradient = made.step_update.gradient
 
-        def watched(model: Any, slices: Any, **options: Any) -> Any:
+        def watched(model: Any, slices: Any, *others: Any) -> Any:
             launches = Launches([list(model.parameters()), list(model.buffers()), slices])
             with path_of_a_gpu(), launches.watching():
-                result = gradient(model, slices, **options)
+                result = gradient(model, slices, *others)
             found[:] = launches.kernels.total(), launches.waits, result[1]["update/microbatches"]
             return result
 

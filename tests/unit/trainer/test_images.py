@@ -102,11 +102,11 @@ def test_as_many_images_as_rows_stay_with_their_rows(tmp_path: Path) -> None:
     trainer, shown = make(ExactGRPOTrainer, tmp_path, **given, **FOUR), list[tuple[bool, bool]]()
     gradient = trainer.step_update.gradient
 
-    def noted(policy: Any, slices: Any, **how: Any) -> Any:
+    def noted(policy: Any, slices: Any, *others: Any) -> Any:
         for part in slices:
             token = part["prompt_ids"] == processor.image_token_id
             shown.extend(zip(token.any(1).tolist(), part["pixel_values"].flatten(1).any(1).tolist(), strict=True))
-        return gradient(policy, slices, **how)
+        return gradient(policy, slices, *others)
 
     trainer.step_update.gradient = noted
     train(trainer)
