@@ -115,32 +115,6 @@ def difference(policy: torch.Tensor, engine: torch.Tensor, mask: torch.Tensor) -
     return float((policy - engine)[scored].abs().mean()) if scored.any() else 0.0
 
 
-class MaskedRatios(Stage):
-    """Logs the fraction of sequences, or tokens, that TRL's mask of extreme ratios removes."""
-
-    def assemble(self, trainer: Any, completions: Sequence[Completion], batch_of: Callable[[], Batch]) -> Batch:
-        """Return the batch, and log the fraction of those of all processes."""
-        batch = batch_of()
-        if (ratio := batch.get("importance_sampling_ratio")) is not None:
-            fraction = masked_fraction(trainer.accelerator, ratio, loss_mask(batch))
-            trainer.note({"sampling/masked_share": fraction})
-        return batch
-
-
-def masked_fraction(accelerator: Any, ratio: torch.Tensor, mask: torch.Tensor) -> float:
-    """Return the fraction of sequences, or tokens, of all processes that TRL's mask of extreme ratios removes.
-
-    Args:
-        accelerator: of accelerate.
-        ratio: 0 where it is masked, (completions, length), or (completions, 1) where sequences are.
-        mask: tokens in the loss, (completions, length).
-    """
-    counted = mask.bool() if ratio.shape == mask.shape else mask.any(1, keepdim=True)
-    counts = torch.stack((((ratio == 0) & counted).sum(), counted.sum()))
-    removed, total = accelerator.reduce(counts, "sum").tolist()
-    return removed / max(1, total)
-
-
 def not_the_policy(gap: float, allowed: float, dtype: str, written: Sequence[str] = ()) -> str:
     """Return the reason for ending a run whose engine has other weights, or has had them written to.
 

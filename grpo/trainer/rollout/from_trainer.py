@@ -15,10 +15,11 @@ from grpo.trainer.rollout.columns import LoggedColumns, Numbers
 from grpo.trainer.rollout.completer import Completer
 from grpo.trainer.rollout.degenerate import Degenerate
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
-from grpo.trainer.rollout.engine_check import EngineCheck, MaskedRatios
+from grpo.trainer.rollout.engine_check import EngineCheck
 from grpo.trainer.rollout.mixed_order import order_of
 from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.trainer.rollout.rollouts import Rollouts
+from grpo.trainer.rollout.sampler_mismatch import SamplerMismatch
 from grpo.trainer.rollout.sampling import Source
 from grpo.trainer.rollout.stages import Stage
 from grpo.trainer.rollout.thumbnails import Thumbnails
@@ -64,8 +65,8 @@ def stages_of(trainer: Any, rollout: Rollout, by_engine: list[Stage], context: C
     if rollout.max_repetition is not None:
         stages.append(Degenerate(rollout.max_repetition))
     stages += by_engine
-    if trainer.use_vllm and trainer.vllm_importance_sampling_mode.endswith("_mask"):
-        stages.append(MaskedRatios())
+    if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
+        stages.append(SamplerMismatch(trainer.vllm_importance_sampling_mode.endswith("_mask")))
     if context.log_tokens:
         stages.append(Numbers())
     if trainer.tools:

@@ -84,6 +84,8 @@ def test_a_backend_of_its_own_generates_with_the_policys_weights(tmp_path: Path,
     assert logged[0]["engine/is_policy"] == 1
     assert all(row["sampling/sampling_logp_difference/mean"] < 1e-4 for row in logged)
     assert all(row["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-3) for row in logged)
+    assert all(0 <= row["rollout_corr/k3_kl"] < 1e-8 for row in logged)
+    assert all(row["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1) for row in logged)
 
 
 def test_a_backend_of_its_own_takes_turns_with_tools(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from transformers import AutoModelForImageTextToText, InternVLConfig, InternVLVi
 from grpo.run.callbacks import MetricsFile
 from grpo.testing.stock_trl import VOCABULARY, ScriptedEngine, ours, rollouts, tiny_llama
 from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.processes import LocalAccelerator
 from grpo.trainer.rollout import engine_check
-from grpo.trainer.rollout.engine_check import EngineCheck, difference, masked_fraction, tolerance
+from grpo.trainer.rollout.engine_check import EngineCheck, difference, tolerance
 from grpo.utils.errors import GenerationError
 
 NAN = float("nan")
@@ -33,16 +32,6 @@ def test_the_tolerance_follows_from_the_bits_of_the_data_type() -> None:
     assert tolerance("bfloat16", "cuda") / tolerance("float16", "cuda") == pytest.approx(ratio, rel=0.1)
     assert tolerance("float32", "cuda") == tolerance("float16", "cuda"), "as GPUs may multiply it as TF32"
     assert tolerance("float32", "cpu") < tolerance("float32", "cuda") / 10
-
-
-@pytest.mark.parametrize(
-    ("ratio", "fraction"),
-    [([[0.0], [1.2], [0.0]], 1 / 2), ([[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]], 2 / 3)],
-    ids=["sequences", "tokens"],
-)
-def test_what_trls_mask_removes_is_counted_within_the_loss(ratio: list, fraction: float) -> None:
-    mask = torch.tensor([[1, 1], [1, 0], [0, 0]])
-    assert masked_fraction(LocalAccelerator(None), torch.tensor(ratio), mask) == pytest.approx(fraction)
 
 
 def checked(directory: Path, shift: float, **options: Any) -> ExactGRPOTrainer:
