@@ -31,7 +31,7 @@ def test_samples_in_proportion_give_the_exact_divergences() -> None:
     assert found["ppl_ratio"] == pytest.approx((SAMPLER * SAMPLER / POLICY).sum().item())
 
 
-def test_sequences_multiply_their_ratios_and_average_their_logarithms() -> None:
+def test_sequences_multiply_ratios_and_average_logarithms() -> None:
     pairs = torch.cartesian_prod(*[torch.tensor([0, 0, 1, 2])] * 2)  # all completions of two tokens, in proportion
     found = measured(POLICY[pairs].log(), SAMPLER[pairs].log())
     chi2 = (POLICY**2 / SAMPLER).sum().item()

@@ -1,0 +1,168 @@
+"""Reads the options of a run of TRL: a YAML of `trl grpo --config`, a shell script, or the words of a command."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from yaml import YAMLError
+
+from grpo.config.library import package_folder
+from grpo.utils.errors import ConfigError
+
+LISTS = ("reward_funcs", "reward_weights", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save")
+"""Options that take several values, so that one value is a list of one."""
+Options = dict[str, Any]
+
+
+def options_of(words: list[str]) -> Options:
+    """Return the options of a command line, or of the file that is its only word, by TRL's names.
+
+    Options of `accelerate launch` are among them; its configuration file, or TRL's, is read as `accelerate_config`.
+
+    Raises:
+        ConfigError: there is no such file, or it holds neither options nor a command.
+    """
+    if len(words) == 1 and not words[0].startswith("-"):
+        file = Path(words[0])
+        if not file.is_file():
+            raise ConfigError(f"{file}: no such file; name TRL's YAML, a shell script, or the command: trl grpo --…")
+        if file.suffix == ".py":
+            raise ConfigError(
+                f"{file}: a script stays one: its GRPOTrainer becomes grpo.trainer.ExactGRPOTrainer, see "
+                "docs/exact_update.md"
+            )
+        if file.suffix in (".yaml", ".yml", ".json"):
+            return with_lists(from_yaml(file))
+        words = words_of(file)
+    return with_lists(from_words(words))
+
+
+def from_yaml(file: Path) -> Options:
+    """Return the options of TRL's YAML.
+
+    Raises:
+        ConfigError: it cannot be read, or holds another thing than options.
+    """
+    try:
+        loaded = OmegaConf.load(file)
+        options = OmegaConf.to_container(loaded)
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        place = getattr(error, "problem_mark", None)
+        where = f" in line {place.line + 1}" if place else ""
+        raise ConfigError(f"{file}: cannot be read as YAML{where}") from error
+    if not isinstance(options, dict) or not options:
+        raise ConfigError(f"{file}: TRL's YAML has a line `option: value` for each option")
+    if {"defaults", "hydra", "train", "task"} & options.keys():
+        raise ConfigError(f"{file}: a configuration of this project already")
+    return {str(name).replace("-", "_"): value for name, value in options.items()}
+
+
+def words_of(file: Path) -> list[str]:
+    """Return the words of the first command in a shell script that runs `trl grpo` or a Python script with options.
+
+    Raises:
+        ConfigError: there is no such command.
+    """
+    try:
+        text = file.read_text().replace("\\\n", " ")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read as text") from error
+    for line in text.splitlines():
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # a quotation over several lines, of something else
+            continue
+        if is_command(words):
+            return words
+    raise ConfigError(f"{file}: no line has the command `trl grpo --…`, or a Python script with options")
+
+
+def is_command(words: list[str]) -> bool:
+    """Return whether these words run `trl grpo`, its module or a Python script, with options."""
+    runs = any(word.endswith((".py", "grpo")) for word in words)
+    return runs and any(word.startswith("--") for word in words)
+
+
+def from_words(words: list[str]) -> Options:
+    """Return the options of a command line; those of its YAML (`--config`) come first, as in TRL.
+
+    Raises:
+        ConfigError: it has no option, or a variable of the shell.
+    """
+    if variables := re.findall(r"\$\{?\w+\}?", " ".join(words)):
+        raise ConfigError(f"{variables[0]} is known to the shell alone; write its value")
+    script = next((place for place in range(len(words)) if is_script(words, place)), 0)
+    options = flags(words[:script]) | flags(words[script:])
+    if not options:
+        raise ConfigError(f"{' '.join(words)!r} has no options: trl grpo --model_name_or_path … --dataset_name …")
+    if "nproc_per_node" in options:  # torchrun's
+        options["num_processes"] = options.pop("nproc_per_node")
+    file = options.pop("config", None)
+    return (from_yaml(Path(str(file))) if file else {}) | options
+
+
+def is_script(words: list[str], place: int) -> bool:
+    """Return whether a launcher's words end here: at a Python script, `trl grpo`, or a module."""
+    before = words[place - 1] if place else ""
+    return words[place].endswith(".py") or words[place] == "-m" or (before, words[place]) == ("trl", "grpo")
+
+
+def flags(words: list[str]) -> Options:
+    """Return the values of `--option value`, `--option=value`, `--option` (true) and `--no_option` (false)."""
+    given, name = Options(), ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            given[name] = [value_of(value)] if equals else []
+        elif name:
+            given[name].append(value_of(word))
+    options = Options()
+    for name, values in given.items():
+        if not values and name.startswith("no_"):
+            options[name.removeprefix("no_")] = False
+        else:
+            options[name] = True if not values else values[0] if len(values) == 1 else values
+    return options
+
+
+def value_of(word: str) -> Any:
+    """Return the value that YAML has for a word: a number, a truth value, a dictionary, or the word."""
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={word}"]))["value"]  # type: ignore[index, call-overload]
+    except YAMLError:
+        return word
+
+
+def with_lists(options: Options) -> Options:
+    """Return the options with lists where TRL wants some, and those of accelerate's configuration beside them."""
+    for name in ("eval_strategy", "logging_strategy", "save_strategy"):
+        if options.get(name) is False:  # YAML's `no`
+            options[name] = "no"
+    for name in LISTS:
+        if name in options and not isinstance(options[name], list):
+            options[name] = [options[name]]
+    if file := options.pop("config_file", None):
+        options["accelerate_config"] = file
+    if name := options.pop("accelerate_config", None):
+        ours = Path(package_folder("trl")) / "accelerate_configs" / f"{name}.yaml"
+        options = launch_of(from_yaml(ours if ours.is_file() else Path(str(name)))) | options
+    return options
+
+
+def launch_of(accelerate: Options) -> Options:
+    """Return what a configuration of accelerate decides, `accelerate_config` being a choice of `shard` here."""
+    found = {name: accelerate[name] for name in ("num_processes",) if accelerate.get(name)}
+    if accelerate.get("mixed_precision") in ("bf16", "fp16"):
+        found[accelerate["mixed_precision"]] = True
+    kind, deepspeed = str(accelerate.get("distributed_type", "NO")), accelerate.get("deepspeed_config") or {}
+    if kind == "DEEPSPEED":
+        stage = int(deepspeed.get("zero_stage", 2))
+        offload = "_offload" if stage == 3 and deepspeed.get("offload_param_device", "none") != "none" else ""
+        found["accelerate_config"] = f"zero{max(2, stage)}{offload}"
+    elif kind == "FSDP":
+        offload = "_offload" if (accelerate.get("fsdp_config") or {}).get("fsdp_offload_params") else ""
+        found["accelerate_config"] = f"fsdp2{offload}"
+    return found
