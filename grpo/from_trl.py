@@ -7,14 +7,14 @@ options, and those that have none.
 import argparse
 import os
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from grpo.cli import leave
+from grpo.cli import Parser, leave
 from grpo.config.schema import ROOT, register
 from grpo.extras.trl_options.convert import Experiment, convert
 from grpo.extras.trl_options.read import options_of
@@ -22,13 +22,6 @@ from grpo.utils.atomic import atomic
 from grpo.utils.errors import ConfigError
 
 PROGRAM = "grpo.from_trl"
-
-
-class Parser(argparse.ArgumentParser):
-    """Wrong arguments end with a one-line error, without the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        leave(ConfigError(message), PROGRAM)
 
 
 def main() -> None:

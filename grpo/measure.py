@@ -12,14 +12,14 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hydra import initialize_config_dir
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from grpo.cli import check_can_train, leave
+from grpo.cli import Parser, check_can_train, leave
 from grpo.config.schema import ROOT, register
 from grpo.extras.measuring.cases import Case, cases
 from grpo.extras.measuring.processes import in_process
@@ -29,13 +29,6 @@ from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import check_pytorch_sees_gpu, free_gpu_memory, take_one_gpu, use_expandable_segments
 
 PROGRAM = "grpo.measure"
-
-
-class Parser(argparse.ArgumentParser):
-    """Wrong arguments end with a one-line error, without the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        leave(ConfigError(message), PROGRAM)
 
 
 def main() -> None:
