@@ -93,7 +93,7 @@ def unchanged(case: Case, folder: Path, groups_per_step: int) -> Result:
     steps = max(STEPS, math.ceil(GROUPS / groups_per_step))
     found = train(case, folder, "train.learning_rate=0", f"train.max_steps={steps}", "task.eval.size=0")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    equal = [row["frac_reward_zero_std"] for row in rows]
+    equal = [row["rollout/zero_variance"] for row in rows]
     if "train.multi_objective_aggregation=normalize_then_sum" in case.overrides:
         equal = [row["update/rows_skipped"] / found["completions_a_step"] for row in rows]
     return {"value": 1 - fmean(equal), "groups": len(equal) * groups_per_step}

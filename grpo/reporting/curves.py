@@ -132,7 +132,7 @@ BY_TASK: list[tuple[str, str, str, bool]] = [
     (
         "Zero-variance groups by task",
         "Fraction of the groups of each task whose completions all have the same reward.",
-        "frac_reward_zero_std",
+        "rollout/zero_variance",
         True,
     ),
 ]
@@ -165,7 +165,7 @@ METRICS: list[tuple[str, str, dict[str, str], bool]] = [
     (
         "Zero-variance groups",
         "Fraction of groups whose completions all have the same reward: their advantages are zero.",
-        {"groups": "frac_reward_zero_std"},
+        {"groups": "rollout/zero_variance"},
         True,
     ),
     (

@@ -23,6 +23,8 @@ OF_A_START = re.compile(
 """Overrides of a command line that are Hydra's own, or may change with each start."""
 PEAKS = ("memory/peak_reserved_gb", "memory/host_gb")
 """Keys of the peak memory in `summary.json`: of the GPU, or of the host for a run without a GPU."""
+BY_TRL = "frac_reward_zero_std"
+"""TRL's count of zero-variance groups, of the run and, with `/<task>`, of a task."""
 READS = re.compile(r"\boc\.|\$\{[^:}]*\$\{")
 """Interpolations by a function of OmegaConf's, or by one whose name is interpolated."""
 
@@ -167,8 +169,14 @@ def read_run(folder: Path) -> Run:
         summary=read_json(folder / "summary.json"),
         evaluation=read_json(folder / "evaluation.json"),
         plan=read_json(folder / "plan.json"),
-        metrics=read_lines(folder / "metrics.jsonl"),
+        metrics=[with_zero_variance(row) for row in read_lines(folder / "metrics.jsonl")],
     )
+
+
+def with_zero_variance(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the metrics of a step; where an earlier version has not counted zero-variance groups, TRL's count."""
+    by_trl = {name: value for name, value in row.items() if name.startswith(BY_TRL)}
+    return {name.replace(BY_TRL, "rollout/zero_variance"): value for name, value in by_trl.items()} | row
 
 
 def literal(value: Any) -> Any:

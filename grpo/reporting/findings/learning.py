@@ -47,7 +47,7 @@ def reward_flat(run: Run) -> Finding | None:
 
 def larger_groups(run: Run) -> str:
     """Return the advice to enlarge groups, where many of them have zero variance."""
-    equal = ends(run, "frac_reward_zero_std")
+    equal = ends(run, "rollout/zero_variance")
     size = run.config.train.num_generations
     if not equal or mean(equal[1]) <= 0.3:
         return ""
@@ -56,7 +56,7 @@ def larger_groups(run: Run) -> str:
 
 def groups_equal(run: Run) -> Finding | None:
     """In 90 % of the groups all completions have the same reward, so that the gradient is zero."""
-    equal = ends(run, "frac_reward_zero_std")
+    equal = ends(run, "rollout/zero_variance")
     if not equal or mean(equal[1]) < 0.9:
         return None
     evidence = f"{mean(equal[1]):.0%} of the groups in the last quarter have zero variance"

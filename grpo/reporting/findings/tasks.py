@@ -8,10 +8,10 @@ from grpo.rundir.run_dir import Run
 
 def task_equal(run: Run) -> Finding | None:
     """In 90 % of the groups of a task, but not of the whole run, all completions have the same reward."""
-    everything = ends(run, "frac_reward_zero_std")
+    everything = ends(run, "rollout/zero_variance")
     if not everything or mean(everything[1]) >= 0.9:
         return None
-    shares = {name: ends(run, f"frac_reward_zero_std/{name}") for name in run.tasks}
+    shares = {name: ends(run, f"rollout/zero_variance/{name}") for name in run.tasks}
     equal = {name: mean(share[1]) for name, share in shares.items() if share and mean(share[1]) >= 0.9}
     if not equal:
         return None

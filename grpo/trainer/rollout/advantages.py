@@ -85,7 +85,7 @@ def normalized(rewards: torch.Tensor, group: int, scale: str) -> torch.Tensor:
 
 
 def finish(trainer: Any, batch: Batch, rewards: torch.Tensor, count: int) -> None:
-    """Make the advantages of equal rewards exactly zero, and those of others as the loss wants; in the log, too.
+    """Make the advantages of equal rewards exactly zero, and those of others as the loss wants; log both.
 
     Args:
         trainer: an `ExactGRPOTrainer`.
@@ -96,7 +96,9 @@ def finish(trainer: Any, batch: Batch, rewards: torch.Tensor, count: int) -> Non
     group = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
     compared, weights = learned(trainer, rewards, group)
     factors = loss_factors(compared, weights, group, getattr(trainer.own_loss, "advantage_factor", None))
-    factors[zero_variance(compared, weights, group, trainer.multi_objective_aggregation)] = 0.0
+    equal = zero_variance(compared, weights, group, trainer.multi_objective_aggregation)
+    factors[equal] = 0.0
+    trainer.note({"rollout/zero_variance": equal.float().mean().item()})  # TRL's count has a tolerance for rounding
     logged = trl.logged_advantages(trainer)  # as many of the newest as a generation has; an evaluation may have more
     replaces = compared is not rewards
     if replaces:

@@ -151,7 +151,7 @@ def metrics_by_task(
         completions = [completion for group, _ in mine for completion in group]
         rewards = torch.tensor([completion.rewards for completion in completions])
         metrics[f"reward/{name}"] = combined(rewards, torch.tensor(list(weights.values()))).nanmean().item()
-        metrics[f"frac_reward_zero_std/{name}"] = mean(equal for _, equal in mine)
+        metrics[f"rollout/zero_variance/{name}"] = mean(equal for _, equal in mine)
         metrics[f"completions/mean_length/{name}"] = mean(own_tokens(completion) for completion in completions)
         if grader:
             metrics[f"accuracy/{name}"] = rewards[:, list(weights).index(grader)].nanmean().item()

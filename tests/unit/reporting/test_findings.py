@@ -9,7 +9,7 @@ import pytest
 from omegaconf import DictConfig
 
 from grpo.reporting.findings import RULES, findings
-from grpo.rundir.run_dir import Run
+from grpo.rundir.run_dir import Run, with_zero_variance
 
 RECORDED = Path(__file__).parent / "recorded"
 FOUND = {
@@ -84,15 +84,22 @@ def test_an_engine_that_is_not_the_policy_comes_first(recorded):
     assert findings(healthy) == []
 
 
+def test_a_run_of_an_earlier_version_has_trls_count():
+    older = {"frac_reward_zero_std": 0.9, "frac_reward_zero_std/words": 0.5}
+    read = with_zero_variance(older)
+    assert (read["rollout/zero_variance"], read["rollout/zero_variance/words"]) == (0.9, 0.5)
+    assert with_zero_variance(older | {"rollout/zero_variance": 1.0})["rollout/zero_variance"] == 1.0
+
+
 def test_tasks_that_are_equal_or_become_worse_are_reported(recorded, composed):
     tasks = ["task=mixture", "+task@task.tasks.words=arithmetic", "+task@task.tasks.sums=sums"]
     run = replace(recorded("healthy"), config=composed(*tasks, "task.tasks.sums.weight=3"))
-    equal = {"frac_reward_zero_std/words": lambda step: 0.4, "frac_reward_zero_std/sums": lambda step: 0.97}
+    equal = {"rollout/zero_variance/words": lambda step: 0.4, "rollout/zero_variance/sums": lambda step: 0.97}
     (one,) = findings(with_metrics(run, **equal))
     assert (one.name, one.title) == ("task_equal", "Nothing is learned from task sums")
     assert one.evidence == "zero-variance groups in the last quarter: sums 97%"
     assert one.advice.startswith("lower task.tasks.sums.")
-    assert findings(with_metrics(run, **equal | {"frac_reward_zero_std/sums": lambda step: 0.8})) == []
+    assert findings(with_metrics(run, **equal | {"rollout/zero_variance/sums": lambda step: 0.8})) == []
 
     def worse(after: float) -> list:
         accuracies, sums = {"before": 0.8, "after": after}, {"accuracy": 0.5, "interval": [0.4, 0.6]}

@@ -78,3 +78,14 @@ def test_a_large_evaluation_has_zero_variance_too(tmp_path: Path) -> None:
     trainer = ours(tmp_path, eval_dataset=held_out, reward_funcs=of_prompt, **options)
     trainer.train()
     assert set(trainer._logs["advantages"]) == {0.0}
+
+
+def test_groups_that_rounding_hides_from_trl_are_counted(tmp_path: Path) -> None:
+    def six(completions: list, **columns: Any) -> list[float]:
+        return [6.0] * len(completions)
+
+    trainer = ours(tmp_path, reward_funcs=six, reward_weights=[0.2], num_generations=8, max_steps=1)
+    trainer.train()
+    row = trainer.state.log_history[0]
+    assert row["frac_reward_zero_std"] == 0, "or this test shows nothing"
+    assert (row["rollout/zero_variance"], row["update/rows_skipped"]) == (1, 16)

@@ -53,6 +53,7 @@ def stand_in() -> Any:
         state=SimpleNamespace(global_step=3, num_input_tokens_seen=0),
         _logs={"extra": defaultdict(list), "advantages": [], "prompt": []},
         _pending_extra_logs=defaultdict(list),
+        note=lambda metrics: None,
     )
 
 
