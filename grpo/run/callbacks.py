@@ -18,11 +18,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from grpo.rundir.files import read_lines, write_lines
 from grpo.rundir.set_aside import set_aside
 from grpo.utils.diagnosis import MISMATCH, mismatch_causes
-from grpo.utils.distributed import any_of
+from grpo.utils.distributed import any_of, is_main_process
 from grpo.utils.errors import DirectoryLost
 from grpo.utils.hardware import host_memory
 from grpo.utils.limits import GB, HOST_LIMIT
-from grpo.utils.terminal import on_signals
+from grpo.utils.terminal import on_signals, say
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -137,6 +137,8 @@ class StopOnSignal(TrainerCallback):
         first, self.received = not self.received, self.received or signal.Signals(number).name
         if self.activity and first:
             raise KeyboardInterrupt(f"{self.received} while {self.activity}")
+        if first and is_main_process():
+            say(f"{self.received}: stopping after this step, with a checkpoint; Ctrl-C stops at once")
         if not first and number == signal.SIGINT:
             raise KeyboardInterrupt("interrupted at once, without a checkpoint of the last steps")
 

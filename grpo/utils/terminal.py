@@ -47,3 +47,9 @@ def on_signals(numbers: tuple[signal.Signals, ...], handler: Any) -> dict[signal
     """Set a handler for signals and return those before; a signal that is ignored stays so, as `nohup` wants it."""
     heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heard}
+
+
+def say(line: str) -> None:
+    """Print a line on stderr from within a signal handler, where nothing that holds a lock or a buffer may be called."""
+    with contextlib.suppress(OSError):
+        os.write(2, (f"\n{line}\n\n" if os.isatty(2) else f"{line}\n").encode())  # two lines of progress are below

@@ -54,7 +54,7 @@ def test_a_line_that_was_cut_off_is_forgotten_as_well(tmp_path: Path) -> None:
     assert file.read_text() == '{"step": 1}\n'
 
 
-def test_a_signal_stops_after_the_step_and_a_second_one_at_once() -> None:
+def test_a_signal_stops_after_the_step_and_a_second_one_at_once(capfd: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with StopOnSignal() as stop:
         stop.begin(None)
@@ -62,11 +62,14 @@ def test_a_signal_stops_after_the_step_and_a_second_one_at_once() -> None:
         stop.on_step_end(None, state(1), quiet)
         assert not quiet.should_training_stop
         os.kill(os.getpid(), signal.SIGTERM)
+        answer = "SIGTERM: stopping after this step, with a checkpoint; Ctrl-C stops at once"
+        assert capfd.readouterr().err == f"{answer}\n", "before the step ends"
         stop.on_step_end(None, state(1), told)
         assert told.should_training_stop
         assert told.should_save
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+    assert capfd.readouterr().err == ""
     assert signal.getsignal(signal.SIGTERM) is before
 
 
