@@ -19,8 +19,9 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError
 
-from grpo.config.messages import explain, of_resolver
+from grpo.config.messages import check_flags, explain, of_resolver, of_yaml
 from grpo.config.schema import register
 from grpo.config.secrets import refuse_secrets
 from grpo.rundir.directory import check_no_run
@@ -50,6 +51,8 @@ def leave(error: Exception, program: str) -> NoReturn:
     """
     if isinstance(error, HydraException | OmegaConfBaseException):
         message, status = str(of_resolver(error) or explain(error)), 2
+    elif isinstance(error, MarkedYAMLError):
+        message, status = of_yaml(error), 2
     elif isinstance(error, ConfigError):
         message, status = str(error), 2
     elif isinstance(error, RunError):
@@ -140,6 +143,7 @@ def start(job: Callable[[], object], program: str) -> None:
     register_resolvers()
     RefuseSecrets.program = program
     try:
+        check_flags(sys.argv[1:])
         with (
             patched("hydra._internal.config_loader_impl:ConfigLoaderImpl.get_group_options", choices),
             patched("argparse:ArgumentParser._check_help", lambda self, action: None)
@@ -193,6 +197,7 @@ def output_in(file: Path) -> Iterator[None]:
         library.utils.logging.disable_progress_bar()
         library.utils.logging.enable_propagation()
     transformers.utils.logging.disable_default_handler()
+    logging.getLogger("datasets").handlers.clear()  # the first one prints on the terminal
     logging.captureWarnings(True)
     with file.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
         yield

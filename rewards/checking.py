@@ -30,10 +30,16 @@ def read_rows(file: Path, count: int) -> list[dict[str, Any]]:
     """Return the first `count` rows of a JSONL file.
 
     Raises:
-        ValueError: the file is empty.
+        ValueError: the file is empty, or a line is no JSON.
     """
+    rows = []
     with file.open() as lines:
-        rows = [json.loads(line) for line in islice((line for line in lines if line.strip()), count)]
+        for number, line in islice(((number, line) for number, line in enumerate(lines, 1) if line.strip()), count):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                reason = str(error).partition(":")[0]
+                raise ValueError(f"{file}, line {number}: {reason}: {line.strip()[:80]!r}") from error
     if not rows:
         raise ValueError(f"{file}: the file has no rows")
     return rows

@@ -41,6 +41,7 @@ def check(config: DictConfig) -> None:
         ConfigError: the first problem.
     """
     check_top_level(config)
+    check_names_of_rewards(config)
     check_facts(config)
     check_mixture(config)
     known = library_fields(GRPO_CONFIG)
@@ -128,6 +129,16 @@ def check_top_level(config: DictConfig) -> None:
             places = " or ".join(elsewhere(name))
             known = f"; did you mean {places}?" if places else meant(name, GROUPS)
             raise ConfigError(f"{name}: no such group{known}; and no value refers to it as ${{{name}}}")
+
+
+def check_names_of_rewards(config: DictConfig) -> None:
+    """Check that each reward stands below its name."""
+    for key, reward in config.reward.items():
+        if not isinstance(reward, DictConfig):
+            raise ConfigError(
+                f"reward.{key}={reward}: the keys of a reward stand below its name, {{mine: {{fn: …, weight: 1}}}}, "
+                "as in conf/reward/format.yaml"
+            )
 
 
 def check_rewards(config: DictConfig) -> None:

@@ -1,5 +1,6 @@
 """The files of `task.dataset`: which builder reads them, and whether they are there. No heavy import here."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,19 @@ def from_file(arguments: dict[str, Any]) -> dict[str, Any]:
         raise FileNotFoundError(f"there is no file {Path(str(first)).absolute()}")
     separator = {"sep": "\t"} if suffix == ".tsv" else {}
     return {**separator, **arguments, "path": BUILDERS[suffix], "name": None, "data_files": files or path}
+
+
+def broken_line(arguments: dict[str, Any]) -> str | None:
+    """Return file, number and beginning of the first line of JSON lines that is no JSON; None without a local file."""
+    file = Path(str(arguments.get("data_files") or arguments.get("path")))
+    if file.suffix not in (".jsonl", ".ndjson", ".json") or not file.is_file():
+        return None
+    for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
+        try:
+            json.loads(line or "null")
+        except ValueError:
+            return f"{file}, line {number}: {line[:80]!r}"
+    return None
 
 
 def in_one_line(arguments: dict[str, Any]) -> str:

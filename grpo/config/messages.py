@@ -10,8 +10,9 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from yaml import MarkedYAMLError
 
 from grpo.config.schema import GROUPS, NOT_SETTABLE, ROOT
 from grpo.utils.errors import ConfigError
@@ -39,6 +40,24 @@ def elsewhere(key: str) -> list[str]:
     schema = ConfigStore.instance().load("schema.yaml").node
     parts = [(group, schema._get_node(group)) for group in GROUPS]
     return [f"{group}.{key}" for group, node in parts if isinstance(node, DictConfig) and key in (node._content or ())]
+
+
+def check_flags(words: Iterable[str]) -> None:
+    """Raise a ConfigError for an option in TRL's form, as `--learning_rate`, among the words of a command line."""
+    for word in words:
+        name = word.partition("=")[0][2:].replace("-", "_")
+        if word.startswith("--") and (places := elsewhere(name)):
+            raise ConfigError(
+                f"{word}: write {' or '.join(f'{place}=…' for place in places)}; python -m grpo.from_trl converts a "
+                "command of TRL"
+            )
+
+
+def of_yaml(error: MarkedYAMLError) -> str:
+    """Return a line about a YAML that cannot be read: the file, the line and the reason."""
+    mark, problem = error.problem_mark, str(error.problem)
+    reason = "a tab; YAML is indented by spaces" if "'\\t'" in problem else problem
+    return f"{mark.name}, line {mark.line + 1}: {reason}" if mark else reason
 
 
 def explain(error: Exception) -> str:
@@ -82,6 +101,14 @@ def _of_defaults(text: str) -> str:
     """Return a line about a group that the defaults list does not have, or what Hydra says."""
     if "use +" in text:
         return f"{text.rpartition('use ')[2].strip()}: a group outside of the defaults is appended with a plus"
+    if unknown := re.match(
+        r"In '([^']+)': Config(?:Key|Attribute)Error .*?Key '(\w+)' not in '(\w+)'", text, re.DOTALL
+    ):
+        file, key, kind = unknown.groups()
+        places = elsewhere(key)
+        return (
+            f"{file}.yaml: {key}: no such key{f'; did you mean {places[0]}?' if places else meant(key, _keys_of(kind))}"
+        )
     if chosen := re.search(r"In 'task/(\w+)': Could not override 'reward@task\.tasks\.(\w+)", text):
         task, name = chosen.groups()
         return f"+task@task.tasks.{name}={task}: conf/task/{task}.yaml chooses its rewards; a mixture takes none such"
@@ -123,6 +150,16 @@ def _wrong_value(error: OmegaConfBaseException) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).split("\n")[0]
+
+
+def _keys_of(kind: str) -> list[str]:
+    """Return the keys of the group whose values are of this type, and the groups of the configuration itself."""
+    if kind == "Config":
+        return list(GROUPS)
+    schema = ConfigStore.instance().load("schema.yaml").node
+    groups = [node for node in map(schema._get_node, GROUPS) if isinstance(node, DictConfig) and node._content]
+    mine = [node for node in groups if getattr(OmegaConf.get_type(node), "__name__", "") == kind]
+    return [str(key) for node in mine for key in node]
 
 
 def _possible_keys(error: OmegaConfBaseException) -> list[str]:

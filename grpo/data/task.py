@@ -13,7 +13,7 @@ from typing import Any
 from datasets import Dataset, IterableDataset, load_dataset
 from omegaconf import DictConfig
 
-from grpo.config.data_files import arguments_of, from_file, in_one_line
+from grpo.config.data_files import arguments_of, broken_line, from_file, in_one_line
 from grpo.data import images
 from grpo.data.answers import answer_text, final
 from grpo.data.prompts import column_of, columns_of, prompts_from, template_of
@@ -217,6 +217,10 @@ def _in_one_line(task: DictConfig, split: str) -> Iterator[None]:
         reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
         if "Unknown split" in reason:
             reason += " Parts of one split are \"task.split='train[200:]'\" \"task.eval.split='train[:200]'\""
+        if "JSON parse error" in reason:
+            reason += f" ({place})" if (place := broken_line(arguments_of(task))) else ""
+        if "Repo id must" in reason:
+            reason = "neither a file nor a folder, and no name of a data set on the hub"
         if "corresponds to no data" in reason and "[" in split:
             reason = "no data in this part, as there are too few rows; task.eval.size=0 task.split=train trains on all"
         raise ConfigError(f"task.dataset={in_one_line(arguments_of(task))}, split {split}: {reason}") from error

@@ -50,6 +50,6 @@ def on_signals(numbers: tuple[signal.Signals, ...], handler: Any) -> dict[signal
 
 
 def say(line: str) -> None:
-    """Print a line on stderr from within a signal handler, where nothing that holds a lock or a buffer may be called."""
+    """Print a line on stderr from within a signal handler, where nothing with a lock or a buffer may be called."""
     with contextlib.suppress(OSError):
-        os.write(2, (f"\n{line}\n\n" if os.isatty(2) else f"{line}\n").encode())  # two lines of progress are below
+        os.write(2, (f"\n{line}\n\n" if os.isatty(2) else f"{line}\n").encode())  # above the progress

@@ -31,7 +31,7 @@ class Fault:
     """A failure of a call or of a completion."""
 
     kind: str
-    """Name of the exception, or `WrongLength`, `NotANumber`, `NotFinite`, `Timeout`, `Died`."""
+    """Name of the exception, or `OneForAll`, `WrongLength`, `NotANumber`, `NotFinite`, `Timeout`, `Died`."""
     message: str
     """Reason, file and line, in a single line."""
     traceback: str = ""
@@ -72,8 +72,10 @@ def call(function: Callable[..., Any], arguments: dict[str, Any], run: Callable[
             returned = awaited(function(**arguments, log_extra=outcome.log_extra, log_metric=outcome.log_metric), run)
         returned = returned.tolist() if hasattr(returned, "tolist") else returned
         count = len(arguments["completions"])
-        if not isinstance(returned, list | tuple):
-            return Outcome(failed=Fault("WrongLength", f"returned {type(returned).__name__}, not a list of rewards"))
+        if not isinstance(returned, list | tuple) or (len(returned) == 1 < count):
+            wanted = "a list with a number, or None, for each is needed"
+            batch = f"{count} completions" if count > 1 else "a completion"
+            return Outcome(failed=Fault("OneForAll", f"returned {returned!r:.80} for {batch}; {wanted}"))
         if len(returned) != count:
             return Outcome(failed=Fault("WrongLength", f"returned {len(returned)} rewards for {count} completions"))
         for row, value in enumerate(returned):

@@ -141,7 +141,8 @@ class Reward:
         """Return a reward per completion; None for a completion without a reward.
 
         Raises:
-            RewardError: a completion failed and `on_error` is `raise`, or all completions of `HOPELESS` batches failed.
+            RewardError: a completion failed and `on_error` is `raise`, all completions of `HOPELESS` batches failed, or
+                the function returns no list in its first call.
         """
         state, log_extra, log_metric, environments, _ = (columns.pop(key, None) for key in NOT_COLUMNS)
         if environments and "environments" in self.needs:
@@ -177,6 +178,8 @@ class Reward:
         at_once = call(part)
         if not at_once.failed:
             return at_once
+        if at_once.failed.kind == "OneForAll" and not self.scored:  # it has never been right
+            raise RewardError(f"reward.{self.name}: {at_once.failed.message}")
         alone: list[Outcome] = []
         hung = 0
         of_group = [columns[GROUP][row] for row in part] if self.compares else [*part]

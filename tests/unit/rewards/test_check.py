@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from grpo.testing.commands import finished
 from rewards.boxes import overlaps, read_boxes, read_reference
 from rewards.check import fn_and_kwargs
+from rewards.checking import read_rows
 from rewards.isolation.reward import Reward
 from rewards.probing.probes import cheats, correct, final, incorrect
 from rewards.probing.trial import above, fails, score, try_out
@@ -339,3 +340,10 @@ def test_a_check_gives_the_state_of_a_run_that_is_over(tmp_path: Path) -> None:
         assert score(reward, [{"question": "?"}], ["!"]) == [1.0]
     finally:
         reward.close()
+
+
+def test_a_broken_line_of_the_data_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "a", "answer": "1"}\n\n{"question": "b" "answer"}\n')
+    with pytest.raises(ValueError, match=r"rows.jsonl, line 3: Expecting ',' delimiter: '{\"question"):
+        read_rows(file, 9)

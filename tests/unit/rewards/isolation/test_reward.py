@@ -188,17 +188,25 @@ def test_arrays_are_rewards_too(file: Path) -> None:
     assert Reward(f"{file}:array", "array").score(completions=["a", "b", "c"]) == [0, 0.5, 1]
 
 
-@pytest.mark.parametrize("function", ["one_short", "number", "mapping", "huge"])
+@pytest.mark.parametrize("function", ["one_short", "huge"])
 def test_a_wrong_number_of_rewards_is_never_guessed_at(file: Path, function: str) -> None:
     reward = Reward(f"{file}:{function}", "mine")
-    assert reward.score(completions=["a", "b"]) == [None, None]
-    assert reward.errors.total() == 2
+    assert reward.score(completions=["a", "b", "c"]) == [None, None, None]
+    assert reward.errors.total() == 3
 
 
-def test_a_function_of_single_completions_is_called_one_by_one(file: Path) -> None:
+@pytest.mark.parametrize("function", ["number", "mapping", "only_alone"])
+def test_a_function_with_a_value_for_a_batch_stops_the_run(file: Path, function: str) -> None:
+    reward = Reward(f"{file}:{function}", "mine")
+    with pytest.raises(RewardError, match=r"reward.mine: returned .* for 2 completions; a list with a number, or None"):
+        reward.score(completions=["a", "b"])
+
+
+def test_a_function_that_was_right_before_is_called_one_by_one(file: Path) -> None:
     reward = Reward(f"{file}:only_alone", "mine")
+    assert reward.score(completions=["a"]) == [1]
     assert reward.score(completions=["a", "b"]) == [1, 1]
-    assert reward.errors == {"WrongLength": 1}
+    assert reward.errors == {"OneForAll": 1}
 
 
 def test_a_function_that_always_hangs_is_given_up_after_three(file: Path) -> None:
