@@ -14,7 +14,7 @@ from grpo.trainer.rollout.completion import Completion
 from grpo.trainer.rollout.stages import Stage
 
 BOUND = 20.0
-"""Largest absolute logarithm of a ratio whose square is taken, nats, as in verl."""
+"""Largest absolute logarithm of a ratio that is exponentiated, nats, as in verl."""
 
 
 class SamplerMismatch(Stage):
@@ -58,11 +58,12 @@ def divergences(
     log_ratio, lengths = policy - sampler, scored.sum(1)
     rows = lengths > 0
     of_token, of_sequence = log_ratio[scored], log_ratio.sum(1)[rows]
+    bounded = of_token.clamp(-BOUND, BOUND)
     log_ppl, log_sampler_ppl = (-scores.sum(1)[rows] / lengths[rows] for scores in (policy, sampler))
     values = {
         "kl": -of_token,
-        "k3_kl": torch.expm1(of_token) - of_token,
-        "chi2_token": torch.expm1(2 * of_token.clamp(-BOUND, BOUND)),
+        "k3_kl": torch.expm1(bounded) - bounded,
+        "chi2_token": torch.expm1(2 * bounded),
         "chi2_seq": torch.expm1(2 * of_sequence.clamp(-BOUND, BOUND)),
         "training_ppl": log_ppl.exp(),
         "rollout_ppl": log_sampler_ppl.exp(),

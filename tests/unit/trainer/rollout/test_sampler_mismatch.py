@@ -56,6 +56,7 @@ def test_tokens_outside_the_loss_and_unscored_ones_do_not_count() -> None:
 def test_a_ratio_of_an_impossible_token_stays_finite() -> None:
     found = measured(torch.tensor([[-1.0]]), torch.tensor([[-1000.0]]), weights=torch.tensor([[3.0]]))
     assert found["chi2_seq"] == pytest.approx(math.exp(40) - 1)
+    assert found["k3_kl"] == pytest.approx(math.exp(20) - 21)
 
 
 @pytest.mark.parametrize(
