@@ -11,8 +11,7 @@ from typing import Any
 
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
-from rich.console import Console
-from rich.table import Table
+from omegaconf.errors import OmegaConfBaseException
 
 from grpo.cli import Parser, leave
 from grpo.config.schema import ROOT, register
@@ -35,6 +34,10 @@ def main() -> None:
     try:
         if not args.words:
             raise ConfigError("name TRL's YAML, a shell script, or the command: trl grpo --model_name_or_path …")
+        if "--output" in args.words[:-1]:  # behind TRL's words
+            place = args.words.index("--output")
+            args.output = Path(args.words.pop(place + 1))
+            args.words.pop(place)
         name = Path(args.words[0]).stem if len(args.words) == 1 else "trl"
         output = args.output or Path("experiment") / f"{name}.yaml"
         if output.exists():
@@ -46,7 +49,7 @@ def main() -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic(output) as partial:
             partial.write_text(text_of(experiment))
-    except (ConfigError, OSError) as error:
+    except (ConfigError, OSError, OmegaConfBaseException) as error:
         leave(error, PROGRAM)
     show(experiment, options, output)
 
@@ -62,7 +65,7 @@ def text_of(experiment: Experiment) -> str:
     if train or experiment.train_defaults:
         lines.append(yaml({"train": train}) if train else "train:")
     if experiment.train_defaults:
-        lines.append("  # TRL's defaults where those here differ")
+        lines.append("  # TRL's defaults, where those here or in a GPU profile differ")
         lines += [f"  {line}" for line in yaml(experiment.train_defaults).splitlines()]
     return "\n".join(lines) + "\n"
 
@@ -74,23 +77,24 @@ def yaml(values: dict[str, Any]) -> str:
 
 def show(experiment: Experiment, options: dict[str, Any], output: Path) -> None:
     """Print where each option has gone, which have no place, and the next command."""
-    table = Table(box=None)
-    for title in ("TRL", "value", "here"):
-        table.add_column(title, overflow="fold")
+    width = max(map(len, experiment.mapped), default=0)
     for name, key in experiment.mapped.items():
-        table.add_row(name, str(options.get(name, "")), key)
-    console = Console(markup=False, highlight=False, soft_wrap=True)
-    console.print(table)
+        print(f"{name:{width}}  {key}: {options.get(name, '')}")
     for name, why in experiment.refused.items():
-        console.print(f"not taken: {name}: {why}")
-    console.print(f"{len(experiment.train_defaults)} defaults of TRL differ from those here and are in the file")
-    console.print(
+        print(f"not taken: {name}: {why}")
+    if experiment.train_defaults:
+        print(
+            f"{len(experiment.train_defaults)} defaults of TRL's trainer are in the file too, as those here may differ"
+        )
+    print(
         "task.conversational is false: set it to true if the column `prompt` holds messages; prompts longer than "
         "task.max_prompt_length=512 tokens are filtered here, and not in TRL"
     )
+    if output.parent.name != "experiment":
+        print(f"{output}: move it into a folder experiment/, in which Hydra looks for it")
+        return
     folder = os.path.relpath(output.parent.parent)
-    found = f"--config-dir {folder} +experiment={output.stem}" if output.parent.name == "experiment" else ""
-    console.print(f"{output}: python -m grpo.plan {found}" if found else f"{output}: move it into a folder experiment/")
+    print(f"{output}: python -m grpo.plan --config-dir {folder} +gpu=auto +experiment={output.stem}")
 
 
 if __name__ == "__main__":

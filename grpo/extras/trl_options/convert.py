@@ -8,7 +8,7 @@ from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.library import GRPO_CONFIG, library_fields
-from grpo.config.schema import NOT_SETTABLE, PLANNED, REWARD_MODEL
+from grpo.config.schema import NOT_SETTABLE, PLANNED, REWARD_MODEL, ROOT
 from grpo.extras.trl_options.read import Options
 from grpo.utils.errors import ConfigError
 
@@ -32,8 +32,12 @@ QUANTIZATION = {
     "bnb_4bit_quant_storage": "bnb_4bit_quant_storage",
 }
 """Options of TRL's quantization, and of `transformers.BitsAndBytesConfig`."""
-BY_TRL = {"get_soft_overlong_punishment": {"max_completion_length": 1280, "cache": 256}}
-"""Rewards of TRL's script that a call makes, with the arguments that it gives."""
+OVERLONG = {"fn": "rewards.overlong.overlong", "kwargs": {"max_completion_length": 1280, "cache": 256}}
+BY_TRL: dict[str, dict[str, Any]] = {
+    **{f"{name}_reward": {"fn": f"trl.rewards.{name}_reward"} for name in ("accuracy", "reasoning_accuracy")},
+    **{"think_format_reward": {"fn": "trl.rewards.think_format_reward"}, "get_soft_overlong_punishment": OVERLONG},
+}
+"""Rewards that TRL's script knows by a name, with the arguments that it gives."""
 REFUSED = {
     "trust_remote_code": "code from the hub is never run; convert the model to an architecture of transformers",
     "datasets": "a mixture: docs/mixtures.md has the form of one here",
@@ -56,7 +60,7 @@ class Experiment:
     values: dict[str, Any] = field(default_factory=dict)
     """Values, by group."""
     train_defaults: dict[str, Any] = field(default_factory=dict)
-    """Defaults of `trl.GRPOConfig` that differ from those here."""
+    """Defaults of `trl.GRPOConfig` that differ from those here, or that a GPU profile would set."""
     mapped: dict[str, str] = field(default_factory=dict)
     """Key here of each option that was taken."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -69,14 +73,10 @@ def convert(options: Options) -> Experiment:
     Raises:
         ConfigError: there is no model.
     """
-    if not options.get("model_name_or_path"):
+    if not options.get("model_name_or_path"):  # the only option without which nothing can be said
         raise ConfigError("no model_name_or_path: the options are those of `trl grpo`, which needs it")
     experiment, rest = Experiment(), dict(options)
-    for name in ("trust_remote_code", "load_in_8bit"):
-        if rest.get(name) is False:
-            rest.pop(name)
-    for name in [name for name in rest if name in REFUSED]:
-        experiment.refused[name] = f"{REFUSED[name]} (it is {rest.pop(name)!r})"
+    refuse(rest, experiment)
     for part in (convert_model, convert_adapter, convert_data, convert_rewards, convert_launch, convert_training):
         part(rest, experiment)
     for name in rest:
@@ -84,6 +84,20 @@ def convert(options: Options) -> Experiment:
             close = difflib.get_close_matches(name, known_options(), n=1)
             experiment.refused[name] = f"no option of TRL{f'; did you mean {close[0]}?' if close else ''}"
     return experiment
+
+
+def refuse(rest: Options, experiment: Experiment) -> None:
+    """Take the options without a place out of the rest, with their reasons, and note what is missing."""
+    for name in rest.pop("launcher", ()):
+        experiment.refused[name] = "the launcher's: docs/scaling.md"
+    for name, others in (("dataset_name", {"datasets"}), ("reward_funcs", {"reward_model_name_or_path"})):
+        if not ({name} | others) & rest.keys():
+            experiment.refused[name] = "is not given: add it to this file"
+    for name in ("trust_remote_code", "load_in_8bit"):
+        if rest.get(name) is False:
+            rest.pop(name)
+    for name in [name for name in rest if name in REFUSED]:
+        experiment.refused[name] = f"{REFUSED[name]} (it is {rest.pop(name)!r})"
 
 
 def known_options() -> dict[str, tuple[Any, Any]]:
@@ -149,7 +163,7 @@ def convert_data(rest: Options, experiment: Experiment) -> None:
         if name in rest
     }
     task = experiment.values["task"] = {"dataset": dataset, "split": "train", "prompt": "prompt"}
-    task |= {"conversational": False, "answer": {"column": None}, "eval": {"size": 0}}
+    task |= {"conversational": False, "thinking": None, "answer": {"column": None}, "eval": {"size": 0}}
     if "dataset_train_split" in rest:
         task["split"] = take(rest, experiment, "dataset_train_split", "task.split")
     split = library_fields(SCRIPT)["dataset_test_split"][1]
@@ -166,12 +180,15 @@ def convert_rewards(rest: Options, experiment: Experiment) -> None:
         name = take(rest, experiment, "reward_model_name_or_path", "reward.model.kwargs.model_name_or_path")
         rewards["model"] = {"fn": REWARD_MODEL, "kwargs": {"model_name_or_path": name}}
     if "reward_funcs" in rest:
-        for path in take(rest, experiment, "reward_funcs", "reward.NAME.fn"):
-            name = str(path).rpartition(".")[2]
-            if name in BY_TRL:
-                rewards[name] = {"fn": "rewards.overlong.overlong", "kwargs": dict(BY_TRL[name])}
-            else:
-                rewards[name] = {"fn": path if "." in str(path) else f"trl.rewards.{path}"}
+        for path in map(str, take(rest, experiment, "reward_funcs", "reward.NAME.fn")):
+            name = path.rpartition(".")[2]
+            while name in rewards:  # twice, as TRL adds it twice
+                name += "_again"
+            if "." not in path and path not in BY_TRL:
+                raise ConfigError(
+                    f"reward_funcs: {path}: TRL has {', '.join(BY_TRL)}; others are package.module.function"
+                )
+            rewards[name] = dict(BY_TRL.get(path, {"fn": path}))
     if "reward_weights" in rest:
         weights = take(rest, experiment, "reward_weights", "reward.NAME.weight")
         if len(weights) != len(rewards):
@@ -186,8 +203,11 @@ def convert_rewards(rest: Options, experiment: Experiment) -> None:
 
 def convert_launch(rest: Options, experiment: Experiment) -> None:
     """Convert who generates, how many processes there are, and what is divided over them."""
+    experiment.choices["generation"] = "transformers"
     if rest.get("use_vllm"):
         mode = rest.get("vllm_mode", library_fields(GRPO_CONFIG)["vllm_mode"][1])
+        if mode not in ("colocate", "server"):
+            raise ConfigError(f"vllm_mode={mode}: colocate or server")
         experiment.choices["generation"] = f"vllm_{mode}"
         take(rest, experiment, "use_vllm", f"generation=vllm_{mode}")
     if "num_processes" in rest:
@@ -205,9 +225,12 @@ def convert_training(rest: Options, experiment: Experiment) -> None:
     }
     words = [f"{group}={_word(choice)}" for group, choice in experiment.choices.items()]
     here: DictConfig = compose("config", words).train
+    OmegaConf.merge(here, experiment.values["train"])  # or a line about the first value of another type
+    profiles = (OmegaConf.to_container(OmegaConf.load(file)) for file in (ROOT / "conf" / "gpu").glob("*.yaml"))
+    by_profiles = {key for profile in profiles if isinstance(profile, dict) for key in profile.get("train") or ()}
     for name, (_, default) in known.items():
         is_open = name in here and name not in KEPT and name not in experiment.values["train"]
-        if is_open and (OmegaConf.is_interpolation(here, name) or here[name] != default):
+        if is_open and (name in by_profiles or OmegaConf.is_interpolation(here, name) or here[name] != default):
             experiment.train_defaults[name] = default
 
 

@@ -13,6 +13,8 @@ from grpo.utils.errors import ConfigError
 
 LISTS = ("reward_funcs", "reward_weights", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save")
 """Options that take several values, so that one value is a list of one."""
+SHELL = re.compile(r"&&|\|\|?|&|;|\d*[<>].*|&>.*")
+"""Words that end a command in a script."""
 Options = dict[str, Any]
 
 
@@ -40,14 +42,15 @@ def options_of(words: list[str]) -> Options:
 
 
 def from_yaml(file: Path) -> Options:
-    """Return the options of TRL's YAML.
+    """Return the options of TRL's YAML, or of accelerate's.
 
     Raises:
         ConfigError: it cannot be read, or holds another thing than options.
     """
+    if not file.is_file():
+        raise ConfigError(f"{file}: no such file")
     try:
-        loaded = OmegaConf.load(file)
-        options = OmegaConf.to_container(loaded)
+        options = OmegaConf.to_container(OmegaConf.load(file))
     except (OSError, UnicodeDecodeError, YAMLError) as error:
         place = getattr(error, "problem_mark", None)
         where = f" in line {place.line + 1}" if place else ""
@@ -60,23 +63,40 @@ def from_yaml(file: Path) -> Options:
 
 
 def words_of(file: Path) -> list[str]:
-    """Return the words of the first command in a shell script that runs `trl grpo` or a Python script with options.
+    """Return the words of the command in a shell script that runs `trl grpo` or a Python script with options.
+
+    Variables that the script sets to a text before have their values.
 
     Raises:
-        ConfigError: there is no such command.
+        ConfigError: there is no such command, or there are several.
     """
     try:
-        text = file.read_text().replace("\\\n", " ")
+        text = re.sub(r"\\[ \t]*\n", " ", file.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read as text") from error
+    variables, commands = dict[str, str](), list[list[str]]()
     for line in text.splitlines():
+        filled = re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda name: variables.get(name[1] or name[2], name[0]), line)
         try:
-            words = shlex.split(line, comments=True)
+            words = shlex.split(filled, comments=True)
         except ValueError:  # a quotation over several lines, of something else
             continue
+        for word in words:
+            if word in ("export", "declare", "local"):
+                continue
+            name, equals, value = word.partition("=")
+            if not (equals and name.isidentifier()):
+                break
+            variables[name] = value
         if is_command(words):
-            return words
-    raise ConfigError(f"{file}: no line has the command `trl grpo --…`, or a Python script with options")
+            end = next((place for place, word in enumerate(words) if SHELL.fullmatch(word)), None)
+            commands.append(words[:end])
+    if len(commands) != 1:
+        raise ConfigError(
+            f"{file}: {len(commands) or 'no'} commands `trl grpo --…`, or of a Python script with options; give one as "
+            f"words: python -m grpo.from_trl trl grpo --…"
+        )
+    return commands[0]
 
 
 def is_command(words: list[str]) -> bool:
@@ -89,18 +109,32 @@ def from_words(words: list[str]) -> Options:
     """Return the options of a command line; those of its YAML (`--config`) come first, as in TRL.
 
     Raises:
-        ConfigError: it has no option, or a variable of the shell.
+        ConfigError: it has no option, a variable of the shell, or is of another command of TRL.
     """
     if variables := re.findall(r"\$\{?\w+\}?", " ".join(words)):
         raise ConfigError(f"{variables[0]} is known to the shell alone; write its value")
+    if "trl" in words and (other := words[words.index("trl") + 1 :][:1]) != ["grpo"]:
+        raise ConfigError(f"trl {''.join(other)}: only the options of `trl grpo` have a place here")
     script = next((place for place in range(len(words)) if is_script(words, place)), 0)
-    options = flags(words[:script]) | flags(words[script:])
-    if not options:
+    launcher, options = flags(words[:script]), flags(words[script:])
+    if not launcher and not options:
         raise ConfigError(f"{' '.join(words)!r} has no options: trl grpo --model_name_or_path … --dataset_name …")
-    if "nproc_per_node" in options:  # torchrun's
-        options["num_processes"] = options.pop("nproc_per_node")
     file = options.pop("config", None)
-    return (from_yaml(Path(str(file))) if file else {}) | options
+    return (from_yaml(Path(str(file))) if file else {}) | of_launcher(launcher) | options
+
+
+def of_launcher(flags: Options) -> Options:
+    """Return what the words before a script decide, of `accelerate launch` or `torchrun`, by TRL's names."""
+    if "nproc_per_node" in flags:  # torchrun's
+        count = flags.pop("nproc_per_node")
+        flags["num_processes"] = "auto" if count in ("gpu", "auto") else count
+    kind = "DEEPSPEED" if {"use_deepspeed", "zero_stage"} & flags.keys() else "FSDP" if "use_fsdp" in flags else "NO"
+    found = launch_of(flags | {"distributed_type": kind, "deepspeed_config": flags, "fsdp_config": flags})
+    found |= {name: flags[name] for name in ("config_file", "num_machines") if name in flags}
+    taken = {"use_deepspeed", "zero_stage", "use_fsdp", "multi_gpu", "num_processes", "mixed_precision", *found}
+    taken |= {"offload_param_device", "offload_optimizer_device", "fsdp_offload_params"}
+    others = sorted(flags.keys() - taken)
+    return found | ({"launcher": others} if others else {})
 
 
 def is_script(words: list[str], place: int) -> bool:
@@ -147,8 +181,12 @@ def with_lists(options: Options) -> Options:
     if file := options.pop("config_file", None):
         options["accelerate_config"] = file
     if name := options.pop("accelerate_config", None):
-        ours = Path(package_folder("trl")) / "accelerate_configs" / f"{name}.yaml"
-        options = launch_of(from_yaml(ours if ours.is_file() else Path(str(name)))) | options
+        folder = Path(package_folder("trl")) / "accelerate_configs"
+        file = folder / f"{name}.yaml"
+        if not (file.is_file() or Path(str(name)).is_file()):
+            shipped = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
+            raise ConfigError(f"{name}: neither a file of accelerate's, nor one of TRL's: {shipped}")
+        options = launch_of(from_yaml(file if file.is_file() else Path(str(name)))) | options
     return options
 
 
@@ -160,7 +198,8 @@ def launch_of(accelerate: Options) -> Options:
     kind, deepspeed = str(accelerate.get("distributed_type", "NO")), accelerate.get("deepspeed_config") or {}
     if kind == "DEEPSPEED":
         stage = int(deepspeed.get("zero_stage", 2))
-        offload = "_offload" if stage == 3 and deepspeed.get("offload_param_device", "none") != "none" else ""
+        devices = {deepspeed.get(f"offload_{part}_device", "none") for part in ("param", "optimizer")}
+        offload = "_offload" if stage == 3 and devices != {"none"} else ""
         found["accelerate_config"] = f"zero{max(2, stage)}{offload}"
     elif kind == "FSDP":
         offload = "_offload" if (accelerate.get("fsdp_config") or {}).get("fsdp_offload_params") else ""

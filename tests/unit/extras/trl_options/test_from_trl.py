@@ -28,6 +28,7 @@ PLAIN = {
     "bf16": False,
 }
 ADAPTED = PLAIN | {"use_peft": True, "lora_r": 8, "lora_target_modules": ["q_proj", "v_proj"], "load_in_4bit": True}
+MODEL = ["trl", "grpo", "--model_name_or_path", "org/name"]
 TUNED = PLAIN | {
     **{"learning_rate": "1e-5", "num_generations": 4, "beta": 0.04, "loss_type": "dr_grpo", "scale_rewards": "none"},
     **{"epsilon_high": 0.28, "max_completion_length": 1024, "lr_scheduler_type": "cosine", "dtype": "bfloat16"},
@@ -89,6 +90,19 @@ def test_settings_are_those_that_trl_reads(converted: Any, options: dict[str, An
         assert config.peft is None
 
 
+@pytest.mark.parametrize("options", [PLAIN, ADAPTED, TUNED], ids=["plain", "adapted", "tuned"])
+@pytest.mark.parametrize("gpu", ["any", "h100", "rtx3080"])
+def test_a_gpu_profile_before_the_experiment_changes_nothing(converted: Any, options: dict[str, Any], gpu: str) -> None:
+    Path("grpo.yaml").write_text(json.dumps(options))
+    alone = converted("grpo.yaml")
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("config", [f"hydra.searchpath=[file://{Path.cwd()}]", f"+gpu={gpu}", "+experiment=found"])
+    given = {key: value for key, value in train_arguments(config.train).items() if key not in KEPT}
+    assert given == {key: value for key, value in train_arguments(alone.train).items() if key not in KEPT}
+    assert (config.task, config.peft, config.reward) == (alone.task, alone.peft, alone.reward)
+    assert config.model.dtype == alone.model.dtype
+
+
 def test_rewards_keep_their_order_and_weights(converted: Any) -> None:
     names = ["accuracy_reward", "mine.brevity", "get_soft_overlong_punishment"]
     words = (
@@ -119,16 +133,17 @@ def test_rewards_keep_their_order_and_weights(converted: Any) -> None:
         ("accelerate launch --config_file fsdp2 -m trl.scripts.grpo", 8, {"fsdp"}),
         ("CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 train.py", 2, set()),
         ("trl grpo --accelerate_config zero2 --num_processes 2", 2, {"deepspeed"}),
+        ("accelerate launch --multi_gpu --num_processes 2 --use_deepspeed --zero_stage 3 train.py", 2, {"deepspeed"}),
     ],
 )
 def test_launchers_become_processes_and_shards(converted: Any, launcher: str, processes: int, shard: set[str]) -> None:
-    Path("run.sh").write_text(
-        f"#!/bin/bash\necho 'begin\n'\n{launcher} \\\n  --model_name_or_path org/name --run_name my-grpo\n"
-    )
+    words = "--model_name_or_path org/$NAME --run_name my-grpo"
+    script = f"#!/bin/bash\necho 'begin\n'\nexport NAME=name\n{launcher} \\\n  {words} \\\n  2>&1 | tee log\n"
+    Path("run.sh").write_text(script)
     config = converted("run.sh")
     assert config.launch.processes == processes
     assert {name for name in ("deepspeed", "fsdp") if config.train[name]} == shard
-    assert config.train.run_name == "my-grpo"
+    assert (config.train.run_name, config.model.model_name_or_path) == ("my-grpo", "org/name")
 
 
 def test_options_without_a_place_are_named_with_the_way(converted: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,9 +167,16 @@ def test_options_without_a_place_are_named_with_the_way(converted: Any, capsys: 
         (["broken.yaml"], "cannot be read as YAML in line 2"),
         (["list.yaml"], "option: value"),
         (["ours.yaml"], "of this project already"),
-        (["empty.sh"], "no line has the command"),
+        (["empty.sh"], "no commands"),
         (["trl", "grpo", "--model_name_or_path", "$MODEL"], "known to the shell alone"),
         (["trl", "grpo"], "has no options"),
+        (["two.sh"], "2 commands"),
+        (["trl", "sft", "--model_name_or_path", "x"], "trl sft: only the options of `trl grpo`"),
+        (["trl", "grpo", "--config", "none.yaml"], "none.yaml: no such file"),
+        (["trl", "grpo", "--accelerate_config", "zero9"], "zero9: neither a file of accelerate's, nor one of TRL's: "),
+        ([*MODEL, "--reward_funcs", "accuracy_rewrd"], "accuracy_rewrd: TRL has accuracy_reward, "),
+        ([*MODEL, "--learning_rate", "fast"], "learning_rate: Value 'fast'"),
+        ([*MODEL, "--use_vllm", "--vllm_mode", "foo"], "vllm_mode=foo: colocate or server"),
         (["trl", "grpo", "--learning_rate", "1"], "no model_name_or_path"),
     ],
     ids=str,
@@ -167,6 +189,7 @@ def test_wrong_input_is_a_line(converted: Any, words: list[str], message: str, c
         "ours.yaml": "train: {}",
         "empty.sh": "ls\n",
     }
+    texts["two.sh"] = "trl grpo --beta 0\ntrl grpo --beta 1\n"
     for name, text in texts.items():
         Path(name).write_text(text)
     with pytest.raises(SystemExit) as exit_:
