@@ -40,10 +40,10 @@ TUNED = PLAIN | {
 def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DictConfig]:
     """Runs the command in an empty folder, and composes what it has written."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(GlobalHydra.instance(), "hydra", None)  # that of all tests, which is put back
 
     def run(*words: str) -> DictConfig:
         monkeypatch.setattr(sys, "argv", ["grpo.from_trl", "--output", "experiment/found.yaml", *words])
-        GlobalHydra.instance().clear()
         from_trl.main()
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             return compose("config", [f"hydra.searchpath=[file://{tmp_path}]", "+experiment=found"])
