@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.singleton import Singleton
 from omegaconf import DictConfig, OmegaConf
 from trl import GRPOConfig, get_peft_config
 from trl.scripts.grpo import make_parser
@@ -37,10 +38,11 @@ TUNED = PLAIN | {
 
 
 @pytest.fixture
-def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DictConfig]:
+def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., DictConfig]]:
     """Runs the command in an empty folder, and composes what it has written."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(GlobalHydra.instance(), "hydra", None)  # that of all tests, which is put back
+    state = Singleton.get_state()  # of all tests
+    GlobalHydra.instance().clear()
 
     def run(*words: str) -> DictConfig:
         monkeypatch.setattr(sys, "argv", ["grpo.from_trl", "--output", "experiment/found.yaml", *words])
@@ -48,7 +50,8 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             return compose("config", [f"hydra.searchpath=[file://{tmp_path}]", "+experiment=found"])
 
-    return run
+    yield run
+    Singleton.set_state(state)
 
 
 def by_trl(options: dict[str, Any]) -> tuple[Any, GRPOConfig, Any, Any]:
