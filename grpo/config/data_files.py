@@ -59,15 +59,16 @@ def from_file(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def broken_line(arguments: dict[str, Any]) -> str | None:
-    """Return file, number and beginning of the first line of JSON lines that is no JSON; None without a local file."""
+    """Return file, number and beginning of the first line of a JSONL file that is no JSON; None of another file."""
     file = Path(str(arguments.get("data_files") or arguments.get("path")))
-    if file.suffix not in (".jsonl", ".ndjson", ".json") or not file.is_file():
+    if file.suffix not in (".jsonl", ".ndjson") or not file.is_file():
         return None
-    for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
-        try:
-            json.loads(line or "null")
-        except ValueError:
-            return f"{file}, line {number}: {line[:80]!r}"
+    with file.open(errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                json.loads(line.strip() or "null")
+            except ValueError:
+                return f"{file}, line {number}: {line.strip()[:80]!r}"
     return None
 
 

@@ -90,9 +90,10 @@ def refuse(rest: Options, experiment: Experiment) -> None:
     """Take the options without a place out of the rest, with their reasons, and note what is missing."""
     for name in rest.pop("launcher", ()):
         experiment.refused[name] = "the launcher's: docs/scaling.md"
-    for name, others in (("dataset_name", {"datasets"}), ("reward_funcs", {"reward_model_name_or_path"})):
-        if not ({name} | others) & rest.keys():
-            experiment.refused[name] = "is not given: add it to this file"
+    if not {"dataset_name", "datasets"} & rest.keys():
+        experiment.refused["dataset_name"] = "there is none; add task.dataset.path to the file"
+    if not {"reward_funcs", "reward_model_name_or_path"} & rest.keys():
+        experiment.refused["reward_funcs"] = "there is none; add reward.NAME.fn to the file"
     for name in ("trust_remote_code", "load_in_8bit"):
         if rest.get(name) is False:
             rest.pop(name)
@@ -212,9 +213,9 @@ def convert_launch(rest: Options, experiment: Experiment) -> None:
         take(rest, experiment, "use_vllm", f"generation=vllm_{mode}")
     if "num_processes" in rest:
         experiment.values["launch"] = {"processes": take(rest, experiment, "num_processes", "launch.processes")}
-    if "accelerate_config" in rest:
-        experiment.choices["shard"] = rest["accelerate_config"]
-        take(rest, experiment, "accelerate_config", f"shard={experiment.choices['shard']}")
+    if "accelerate_shard" in rest:
+        experiment.choices["shard"] = rest["accelerate_shard"]
+        take(rest, experiment, "accelerate_shard", f"shard={experiment.choices['shard']}")
 
 
 def convert_training(rest: Options, experiment: Experiment) -> None:
@@ -223,7 +224,7 @@ def convert_training(rest: Options, experiment: Experiment) -> None:
     experiment.values["train"] = {
         name: take(rest, experiment, name, f"train.{name}") for name in [name for name in rest if name in known]
     }
-    words = [f"{group}={_word(choice)}" for group, choice in experiment.choices.items()]
+    words = [f"{group}={choice}" for group, choice in experiment.choices.items()]
     here: DictConfig = compose("config", words).train
     OmegaConf.merge(here, experiment.values["train"])  # or a line about the first value of another type
     profiles = (OmegaConf.to_container(OmegaConf.load(file)) for file in (ROOT / "conf" / "gpu").glob("*.yaml"))
@@ -232,7 +233,3 @@ def convert_training(rest: Options, experiment: Experiment) -> None:
         is_open = name in here and name not in KEPT and name not in experiment.values["train"]
         if is_open and (name in by_profiles or OmegaConf.is_interpolation(here, name) or here[name] != default):
             experiment.train_defaults[name] = default
-
-
-def _word(choice: Any) -> str:
-    return "[]" if choice == [] else str(choice)

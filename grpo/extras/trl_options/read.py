@@ -32,8 +32,8 @@ def options_of(words: list[str]) -> Options:
             raise ConfigError(f"{file}: no such file; name TRL's YAML, a shell script, or the command: trl grpo --…")
         if file.suffix == ".py":
             raise ConfigError(
-                f"{file}: a script stays one: its GRPOTrainer becomes grpo.trainer.ExactGRPOTrainer, see "
-                "docs/exact_update.md"
+                f"{file}: a Python script is not converted; replace its GRPOTrainer by grpo.trainer.ExactGRPOTrainer, "
+                "see docs/exact_update.md"
             )
         if file.suffix in (".yaml", ".yml", ".json"):
             return with_lists(from_yaml(file))
@@ -123,18 +123,20 @@ def from_words(words: list[str]) -> Options:
     return (from_yaml(Path(str(file))) if file else {}) | of_launcher(launcher) | options
 
 
-def of_launcher(flags: Options) -> Options:
+def of_launcher(launcher: Options) -> Options:
     """Return what the words before a script decide, of `accelerate launch` or `torchrun`, by TRL's names."""
-    if "nproc_per_node" in flags:  # torchrun's
-        count = flags.pop("nproc_per_node")
-        flags["num_processes"] = "auto" if count in ("gpu", "auto") else count
-    kind = "DEEPSPEED" if {"use_deepspeed", "zero_stage"} & flags.keys() else "FSDP" if "use_fsdp" in flags else "NO"
-    found = launch_of(flags | {"distributed_type": kind, "deepspeed_config": flags, "fsdp_config": flags})
-    found |= {name: flags[name] for name in ("config_file", "num_machines") if name in flags}
-    taken = {"use_deepspeed", "zero_stage", "use_fsdp", "multi_gpu", "num_processes", "mixed_precision", *found}
+    launcher = dict(launcher)
+    if "nproc_per_node" in launcher:  # torchrun's
+        count = launcher.pop("nproc_per_node")
+        launcher["num_processes"] = "auto" if count in ("gpu", "auto") else count
+    deepspeed = {"use_deepspeed", "zero_stage"} & launcher.keys()
+    kind = "DEEPSPEED" if deepspeed else "FSDP" if "use_fsdp" in launcher else "NO"
+    options = launch_of(launcher | {"distributed_type": kind, "deepspeed_config": launcher, "fsdp_config": launcher})
+    options |= {name: launcher[name] for name in ("config_file", "num_machines") if name in launcher}
+    taken = {"use_deepspeed", "zero_stage", "use_fsdp", "multi_gpu", "num_processes", "mixed_precision", *options}
     taken |= {"offload_param_device", "offload_optimizer_device", "fsdp_offload_params"}
-    others = sorted(flags.keys() - taken)
-    return found | ({"launcher": others} if others else {})
+    others = sorted(launcher.keys() - taken)
+    return options | ({"launcher": others} if others else {})
 
 
 def is_script(words: list[str], place: int) -> bool:
@@ -191,17 +193,17 @@ def with_lists(options: Options) -> Options:
 
 
 def launch_of(accelerate: Options) -> Options:
-    """Return what a configuration of accelerate decides, `accelerate_config` being a choice of `shard` here."""
-    found = {name: accelerate[name] for name in ("num_processes",) if accelerate.get(name)}
+    """Return what a configuration of accelerate decides, by TRL's names; `accelerate_shard` is a choice of `shard`."""
+    options = {"num_processes": accelerate["num_processes"]} if accelerate.get("num_processes") else {}
     if accelerate.get("mixed_precision") in ("bf16", "fp16"):
-        found[accelerate["mixed_precision"]] = True
-    kind, deepspeed = str(accelerate.get("distributed_type", "NO")), accelerate.get("deepspeed_config") or {}
+        options[accelerate["mixed_precision"]] = True
+    kind, deepspeed = accelerate.get("distributed_type"), accelerate.get("deepspeed_config") or {}
     if kind == "DEEPSPEED":
         stage = int(deepspeed.get("zero_stage", 2))
         devices = {deepspeed.get(f"offload_{part}_device", "none") for part in ("param", "optimizer")}
         offload = "_offload" if stage == 3 and devices != {"none"} else ""
-        found["accelerate_config"] = f"zero{max(2, stage)}{offload}"
+        options["accelerate_shard"] = f"zero{max(2, stage)}{offload}"
     elif kind == "FSDP":
         offload = "_offload" if (accelerate.get("fsdp_config") or {}).get("fsdp_offload_params") else ""
-        found["accelerate_config"] = f"fsdp2{offload}"
-    return found
+        options["accelerate_shard"] = f"fsdp2{offload}"
+    return options

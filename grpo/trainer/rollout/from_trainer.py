@@ -66,7 +66,7 @@ def stages_of(trainer: Any, rollout: Rollout, by_engine: list[Stage], context: C
         stages.append(Degenerate(rollout.max_repetition))
     stages += by_engine
     if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
-        stages.append(SamplerMismatch(trainer.vllm_importance_sampling_mode.endswith("_mask")))
+        stages.append(SamplerMismatch())
     if context.log_tokens:
         stages.append(Numbers())
     if trainer.tools:

@@ -18,24 +18,18 @@ BOUND = 20.0
 
 
 class SamplerMismatch(Stage):
-    """Logs divergences between the engine's log-probabilities and the policy's, where TRL corrects for them.
-
-    Args:
-        masks: whether TRL removes tokens, or sequences, of extreme ratios; the fraction is logged too.
-    """
-
-    def __init__(self, masks: bool) -> None:
-        self.masks = masks
+    """Logs divergences between the engine's log-probabilities and the policy's, where TRL corrects for them."""
 
     def assemble(self, trainer: Any, completions: Sequence[Completion], batch_of: Callable[[], Batch]) -> Batch:
-        """Return the batch, and log the divergences of all processes."""
+        """Return the batch, and log the divergences of all processes, and the fraction that TRL's mask removes."""
         batch = batch_of()
-        if (weights := batch.get("importance_sampling_ratio")) is not None:
-            scores = batch["old_per_token_logps"], batch["sampling_per_token_logps"]
-            metrics = divergences(trainer.accelerator, *scores, weights, loss_mask(batch))
-            masked = metrics.pop("masked")
-            trainer.note({f"rollout_corr/{name}": value for name, value in metrics.items()})
-            trainer.note({"sampling/masked_share": masked} if self.masks else {})
+        names = ("old_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio")
+        policy, sampler, weights = (batch[name] for name in names)
+        metrics = divergences(trainer.accelerator, policy, sampler, weights, loss_mask(batch))
+        masked = metrics.pop("masked")
+        if trainer.vllm_importance_sampling_mode.endswith("_mask"):
+            trainer.note({"sampling/masked_share": masked})
+        trainer.note({f"rollout_corr/{name}": value for name, value in metrics.items()})
         return batch
 
 

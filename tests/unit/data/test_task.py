@@ -286,6 +286,7 @@ def test_a_file_that_is_not_utf_8_is_one_line(composed: Callable[..., DictConfig
     assert str(caught.value).startswith(f"task.dataset={{path: {file}")
 
 
+SEPARATED = '{"question": "a \u2028 b", "answer": "2"}\n'.encode()  # no end of a line in JSON
 GOOD = b'{"question": "1 + 1?", "answer": "2"}\n'
 PARQUET = io.BytesIO()
 pandas.DataFrame([{"question": "1 + 1?", "answer": "2"}]).to_parquet(PARQUET)
@@ -325,7 +326,7 @@ MALFORMED: dict[str, tuple[bytes, str | int]] = {  # what is said of it, or how 
     "damaged.parquet": (PARQUET.getvalue()[:100] + bytes(6) + PARQUET.getvalue()[106:], "Couldn't deserialize"),
     "text.json": (b"hello", "JSON parse error"),
     "second_line.jsonl": (
-        GOOD.rstrip() + b"\n{'question': 'a'}\n",
+        SEPARATED + b"{'question': 'a'}\n",
         "second_line.jsonl, line 2: \"{'question': 'a'}\")",
     ),
 }

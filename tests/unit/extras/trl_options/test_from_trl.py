@@ -136,6 +136,7 @@ def test_rewards_keep_their_order_and_weights(converted: Any) -> None:
         ("accelerate launch --config_file fsdp2 -m trl.scripts.grpo", 8, {"fsdp"}),
         ("CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 train.py", 2, set()),
         ("trl grpo --accelerate_config zero2 --num_processes 2", 2, {"deepspeed"}),
+        ("accelerate launch --num_processes 2 --zero_stage 3 --offload_optimizer_device cpu t.py", 2, {"deepspeed"}),
         ("accelerate launch --multi_gpu --num_processes 2 --use_deepspeed --zero_stage 3 train.py", 2, {"deepspeed"}),
     ],
 )
@@ -146,6 +147,8 @@ def test_launchers_become_processes_and_shards(converted: Any, launcher: str, pr
     config = converted("run.sh")
     assert config.launch.processes == processes
     assert {name for name in ("deepspeed", "fsdp") if config.train[name]} == shard
+    offloads = "offload_optimizer" in ((config.train.deepspeed or {}).get("zero_optimization") or {})
+    assert offloads == ("offload" in launcher)
     assert (config.train.run_name, config.model.model_name_or_path) == ("my-grpo", "org/name")
 
 
