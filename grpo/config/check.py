@@ -58,6 +58,7 @@ def check(config: DictConfig) -> None:
     check_images(config)
     check_streaming(config)
     check_completions(config)
+    check_callbacks(config)
     check_vllm_options(config)
     for key, possible in (("loss_type", (*LOSS_MEANS, *losses.NAMES)), ("importance_sampling_level", LEVELS)):
         value = config.train[key]
@@ -270,6 +271,32 @@ def check_completions(config: DictConfig) -> None:
             "completions.tokens=true: these are values of completions in completions/, which "
             "train.log_completions=false does not write"
         )
+
+
+def check_callbacks(config: DictConfig) -> None:
+    """Check the form of `callbacks`, and that the checkpoints of a run let its steps be computed again.
+
+    Raises:
+        ConfigError: the first problem.
+    """
+    for name, options in config.callbacks.items():
+        if not (OmegaConf.is_dict(options) and "fn" in options and set(options) <= {"fn", "kwargs"}):
+            raise ConfigError(f"callbacks.{name}: needs fn, a callback's class or a function, and takes kwargs")
+    steps, train = config.replay.keep, config.train
+    if steps < 0:
+        raise ConfigError(f"replay.keep={steps}: a number of steps, or 0")
+    if steps and (config.task.images or "replay" not in config.callbacks):
+        reason = "rollouts with images are not kept" if config.task.images else "callbacks.replay is missing"
+        raise ConfigError(f"replay.keep={steps}: {reason}; leave it out")
+    if steps and train.save_strategy == "steps" and train.save_steps >= 1 and train.save_total_limit:
+        reach = int((train.save_total_limit - 1) * train.save_steps)
+        if reach < steps:
+            limit = -int(-steps // train.save_steps) + 1
+            raise ConfigError(
+                f"replay.keep={steps}: a step is computed again from the checkpoint before it, and "
+                f"train.save_total_limit={train.save_total_limit} keeps those of {reach} steps; "
+                f"train.save_total_limit={limit}, or fewer steps"
+            )
 
 
 def check_vllm_options(config: DictConfig) -> None:

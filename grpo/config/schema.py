@@ -29,7 +29,7 @@ NULLABLE = (*PLANNED, "per_device_eval_batch_size")
 
 GROUPS = (
     *("model", "task", "reward", "peft", "train", "update", "rollout"),
-    *("engine", "completions", "gpu", "plan", "preflight", "evaluate", "launch", "sweep"),
+    *("engine", "completions", "replay", "callbacks", "gpu", "plan", "preflight", "evaluate", "launch", "sweep"),
 )
 """Names of the configuration's groups."""
 REWARD_MODEL = "rewards.model.model"
@@ -269,6 +269,15 @@ class Completions:
 
 
 @dataclass
+class Replay:
+    """What a run keeps for `python -m grpo.replay` and `python -m grpo.why`."""
+
+    keep: int = 0
+    """Number of steps, counted back from the last, that can be computed again: `replay/` keeps their rollouts, and
+    fingerprints of all steps. 0 keeps nothing."""
+
+
+@dataclass
 class Launch:
     """Processes that train. Under `torchrun` and the like, which have started them, leave it out."""
 
@@ -322,6 +331,8 @@ def register() -> None:
         ("rollout", Rollout, field(default_factory=Rollout)),
         ("engine", Engine, field(default_factory=Engine)),
         ("completions", Completions, field(default_factory=Completions)),
+        ("replay", Replay, field(default_factory=Replay)),
+        ("callbacks", dict[str, Any], field(default_factory=dict)),
         ("gpu", Gpu | None, field(default=None)),
         ("plan", Plan, field(default_factory=Plan)),
         ("preflight", Preflight, field(default_factory=Preflight)),

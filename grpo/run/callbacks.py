@@ -1,5 +1,6 @@
 """Callbacks of a run: metrics file, mismatch warning, signals, guards of disk and host memory."""
 
+import inspect
 import json
 import logging
 import math
@@ -19,13 +20,36 @@ from grpo.rundir.files import read_lines, write_lines
 from grpo.rundir.set_aside import set_aside
 from grpo.utils.diagnosis import MISMATCH, mismatch_causes
 from grpo.utils.distributed import any_of, is_main_process
-from grpo.utils.errors import DirectoryLost
+from grpo.utils.errors import ConfigError, DirectoryLost
 from grpo.utils.hardware import host_memory
 from grpo.utils.limits import GB, HOST_LIMIT
 from grpo.utils.terminal import on_signals, say
+from rewards.isolation.loader import load
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def configured(callbacks: DictConfig, trainer: Any) -> list[TrainerCallback]:
+    """Return the callbacks of the configuration; a function that has nothing to do returns None.
+
+    Raises:
+        ConfigError: one cannot be loaded or called, or returns something else.
+    """
+    made = []
+    for name, options in callbacks.items():
+        try:
+            function = load(options["fn"], f"callbacks.{name}.fn", "grpo.callbacks")
+            kwargs = {**options.get("kwargs", {})}
+            if "trainer" in inspect.signature(function).parameters:
+                kwargs["trainer"] = trainer
+            callback = function(**kwargs)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"callbacks.{name}: {error}") from error
+        if not isinstance(callback, TrainerCallback | None):
+            raise ConfigError(f"callbacks.{name}: {options['fn']} returns a {type(callback).__name__}, no TrainerCallback")
+        made += [callback] if callback else []
+    return made
 
 
 class MetricsFile(TrainerCallback):

@@ -52,6 +52,7 @@ from grpo.run.callbacks import (
     SetAside,
     StopOnSignal,
     WhenSharded,
+    configured,
 )
 from grpo.run.live_page import LivePage
 from grpo.run.monitor import Monitor
@@ -325,7 +326,7 @@ def add_callbacks(
     guard = HostMemoryGuard(settings.plan.host_gb)
     mismatch, disk = MismatchWarning(console, settings.train), DiskGuard(run_dir, console)
     obsolete, metrics = SetAside(run_dir, console), MetricsFile(run_dir / "metrics.jsonl")
-    for callback in (obsolete, metrics, stop, guard, mismatch, disk):
+    for callback in (obsolete, metrics, stop, guard, mismatch, disk, *configured(settings.config.callbacks, trainer)):
         trainer.add_callback(callback)
     return guard
 

@@ -45,7 +45,7 @@ from grpo.trainer.update.guard import NonFiniteGuard
 from grpo.trainer.update.loss import loss_of_microbatch, own_loss
 from grpo.trainer.update.step_update import StepUpdate, traits_of
 from grpo.trainer.update.streams import step_on_default_stream
-from grpo.trainer.update.token_values import TokenValues
+from grpo.trainer.update.token_values import TokenValues, Watcher
 from grpo.utils.oom import is_out_of_memory
 from grpo.utils.patching import patched, replaced
 
@@ -142,7 +142,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         self.rollouts = rollouts_of(self, engine, rollout, mixture, context)
         image_token = getattr(self.processing_class, "image_token_id", None)
         values = TokenValues(folder / "completions", self._tokenizer, image_token)
-        self.token_values = values if context.log_tokens else None
+        self.watchers: list[Watcher] = [values] if context.log_tokens else []
         self.step_update = StepUpdate(
             self.update,
             traits,
@@ -232,8 +232,8 @@ class ExactGRPOTrainer(GRPOTrainer):
                 loss = super().compute_loss(model, inputs, *args, **kwargs)
         if torch.is_grad_enabled() and self._scores:
             self.guard.note(inputs, loss, self._scores[0])
-            if self.token_values and (self.part is None or self.part.weight):
-                self.token_values.note(self, inputs, *self._scores)
+            for watcher in self.watchers if self.part is None or self.part.weight else ():
+                watcher.note(self, inputs, loss.detach(), *self._scores)
         return loss
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **options: Any) -> per_token.Scores:
@@ -314,8 +314,8 @@ class ExactGRPOTrainer(GRPOTrainer):
             logs |= {"update/oom_retries": self.budget.retries, "update/steps_skipped": self.guard.skipped}
             logs |= self.memory.since_log()
             self.budget.retries = self.guard.skipped = 0
-            if self.token_values:
-                self.token_values.write(self)
+            for watcher in self.watchers:
+                watcher.write(self)
         keep_writable(self._logs["extra"])
         super().log(logs, start_time)
 

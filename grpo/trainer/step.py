@@ -52,8 +52,8 @@ def step(trainer: Any, model: Any, inputs: Any) -> torch.Tensor:
 
             def restart() -> None:
                 entropies_again()
-                if trainer.token_values:
-                    trainer.token_values.forget()
+                for watcher in trainer.watchers:
+                    watcher.forget()
 
             loss, metrics = trainer.step_update.gradient(model, slices, restart, grow)
             trainer.clock.wait()

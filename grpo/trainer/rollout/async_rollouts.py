@@ -23,11 +23,10 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list, gather, gather_object
 
-from grpo.generation.kept_tokens import KeptLogprob
 from grpo.trainer import trl
 from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.processes import LocalAccelerator
-from grpo.trainer.rollout.columns import from_tensor, to_tensor
+from grpo.trainer.rollout.columns import as_tensors, from_tensors
 from grpo.trainer.rollout.completion import Completion, Group, Row
 from grpo.trainer.rollout.dynamic_sampling import DynamicSampling, begin_step, groups_in
 from grpo.trainer.rollout.engine_check import EVERY, EngineCheck
@@ -276,12 +275,8 @@ def ages(step: int, completions: Sequence[Completion]) -> dict[str, float]:
 
 def saved(begun: Begun) -> dict[str, Any]:
     """Return finished rollouts as `torch.load` takes them with `weights_only`."""
-    rows, rollouts = [], begun.rollouts.result()
-    for completion in chain.from_iterable(group for group, _ in rollouts.groups):
-        logps = completion.logps and [value if value is None else float(value) for value in completion.logps]
-        kept_tokens = completion.logps and [list(getattr(value, "kept", ())) for value in completion.logps]
-        columns = {name: to_tensor([value]) for name, value in completion.columns.items()}  # one may be none of Arrow's
-        rows.append(vars(completion) | {"logps": logps, "kept": kept_tokens, "columns": columns})
+    rollouts = begun.rollouts.result()
+    rows = [as_tensors(completion) for completion in chain.from_iterable(group for group, _ in rollouts.groups)]
     groups = [(len(group), equal) for group, equal in rollouts.groups]
     origin = {"policy": begun.policy, "problems": begun.problems}
     return origin | {"groups": groups, "completions": rows, "metrics": rollouts.metrics}
@@ -289,18 +284,7 @@ def saved(begun: Begun) -> dict[str, Any]:
 
 def loaded(state: dict[str, Any]) -> Begun:
     """Return what `saved` was given."""
-    completions = []
-    for row in state["completions"]:
-        kept_tokens, columns = row.pop("kept"), row["columns"]
-        if isinstance(columns, torch.Tensor):  # of version 0.2.0
-            columns = from_tensor(columns)[0] or {}
-        else:
-            columns = {name: from_tensor(value)[0] for name, value in columns.items()}
-        if kept_tokens and any(kept_tokens):
-            both = zip(row["logps"], kept_tokens, strict=True)
-            row["logps"] = [None if value is None else KeptLogprob(value, tokens) for value, tokens in both]
-        completions.append(Completion(**row | {"columns": columns, "policy": state["policy"]}))
-    rest = iter(completions)
+    rest = (from_tensors(row | {"policy": state["policy"]}) for row in state["completions"])
     groups = [([next(rest) for _ in range(size)], equal) for size, equal in state["groups"]]
     begun = Begun(state["problems"], state["policy"])
     begun.rollouts.set_result(Made(groups, state["metrics"]))

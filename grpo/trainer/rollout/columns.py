@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow
 import torch
 
+from grpo.generation.kept_tokens import KeptLogprob
 from grpo.trainer import trl
 from grpo.trainer.batch import Batch
 from grpo.trainer.processes import own_part
@@ -160,3 +161,26 @@ def from_tensor(column: torch.Tensor) -> list[Any]:
     """Return the values of a tensor of `to_tensor`."""
     with pyarrow.ipc.open_stream(column.cpu().numpy().tobytes()) as stream:
         return stream.read_all()["column"].to_pylist()
+
+
+def as_tensors(completion: Completion) -> dict[str, Any]:
+    """Return a completion without images of its own as `torch.load` takes it with `weights_only`."""
+    logps = completion.logps and [value if value is None else float(value) for value in completion.logps]
+    kept_tokens = completion.logps and [list(getattr(value, "kept", ())) for value in completion.logps]
+    columns = {name: to_tensor([value]) for name, value in completion.columns.items()}  # one may be none of Arrow's
+    return vars(completion) | {"logps": logps, "kept": kept_tokens, "columns": columns}
+
+
+def from_tensors(row: dict[str, Any]) -> Completion:
+    """Return the completion that `as_tensors` was given."""
+    kept_tokens, columns = row["kept"], row["columns"]
+    if isinstance(columns, torch.Tensor):  # of version 0.2.0
+        columns = from_tensor(columns)[0] or {}
+    else:
+        columns = {name: from_tensor(value)[0] for name, value in columns.items()}
+    logps = row["logps"]
+    if kept_tokens and any(kept_tokens):
+        both = zip(logps, kept_tokens, strict=True)
+        logps = [None if value is None else KeptLogprob(value, tokens) for value, tokens in both]
+    fields = {name: value for name, value in row.items() if name != "kept"}
+    return Completion(**fields | {"columns": columns, "logps": logps})

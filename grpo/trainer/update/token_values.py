@@ -30,7 +30,28 @@ CLIPS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 Row = dict[str, Any]
 
 
-class TokenValues:
+class Watcher:
+    """Sees each micro-batch of an update, as an item of `ExactGRPOTrainer.watchers`."""
+
+    def note(self, trainer: Any, inputs: Batch, loss: torch.Tensor, logps: torch.Tensor, entropies: Any = None) -> None:
+        """See a micro-batch, without waiting for the GPU.
+
+        Args:
+            trainer: an `ExactGRPOTrainer`; its `part` is the micro-batch, None where the loss is not divided.
+            inputs: the micro-batch.
+            loss: of the micro-batch alone, a scalar.
+            logps: log-probabilities of the completions, (rows, length).
+            entropies: likewise; None where the loss computes none.
+        """
+
+    def forget(self) -> None:
+        """Drop the micro-batches of a step that begins again: a process that ran out of memory computed zeros."""
+
+    def write(self, trainer: Any) -> None:
+        """Write down the step that is logged; every process calls it."""
+
+
+class TokenValues(Watcher):
     """Keeps the values of a step's completions until they are logged.
 
     Args:
@@ -45,18 +66,9 @@ class TokenValues:
         self._rows: dict[int, dict[str, torch.Tensor]] = {}
 
     def forget(self) -> None:
-        """Drop what is known of a step that begins again: a process that ran out of memory may have computed zeros."""
         self._rows = {}
 
-    def note(self, trainer: Any, inputs: Batch, logps: torch.Tensor, entropies: torch.Tensor) -> None:
-        """Keep what is known of a micro-batch's tokens.
-
-        Args:
-            trainer: of the loss, its step, and the options of both.
-            inputs: the micro-batch.
-            logps: of the completions, (rows, length).
-            entropies: likewise.
-        """
+    def note(self, trainer: Any, inputs: Batch, loss: torch.Tensor, logps: torch.Tensor, entropies: Any) -> None:
         if "completion_id" not in inputs:  # of a generation before the resumed run asked for values
             return
         if trainer.state.global_step != self._step:

@@ -169,15 +169,15 @@ def test_a_repeated_step_begins_without_values(tmp_path: Path) -> None:
     trainer = ours(
         tmp_path, Update(max_tokens_per_microbatch=64, skip_zero_advantage=False), log_tokens=True, max_steps=1
     )
-    note, known = trainer.token_values.note, list[int]()
+    note, known = trainer.watchers[0].note, list[int]()
 
     def little_memory(*args: Any) -> None:
-        known.append(len(trainer.token_values._rows))
+        known.append(len(trainer.watchers[0]._rows))
         if len(known) == 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         note(*args)
 
-    trainer.token_values.note = little_memory
+    trainer.watchers[0].note = little_memory
     train(trainer)
     assert known[1] > 0, "or the first attempt had nothing to forget"
     assert known[2] == 0

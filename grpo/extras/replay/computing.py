@@ -1,0 +1,103 @@
+"""Starts the training of a run again, in a directory of its own, from a checkpoint up to a step."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from grpo.extras.replay.recorder import FOLDER, ORIGIN
+from grpo.launching.causes import STOPPED
+from grpo.rundir.files import RESOLVED_CONFIG, read, read_json, write_json
+from grpo.rundir.resume import checkpoints
+from grpo.utils.errors import ConfigError, RunError
+
+SINCE = "a run keeps it from replay.keep=… on"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a run has kept of its steps."""
+
+    run: Path
+    steps: list[int]
+    """Steps whose update is in `replay/`, in their order."""
+
+    def start_of(self, step: int) -> int:
+        """Return the step of the checkpoint from which a step is computed again; 0 for the beginning of the run.
+
+        Raises:
+            ConfigError: the step, or one before it, cannot be computed.
+        """
+        kept = [number for number in self.steps if number]
+        if step not in kept:
+            span = f"{kept[0]} to {kept[-1]}" if kept else "none"
+            raise ConfigError(f"step={step}: {self.run}/{FOLDER} has steps {span}")
+        saved = [int(folder.name[11:]) for folder in checkpoints(self.run)]
+        start = max((number for number in saved if number < step), default=0)
+        if missing := [number for number in range(start + 1, step) if number not in kept]:
+            before = f"after checkpoint-{start}" if start else "after the beginning"
+            raise ConfigError(
+                f"step={step}: it is computed from the steps {before}, and step {missing[0]} is not kept; {SINCE}"
+            )
+        return start
+
+
+def stored_steps(run: Path) -> Stored:
+    """Return what a run has kept.
+
+    Raises:
+        ConfigError: it is no run, or has kept nothing.
+    """
+    if not (run / RESOLVED_CONFIG).is_file():
+        raise ConfigError(f"{run}: there is no run in it; name a directory such as outputs/2026-01-01/12-00-00")
+    names = [file.name for file in (run / FOLDER).glob("update_*.pt")]
+    steps = sorted({int(name[7:12]) for name in names})
+    if not any(steps) or not (run / FOLDER / ORIGIN).is_file():
+        raise ConfigError(f"{run}: it has kept no steps; {SINCE}, and earlier versions kept none")
+    return Stored(run, steps)
+
+
+def compute_again(stored: Stored, start: int, step: int, folder: Path, overrides: Sequence[str]) -> None:
+    """Compute the steps after `start` up to `step` of a run again, recorded in `folder`.
+
+    Raises:
+        RunError: it failed; the message has the reason, and `folder` the log.
+    """
+    run = stored.run.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    config = read(run / RESOLVED_CONFIG, yaml.safe_load)
+    change(config, run, start, step)
+    config["defaults"] = ["schema", {"override hydra/help": "grpo"}, {"override hydra/job_logging": "file"}, "_self_"]
+    config["hydra"] = {"run": {"dir": str(folder)}}
+    (folder / "again.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    evaluation = read_json(run / "evaluation.json")
+    write_json(folder / "evaluation.json", {"before": evaluation.get("before", {"accuracy": 0.0})})
+    command = [sys.executable, "-m", "grpo.train", f"--config-dir={folder}", "--config-name=again", *overrides]
+    result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"}, check=False)
+    if result.returncode != STOPPED:
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        raise RunError(f"step {step} could not be computed: {lines[-1] if lines else 'no reason was given'}", status=1)
+
+
+def change(config: dict[str, Any], run: Path, start: int, step: int) -> None:
+    """Change a run's configuration so that it computes again, without an engine, an evaluation and checkpoints."""
+    origin = read_json(run / FOLDER / ORIGIN)
+    train = config["train"]
+    train |= {"save_strategy": "no", "report_to": "none", "max_steps": origin["max_steps"], "push_to_hub": False}
+    train["resume_from_checkpoint"] = str(run / f"checkpoint-{start}") if start else None
+    config["plan"]["enforce"] = False
+    config["callbacks"] = {
+        "replay": {"fn": "grpo.extras.replay.again.again", "kwargs": {"run": str(run), "until": step}}
+    }
+    config["engine"] |= {"staleness": 0, "share_weights": False}
+    if train["use_vllm"]:
+        train |= {"vllm_mode": "colocate", "vllm_enable_sleep_mode": False}
+        config["engine"]["backend"] = "grpo.extras.replay.again.NoEngine"
+    if not start:
+        config["task"]["eval"]["size"] = 0
