@@ -19,11 +19,13 @@ from rich.text import Text
 from grpo.cli import WANTS_TRACEBACK, leave, quoted, start
 from grpo.config.messages import meant
 from grpo.config.schema import ROOT
+from grpo.extras.replay.size import replay_bytes
 from grpo.planning.advice import advise
 from grpo.planning.duration import Duration, expected_duration
 from grpo.planning.fit import Plan, make_plan
 from grpo.prepared import checked
 from grpo.utils.errors import ConfigError
+from grpo.utils.limits import GB
 
 PROGRAM = "grpo.plan"
 FORMATS = ("text", "json")
@@ -47,8 +49,9 @@ def job(config: DictConfig) -> None:
         plan = make_plan(config)
         plan.suggestions = advise(overrides, config, plan)
         duration = expected_duration(config, plan)
-        about_time = {"duration": duration.as_dict() if duration else None}
-        content = json.dumps(plan.as_dict() | about_time, indent=2)
+        replay_gb = replay_bytes(config, plan) / GB if config.replay.keep else 0.0
+        others = {"duration": duration.as_dict() if duration else None, "replay_gb": replay_gb}
+        content = json.dumps(plan.as_dict() | others, indent=2)
         (run_dir / "plan.json").write_text(content + "\n")
     except ConfigError as error:
         if sweep or WANTS_TRACEBACK:
@@ -58,6 +61,8 @@ def job(config: DictConfig) -> None:
         print(content)
     else:
         show(plan, duration, Console(markup=False))
+        if replay_gb:
+            print(f"replay.keep={config.replay.keep}: up to {replay_gb:.2g} GiB in the run directory, beside checkpoints")
     if plan.problem and not sweep:
         sys.exit(1)
 

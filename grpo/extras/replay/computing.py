@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
 from grpo.extras.replay.recorder import FOLDER, ORIGIN
 from grpo.launching.causes import STOPPED
@@ -34,18 +33,13 @@ class Stored:
         Raises:
             ConfigError: the step, or one before it, cannot be computed.
         """
-        kept = [number for number in self.steps if number]
-        if step not in kept:
-            span = f"{kept[0]} to {kept[-1]}" if kept else "none"
-            raise ConfigError(f"step={step}: {self.run}/{FOLDER} has steps {span}")
         saved = [int(folder.name[11:]) for folder in checkpoints(self.run)]
-        start = max((number for number in saved if number < step), default=0)
-        if missing := [number for number in range(start + 1, step) if number not in kept]:
-            before = f"after checkpoint-{start}" if start else "after the beginning"
-            raise ConfigError(
-                f"step={step}: it is computed from the steps {before}, and step {missing[0]} is not kept; {SINCE}"
-            )
-        return start
+        starts = {number: max((start for start in saved if start < number), default=0) for number in self.steps if number}
+        possible = [number for number, start in starts.items() if {*range(start + 1, number)} <= {*self.steps}]
+        if step not in possible:
+            span = f"steps {possible[0]} to {possible[-1]} are possible" if possible else "no step is possible"
+            raise ConfigError(f"step={step}: a checkpoint before it and all steps in between are needed; {span}; {SINCE}")
+        return starts[step]
 
 
 def stored_steps(run: Path) -> Stored:

@@ -57,15 +57,16 @@ def measured(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     flat = tensor.detach().reshape(-1)
     whole = flat.view(INTEGERS[flat.element_size()]) if flat.dtype != torch.bool else flat.to(torch.uint8)
     bits = torch.full((), flat.numel(), dtype=torch.int64, device=flat.device)
-    sketch = torch.zeros(SUMS, device=flat.device)
+    sketch, squares = torch.zeros(SUMS, device=flat.device), torch.zeros((), device=flat.device)
     for start in range(0, flat.numel(), CHUNK):
         part = whole[start : start + CHUNK].long()
         factors = mixed(torch.arange(start, start + len(part), device=flat.device))
         bits += ((part + 1) * (factors | 1)).sum()
         signs = (factors >> 32 & 1) * 2 - 1
         values = flat[start : start + CHUNK].float() * signs
+        squares += values.square().sum()
         sketch += torch.nn.functional.pad(values, (0, -len(values) % SUMS)).view(-1, SUMS).sum(0)
-    return bits, sketch, torch.linalg.vector_norm(flat, dtype=torch.float32) if flat.is_floating_point() else sketch.norm()
+    return bits, sketch, squares.sqrt()
 
 
 def mixed(places: torch.Tensor) -> torch.Tensor:

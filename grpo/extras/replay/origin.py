@@ -13,6 +13,8 @@ from grpo.rundir.files import RESOLVED_CONFIG, read
 from grpo.rundir.versions import git_commit, versions
 
 Origin = dict[str, Any]
+LONGEST = 60
+"""Characters of a value in a line."""
 
 
 def origin_of(trainer: Any) -> Origin:
@@ -48,10 +50,16 @@ def differences(before: Origin, now: Origin) -> list[str]:
     flat, other = flattened(before), flattened(now)
     names = dict.fromkeys([*flat, *other])
     return [
-        f"{name.removeprefix('config.')}: {flat.get(name)!r} then, {other.get(name)!r} now"
+        f"{name.removeprefix('config.')}: {shown(flat.get(name))} then, {shown(other.get(name))} now"
         for name in names
         if flat.get(name) != other.get(name)
     ]
+
+
+def shown(value: Any) -> str:
+    """Return a value for a line of text."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def flattened(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

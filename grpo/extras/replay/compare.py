@@ -1,0 +1,186 @@
+"""Compares recorded steps, stage by stage in the order in which a step computes them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo.extras.replay.fingerprint import Fingerprint
+
+TOLERANCE = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 3e-2}
+"""Largest difference that rounding of a data type explains: of log-probabilities in nats, of others relative to their
+norm. Other kernels, devices or numbers of threads add up in another order."""
+STAGES = {
+    "start": "weights and optimizer before",
+    "problems": "problems",
+    "completions": "completions as a batch",
+    "rewards": "rewards",
+    "advantages": "advantages",
+    "old log-probabilities": "log-probabilities before the update",
+    "log-probabilities": "log-probabilities in the update",
+    "loss": "loss",
+    "gradient": "gradient",
+    "learning rate": "learning rate",
+    "weights": "weights after",
+    "optimizer": "optimizer after",
+}
+"""Stages of a step, in their order, as they are printed."""
+TOKENS = (
+    *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask"),
+    *("num_items_in_batch", "generated_at", "token_type_ids", "mm_token_type_ids"),
+)
+"""Fields of a batch that are no results of a computation with weights."""
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first value of a stage in which two records differ."""
+
+    step: int
+    stage: str
+    where: str
+    """Name of the tensor, or of the completion."""
+    size: float
+    """Nats of log-probabilities; of a gradient, weights and an optimizer relative to the norm; of others absolute."""
+    text: str
+    """The difference in words."""
+    rounding: bool
+    """Whether rounding explains it."""
+
+
+class Records:
+    """What is recorded of the steps of a run, or of their repetition.
+
+    Args:
+        folder: with the files.
+        rewards: names of the reward functions.
+    """
+
+    def __init__(self, folder: Path, rewards: Sequence[str]) -> None:
+        self.folder, self.rewards = folder, list(rewards)
+
+    def read(self, kind: str, step: int) -> list[Record]:
+        """Return the records of all processes of a step; none if they are not kept."""
+        files = [*self.folder.glob(f"{kind}_{step:05d}.pt"), *self.folder.glob(f"{kind}_{step:05d}_*.pt")]
+        return [torch.load(file, weights_only=True) for file in sorted(files, key=lambda file: (len(file.name), file))]
+
+
+def differences(before: Records, now: Records, step: int, tolerance: float, order: bool = True) -> list[Difference]:
+    """Return the first difference of each stage of a step, in the order of the stages.
+
+    Args:
+        before: of the run.
+        now: of its repetition, or of another run.
+        tolerance: largest difference that is rounding.
+        order: whether both have taken the problems from the same data.
+    """
+    result: list[Difference] = []
+    for kind, stages in (("rollouts", of_rollouts), ("update", of_update)):
+        pairs = list(zip(before.read(kind, step), now.read(kind, step), strict=False))
+        for rank, (then, today) in enumerate(pairs):
+            on_rank = f" of rank {rank}" if len(pairs) > 1 else ""
+            for stage, where, size, text in stages(then, today, before.rewards):
+                if stage == "problems" and not order:
+                    continue
+                fits = size <= tolerance and stage not in ("problems", "completions", "rewards", "learning rate")
+                if stage not in [other.stage for other in result]:
+                    result.append(Difference(step, stage, where + on_rank, size, text, fits))
+    return sorted(result, key=lambda difference: list(STAGES).index(difference.stage))
+
+
+def start_differences(before: Records, now: Records, step: int) -> list[Difference]:
+    """Return in what weights and optimizer differ from those after the step of a checkpoint."""
+    result = []
+    for then, today in zip(before.read("update", step), now.read("update", step), strict=False):
+        for name in ("weights", "optimizer"):
+            for where, size, text in of_fingerprints(then[name], today[name]):
+                result.append(Difference(step, "start", f"{name}: {where}", size, text, rounding=False))
+    return result[:1]
+
+
+Found = Iterator[tuple[str, str, float, str]]
+"""Stage, place, size and text of differences."""
+
+
+def of_rollouts(then: Record, now: Record, rewards: Sequence[str]) -> Found:
+    """Return the differences between two records of rollouts."""
+    for row, (one, other) in enumerate(zip(then["order"], now["order"], strict=False)):
+        if one != other:
+            yield "problems", f"row {row} of the data loader", 1.0, "another problem"
+            break
+    for name in TOKENS:
+        yield from (("completions", *found) for found in of_tensors(name, then["batch"], now["batch"]))
+    for row, (one, other) in enumerate(zip(then["rewards"], now["rewards"], strict=False)):
+        for name, value, today in zip(rewards, one, other, strict=False):
+            if value != today and not (value != value and today != today):  # noqa: PLR0124 (NaN)
+                yield "rewards", f"{name} of completion {row}", abs(today - value), f"{value:.6g}, now {today:.6g}"
+    yield from (("advantages", *found) for found in of_tensors("advantages", then["batch"], now["batch"]))
+    for name in dict.fromkeys([*then["batch"], *now["batch"]]):
+        if name not in (*TOKENS, "advantages"):
+            yield from (("old log-probabilities", *found) for found in of_tensors(name, then["batch"], now["batch"]))
+
+
+def of_tensors(name: str, then: Record, now: Record) -> Iterator[tuple[str, float, str]]:
+    """Return the first difference between two tensors of batches."""
+    if (name in then) != (name in now):
+        yield name, float("inf"), f"there is none {'now' if name in then else 'in the run'}"
+    if name not in then or name not in now or torch.equal(then[name], now[name]):
+        return
+    one, other = then[name], now[name]
+    if one.shape != other.shape:
+        yield name, float("inf"), f"shape {tuple(one.shape)}, now {tuple(other.shape)}"
+        return
+    apart = (one.double() - other.double()).abs().nan_to_num(torch.inf)
+    place = tuple(index[0].item() for index in (apart > 0).nonzero(as_tuple=True)) if apart.any() else ()
+    if place or apart.any():
+        row = f"{name} of completion {place[0]}" if place else name
+        token = f", token {place[1]}" if len(place) > 1 else ""
+        values = f"{one[place].item():.6g}, now {other[place].item():.6g}"
+        yield row + token, apart.max().item(), values
+
+
+def of_update(then: Record, now: Record, rewards: Sequence[str]) -> Found:
+    """Return the differences between two records of updates."""
+    before, today = then.get("log_probs", {}), now.get("log_probs", {})
+    for number in sorted(before.keys() | today.keys()):
+        if (number in before) != (number in today):
+            skipped = "skipped now" if number in before else "skipped in the run"
+            yield "log-probabilities", f"completion {number}", float("inf"), skipped
+        elif not torch.equal(before[number], today[number]):
+            one, other = before[number], today[number]
+            apart = (one - other).abs() if one.shape == other.shape else torch.tensor([torch.inf])
+            text = f"{apart.max().item():.2g} nats"
+            worst = max((before[key] - today[key]).abs().max().item() for key in before if fits(key, before, today))
+            yield "log-probabilities", f"completion {number}, token {int(apart.argmax())}", worst, text
+            break
+    if "loss" in then and "loss" in now and then["loss"] != now["loss"]:
+        apart = abs(then["loss"] - now["loss"])
+        yield "loss", "loss", apart, f"{then['loss']:.8g}, now {now['loss']:.8g}"
+    for name in ("gradient", "weights", "optimizer"):
+        if name == "weights" and then.get("learning_rate") != now.get("learning_rate"):
+            rates = f"{then['learning_rate']}, now {now['learning_rate']}"
+            yield "learning rate", "learning rate", float("inf"), rates
+        if name in then and name in now:
+            found = list(of_fingerprints(then[name], now[name]))
+            if found:
+                where, _, text = found[0]
+                others = f", and {len(found) - 1} more" if len(found) > 1 else ""
+                yield name, where, max(size for _, size, _ in found), text + others
+
+
+def fits(number: int, before: Record, now: Record) -> bool:
+    """Return whether the values of a completion can be compared."""
+    return number in now and before[number].shape == now[number].shape and before[number].numel() > 0
+
+
+def of_fingerprints(then: Record, now: Record) -> Iterator[tuple[str, float, str]]:
+    """Return the tensors whose fingerprints differ."""
+    for name in dict.fromkeys([*then, *now]):
+        if (name in then) != (name in now):
+            yield name, float("inf"), f"there is none {'now' if name in then else 'in the run'}"
+        elif then[name][0] != now[name][0]:
+            distance = Fingerprint(*then[name]).distance(Fingerprint(*now[name]))
+            yield name, distance, f"about {distance:.1g} of its norm"

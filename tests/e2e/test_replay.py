@@ -1,0 +1,90 @@
+"""`grpo.replay` and `grpo.why`, as their users call them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo.testing.commands import command
+
+pytestmark = pytest.mark.slow
+SMALL = ["train.max_steps=4", "train.save_steps=2", "replay.keep=2", "task.eval.size=4", "train.report_to=none"]
+SMALL += ["train.per_device_train_batch_size=16", "train.num_generations=8", "+reward.short.fn=short.py:short"]
+REWARD = "def short(completions, longest=4, **columns):\n    return [float(len(text) <= longest) for text in completions]\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("replay")
+    (folder / "short.py").write_text(REWARD)
+    done = command("grpo.train", *SMALL, "hydra.run.dir=run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def replayed(folder: Path, *words: str) -> Any:
+    done = command("grpo.replay", *words, "--json", cwd=folder)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_step_is_computed_again_bit_for_bit(folder: Path) -> None:
+    done = command("grpo.replay", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "equal, bit for bit, in all steps from checkpoint-2 to step 4" in done.stdout
+    assert done.stdout.count("equal") == 13
+
+
+def test_a_changed_record_is_named(folder: Path) -> None:
+    shutil.copytree(folder / "run", folder / "copy")
+    file = folder / "copy" / "replay" / "rollouts_00003.pt"
+    record = torch.load(file, weights_only=True)
+    record["batch"]["advantages"][5] += 0.01
+    torch.save(record, file)
+    result = replayed(folder, "copy", "step=4")
+    (first,) = result["differences"]
+    assert (first["step"], first["stage"], first["where"]) == (3, "advantages", "advantages of completion 5")
+
+
+def test_other_rewards_score_the_stored_completions(folder: Path) -> None:
+    result = replayed(folder, "run", "step=3", "reward.short.kwargs={longest: 2}")
+    assert {item["stage"] for item in result["differences"]} == {"rewards"}
+    rewards = result["rewards"]["rewards"]
+    assert rewards["correctness"]["changed"] == 0
+    assert rewards["short"]["mean_now"] < rewards["short"]["mean"]
+    assert rewards["short"]["changed"] == round(16 * (rewards["short"]["mean"] - rewards["short"]["mean_now"]))
+
+
+def test_runs_that_part_are_told_apart(folder: Path) -> None:
+    other = command("grpo.train", *SMALL, "hydra.run.dir=other", "train.beta=0.1", "train.max_steps=1", cwd=folder)
+    assert other.returncode == 0, other.stderr
+    done = command("grpo.why", "run", "other", cwd=folder)
+    assert done.returncode == 1
+    assert "the runs part in step 1: log-probabilities before the update" in done.stdout
+    assert "can be why: train.beta=0.0 and 0.1" in done.stdout
+    assert "cannot be why: train.max_steps=4 and 1: it acts on the learning rate" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "step=9"], "steps 3 to 4 are possible"),
+        (["run", "steps=3"], "steps=3: step=N, reward.NAME.fn=… or reward.NAME.kwargs.KEY=… is possible"),
+        (["nowhere"], "nowhere: there is no run in it"),
+        (["run", "reward.short.fn=missing.py:short"], "there is no file"),
+    ],
+)
+def test_wrong_input_is_a_line(folder: Path, words: list[str], message: str) -> None:
+    done = command("grpo.replay", *words, cwd=folder)
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.returncode in (1, 2)
+
+
+def test_what_cannot_be_kept_is_refused_before_loading(folder: Path) -> None:
+    done = command("grpo.train", *SMALL, "replay.keep=3", "hydra.run.dir=third", cwd=folder)
+    assert done.returncode == 2
+    assert "train.save_total_limit=3, or fewer steps" in done.stderr

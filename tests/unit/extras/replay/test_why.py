@@ -1,0 +1,81 @@
+"""Where two runs part, and which of their differences can be why."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo.config.library import GRPO_CONFIG, library_fields
+from grpo.extras.replay.acts import NOTHING, stage_of
+from grpo.extras.replay.compare import STAGES
+from grpo.extras.replay.recorder import recorder
+from grpo.extras.replay.why import compared, keys_of
+from grpo.options import Update
+from grpo.rundir.files import RESOLVED_CONFIG
+from grpo.testing.stock_trl import ours, train
+from grpo.utils.errors import ConfigError
+
+
+def run_of(folder: Path, **options: Any) -> Path:
+    config = {"model": {"dtype": "float32"}, "reward": {"first": {"fn": "rewards.correctness.correctness"}}}
+    config["train"] = {"bf16": False, "report_to": folder.name, **options}
+    folder.mkdir()
+    (folder / RESOLVED_CONFIG).write_text(yaml.safe_dump(config))
+    trainer = ours(folder, Update(max_tokens_per_microbatch=64), max_steps=3, **options)
+    trainer.add_callback(recorder(trainer, 5))
+    train(trainer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_of(tmp_path_factory.mktemp("runs") / "a", learning_rate=1e-3)
+
+
+def test_equal_runs_do_not_part(run: Path, tmp_path: Path) -> None:
+    result = compared(run, run_of(tmp_path / "b", learning_rate=1e-3))
+    assert result["parts"] is None
+    (row,) = result["keys"]
+    assert (row["key"], row["can"], row["reason"]) == ("train.report_to", False, "it changes no step")
+
+
+def test_runs_part_where_their_option_acts(run: Path, tmp_path: Path) -> None:
+    result = compared(run, run_of(tmp_path / "b", learning_rate=2e-3))
+    assert result["parts"] == {"step": 1, "stage": "learning rate"}
+    assert [(row["key"], row["can"]) for row in result["keys"]] == [("train.learning_rate", True), ("train.report_to", False)]
+    assert [item["stage"] for item in result["differences"]] == ["learning rate", "weights"]
+
+
+def test_only_steps_before_the_asked_one_are_compared(run: Path, tmp_path: Path) -> None:
+    other = run_of(tmp_path / "b", learning_rate=1e-3, lr_scheduler_type="cosine")
+    assert compared(run, other)["parts"] == {"step": 2, "stage": "learning rate"}
+    result = compared(run, other, until=2)
+    assert result["parts"] is None
+    (row,) = [row for row in result["keys"] if row["key"] == "train.lr_scheduler_type"]
+    assert row["reason"] == "all stages are equal up to step 1: without effect until then"
+
+
+def test_a_key_of_a_later_stage_cannot_be_why() -> None:
+    origins = [{"config": {"train": {"max_grad_norm": norm, "temperature": norm}}} for norm in (1.0, 0.5)]
+    rows = {row["key"]: row for row in keys_of(*origins, (5, "completions"), 9)}
+    assert rows["train.temperature"]["can"]
+    assert not rows["train.max_grad_norm"]["can"]
+    assert rows["train.max_grad_norm"]["reason"].endswith("come after the completions as a batch of step 5")
+
+
+def test_a_run_without_records_says_since_when(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"it has kept no digests of its steps; a run keeps them from replay.keep=1 on"):
+        compared(run, tmp_path)
+    with pytest.raises(ConfigError, match="no step in common before step 1"):
+        compared(run, run, until=1)
+
+
+def test_most_options_of_trl_have_a_stage() -> None:
+    known = {*STAGES, NOTHING}
+    stages = {name: stage_of(f"train.{name}") for name in library_fields(GRPO_CONFIG)}
+    assert {stage for stage in stages.values() if stage} <= known
+    unknown = [name for name, stage in stages.items() if stage is None]
+    assert len(unknown) < 5, unknown
+    assert stage_of("reward.short.weight") == "advantages"
+    assert stage_of("reward.short.fn") == "rewards"
