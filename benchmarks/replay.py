@@ -32,7 +32,9 @@ from grpo.utils.manifest import seal
 
 HERE = Path(__file__).parent
 STEP = 6
-REWARD = "def short(completions, longest=6, **columns):\n    return [float(len(text) <= longest) for text in completions]\n"
+REWARD = (
+    "def short(completions, longest=6, **columns):\n    return [float(len(text) <= longest) for text in completions]\n"
+)
 OPTIONS = (
     *("train.max_steps=8", "train.save_steps=4", "replay.keep=4", "train.beta=0.02", "train.report_to=none"),
     *("train.per_device_train_batch_size=32", "train.num_generations=8", "train.lr_scheduler_type=linear"),
@@ -157,7 +159,9 @@ def setting(group: str, key: str, value: Any) -> Plant:
 CORRUPTIONS = (
     Corruption("a reward", "rewards", in_file("rollouts", 5, reward)),
     Corruption("an advantage", "advantages", in_file("rollouts", 6, add("advantages", (3,), 1e-3))),
-    Corruption("a bit of a completion's mask", "completions", in_file("rollouts", 6, add("completion_mask", (2, 0), -1))),
+    Corruption(
+        "a bit of a completion's mask", "completions", in_file("rollouts", 6, add("completion_mask", (2, 0), -1))
+    ),
     Corruption("a token in the batch", "completions", in_file("rollouts", 5, add("completion_ids", (2, 0), 1))),
     Corruption("a token of a completion", "completions", in_file("rollouts", 6, token)),
     Corruption("the order of problems", "problems", in_file("rollouts", 6, lambda r: r["order"].reverse())),
@@ -185,7 +189,9 @@ CORRUPTIONS = (
     Corruption("train.loss_type", "loss", setting("train", "loss_type", "dr_grpo")),
     Corruption("train.max_grad_norm", "gradient", setting("train", "max_grad_norm", 0.05)),
     Corruption("train.scale_rewards", "advantages", setting("train", "scale_rewards", "none")),
-    Corruption("a reward's weight", "advantages", in_config(lambda config: config["reward"]["short"].update(weight=0.5))),
+    Corruption(
+        "a reward's weight", "advantages", in_config(lambda config: config["reward"]["short"].update(weight=0.5))
+    ),
     Corruption("a reward's file", "rewards", reward_file),
     Corruption("a reward's option", "rewards", in_config(lambda c: c["reward"]["short"].update(kwargs={"longest": 5}))),
     Corruption("the rounding of an activation", "old log-probabilities", nothing, {"PATCH": PATCH["silu"]}),
@@ -246,7 +252,11 @@ def row_of(case: Corruption, run: Path, copy: Path) -> dict[str, Any]:
         return {"planted": case.name, "stage": case.stage, "named": "error", "summary": output.stderr.strip()[-300:]}
     result = json.loads(output.stdout)
     beyond = [item for item in result["differences"] if not item["rounding"]]
-    named = (beyond or result["differences"] or [{"stage": ""}])[0]["stage"] if case.stage else beyond and beyond[0]["stage"]
+    named = (
+        (beyond or result["differences"] or [{"stage": ""}])[0]["stage"]
+        if case.stage
+        else beyond and beyond[0]["stage"]
+    )
     return {
         "planted": case.name,
         "stage": case.stage,

@@ -62,7 +62,9 @@ def job(config: DictConfig) -> None:
     else:
         show(plan, duration, Console(markup=False))
         if replay_gb:
-            print(f"replay.keep={config.replay.keep}: up to {replay_gb:.2g} GiB in the run directory, beside checkpoints")
+            print(
+                f"replay.keep={config.replay.keep}: up to {replay_gb:.2g} GiB in the run directory, beside checkpoints"
+            )
     if plan.problem and not sweep:
         sys.exit(1)
 

@@ -31,7 +31,8 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
     try:
-        result = why(args.runs, until_of(args.step))
+        run, other = args.runs
+        result = why(run, other, until_of(args.step))
         if args.json:
             print(json.dumps(result, indent=2))
         else:
@@ -54,7 +55,7 @@ def until_of(word: str | None) -> int | None:
     return int(word[5:]) if word else None
 
 
-def why(runs: list[Path], until: int | None) -> dict[str, Any]:
+def why(run: Path, other: Path, until: int | None) -> dict[str, Any]:
     """Return where two runs part.
 
     Raises:
@@ -62,7 +63,7 @@ def why(runs: list[Path], until: int | None) -> dict[str, Any]:
     """
     with quick_imports(), Waiting(Console(stderr=True, markup=False), "loading libraries"):
         from grpo.extras.replay.why import compared
-    return compared(*runs, until)
+    return compared(run, other, until)
 
 
 def show(result: dict[str, Any]) -> None:

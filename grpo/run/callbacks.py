@@ -37,17 +37,18 @@ def configured(callbacks: DictConfig, trainer: Any) -> list[TrainerCallback]:
         ConfigError: one cannot be loaded or called, or returns something else.
     """
     made = []
-    for name, options in callbacks.items():
+    for key, options in callbacks.items():
+        name = f"callbacks.{key!s}"
         try:
-            function = load(options["fn"], f"callbacks.{name}.fn", "grpo.callbacks")
+            function = load(options["fn"], f"{name}.fn", "grpo.callbacks")
             kwargs = {**options.get("kwargs", {})}
             if "trainer" in inspect.signature(function).parameters:
                 kwargs["trainer"] = trainer
             callback = function(**kwargs)
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"callbacks.{name}: {error}") from error
+            raise ConfigError(str(error) if name in str(error) else f"{name}: {error}") from error
         if not isinstance(callback, TrainerCallback | None):
-            raise ConfigError(f"callbacks.{name}: {options['fn']} returns a {type(callback).__name__}, no TrainerCallback")
+            raise ConfigError(f"{name}: {options['fn']} returns a {type(callback).__name__}, no TrainerCallback")
         made += [callback] if callback else []
     return made
 

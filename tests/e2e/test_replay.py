@@ -13,7 +13,9 @@ from grpo.testing.commands import command
 pytestmark = pytest.mark.slow
 SMALL = ["train.max_steps=4", "train.save_steps=2", "replay.keep=2", "task.eval.size=4", "train.report_to=none"]
 SMALL += ["train.per_device_train_batch_size=16", "train.num_generations=8", "+reward.short.fn=short.py:short"]
-REWARD = "def short(completions, longest=4, **columns):\n    return [float(len(text) <= longest) for text in completions]\n"
+REWARD = (
+    "def short(completions, longest=4, **columns):\n    return [float(len(text) <= longest) for text in completions]\n"
+)
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,27 @@ DIGESTS = {
 """Digests of `steps.jsonl` in the order of a step, and the stages of which they are."""
 ACTS: dict[str, tuple[str, ...]] = {
     NOTHING: (
-        *("train.logging", "train.log_", "train.report_to", "train.run_name", "train.save_", "train.eval_", "train.hub_"),
+        *(
+            "train.logging",
+            "train.log_",
+            "train.report_to",
+            "train.run_name",
+            "train.save_",
+            "train.eval_",
+            "train.hub_",
+        ),
         *("train.push_to_hub", "train.disable_tqdm", "train.project", "train.trackio", "train.resume_from_checkpoint"),
         *("train.num_completions_to_print", "train.per_device_eval_batch_size", "train.dataloader_", "task.eval."),
-        *("completions.", "plan.", "preflight.", "evaluate.", "launch.timeout", "launch.rendezvous", "sweep.", "replay."),
+        *(
+            "completions.",
+            "plan.",
+            "preflight.",
+            "evaluate.",
+            "launch.timeout",
+            "launch.rendezvous",
+            "sweep.",
+            "replay.",
+        ),
         *("callbacks.", "gpu.", "train.restore_callback", "train.load_best", "train.metric_for_best", "model.shape."),
         *("launch.max_restarts", "task.eval", "train.ddp_", "train.output_dir", "train.skip_memory", "train.include_"),
         *("train.prediction_loss", "train.batch_eval", "train.debug", "train.do_", "train.greater_is_better"),
@@ -32,7 +49,16 @@ ACTS: dict[str, tuple[str, ...]] = {
         *("train.torch_empty_cache", "train.use_cache"),
     ),
     "start": ("model.", "peft.", "train.model_init_kwargs"),
-    "problems": ("task.", "train.seed", "train.data_seed", "train.shuffle_dataset", "rollout.", "train.per_device_train", "train.ignore_data_skip", "train.train_sampling"),
+    "problems": (
+        "task.",
+        "train.seed",
+        "train.data_seed",
+        "train.shuffle_dataset",
+        "rollout.",
+        "train.per_device_train",
+        "train.ignore_data_skip",
+        "train.train_sampling",
+    ),
     "completions": (
         *("train.temperature", "train.top_", "train.min_p", "train.repetition", "train.max_completion_length"),
         *("train.generation_", "train.use_vllm", "train.vllm_", "train.cache_", "train.num_generations", "engine."),
@@ -41,7 +67,13 @@ ACTS: dict[str, tuple[str, ...]] = {
     ),
     "rewards": ("reward.",),
     "advantages": ("train.scale_rewards", "train.multi_objective", "train.reward_weights"),
-    "learning rate": ("train.learning_rate", "train.lr_scheduler", "train.warmup", "train.max_steps", "train.num_train"),
+    "learning rate": (
+        "train.learning_rate",
+        "train.lr_scheduler",
+        "train.warmup",
+        "train.max_steps",
+        "train.num_train",
+    ),
     "weights": ("train.optim", "train.adam_", "train.weight_decay"),
     "gradient": ("train.max_grad_norm",),
     "old log-probabilities": ("train.beta", "train.sync_ref_model", "train.ref_model"),
@@ -54,7 +86,13 @@ ACTS: dict[str, tuple[str, ...]] = {
     "loss": (
         *("train.loss_type", "train.epsilon", "train.delta", "train.importance_sampling", "train.mask_"),
         *("train.entropy", "train.use_adaptive_entropy", "train.top_entropy", "train.off_policy", "train.sapo"),
-        *("train.num_iterations", "train.gradient_accumulation", "train.average_tokens", "train.vespo", "train.router_aux"),
+        *(
+            "train.num_iterations",
+            "train.gradient_accumulation",
+            "train.average_tokens",
+            "train.vespo",
+            "train.router_aux",
+        ),
         *("train.use_bias_correction_kl", "train.label_smoothing"),
     ),
 }

@@ -49,7 +49,7 @@ class StoredRollouts(Source):
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         if self.rescores:
             own = own_part(trainer.accelerator, completions)
-            texts = [list(column) for column in zip(*((one.prompt, one.messages, one.ids) for one in own), strict=True)]
+            texts = [[getattr(completion, name) for completion in own] for name in ("prompt", "messages", "ids")]
             self.rewards = score(trainer, rows, *texts)
             masks = [completion.mask for completion in own] if own[0].mask is not None else None
             for stage in trainer.rollouts.stages:

@@ -101,26 +101,27 @@ def start_differences(before: Records, now: Records, step: int) -> list[Differen
     return result[:1]
 
 
-Found = Iterator[tuple[str, str, float, str]]
+Parts = Iterator[tuple[str, str, float, str]]
 """Stage, place, size and text of differences."""
 
 
-def of_rollouts(then: Record, now: Record, rewards: Sequence[str]) -> Found:
+def of_rollouts(then: Record, now: Record, rewards: Sequence[str]) -> Parts:
     """Return the differences between two records of rollouts."""
-    for row, (one, other) in enumerate(zip(then["order"], now["order"], strict=False)):
-        if one != other:
+    for row, (problem, other) in enumerate(zip(then["order"], now["order"], strict=False)):
+        if problem != other:
             yield "problems", f"row {row} of the data loader", 1.0, "another problem"
             break
     for name in TOKENS:
-        yield from (("completions", *found) for found in of_tensors(name, then["batch"], now["batch"]))
-    for row, (one, other) in enumerate(zip(then["rewards"], now["rewards"], strict=False)):
-        for name, value, today in zip(rewards, one, other, strict=False):
-            if value != today and not (value != value and today != today):  # noqa: PLR0124 (NaN)
+        yield from (("completions", *parts) for parts in of_tensors(name, then["batch"], now["batch"]))
+    for row, pair in enumerate(zip(then["rewards"], now["rewards"], strict=False)):
+        for name, value, today in zip(rewards, *pair, strict=False):
+            if value != today and not (value != value and today != today):
                 yield "rewards", f"{name} of completion {row}", abs(today - value), f"{value:.6g}, now {today:.6g}"
-    yield from (("advantages", *found) for found in of_tensors("advantages", then["batch"], now["batch"]))
+    yield from (("advantages", *parts) for parts in of_tensors("advantages", then["batch"], now["batch"]))
     for name in dict.fromkeys([*then["batch"], *now["batch"]]):
         if name not in (*TOKENS, "advantages"):
-            yield from (("old log-probabilities", *found) for found in of_tensors(name, then["batch"], now["batch"]))
+            parts = of_tensors(name, then["batch"], now["batch"])
+            yield from (("old log-probabilities", *rest) for rest in parts)
 
 
 def of_tensors(name: str, then: Record, now: Record) -> Iterator[tuple[str, float, str]]:
@@ -129,32 +130,31 @@ def of_tensors(name: str, then: Record, now: Record) -> Iterator[tuple[str, floa
         yield name, float("inf"), f"there is none {'now' if name in then else 'in the run'}"
     if name not in then or name not in now or torch.equal(then[name], now[name]):
         return
-    one, other = then[name], now[name]
-    if one.shape != other.shape:
-        yield name, float("inf"), f"shape {tuple(one.shape)}, now {tuple(other.shape)}"
+    before, today = then[name], now[name]
+    if before.shape != today.shape:
+        yield name, float("inf"), f"shape {tuple(before.shape)}, now {tuple(today.shape)}"
         return
-    apart = (one.double() - other.double()).abs().nan_to_num(torch.inf)
-    place = tuple(index[0].item() for index in (apart > 0).nonzero(as_tuple=True)) if apart.any() else ()
-    if place or apart.any():
+    apart = (before.double() - today.double()).abs().nan_to_num(torch.inf)
+    if apart.any():
+        place = tuple(int(index[0]) for index in apart.nonzero(as_tuple=True))
         row = f"{name} of completion {place[0]}" if place else name
         token = f", token {place[1]}" if len(place) > 1 else ""
-        values = f"{one[place].item():.6g}, now {other[place].item():.6g}"
-        yield row + token, apart.max().item(), values
+        yield row + token, apart.max().item(), f"{before[place].item():.6g}, now {today[place].item():.6g}"
 
 
-def of_update(then: Record, now: Record, rewards: Sequence[str]) -> Found:
+def of_update(then: Record, now: Record, rewards: Sequence[str]) -> Parts:
     """Return the differences between two records of updates."""
-    before, today = then.get("log_probs", {}), now.get("log_probs", {})
+    before: dict[int, torch.Tensor] = then.get("log_probs", {})
+    today: dict[int, torch.Tensor] = now.get("log_probs", {})
     for number in sorted(before.keys() | today.keys()):
         if (number in before) != (number in today):
             skipped = "skipped now" if number in before else "skipped in the run"
             yield "log-probabilities", f"completion {number}", float("inf"), skipped
         elif not torch.equal(before[number], today[number]):
-            one, other = before[number], today[number]
-            apart = (one - other).abs() if one.shape == other.shape else torch.tensor([torch.inf])
-            text = f"{apart.max().item():.2g} nats"
-            worst = max((before[key] - today[key]).abs().max().item() for key in before if fits(key, before, today))
-            yield "log-probabilities", f"completion {number}, token {int(apart.argmax())}", worst, text
+            apart = apart_by(before[number], today[number])
+            worst = max(apart_by(before[key], today[key]).max().item() for key in before.keys() & today.keys())
+            place = f"completion {number}, token {int(apart.argmax())}"
+            yield "log-probabilities", place, worst, f"{apart.max().item():.2g} nats"
             break
     if "loss" in then and "loss" in now and then["loss"] != now["loss"]:
         apart = abs(then["loss"] - now["loss"])
@@ -164,16 +164,16 @@ def of_update(then: Record, now: Record, rewards: Sequence[str]) -> Found:
             rates = f"{then['learning_rate']}, now {now['learning_rate']}"
             yield "learning rate", "learning rate", float("inf"), rates
         if name in then and name in now:
-            found = list(of_fingerprints(then[name], now[name]))
-            if found:
-                where, _, text = found[0]
-                others = f", and {len(found) - 1} more" if len(found) > 1 else ""
-                yield name, where, max(size for _, size, _ in found), text + others
+            tensors = list(of_fingerprints(then[name], now[name]))
+            if tensors:
+                where, _, text = tensors[0]
+                others = f", and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+                yield name, where, max(size for _, size, _ in tensors), text + others
 
 
-def fits(number: int, before: Record, now: Record) -> bool:
-    """Return whether the values of a completion can be compared."""
-    return number in now and before[number].shape == now[number].shape and before[number].numel() > 0
+def apart_by(values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return by how much the log-probabilities of a completion differ; infinity for other lengths."""
+    return (values - others).abs() if values.shape == others.shape else torch.tensor([torch.inf])
 
 
 def of_fingerprints(then: Record, now: Record) -> Iterator[tuple[str, float, str]]:

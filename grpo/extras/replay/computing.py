@@ -34,11 +34,15 @@ class Stored:
             ConfigError: the step, or one before it, cannot be computed.
         """
         saved = [int(folder.name[11:]) for folder in checkpoints(self.run)]
-        starts = {number: max((start for start in saved if start < number), default=0) for number in self.steps if number}
+        starts = {
+            number: max((start for start in saved if start < number), default=0) for number in self.steps if number
+        }
         possible = [number for number, start in starts.items() if {*range(start + 1, number)} <= {*self.steps}]
         if step not in possible:
             span = f"steps {possible[0]} to {possible[-1]} are possible" if possible else "no step is possible"
-            raise ConfigError(f"step={step}: a checkpoint before it and all steps in between are needed; {span}; {SINCE}")
+            raise ConfigError(
+                f"step={step}: a checkpoint before it and all steps in between are needed; {span}; {SINCE}"
+            )
         return starts[step]
 
 

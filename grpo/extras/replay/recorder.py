@@ -176,7 +176,7 @@ class Recorder(TrainerCallback, Stage, Watcher):
         offloaded = self.trainer.step_update.offloaded
         places = offloaded.memory if offloaded else {}
         gradients = fingerprints(
-            (name, own_shard(places[weight] if weight in places else weight.grad))
+            (name, own_shard(places.get(weight, weight.grad)))
             for name, weight in trained(kwargs["model"])
             if weight in places or weight.grad is not None
         )

@@ -18,8 +18,10 @@ from grpo.rundir.files import read_json
 from grpo.rundir.lock import is_running
 from grpo.utils.errors import ConfigError
 
-OURS = ("train.resume_from_checkpoint", "train.save_strategy", "train.report_to", "train.max_steps", "callbacks.", "plan.")
-OURS += ("train.push_to_hub", "engine.staleness", "engine.share_weights", "engine.backend", "train.vllm_")
+OURS = (
+    *("train.resume_from_checkpoint", "train.save_strategy", "train.report_to", "train.max_steps", "train.push_to_hub"),
+    *("callbacks.", "plan.", "engine.staleness", "engine.share_weights", "engine.backend", "train.vllm_"),
+)
 """Keys that a replay changes itself."""
 
 

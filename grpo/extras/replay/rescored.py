@@ -6,7 +6,9 @@ from typing import Any
 import torch
 
 
-def effect(then: list[list[float]], now: list[list[float]], names: Sequence[str], weights: Sequence[float], size: int) -> dict[str, Any]:
+def effect(
+    then: list[list[float]], now: list[list[float]], names: Sequence[str], weights: Sequence[float], size: int
+) -> dict[str, Any]:
     """Return what other rewards would have changed in a step.
 
     Args:
@@ -31,7 +33,9 @@ def effect(then: list[list[float]], now: list[list[float]], names: Sequence[str]
     }
     factors = torch.tensor(list(weights), dtype=torch.float64)
     groups, groups_now = ((rewards * factors).nansum(1).view(-1, size) for rewards in (before, today))
-    signs, signs_now = ((group - group.mean(1, keepdim=True)).round(decimals=9).sign() for group in (groups, groups_now))
+    signs, signs_now = (
+        (group - group.mean(1, keepdim=True)).round(decimals=9).sign() for group in (groups, groups_now)
+    )
     return {
         "completions": len(then),
         "rewards": by_name,

@@ -61,9 +61,9 @@ def compared(run: Path, other: Path, until: int | None = None) -> dict[str, Any]
         step, stage = parts
         result["parts"] = {"step": step, "stage": stage}
         rewards = list(origin["config"]["reward"])
-        records = [Records(folder / FOLDER, rewards) for folder in (run, other)]
-        found = differences(*records, step, tolerance_of(origin["config"]), order=False)
-        result["differences"] = [asdict(difference) for difference in found]
+        records, others_records = (Records(folder / FOLDER, rewards) for folder in (run, other))
+        stages = differences(records, others_records, step, tolerance_of(origin["config"]), order=False)
+        result["differences"] = [asdict(difference) for difference in stages]
     return result
 
 
@@ -81,7 +81,7 @@ def first_difference(lines: Lines, others: Lines, steps: list[int]) -> tuple[int
 def keys_of(
     origin: dict[str, Any], other: dict[str, Any], parts: tuple[int, str] | None, last: int
 ) -> list[dict[str, Any]]:
-    """Return the keys in which two configurations differ, each with whether it can be why the runs part, and why not."""
+    """Return the keys in which two configurations differ, each with whether it can be why the runs part."""
     config, other_config = flattened(origin["config"]), flattened(other["config"])
     result = []
     for key in dict.fromkeys([*config, *other_config]):
@@ -141,9 +141,10 @@ def show(result: dict[str, Any], console: Console) -> None:
         values = " and ".join(repr(value) for value in row["values"])
         say(f"{word}: {row['key']}={values}: {row['reason']}")
     for row in result["machine"]:
-        say(f"{'can be why' if result['parts'] else 'no effect'}: {row['key']}: {row['values'][0]} and {row['values'][1]}")
+        before, now = row["values"]
+        say(f"{'can be why' if result['parts'] else 'no effect'}: {row['key']}: {before} and {now}")
     if result["parts"] and not (any(row["can"] for row in result["keys"]) or result["machine"]):
         say(
-            "configuration, versions, device, threads and reward functions are equal: something does not repeat itself; "
-            "`python -m grpo.replay` of both runs finds which computes the step as it did"
+            "configuration, versions, device, threads and reward functions are equal: something does not repeat "
+            "itself; `python -m grpo.replay` of both runs finds which computes the step as it did"
         )

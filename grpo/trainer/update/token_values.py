@@ -68,7 +68,7 @@ class TokenValues(Watcher):
     def forget(self) -> None:
         self._rows = {}
 
-    def note(self, trainer: Any, inputs: Batch, loss: torch.Tensor, logps: torch.Tensor, entropies: Any) -> None:
+    def note(self, trainer: Any, inputs: Batch, loss: torch.Tensor, logps: torch.Tensor, entropies: Any = None) -> None:
         if "completion_id" not in inputs:  # of a generation before the resumed run asked for values
             return
         if trainer.state.global_step != self._step:

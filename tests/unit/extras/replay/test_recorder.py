@@ -36,7 +36,9 @@ def compared(run: Path, copy: Path, step: int) -> list[Difference]:
     return differences(Records(run, ["first", "second"]), Records(copy, ["first", "second"]), step, 1e-4)
 
 
-def changed(run: Path, copy: Path, kind: str, change: Callable[[dict[str, Any]], None], step: int = 3) -> list[Difference]:
+def changed(
+    run: Path, copy: Path, kind: str, change: Callable[[dict[str, Any]], None], step: int = 3
+) -> list[Difference]:
     shutil.copytree(run, copy)
     file = copy / f"{kind}_{step:05d}.pt"
     record = torch.load(file, weights_only=True)
@@ -55,7 +57,7 @@ def test_equal_runs_have_equal_records(kept: Path, tmp_path: Path) -> None:
 def test_another_rate_shows_from_its_stage_on(kept: Path, tmp_path: Path) -> None:
     other = recorded(tmp_path, keep=10, learning_rate=1e-2)
     assert [item.stage for item in compared(kept, other, 1)] == ["learning rate", "weights"]
-    assert [item.stage for item in compared(kept, other, 2)][0] == "log-probabilities"
+    assert compared(kept, other, 2)[0].stage == "log-probabilities"
 
 
 def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
@@ -64,7 +66,9 @@ def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
 
 def test_only_what_the_last_steps_need_is_kept(tmp_path: Path) -> None:
     folder = recorded(tmp_path)
-    rollouts, updates = (sorted(step_of(file) for file in folder.glob(f"{kind}_*.pt")) for kind in ("rollouts", "update"))
+    rollouts, updates = (
+        sorted(step_of(file) for file in folder.glob(f"{kind}_*.pt")) for kind in ("rollouts", "update")
+    )
     assert rollouts == [5], "of steps 5 and 6, computed from checkpoint-4"
     assert updates == [4, 5, 6]
     assert [line["step"] for line in read_lines(folder / "steps.jsonl")] == [1, 2, 3, 4, 5, 6]

@@ -43,7 +43,10 @@ def test_equal_runs_do_not_part(run: Path, tmp_path: Path) -> None:
 def test_runs_part_where_their_option_acts(run: Path, tmp_path: Path) -> None:
     result = compared(run, run_of(tmp_path / "b", learning_rate=2e-3))
     assert result["parts"] == {"step": 1, "stage": "learning rate"}
-    assert [(row["key"], row["can"]) for row in result["keys"]] == [("train.learning_rate", True), ("train.report_to", False)]
+    assert [(row["key"], row["can"]) for row in result["keys"]] == [
+        ("train.learning_rate", True),
+        ("train.report_to", False),
+    ]
     assert [item["stage"] for item in result["differences"]] == ["learning rate", "weights"]
 
 
@@ -65,7 +68,9 @@ def test_a_key_of_a_later_stage_cannot_be_why() -> None:
 
 
 def test_a_run_without_records_says_since_when(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"it has kept no digests of its steps; a run keeps them from replay.keep=1 on"):
+    with pytest.raises(
+        ConfigError, match=r"it has kept no digests of its steps; a run keeps them from replay.keep=1 on"
+    ):
         compared(run, tmp_path)
     with pytest.raises(ConfigError, match="no step in common before step 1"):
         compared(run, run, until=1)
