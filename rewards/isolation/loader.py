@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from inspect import isclass, isfunction
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,7 +46,8 @@ def load(fn: str, setting: str, group: str = "grpo.rewards") -> Callable[..., An
         raise ValueError(f"{setting}: {what_and_where(error)}") from error
     loaded = getattr(module, function, None)
     if not callable(loaded):
-        names = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        values = [(key, value) for key, value in vars(module).items() if isfunction(value) or isclass(value)]
+        names = [key for key, value in values if value.__module__ == module.__name__]
         raise ValueError(f"{setting}: no function {function} in {place}; it has: {', '.join(names)}")
     return loaded
 

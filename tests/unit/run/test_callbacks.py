@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 from rich.console import Console
-from transformers import TrainerControl, TrainerState
+from transformers import EarlyStoppingCallback, TrainerControl, TrainerState
 
-from grpo.run.callbacks import DiskGuard, HostMemoryGuard, MetricsFile, MismatchWarning, StopOnSignal
-from grpo.utils.errors import DirectoryLost
+from grpo.run.callbacks import DiskGuard, HostMemoryGuard, MetricsFile, MismatchWarning, StopOnSignal, configured
+from grpo.utils.errors import ConfigError, DirectoryLost
 
 ARGUMENTS: Any = None  # which no callback of ours reads
 LOGS = {"reward": 0.25, "rewards/correctness/mean": 0.5, "step_time": 1.25}
@@ -154,3 +154,38 @@ def test_a_checkpoint_that_will_not_fit_is_announced_once(tmp_path: Path, monkey
         monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         guard.on_step_end(ARGUMENTS, state, TrainerControl())
         assert said.getvalue().count("make room before the next") == (free < 5000)
+
+
+def test_callbacks_of_the_configuration_are_called(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from transformers import TrainerCallback\n"
+        "class Mine(TrainerCallback):\n"
+        "    def __init__(self, trainer, every=1):\n"
+        "        self.trainer, self.every = trainer, every\n"
+        "def off(trainer):\n"
+        "    return None\n"
+    )
+    options = {
+        "early": {"fn": "transformers.EarlyStoppingCallback", "kwargs": {"early_stopping_patience": 3}},
+        "mine": {"fn": f"{file}:Mine", "kwargs": {"every": 7}},
+        "off": {"fn": f"{file}:off"},
+    }
+    early, mine = configured(DictConfig(options), "the trainer")
+    assert isinstance(early, EarlyStoppingCallback)
+    assert early.early_stopping_patience == 3
+    assert (mine.trainer, mine.every) == ("the trainer", 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fn": "transformers.Missing"}, "callbacks.a.fn: no function Missing in transformers"),
+        ({"fn": "transformers.EarlyStoppingCallback", "kwargs": {"patience": 3}}, "callbacks.a: .*argument 'patience'"),
+        ({"fn": "collections.Counter"}, "callbacks.a: collections.Counter returns a Counter, no TrainerCallback"),
+        ({"fn": "Counter"}, "callbacks.a.fn: write package.module.function"),
+    ],
+)
+def test_a_wrong_callback_is_a_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configured(DictConfig({"a": options}), None)
