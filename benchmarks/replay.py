@@ -33,7 +33,7 @@ from grpo.utils.manifest import seal
 HERE = Path(__file__).parent
 STEP = 6
 REWARD = (
-    "def short(completions, longest=6, **columns):\n    return [float(len(text) <= longest) for text in completions]\n"
+    "def short(completions, longest=32, **columns):\n    return [float(len(text) <= longest) for text in completions]\n"
 )
 OPTIONS = (
     *("train.max_steps=8", "train.save_steps=4", "replay.keep=4", "train.beta=0.02", "train.report_to=none"),
@@ -42,7 +42,7 @@ OPTIONS = (
 )
 PATCH = {
     "silu": "torch.nn.functional.silu = lambda x, inplace=False, f=torch.nn.functional.silu: f(x.bfloat16()).float()",
-    "adamw": "import torch.optim.adamw as a; f = a.adamw\na.adamw = lambda *x, **k: f(*x, **k | {'eps': 1e-7})",
+    "adam": "import torch.optim.adam as a; f = a.adam\na.adam = lambda *x, **k: f(*x, **k | {'eps': 1e-7})",
 }
 """Code that rounds or computes otherwise than the libraries, run before the training."""
 Plant = Callable[[Path], None]
@@ -193,9 +193,9 @@ CORRUPTIONS = (
         "a reward's weight", "advantages", in_config(lambda config: config["reward"]["short"].update(weight=0.5))
     ),
     Corruption("a reward's file", "rewards", reward_file),
-    Corruption("a reward's option", "rewards", in_config(lambda c: c["reward"]["short"].update(kwargs={"longest": 5}))),
+    Corruption("a reward's option", "rewards", in_config(lambda c: c["reward"]["short"].update(kwargs={"longest": 20}))),
     Corruption("the rounding of an activation", "old log-probabilities", nothing, {"PATCH": PATCH["silu"]}),
-    Corruption("the optimizer's arithmetic", "weights", nothing, {"PATCH": PATCH["adamw"]}),
+    Corruption("the optimizer's arithmetic", "weights", nothing, {"PATCH": PATCH["adam"]}),
 )
 HEALTHY = (Corruption("nothing", "", nothing), Corruption("threads", "", nothing, {"OMP_NUM_THREADS": "1"}))
 """Nothing may be named in these; another number of threads rounds otherwise."""

@@ -13,6 +13,8 @@ from grpo.rundir.files import RESOLVED_CONFIG, read
 from grpo.rundir.versions import git_commit, versions
 
 Origin = dict[str, Any]
+ROUNDS = ("versions", "device", "processor", "threads", "processes", "tf32")
+"""Keys on which rounding depends."""
 LONGEST = 60
 """Characters of a value in a line."""
 
@@ -54,6 +56,11 @@ def differences(before: Origin, now: Origin) -> list[str]:
         for name in names
         if flat.get(name) != other.get(name)
     ]
+
+
+def rounds_otherwise(before: Origin, now: Origin) -> bool:
+    """Return whether versions, device, threads or processes differ, so that sums may be rounded otherwise."""
+    return any(before.get(name) != now.get(name) for name in ROUNDS)
 
 
 def shown(value: Any) -> str:

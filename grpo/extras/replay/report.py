@@ -12,6 +12,7 @@ from rich.table import Table
 from grpo.extras.replay.compare import STAGES, TOLERANCE, Difference, Records, differences, start_differences
 from grpo.extras.replay.computing import Stored, compute_again, stored_steps
 from grpo.extras.replay.origin import differences as changes
+from grpo.extras.replay.origin import rounds_otherwise
 from grpo.extras.replay.recorder import FOLDER, ORIGIN
 from grpo.extras.replay.rescored import effect
 from grpo.rundir.files import read_json
@@ -57,7 +58,8 @@ def result_of(stored: Stored, again: Path, start: int, step: int) -> dict[str, A
     """
     origin, now = (read_json(folder / FOLDER / ORIGIN) for folder in (stored.run, again))
     config = origin["config"]
-    rewards, tolerance = list(config["reward"]), tolerance_of(config)
+    rewards = list(config["reward"])
+    tolerance = tolerance_of(config) if rounds_otherwise(origin, now) else 0.0
     before, today = Records(stored.run / FOLDER, rewards), Records(again / FOLDER, rewards)
     first: list[Difference] = start_differences(before, today, start)
     for number in range(start + 1, step + 1):

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from grpo.extras.replay.acts import DIGESTS, NOTHING, is_before, stage_of
 from grpo.extras.replay.compare import STAGES, Records, differences
-from grpo.extras.replay.origin import flattened
+from grpo.extras.replay.origin import flattened, rounds_otherwise
 from grpo.extras.replay.recorder import FOLDER, ORIGIN
 from grpo.extras.replay.report import tolerance_of
 from grpo.rundir.files import read_json, read_lines
@@ -62,7 +62,8 @@ def compared(run: Path, other: Path, until: int | None = None) -> dict[str, Any]
         result["parts"] = {"step": step, "stage": stage}
         rewards = list(origin["config"]["reward"])
         records, others_records = (Records(folder / FOLDER, rewards) for folder in (run, other))
-        stages = differences(records, others_records, step, tolerance_of(origin["config"]), order=False)
+        tolerance = tolerance_of(origin["config"]) if rounds_otherwise(origin, other_origin) else 0.0
+        stages = differences(records, others_records, step, tolerance, order=False)
         result["differences"] = [asdict(difference) for difference in stages]
     return result
 
