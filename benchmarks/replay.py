@@ -3,7 +3,7 @@
 `python -m benchmarks.replay` (ten minutes on two cores) trains the built-in task for six steps with a reward of its
 own, a KL penalty and a decaying learning rate, plants each corruption in a copy of the run directory, computes step 6
 of the copy again, and compares the first difference with the stage that the corruption belongs to. It prints a table
-and writes `benchmarks/replay.json`.
+and writes `benchmarks/replay.json` and the table of docs/replay.md.
 """
 
 import argparse
@@ -25,12 +25,14 @@ from rich.progress import track
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
+from benchmarks.pages import ROOT, write_part
+from grpo.extras.replay.compare import STAGES
 from grpo.extras.replay.recorder import FOLDER
 from grpo.rundir.files import RESOLVED_CONFIG
 from grpo.rundir.versions import versions
 from grpo.utils.manifest import seal
 
-HERE = Path(__file__).parent
+RESULT, PAGE = ROOT / "benchmarks" / "replay.json", ROOT / "docs" / "replay.md"
 STEP = 6
 REWARD = (
     "def short(completions, longest=32, **columns):\n    return [float(len(text) <= longest) for text in completions]\n"
@@ -193,7 +195,9 @@ CORRUPTIONS = (
         "a reward's weight", "advantages", in_config(lambda config: config["reward"]["short"].update(weight=0.5))
     ),
     Corruption("a reward's file", "rewards", reward_file),
-    Corruption("a reward's option", "rewards", in_config(lambda c: c["reward"]["short"].update(kwargs={"longest": 20}))),
+    Corruption(
+        "a reward's option", "rewards", in_config(lambda c: c["reward"]["short"].update(kwargs={"longest": 20}))
+    ),
     Corruption("the rounding of an activation", "old log-probabilities", nothing, {"PATCH": PATCH["silu"]}),
     Corruption("the optimizer's arithmetic", "weights", nothing, {"PATCH": PATCH["adam"]}),
 )
@@ -218,12 +222,23 @@ def main() -> None:
         "planted": len(CORRUPTIONS),
         "rows": rows,
     }
-    (HERE / "replay.json").write_text(json.dumps(content, indent=2) + "\n")
+    RESULT.write_text(json.dumps(content, indent=2) + "\n")
+    write_part(PAGE, "benchmarks.replay", part(content))
     table = Table("planted", "stage", "named by grpo.replay")
     for row in rows:
         table.add_row(row["planted"], row["stage"] or "none", f"{row['named'] or 'none'}: {row['summary']}")
     Console().print(table)
     print(f"{named} of {len(CORRUPTIONS)} corruptions are named with their stage")
+
+
+def part(content: dict[str, Any]) -> str:
+    """Return the table of docs/replay.md."""
+    lines = [f"{content['named']} of {content['planted']} corruptions are named with their stage.", ""]
+    lines += ["| planted in a copy of a run | stage | named first |", "|---|---|---|"]
+    for row in content["rows"]:
+        stages = [STAGES.get(row[key], "none") for key in ("stage", "named")]
+        lines.append(f"| {row['planted']} | {' | '.join(stages)} |")
+    return "\n".join(lines) + "\n"
 
 
 def trained(run: Path) -> None:

@@ -42,6 +42,8 @@ COMMANDS: tuple[str, ...] = (
     "grpo.export",
     "grpo.chat",
     "grpo.measure",
+    "grpo.replay",
+    "grpo.why",
     "grpo.tools.check",
 )
 COMMANDS += ("rewards.check", "benchmarks.", "torch.distributed.run", "accelerate.commands.launch")

@@ -1,0 +1,1 @@
+"""Runs at W&B and trackio."""

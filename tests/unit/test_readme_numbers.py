@@ -1,0 +1,104 @@
+"""Numbers of README.md and docs/first_run.md are those that benchmarks have written."""
+
+import json
+from statistics import mean, median
+from typing import Any
+
+import pytest
+
+from benchmarks import demo, replay
+from benchmarks.pages import with_part
+from grpo.config.schema import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def written(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def row(start: str) -> list[str]:
+    (line,) = [line for line in README.splitlines() if line.startswith(f"| {start} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_the_demo_reaches_what_the_readme_says() -> None:
+    runs = written("demo")["runs"]
+    of_the_demo = next(run for run in runs if run["seed"] == demo.OF_THE_DEMO)
+    before, after = (f"{of_the_demo[when]:.0%}".replace("%", " %") for when in ("before", "after"))
+    assert f"from {before} to {after} of 200 held-out" in README
+    assert with_part(demo.PAGE, "benchmarks.demo", demo.part(runs)) == demo.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_page_of_replays_has_the_measured_table() -> None:
+    content = written("replay")
+    assert with_part(replay.PAGE, "benchmarks.replay", replay.part(content)) == replay.PAGE.read_text(encoding="utf-8")
+    assert not any(row["named"] for row in content["rows"] if not row["stage"])
+    assert content["named"] >= 24
+
+
+@pytest.mark.parametrize(
+    ("start", "place"),
+    [
+        ("update: lengths that differ, half of the groups zero-variance", 0),
+        ("update: the same, every group with non-zero variance", 1),
+        ("update: completions of equal length", 2),
+        ("update: prompts of up to 512 tokens", 3),
+    ],
+)
+def test_updates_take_the_measured_times(start: str, place: int) -> None:
+    result = written("update_cpu")["results"][place]
+    seconds, peaks = ([median(result[name][who]) for who in ("trl", "ours")] for name in ("seconds", "peak_gb"))
+    assert row(start) == [
+        *(f"{value:.0f} s" for value in seconds),
+        f"{result['time_ratio']:.1f}x",
+        " -> ".join(f"{value:.1f}" for value in peaks),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("start", "place"),
+    [
+        ("generation without vLLM: prompts of 128 to 512 tokens", "uneven"),
+        ("generation without vLLM: prompts with an image", "images"),
+    ],
+)
+def test_generation_takes_the_measured_times(start: str, place: str) -> None:
+    result = written("read_once_cpu")["results"][place]
+    seconds, peaks = ([median(result[name][who]) for who in ("trl", "ours")] for name in ("seconds", "peak_gb"))
+    assert row(start) == [
+        *(f"{value:.0f} s" for value in seconds),
+        f"{result['ratio']:.1f}x",
+        " -> ".join(f"{value:.1f}" for value in peaks),
+    ]
+
+
+def test_a_step_of_the_demo_takes_the_measured_time() -> None:
+    runs = written("train")["runs"]
+    of_both = [[run for run in runs if run["trainer"] == who] for who in ("trl", "ours")]
+    seconds = [median(run["step_s"] for run in of_trainer) for of_trainer in of_both]
+    peaks = [median(run["peak_host_gb"] for run in of_trainer) for of_trainer in of_both]
+    assert row("whole step of the demo") == [
+        *(f"{value:.2f} s" for value in seconds),
+        f"{seconds[0] / seconds[1]:.1f}x",
+        " -> ".join(f"{value:.1f}" for value in peaks),
+    ]
+
+
+def test_the_peers_take_the_measured_times() -> None:
+    results = written("peers_cpu")["results"]
+    peers = [results[name] for name in ("trl", "ms-swift", "verl", "ours")]
+    assert row("seconds") == [f"{mean(peer['seconds']):.0f}" for peer in peers]
+    assert row("peak memory, GiB") == [f"{mean(peer['peak_gib']):.1f}" for peer in peers]
+
+
+def test_plans_and_forecasts_are_as_often_right() -> None:
+    complete = written("published")["summary"]["complete"].values()
+    near, all_of_them = (sum(counts[place] for counts in complete) for place in (0, 1))
+    assert f"[{near} of {all_of_them}]" in README
+    forecasts = written("preflight")["summary"]
+    assert f"{forecasts['right']} of {forecasts['runs']} verdicts" in README
+
+
+def test_families_are_as_many_as_were_tried() -> None:
+    assert f"of the {len(written('families')['families'])}](docs/models.md)" in README
