@@ -39,7 +39,9 @@ def main() -> None:
             options_of([str(args.config)])  # an error is said before logs are read
         history, run = read(args.path)
         diagnoses, questions = diagnose(history, run), open_questions(history)
-    except (ConfigError, OmegaConfBaseException, OSError) as error:
+    except OSError as error:
+        leave(ConfigError(f"{error.filename}: {error.strerror}"), PROGRAM)
+    except (ConfigError, OmegaConfBaseException) as error:
         leave(error, PROGRAM)
     content: dict[str, Any] = {
         "source": history.source,

@@ -19,7 +19,7 @@ RULES: tuple[Callable[[History], Diagnosis | None], ...] = (
     signal.reward_missing,
     signal.zero_variance_missed,
     signal.collapse,
-    engine.engine_differs,
+    engine.engine_gap,
     engine.engine_drifts,
     completions.identical,
     completions.length_only,
@@ -40,10 +40,9 @@ EXPLAINED = {
     "collapse": ("reward_fell", "reward_flat", "groups_equal", "too_hard"),
     "learning_rate_zero": ("reward_flat", "loss_zero"),
     "kl_dominates": ("reward_flat",),
-    "engine_drifts": ("engine_differs", "mismatch"),
+    "engine_drifts": ("engine_gap", "mismatch"),
     "identical": ("groups_equal", "too_hard"),
-    "mismatch": ("engine_differs",),
-    "engine_differs": ("mismatch",),
+    "mismatch": ("engine_gap",),
 }
 """Findings that follow from another, which is reported in their place."""
 QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (

@@ -44,7 +44,7 @@ def engine_drifts(history: History) -> Diagnosis | None:
     return None
 
 
-def engine_differs(history: History) -> Diagnosis | None:
+def engine_gap(history: History) -> Diagnosis | None:
     """In the last quarter, a difference is beyond rounding, or the mean importance ratio below 0.5 or above 2."""
     evidence = []
     for name, (most, _) in GAPS.items():
@@ -59,7 +59,7 @@ def engine_differs(history: History) -> Diagnosis | None:
     if not evidence:
         return None
     return Diagnosis(
-        "engine_differs",
+        "engine_gap",
         "The engine's probabilities differ from the policy's",
         f"{', '.join(evidence)} in the last quarter of the run",
         ADVICE,

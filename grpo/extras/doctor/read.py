@@ -1,5 +1,6 @@
 """Finds the logs of a run at a path, and reads them."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,6 +27,8 @@ KINDS: tuple[tuple[str, str, Reader], ...] = (
     ("console", "*.out", metrics.from_console),
 )
 """Formats in the order in which they are searched: name, pattern of files and reader."""
+OF_FOLDERS = (metrics.from_events, metrics.from_csv)
+"""Readers of formats with several files per run, in a folder."""
 DEPTH = 3
 """Folders below the path that are searched."""
 
@@ -96,18 +99,19 @@ def read_folder(folder: Path) -> History:
     Raises:
         ConfigError: it holds several runs.
     """
-    files = sorted(file for file in below(folder) if file.is_file())
+    files = sorted(below(folder))
     for name, pattern, reader in KINDS:
-        chosen = newest([file for file in files if file.match(pattern)])
-        by_run: dict[Path, list[Row]] = {}
-        for file in chosen:
-            if rows := reader(file):
-                by_run.setdefault(file.parent, []).extend(rows)
-        if len(by_run) > 1:
-            several = ", ".join(str(place) for place in list(by_run)[:3])
-            raise ConfigError(f"{folder}: {len(by_run)} runs are in it ({several}, …); name one of them")
-        for place, rows in by_run.items():
-            return History(f"{name}, {chosen[0] if len(chosen) == 1 else place}", place, merged(rows))
+        of_files = {file: rows for file in newest(files) if file.match(pattern) and (rows := reader(file))}
+        parts = {file.parent if reader in OF_FOLDERS else file for file in of_files}
+        if len(parts) > 1:
+            raise ConfigError(f"{folder}: {len(parts)} runs, such as {min(parts)} and {max(parts)}; name one of them")
+        if reader is metrics.from_csv:
+            columns = Counter(name for rows in of_files.values() for name in set().union(*rows) - {"step"})
+            if repeated := [name for name, count in columns.items() if count > 1]:
+                raise ConfigError(f"{folder}: several files with {repeated[0]}, of several runs; name one of them")
+        if of_files:
+            file = next(iter(of_files))
+            return History(f"{name}, {file}", file.parent, merged(row for rows in of_files.values() for row in rows))
     return History(f"completions, {folder}", folder)
 
 

@@ -60,8 +60,8 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("mismatch", {"sampling/sampling_logp_difference/mean": 0.3}, "40 of 40 steps differ by more than 0.1"),
     ("engine_drifts", {"sampling/sampling_logp_difference/mean": lambda place: 0.001 * place}, "in the last"),
     ("engine_drifts", {"rollout_corr/k3_kl": lambda place: 0.001 * place}, "rollout_corr/k3_kl 0.0045 in the first"),
-    ("engine_differs", {"sampling/importance_sampling_ratio/mean": 0.3}, "mean importance ratio 0.3"),
-    ("engine_differs", {"rollout_corr/k3_kl": 0.2}, "rollout_corr/k3_kl 0.2"),
+    ("engine_gap", {"sampling/importance_sampling_ratio/mean": 0.3}, "mean importance ratio 0.3"),
+    ("engine_gap", {"rollout_corr/k3_kl": 0.2}, "rollout_corr/k3_kl 0.2"),
     ("cut_off", {"completions/clipped_ratio": 0.4}, "40% of those in the last quarter reach max_completion_length=50"),
     ("entropy_collapsed", {"entropy": late(0.5, 0.01)}, "0.5 nats per token at the beginning, 0.01 at the end"),
     ("groups_equal", {"frac_reward_zero_std": 0.95}, "95% of the groups in the last quarter have zero variance"),
@@ -95,6 +95,16 @@ def test_a_fault_of_the_metrics_is_reported(tmp_path: Path, name: str, changes: 
 )
 def test_a_run_without_the_fault_is_not_reported(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert alarms(of_metrics(tmp_path, **changes)) == set()
+
+
+def test_a_consequence_is_not_reported_beside_its_cause(tmp_path: Path) -> None:
+    gap: dict[str, Any] = {
+        "sampling/sampling_logp_difference/mean": 0.3,
+        "sampling/importance_sampling_ratio/mean": 0.3,
+    }
+    assert alarms(of_metrics(tmp_path, **gap)) == {"mismatch"}
+    gap["sampling/sampling_logp_difference/mean"] = lambda place: 0.01 * place
+    assert alarms(of_metrics(tmp_path, **gap)) == {"engine_drifts"}
 
 
 def test_a_solved_task_is_no_fault(tmp_path: Path) -> None:

@@ -173,6 +173,16 @@ def two_runs(folder: Path) -> Path:
     return folder
 
 
+def two_logs(folder: Path) -> Path:
+    logs.verl_lines(folder, logs.learning(12)).joinpath("experiment.jsonl").rename(folder / "other.jsonl")
+    return logs.verl_lines(folder, logs.learning(12))
+
+
+def two_charts(folder: Path) -> Path:
+    logs.chart(folder, [{"step": 1, "reward": 0.5}], "a").joinpath("wandb_export_0.csv").rename(folder / "a.csv")
+    return logs.chart(folder, [{"step": 1, "reward": 0.7}], "b")
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [
@@ -192,7 +202,9 @@ def two_runs(folder: Path) -> Path:
         (written("notes.txt", b"hello\n"), "no step of a run in it"),
         (written("x.jsonl", b'{"step": 1, "loss": 0.5}\n'), "none of GRPO's metrics"),
         (lambda folder: logs.trl(folder, []), "no step of a run in it"),
-        (two_runs, "2 runs are in it"),
+        (two_runs, "2 runs, such as .*a/trainer_state.json and .*b/trainer_state.json; name one of them"),
+        (two_logs, "2 runs, such as .*experiment.jsonl and .*other.jsonl"),
+        (two_charts, "several files with reward, of several runs"),
     ],
 )
 def test_other_input_is_refused(tmp_path: Path, write: Callable, message: str) -> None:
