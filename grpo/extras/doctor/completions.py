@@ -42,36 +42,45 @@ def is_solved(groups: Sequence[Group], quarter: int) -> bool:
 
 
 def length_only(history: History) -> Diagnosis | None:
-    """A reward ranks the completions of a group as their lengths do.
+    """The reward ranks the completions of a group as their lengths do.
 
     The test is the rank correlation within groups (Spearman's, pooled over groups): `NEAR_1` or more in absolute
     value, over 20 groups or more in which both differ. Without a relation its standard error is the inverse root of
-    completions minus groups.
+    completions minus groups. A reward for the length beside others is none: all rewards count, as advantages do.
     """
-    for name in history.rewards:
-        ranked = [
-            (ranks(values), ranks([len(row.text) for row in group]))
-            for group in history.groups
-            if len(values := [value for row in group if (value := row.rewards.get(name)) is not None]) == len(group)
-        ]
-        varied = [(reward, length) for reward, length in ranked if any(reward) and any(length)]
-        if len(varied) < LEAST or len(varied) < len(ranked) / 4:
-            continue
-        pairs = [pair for reward, length in varied for pair in zip(reward, length, strict=True)]
-        norm = (sum(reward**2 for reward, _ in pairs) * sum(length**2 for _, length in pairs)) ** 0.5
-        together = sum(reward * length for reward, length in pairs) / norm
-        if abs(together) < NEAR_1:
-            continue
-        error = (len(pairs) - len(varied)) ** -0.5
-        return Diagnosis(
-            "length_only",
-            f"The reward {name} is the length of the completion",
-            f"rank correlation {together:+.3f} within {len(varied)} groups ({abs(together) / error:.0f} standard "
-            f"errors from 0): {'longer' if together > 0 else 'shorter'} completions always have the higher reward",
-            "the policy will learn to write long or short, and nothing else: add a reward for content, or bound this "
-            "reward",
-        )
-    return None
+    ranked = [
+        (ranks(totals), ranks([len(row.text) for row in group]))
+        for group in history.groups
+        if (totals := totals_of(group))
+    ]
+    varied = [(reward, length) for reward, length in ranked if any(reward) and any(length)]
+    if len(varied) < max(LEAST, len(ranked) / 4):
+        return None
+    pairs = [pair for reward, length in varied for pair in zip(reward, length, strict=True)]
+    norm = (sum(reward**2 for reward, _ in pairs) * sum(length**2 for _, length in pairs)) ** 0.5
+    together = sum(reward * length for reward, length in pairs) / norm
+    if abs(together) < NEAR_1:
+        return None
+    errors = abs(together) * (len(pairs) - len(varied)) ** 0.5
+    return Diagnosis(
+        "length_only",
+        "The reward is the length of the completion",
+        f"rank correlation {together:+.3f} within {len(varied)} groups ({errors:.0f} standard errors from 0): "
+        f"{'longer' if together > 0 else 'shorter'} completions always have the higher reward",
+        "the policy will learn to write long or short, and nothing else: add a reward for content, or bound this one",
+    )
+
+
+def totals_of(group: Group) -> list[float]:
+    """Return values that order the completions of a group as their total rewards do; none if they are not known.
+
+    Advantages do; without them a single reward function does, as the weights of several are not in the table.
+    """
+    advantages = [row.advantage for row in group if row.advantage is not None]
+    if len(advantages) == len(group):
+        return advantages
+    values = [value for row in group for value in row.rewards.values() if value is not None]
+    return values if len(values) == len(group) and len(group[0].rewards) == 1 else []
 
 
 def ranks(values: Sequence[float]) -> list[float]:

@@ -10,11 +10,11 @@ from pyarrow import parquet
 
 from grpo.extras.doctor.history import Completion, Row, number, text_of
 from grpo.extras.doctor.metrics import json_lines
-from grpo.reporting.completions import PLACE, files_of, read_rows
+from grpo.reporting.completions import files_of, read_rows
 
 OTHERS = {"prompt": "input", "completion": "output", "advantage": "advantages"}
 """Columns of verl and ms-swift by TRL's."""
-NOT_REWARDS = {"step", "advantage", "advantages", "entropy", "completion_tokens", "truncated", "completion_id", PLACE}
+NOT_REWARDS = {"step", "advantage", "advantages", "entropy", "completion_tokens", "truncated", "completion_id"}
 """Columns of numbers that are no rewards."""
 ROLLOUTS = re.compile(r"\d+\.jsonl")
 """A file of verl's `rollout_data_dir`, whose name is the step."""
@@ -46,34 +46,40 @@ def completions_of(folder: Path, rewards: Sequence[str]) -> tuple[list[Completio
 
 
 def completions_in(file: Path, rewards: Sequence[str]) -> list[Completion]:
-    """Return the completions in a file, none if it is torn or of something else."""
-    rows = from_parquet(file) if file.suffix == ".parquet" else from_lines(file)
+    """Return the completions in a file, none if it is torn or of something else.
+
+    Without names in the metrics, all columns of numbers are rewards.
+    """
+    rows, numbers = from_parquet(file) if file.suffix == ".parquet" else from_lines(file)
     names = [name for name in rewards if any(name in row for row in rows)]
-    if not names:
-        columns = dict.fromkeys(name for row in rows for name in row if name not in NOT_REWARDS)
-        names = [name for name in columns if all(is_number(row[name]) for row in rows if row.get(name) is not None)]
+    names = names or [name for name in numbers if name not in NOT_REWARDS]
     return [completion for row in rows if (completion := completion_of(row, names))]
 
 
-def from_parquet(file: Path) -> list[Row]:
-    """Return the rows of a Parquet table; none if it is torn."""
+def from_parquet(file: Path) -> tuple[list[Row], list[str]]:
+    """Return the rows of a Parquet table and its columns of numbers; none if it is torn."""
     try:
-        names = parquet.read_schema(file).names
+        schema = parquet.read_schema(file)
     except (pyarrow.ArrowInvalid, OSError):
-        return []
-    return read_rows(file, names)
+        return [], []
+    kinds = (pyarrow.types.is_floating, pyarrow.types.is_integer)
+    return read_rows(file, schema.names), [field.name for field in schema if any(kind(field.type) for kind in kinds)]
 
 
-def from_lines(file: Path) -> list[Row]:
-    """Return rows of JSON lines; ms-swift writes a table of lists per line."""
+def from_lines(file: Path) -> tuple[list[Row], list[str]]:
+    """Return rows of JSON lines and their columns of numbers; ms-swift writes a table of lists per line."""
     rows = list[Row]()
     for line in json_lines(file):
         columns = {name: cells for name, cells in line.items() if isinstance(cells, list)}
-        if isinstance(line.get("completion"), list) and isinstance(line.get("step"), list):
+        if {"completion", "step"} <= columns.keys():
             rows += [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=False)]
         else:
             rows.append(line)
-    return rows
+    cells_of: dict[str, list] = {}
+    for row in rows:
+        for name, cell in row.items():
+            cells_of.setdefault(name, []).extend([] if cell is None else [cell])
+    return rows, [name for name, cells in cells_of.items() if cells and all(map(is_number, cells))]
 
 
 def completion_of(row: Row, rewards: Sequence[str]) -> Completion | None:

@@ -118,10 +118,20 @@ def test_a_solved_task_is_no_fault(tmp_path: Path) -> None:
     assert findings["too_easy"].severity == "info"
 
 
+def length(group: int, place: int) -> float:
+    """The length of the completion that `logs.table` has at a place of a group, less 5."""
+    return float((7 * place + group) % 5)
+
+
 TABLES: list[tuple[str, dict[str, Callable[[int, int], Any]], str]] = [
     ("identical", {"completion": lambda group, place: f"\x1b[31m{group}"}, r"4 times '\x1b[31m0'"),
-    ("length_only", {"correct": lambda group, place: 5 + (7 * place + group) % 5}, "rank correlation +1.000 within 64"),
-    ("length_only", {"correct": lambda group, place: -((7 * place + group) % 5)}, "rank correlation -1.000 within 64"),
+    ("length_only", {"advantage": lambda group, place: 0.1 * length(group, place)}, "correlation +1.000 within 64"),
+    ("length_only", {"advantage": lambda group, place: -0.1 * length(group, place)}, "correlation -1.000 within 64"),
+    (
+        "length_only",
+        {"advantage": lambda group, place: None, "correct": length},
+        "+1.000 within 64 groups (14 standard errors from 0): longer completions always have the higher reward",
+    ),
     ("reward_missing", {"correct": lambda group, place: None if place else 1.0}, "192 of 256 completions have none"),
     ("reward_missing", {"correct": lambda group, place: math.nan if place else 1.0}, "such as 'xxxxxxx' in step 1"),
     ("reward_constant", {"correct": lambda group, place: 0.0}, "reward 0 in all 8 logged steps"),
@@ -139,7 +149,14 @@ def test_a_fault_of_the_completions_is_reported(
 
 def test_a_reward_of_two_values_is_no_length(tmp_path: Path) -> None:
     columns = {"completion": lambda group, place: "x" * (9 + place), "correct": lambda group, place: float(place > 1)}
+    columns["advantage"] = columns["correct"]
     assert alarms(of_tables(tmp_path, **columns)) == set()
+
+
+def test_a_length_beside_another_reward_is_no_fault(tmp_path: Path) -> None:
+    both = {"short": lambda group, place: -length(group, place)}
+    assert alarms(of_tables(tmp_path / "a", **both)) == set()
+    assert alarms(of_tables(tmp_path / "b", **both, advantage=lambda group, place: None)) == set(), "without weights"
 
 
 def test_identical_completions_of_a_solved_task_are_no_fault(tmp_path: Path) -> None:

@@ -151,6 +151,15 @@ def test_the_table_of_the_docs_is_the_benchmark() -> None:
     assert [row["name"] for row in rows if not row["expected"] and benchmark.alarms(row)] == []
 
 
+def test_the_docs_show_what_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    command, _, shown = benchmark.PAGE.read_text().split("```console\n$ ")[1].split("```")[0].partition("\n")
+    monkeypatch.chdir(ROOT)
+    run(monkeypatch, command.removeprefix("python -m grpo.doctor "))
+    printed = capsys.readouterr().out
+    for part in shown.split("…\n"):
+        assert part in printed
+
+
 @pytest.mark.parametrize("name", benchmark.NAMES)
 def test_stored_logs_have_the_findings_of_the_benchmark(name: str) -> None:
     (row,) = (row for row in json.loads(benchmark.RESULT.read_text())["runs"] if row["name"] == name)

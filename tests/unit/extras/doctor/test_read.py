@@ -129,6 +129,8 @@ def test_tables_alone_have_the_metrics_of_their_rewards(tmp_path: Path) -> None:
     history, _ = read(logs.write_tables(tmp_path))
     assert [row["step"] for row in history.steps] == [1, 2, 3, 4, 5]
     assert history.steps[0]["reward"] == history.steps[0]["rewards/correct/mean"] == 0.5
+    empty = {"tool": lambda group, place: None, "name": lambda group, place: "7"}
+    assert read(logs.write_tables(tmp_path / "extra", **empty))[0].rewards == ["correct"]
     missing, _ = read(logs.write_tables(tmp_path / "none", correct=lambda group, place: math.nan))
     assert missing.steps[0]["reward"] is None
 
