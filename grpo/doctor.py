@@ -40,7 +40,7 @@ def main() -> None:
         history, run = read(args.path)
         diagnoses, questions = diagnose(history, run), open_questions(history)
     except OSError as error:
-        leave(ConfigError(f"{error.filename}: {error.strerror}"), PROGRAM)
+        leave(ConfigError(f"{error.filename or args.path}: {error.strerror}"), PROGRAM)
     except (ConfigError, OmegaConfBaseException) as error:
         leave(error, PROGRAM)
     content: dict[str, Any] = {

@@ -57,7 +57,7 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("single rewards", ("rewards/",)),
     ("identical completions, and rewards by length", ("completions",)),
 )
-"""What is judged, and the metrics, or tables of completions, any of which it needs."""
+"""Questions, and the metrics, or tables of completions, any of which answers them."""
 
 
 def diagnose(history: History, run: Run | None) -> list[Diagnosis]:

@@ -9,9 +9,8 @@ import csv
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from grpo.extras.doctor.history import Row, number
 from grpo.extras.doctor.names import named
@@ -56,14 +55,14 @@ def from_state(file: Path) -> list[Row]:
     return rows_of(row for row in history if isinstance(row, dict))
 
 
-def rows_of(logged: Any) -> list[Row]:
+def rows_of(logged: Iterable[Row]) -> list[Row]:
     """Return rows under TRL's names; those without a step or without a metric of a step are omitted."""
     rows = []
     for entry in logged:
         if OF_TABLES & entry.keys():
             continue
-        values = entry.get("data") if isinstance(entry.get("data"), dict) else entry
-        step, row = step_of(entry), named(values)
+        data = entry.get("data")
+        step, row = step_of(entry), named(data if isinstance(data, dict) else entry)
         if step is not None and row:
             rows.append({"step": step, **row})
     return rows
