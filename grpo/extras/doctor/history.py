@@ -10,6 +10,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 Row = dict[str, Any]
+HUGE = 1e100
+"""Size beyond which a number counts as infinite."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +103,19 @@ def without_repeats(completions: list[Completion]) -> list[Completion]:
 
 
 def number(value: Any) -> float | None:
-    """Return a number as a log has it, also as text or as NumPy prints it; None for anything else."""
+    """Return a number as a log has it, also as text or as NumPy prints it; None for anything else.
+
+    A number beyond `HUGE` counts as infinite: squares of all others are finite.
+    """
     if isinstance(value, str):
         value = value.strip().removeprefix("np.float64(").removeprefix("np.float32(").removesuffix(")")
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        return float(value)
+        parsed = float(value)
     except (ValueError, OverflowError):
         return None
+    return math.copysign(math.inf, parsed) if abs(parsed) > HUGE else parsed
 
 
 def text_of(value: Any) -> str:

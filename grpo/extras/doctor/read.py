@@ -43,7 +43,7 @@ def read(path: Path) -> tuple[History, Run | None]:
         raise ConfigError(f"{path}: no such file or directory; name {ACCEPTED}")
     run = read_run(path) if (path / ".hydra" / "config.yaml").is_file() else None
     if run:
-        history = History(f"a run of this project, {path}", path, merged(run.metrics))
+        history = History(f"a run of this project, {path}", path, merged(metrics.rows_of(run.metrics)))
     else:
         history = read_file(path) if path.is_file() else read_folder(path)
     of_run = history.folder.parent if history.folder.name.startswith("checkpoint-") else history.folder

@@ -73,7 +73,7 @@ def zero_variance_missed(history: History) -> Diagnosis | None:
         for step, value in counted
         if value < 1 and spreads.get(step, math.inf) < EQUAL * max(1e-3, abs(sizes.get(step, 0.0)))
     ]
-    missed = [(step, value) for step, value in counted if exact.get(step, 0.0) > value + 0.1]
+    missed = [(step, value) for step, value in counted if step in exact and exact[step] > value + 0.1]
     if len(equal) >= max(2, len(counted) / 10):
         evidence = f"{len(equal)} steps have equal rewards only, and frac_reward_zero_std below 1 ({listed(equal)})"
     elif len(missed) >= max(2, len(counted) / 10):

@@ -1,15 +1,20 @@
 """Each finding is made about a run with the fault, and not about a run without it."""
 
+import contextlib
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from grpo.extras.doctor.diagnose import diagnose, open_questions
 from grpo.extras.doctor.diagnosis import Diagnosis
 from grpo.extras.doctor.read import read
+from grpo.utils.errors import ConfigError
 from tests.page_fixtures import write_run
 from tests.unit.extras.doctor import logs
 
@@ -223,3 +228,23 @@ def test_a_run_of_this_project_has_the_findings_of_its_page(tmp_path: Path, comp
     finding = diagnose(history, run)[0]
     assert finding.evidence.startswith("after step 1 the log-probabilities differ by 0.4")
     assert "docs/vllm.md" in finding.advice
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-(10**30), 10**30), st.floats(), st.text(max_size=5), st.lists(st.integers())
+)
+NAMES = [*logs.learning(1)[0], "kl", "beta", "rewards/${x}/mean", "rewards//mean", "actor/kl_coef", "tools/x/calls"]
+NAMES += ["sampling/sampling_logp_difference/mean", "rollout_corr/k3_kl", "data", "tools/failure_frequency"]
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(
+    rows=[{"reward": 1e300 * (-1) ** place, "kl": 1e200, "loss": 1e200 * place} for place in range(30)], constant=0
+)
+@given(rows=st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=8), max_size=30), constant=VALUES)
+def test_any_values_in_a_log_are_judged_or_refused(tmp_path: Path, rows: list[Any], constant: Any) -> None:
+    logged = [{"step": place, "reward": constant, "kl": constant} | row for place, row in enumerate(rows)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": [*logged, constant]}))
+    with contextlib.suppress(ConfigError):
+        history, run = read(tmp_path)
+        json.dumps([diagnosis.as_dict() for diagnosis in diagnose(history, run)] + open_questions(history))
