@@ -1,11 +1,12 @@
 """Planted faults that `grpo.doctor` reports, and healthy runs about which it reports none.
 
-`python -m benchmarks.doctor` trains 32 runs of stock TRL, in ten to twenty minutes on two cores, and writes
+`python -m benchmarks.doctor` trains 43 runs of stock TRL, in twenty minutes on two cores, and writes
 `benchmarks/doctor.json` and the table of docs/doctor.md. Runs of an earlier call are not trained again.
 """
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,7 +94,7 @@ def main() -> None:
     from benchmarks.doctor_runs import FAULTS, HEALTHY, trained
 
     cases = {case.name: case for case in (*FAULTS, *HEALTHY)}
-    folders = {name: args.output / name.replace(" ", "_") for name in cases}
+    folders = {name: args.output / re.sub(r"\W+", "_", name) for name in cases}
     if args.train:
         trained(cases[args.train], folders[args.train])
         return

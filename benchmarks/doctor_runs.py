@@ -79,9 +79,19 @@ def short(completions: list[str], completion_ids: list[list[int]], **columns: An
     return [1 - len(ids) / 24 for ids in completion_ids]
 
 
+def a_fifth(completions: list[str], answer: list[str], **columns: Any) -> list[float | None]:
+    """Give up on every fifth completion."""
+    return [score if place % 5 else None for place, score in enumerate(correctness(completions, answer))]
+
+
 def higher_rate(step: int) -> float:
     """Return a factor of the learning rate: 100 from step 25."""
     return 100.0 if step >= 25 else 1.0
+
+
+def later_rate(step: int) -> float:
+    """Return a factor of the learning rate: 30 from step 30."""
+    return 30.0 if step >= 30 else 1.0
 
 
 def ends_early(step: int) -> float:
@@ -153,6 +163,17 @@ FAULTS = [
     Case("beta 100", {"beta": 100.0}, expected=("kl_dominates",)),
     Case("engine with old weights", engine="stale", expected=("mismatch", "engine_drifts")),
     Case("temperature 0.02", {"temperature": 0.02}, expected=("identical",)),
+    Case("held out: learning rate x 30 from step 30", {"seed": 35}, schedule=later_rate, expected=("collapse",)),
+    Case("held out: beta 10", {"beta": 10.0, "seed": 36}, expected=("kl_dominates",)),
+    Case("held out: temperature 0.1", {"temperature": 0.1, "seed": 37}, expected=("identical",)),
+    Case(
+        "held out: engine with old weights, learning rate 1e-4",
+        {"learning_rate": 1e-4, "seed": 38},
+        expected=("mismatch", "engine_drifts"),
+        engine="stale",
+    ),
+    Case("held out: completions of 14 tokens", {"max_completion_length": 14, "seed": 39}, expected=("cut_off",)),
+    Case("held out: reward gives None to a fifth", {"seed": 40}, (a_fifth,), ("reward_missing",)),
 ]
 HEALTHY = [
     *(Case(f"seed {seed}", {"seed": seed}) for seed in range(1, 6)),
@@ -171,6 +192,14 @@ HEALTHY = [
     Case("partial reward", {"seed": 18}, rewards=(closeness,)),
     Case("engine in sync", {"seed": 19}, engine="in sync"),
     Case("LoRA, logged every 2 steps", {"logging_steps": 2, "learning_rate": 2e-3, "seed": 20}, peft=True),
+    Case("held out: rewards of weight 1 and 0.5", {"reward_weights": [1.0, 0.5], "seed": 31}, (correctness, short)),
+    Case("held out: partial reward and length", {"seed": 32}, (closeness, short)),
+    Case("held out: engine in sync, loss dapo", {"loss_type": "dapo", "seed": 33}, engine="in sync"),
+    Case(
+        "held out: cosine schedule, learning rate 6e-4",
+        {"learning_rate": 6e-4, "lr_scheduler_type": "cosine", "seed": 34},
+    ),
+    Case("held out: beta 0.04, groups of 16", {"beta": 0.04, "num_generations": 16, "seed": 41}),
 ]
 
 

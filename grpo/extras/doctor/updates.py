@@ -111,7 +111,7 @@ def kl_dominates(history: History) -> Diagnosis | None:
 def beta_of(history: History) -> tuple[float, str]:
     """Return the coefficient of the KL divergence and its evidence; 0 if it is not known.
 
-    It is logged (verl), or the slope of the loss over the KL divergence, if their correlation is 0.99 or more: without
+    It is logged (verl), or the slope of the loss over the KL divergence, if their correlation is 0.9 or more: without
     the penalty the loss is rounding.
     """
     if logged := history.values("beta"):
@@ -126,7 +126,7 @@ def beta_of(history: History) -> tuple[float, str]:
     except StatisticsError:  # one of them is constant
         return 0.0, ""
     evidence = f"loss = {slope:.3g} x kl in {len(pairs)} steps, correlation {together:.4f}"
-    return slope if together >= 0.99 else 0.0, f"{evidence}; mean KL {fmean(kl):.3g} nats per token"
+    return slope if together >= 0.9 else 0.0, f"{evidence}; mean KL {fmean(kl):.3g} nats per token"
 
 
 def loss_zero(history: History) -> Diagnosis | None:
