@@ -44,6 +44,7 @@ COMMANDS: tuple[str, ...] = (
     "grpo.measure",
     "grpo.replay",
     "grpo.why",
+    "grpo.doctor",
     "grpo.tools.check",
 )
 COMMANDS += ("rewards.check", "benchmarks.", "torch.distributed.run", "accelerate.commands.launch")

@@ -183,4 +183,4 @@ def of_fingerprints(then: Record, now: Record) -> Iterator[tuple[str, float, str
             yield name, float("inf"), f"there is none {'now' if name in then else 'in the run'}"
         elif then[name][0] != now[name][0]:
             distance = Fingerprint(*then[name]).distance(Fingerprint(*now[name]))
-            yield name, distance, f"about {distance:.1g} of its norm"
+            yield name, distance, f"about {distance:.1g} of its norm" if distance else "by less than 1e-8 of its norm"
