@@ -1,4 +1,4 @@
-"""The unit test of a reward, before a GPU hour is spent on it: `python -m rewards.check correctness`.
+"""Test a reward before a GPU hour is spent on it: `python -m rewards.check correctness`.
 
 Tries a reward on correct answers, on incorrect answers, and on cheats of policies. Prints completions that earned too
 much, and exits with status 1 if there are any. With `--run RUN_DIR` it lists the completions of a run whose reward
