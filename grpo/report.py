@@ -17,6 +17,7 @@ from grpo.reporting.content import completions_of, content_of, followed
 from grpo.reporting.page import named, write_comparison, write_report
 from grpo.reporting.text import show_comparison, show_content
 from grpo.reporting.watch import watch
+from grpo.rundir.history import LATEST, named_run
 from grpo.rundir.run_dir import read_run
 from grpo.rundir.sweep_dir import is_sweep
 from grpo.utils.errors import ConfigError
@@ -27,24 +28,25 @@ PROGRAM = "grpo.report"
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}", description=__doc__)
-    parser.add_argument("folders", nargs="+", metavar="DIR", type=Path, help="the directory of a run or of a sweep")
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="the directory of a run or of a sweep, or latest")
     parser.add_argument("--text", action="store_true", help="print the pages of runs instead of writing them")
     parser.add_argument("--watch", action="store_true", help="serve the page on 127.0.0.1 instead of writing it")
     parser.add_argument("--port", type=int, help="of --watch; 8000 by default, 0 for any free one")
     logging.basicConfig(level=logging.ERROR)
     try:
         args = parser.parse_args()
+        folders = [folder_of(word, args.text) for word in args.folders]
         if args.watch:
-            (folder, *others) = args.folders
+            (folder, *others) = folders
             if others or args.text:
                 raise ConfigError("--watch: name one directory, without --text")
             watch(folder, 8000 if args.port is None else args.port)
             return
         if args.port is not None:
             raise ConfigError(f"--port={args.port}: only --watch serves the page")
-        runs = [folder for folder in args.folders if not is_sweep(folder)]
-        compared = named(runs) if len(args.folders) > 1 else {}
-        for folder in args.folders:
+        runs = [folder for folder in folders if not is_sweep(folder)]
+        compared = named(runs) if len(folders) > 1 else {}
+        for folder in folders:
             if args.text:
                 run = read_run(folder)
                 show_content(content_of(run, completions_of(run), followed(run)), Console(markup=False))
@@ -56,6 +58,12 @@ def main() -> None:
             print(write_comparison(compared, Path()))
     except (ConfigError, OmegaConfBaseException, OSError, ValueError) as error:
         leave(error, PROGRAM)
+
+
+def folder_of(word: str, text: bool) -> Path:
+    """Return the directory that a word names; for a page, `latest` is the sweep if a job of it was started last."""
+    folder = named_run(word)
+    return folder.parent if word == LATEST and is_sweep(folder.parent) and not text else folder
 
 
 if __name__ == "__main__":
