@@ -10,6 +10,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import completions
+from grpo.config.folders import config_flags
 from grpo.config.library import BUILDERS, DEFAULT_OPTIMIZER, suffix_of
 from grpo.config.mixture import single_tasks
 from grpo.config.schema import register
@@ -40,7 +41,7 @@ class Run:
     overrides: list[str]
     """Overrides of the command line, without Hydra's own options and the checkpoint that it resumed."""
     config_flags: list[str] = field(default_factory=list)
-    """`--config-dir` and `--config-name` of the command line."""
+    """`--config-dir` and `--config-name` with which its files are found from here."""
     summary: dict[str, Any] = field(default_factory=dict)
     """Content of `summary.json`."""
     evaluation: dict[str, Any] = field(default_factory=dict)
@@ -189,11 +190,3 @@ def literal(value: Any) -> Any:
     if isinstance(value, list):
         return [literal(inner) for inner in value]
     return re.sub(r"\\*\$\{", r"\\${", value) if isinstance(value, str) and READS.search(value) else value
-
-
-def config_flags(hydra: Any) -> list[str]:
-    """Return `--config-dir` and `--config-name` of a run, from Hydra's own configuration of it."""
-    sources = hydra["runtime"]["config_sources"]
-    folders = [f"--config-dir={source['path']}" for source in sources if source["provider"] == "command-line"]
-    name = hydra["job"]["config_name"]
-    return folders if name == "config" else [*folders, f"--config-name={name}"]
