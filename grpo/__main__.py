@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = {
-    **{name: f"grpo.{name}" for name in ("train", "plan", "preflight", "evaluate", "report", "export", "chat")},
+    **{name: f"grpo.{name}" for name in ("init", "train", "plan", "preflight", "evaluate", "report", "export", "chat")},
     **{name: f"grpo.{name}" for name in ("serve", "measure", "from_trl")},
     "check": "rewards.check",
 }

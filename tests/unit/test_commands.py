@@ -41,7 +41,7 @@ def test_the_list_loads_no_library() -> None:
 
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [("tarin", "did you mean train?"), ("x\x1b[31m", "possible: train, plan"), ("+gpu=any", "possible")],
+    [("tarin", "did you mean train?"), ("x\x1b[31m", "possible: init, train, plan"), ("+gpu=any", "possible")],
 )
 def test_a_wrong_command_is_one_line_with_the_likely_one(word: str, hint: str, tmp_path: Path) -> None:
     done = listed(word, cwd=tmp_path)
