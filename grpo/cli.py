@@ -36,6 +36,7 @@ from grpo.utils.errors import ConfigError, RunError, described
 from grpo.utils.hardware import visible_gpus
 from grpo.utils.patching import patched
 from grpo.utils.terminal import keep
+from rewards.isolation.extras import not_installed
 from rewards.isolation.process import check_system
 
 WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ
@@ -111,6 +112,8 @@ def missing_package(error: BaseException | None) -> str | None:
         error = error.__cause__ or error.__context__
     if not (isinstance(error, ModuleNotFoundError) and error.name):
         return None
+    if text := not_installed(error.name):
+        return text
     importers = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     by_vllm = any(name.partition(".")[0] == "vllm" for name in importers)
     needs, command = ("vLLM needs it", "make vllm") if by_vllm else ("this project needs it", "make install")

@@ -34,7 +34,7 @@ def test_the_files_have_the_name_and_the_rows_are_problems(project: Path) -> Non
 
 
 def test_the_reward_of_a_project_has_no_issues(project: Path) -> None:
-    done = command("rewards.check", "my_rewards.py:exact_answer", "--data", "problems.jsonl", cwd=project)
+    done = command("rewards.check", "exact_answer", f"task={project.name}", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no issues found" in done.stdout
 
