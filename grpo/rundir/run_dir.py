@@ -146,10 +146,15 @@ def data_of(task: Any) -> str:
     return path or str(task.dataset.get("generator"))
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is the directory of a run, of an evaluation or of a forecast."""
+    return (folder / ".hydra" / "config.yaml").is_file()
+
+
 def read_run(folder: Path) -> Run:
     """Read a run directory; ConfigError if the folder holds no run."""
     file = folder / ".hydra" / "config.yaml"
-    if not file.is_file():
+    if not is_run(folder):
         problem = "neither a run nor a sweep is in it" if folder.is_dir() else "there is no such directory"
         raise ConfigError(f"{folder}: {problem}; name a directory such as outputs/2026-01-01/12-00-00")
     if (folder / "preflight.json").is_file():
