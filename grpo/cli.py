@@ -112,10 +112,10 @@ def missing_package(error: BaseException | None) -> str | None:
         error = error.__cause__ or error.__context__
     if not (isinstance(error, ModuleNotFoundError) and error.name):
         return None
-    if text := not_installed(error.name):
-        return text
     importers = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     by_vllm = any(name.partition(".")[0] == "vllm" for name in importers)
+    if not by_vllm and (text := not_installed(error.name)):
+        return text
     needs, command = ("vLLM needs it", "make vllm") if by_vllm else ("this project needs it", "make install")
     return f"the package {error.name.partition('.')[0]} is not installed, and {needs}: `{command}` installs it"
 

@@ -1,8 +1,8 @@
 """Write the page of a run, or of a sweep: `python -m grpo.report DIR…` writes `report.html`, one self-contained file.
 
-Several runs are compared: on a page of their own, `comparison.html` in the current directory. A directory of runs, as
-`outputs`, is printed as a table.
+Several runs are compared: on a page of their own, `comparison.html` in the current directory.
 `--watch` serves it on the loopback interface instead, while the run or the sweep goes on.
+A directory of runs, as `outputs`, is printed as a table.
 """
 
 import logging

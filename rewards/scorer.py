@@ -42,7 +42,9 @@ def check(model_name_or_path: str = "", revision: str = "main", **others: Any) -
     """Raise a ValueError if a model is neither here nor on the hub: at once, where a download would try for minutes."""
     if not model_name_or_path:
         raise ValueError("name the model: model_name_or_path=…")
-    if Path(model_name_or_path).is_dir() or try_to_load_from_cache(model_name_or_path, CONFIG_NAME, revision=revision):
+    if Path(model_name_or_path).is_dir():
+        return
+    if isinstance(try_to_load_from_cache(model_name_or_path, CONFIG_NAME, revision=revision), str):
         return
     address = hf_hub_url(model_name_or_path, CONFIG_NAME, revision=revision)
     try:

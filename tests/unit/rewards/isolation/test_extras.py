@@ -10,7 +10,7 @@ from grpo.cli import missing_package
 from grpo.config.schema import ROOT
 from grpo.data import task
 from grpo.utils.errors import ConfigError
-from rewards.isolation.extras import NOT_BY_MAKE, not_installed
+from rewards.isolation.extras import MAKE, not_installed
 from rewards.isolation.loader import what_and_where
 
 JUDGE = "the package openai is not installed: `make extras`, or pip install 'grpo-trainer[judge]'"
@@ -22,6 +22,9 @@ def test_extras_are_named_with_how_to_install_them() -> None:
     assert not_installed("torchvision") == (
         "the package torchvision is not installed: pip install 'grpo-trainer[images]'"
     )
+    assert not_installed("vllm.engine") == (
+        "the package vllm is not installed: `make vllm`, or pip install 'grpo-trainer[vllm]'"
+    )
     assert not_installed("torch") is None
     assert not_installed("not_there") is None
     assert not_installed(None) is None
@@ -30,7 +33,7 @@ def test_extras_are_named_with_how_to_install_them() -> None:
 def test_make_extras_installs_the_extras_that_it_is_said_to() -> None:
     by_make = (ROOT / "Makefile").read_text().split("-e '.[judge")[1].split("]")[0].split(",")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {*NOT_BY_MAKE} == extras.keys() - {*by_make, "judge", "smollm2"}
+    assert {*MAKE} == extras.keys() - {*by_make, "judge", "smollm2"}
 
 
 def test_rewards_data_and_commands_have_the_same_line(
