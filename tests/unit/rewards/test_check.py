@@ -356,6 +356,7 @@ def test_a_broken_line_of_the_data_is_named(tmp_path: Path) -> None:
     ("model", "message"),
     [
         ("nobody/nothing", "nobody/nothing: no folder of this machine, and the hub cannot be reached ("),
+        ("/no/folder", "/no/folder: neither a folder of this machine nor a model on the hub"),
         ("", "name the model: model_name_or_path=…"),
     ],
 )
