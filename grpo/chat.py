@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.cli import leave, quick_imports
+from grpo.rundir.history import named_run
 from grpo.rundir.run_dir import Run, read_run
 from grpo.utils.errors import ConfigError
 from rewards.text import printable
@@ -65,7 +66,7 @@ def answer(prompt: Any, model: Any, processing_class: Any, length: int, temperat
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}", description=__doc__.splitlines()[0])
-    parser.add_argument("run", help="a run directory")
+    parser.add_argument("run", help="a run directory; latest: of the run that was started last")
     parser.add_argument("question", nargs="?", help="a single question; default: questions are read line by line")
     parser.add_argument("--image", action="append", help="an image to ask about; several times for several")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: 0, which takes the likeliest tokens")
@@ -73,7 +74,7 @@ def main() -> None:
     args = parser.parse_intermixed_args()  # the question may stand behind --image
     logging.basicConfig(level=logging.ERROR)
     try:
-        run = read_run(Path(args.run))
+        run = read_run(named_run(args.run))
         length = args.length or run.config.train.max_completion_length
         prompt_of("", run)
         with quick_imports():

@@ -9,10 +9,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
@@ -21,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
+from grpo.config.folders import WITHOUT_FLAG, check_names, config_folders
 from grpo.config.messages import check_flags, explain, of_resolver, of_yaml
 from grpo.config.schema import register
 from grpo.config.secrets import refuse_secrets
@@ -32,6 +36,7 @@ from grpo.utils.errors import ConfigError, RunError, described
 from grpo.utils.hardware import visible_gpus
 from grpo.utils.patching import patched
 from grpo.utils.terminal import keep
+from rewards.isolation.extras import not_installed
 from rewards.isolation.process import check_system
 
 WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ
@@ -85,13 +90,14 @@ def quoted(text: str) -> str:
 
 
 class RefuseSecrets(Callback):
-    """Hydra's callback: ends a command with a secret, or in the directory of a run, before anything is written."""
+    """Hydra's callback: ends a command before anything is written: with a secret, or in the directory of a run."""
 
     program = "grpo"
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
             refuse_secrets(config, OmegaConf.to_container(config.hydra.overrides.task))  # type: ignore[arg-type]
+            check_names(config)
             if self.program != "grpo.train":  # which may continue it
                 check_no_run(config.hydra.run)
         except ConfigError as error:
@@ -108,6 +114,8 @@ def missing_package(error: BaseException | None) -> str | None:
         return None
     importers = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     by_vllm = any(name.partition(".")[0] == "vllm" for name in importers)
+    if not by_vllm and (text := not_installed(error.name)):
+        return text
     needs, command = ("vLLM needs it", "make vllm") if by_vllm else ("this project needs it", "make install")
     return f"the package {error.name.partition('.')[0]} is not installed, and {needs}: `{command}` installs it"
 
@@ -146,6 +154,7 @@ def start(job: Callable[[], object], program: str) -> None:
         check_flags(sys.argv[1:])
         with (
             patched("hydra._internal.config_loader_impl:ConfigLoaderImpl.get_group_options", choices),
+            patched("hydra._internal.hydra:Hydra.create_main_hydra2", partial(with_folders, Hydra.create_main_hydra2)),
             patched("argparse:ArgumentParser._check_help", lambda self, action: None)
             if sys.version_info >= (3, 14)
             else contextlib.nullcontext(),
@@ -160,6 +169,13 @@ def start(job: Callable[[], object], program: str) -> None:
         if WANTS_TRACEBACK:
             raise
         leave(error, program)
+
+
+def with_folders(create: Callable[..., Hydra], task_name: str, config_search_path: ConfigSearchPath) -> Hydra:
+    """Create Hydra with the folders that are found without `--config-dir`; the folder of that option comes first."""
+    for folder in config_folders():
+        config_search_path.prepend(WITHOUT_FLAG, f"file://{folder}", SearchPathQuery("schema"))
+    return create(task_name, config_search_path)
 
 
 def choices(

@@ -19,6 +19,7 @@ from grpo.extras.doctor.diagnosis import Diagnosis
 from grpo.extras.doctor.plan import commands
 from grpo.extras.doctor.read import read
 from grpo.extras.trl_options.read import options_of
+from grpo.rundir.history import named_run
 from grpo.utils.errors import ConfigError
 
 PROGRAM = "grpo.doctor"
@@ -30,14 +31,15 @@ def main() -> None:
     parser = Parser(
         prog=f"python -m {PROGRAM}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("path", type=Path, metavar="PATH", help="a log, or the directory of a run")
+    parser.add_argument("path", metavar="PATH", help="a log, or the directory of a run; latest: of this project")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TRL's YAML, or the script with its command")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     args = parser.parse_args()
     try:
         if args.config:
             options_of([str(args.config)])  # an error is said before logs are read
-        history, run = read(args.path)
+        path = named_run(args.path)
+        history, run = read(path)
         diagnoses, questions = diagnose(history, run), open_questions(history)
     except OSError as error:
         leave(ConfigError(f"{error.filename or args.path}: {error.strerror}"), PROGRAM)
@@ -51,7 +53,7 @@ def main() -> None:
         "findings": [diagnosis.as_dict() for diagnosis in diagnoses],
         "not_judged": questions,
         "notes": history.notes,
-        "plan": [] if run else commands(args.path, args.config),
+        "plan": [] if run else commands(path, args.config),
     }
     if args.json:
         print(json.dumps(content, indent=2))

@@ -23,6 +23,7 @@ from grpo.config.mixture import limit_of, single_tasks
 from grpo.config.schema import ROOT
 from grpo.prepared import checked, take_gpu
 from grpo.rundir.files import write_json
+from grpo.rundir.history import named_run
 from grpo.rundir.run_dir import read_run
 from grpo.rundir.summary import with_interval
 from grpo.utils.errors import ConfigError, RunError
@@ -113,8 +114,9 @@ def command_line(arguments: list[str]) -> list[str]:
     named, overrides = None, arguments
     if arguments and not arguments[0].startswith("-") and ("=" not in arguments[0] or Path(arguments[0]).is_dir()):
         named, overrides = arguments[0], arguments[1:]
-    if named and (Path(named) / ".hydra").is_dir():
-        run = read_run(Path(named))
+    folder = named_run(named) if named else Path()
+    if named and (folder / ".hydra").is_dir():
+        run = read_run(folder)
         model, output = (
             f"evaluate.model={quoted(str(run.model))}",
             f"hydra.run.dir={quoted(str(run.folder / 'evaluate'))}",

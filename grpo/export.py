@@ -9,6 +9,7 @@ from pathlib import Path
 
 from grpo.cli import leave, quick_imports
 from grpo.reporting.model_card import model_card
+from grpo.rundir.history import named_run
 from grpo.rundir.run_dir import Run, read_run
 from grpo.utils.atomic import atomic
 from grpo.utils.errors import ConfigError
@@ -47,7 +48,7 @@ def export(run: Run, output: Path, dtype: str | None = None) -> str:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}", description=__doc__.splitlines()[0])
-    parser.add_argument("run", help="a run directory")
+    parser.add_argument("run", help="a run directory; latest: of the run that was started last")
     parser.add_argument("--output", type=Path, help="folder to write; default: RUN/export")
     parser.add_argument(
         "--dtype", choices=DTYPES, help="data type of the written weights; default: model.dtype of the run"
@@ -55,7 +56,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
     try:
-        run = read_run(Path(args.run))
+        run = read_run(named_run(args.run))
         output = args.output or run.folder / "export"
         loader = export(run, output, args.dtype)
     except (ConfigError, OSError) as error:

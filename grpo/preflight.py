@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from grpo.cli import WANTS_TRACEBACK, leave, quick_imports, start
+from grpo.config.folders import config_flags
 from grpo.config.messages import meant
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
@@ -87,7 +88,7 @@ def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str
         log.exception("sampling failed")
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise RunError(f"failed: {reason}; the traceback is in {os.path.relpath(folder / 'train.log')}", 2) from error
-    content = report(result, config, overrides, plan)
+    content = report(result, config, overrides, plan, config_flags(HydraConfig.get()))
     write_json(folder / "preflight.json", content)
     page = write_page(folder, content, result.problems, weights_of(config), config.task.eval.reward)
     if config.preflight.format == "text":

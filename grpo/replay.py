@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from grpo.cli import Parser, leave, quick_imports
+from grpo.rundir.history import named_run
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.waiting import Waiting
 
@@ -23,14 +24,14 @@ PROGRAM = "grpo.replay"
 def main() -> None:
     """Run the command line."""
     parser = Parser(prog=f"python -m {PROGRAM}", description=__doc__)
-    parser.add_argument("run", metavar="RUN", type=Path, help="directory of a run")
+    parser.add_argument("run", metavar="RUN", help="directory of a run, or latest")
     parser.add_argument("words", nargs="*", metavar="step=N", help="the last step by default; or reward.NAME.KEY=VALUE")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     args = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
     try:
         step, overrides = wanted(args.words)
-        status = replay(args.run, step, overrides, args.json)
+        status = replay(named_run(args.run), step, overrides, args.json)
     except (ConfigError, RunError, OSError, ValueError) as error:
         leave(error, PROGRAM)
     sys.exit(status)

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from grpo.cli import Parser, leave, quick_imports
+from grpo.rundir.history import named_run
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.waiting import Waiting
 
@@ -24,21 +25,21 @@ PROGRAM = "grpo.why"
 def main() -> None:
     """Run the command line."""
     parser = Parser(prog=f"python -m {PROGRAM}", description=__doc__)
-    parser.add_argument("runs", nargs=2, metavar="RUN", type=Path, help="directories of two runs")
+    parser.add_argument("runs", nargs=2, metavar="RUN", help="directories of two runs; latest: the one started last")
     parser.add_argument("step", nargs="?", metavar="step=N", help="compare the steps before step N; all by default")
     parser.add_argument("--replay", action="store_true", help="compute the step in which they part again, of both")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     args = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
     try:
-        run, other = args.runs
+        run, other = map(named_run, args.runs)
         result = why(run, other, until_of(args.step))
         if args.json:
             print(json.dumps(result, indent=2))
         else:
             show(result)
         if args.replay and result["parts"]:
-            replay(args.runs, result["parts"]["step"])
+            replay([run, other], result["parts"]["step"])
     except (ConfigError, RunError, OSError, ValueError) as error:
         leave(error, PROGRAM)
     sys.exit(1 if result["parts"] else 0)

@@ -1,4 +1,4 @@
-"""The unit test of a reward, before a GPU hour is spent on it: `python -m rewards.check correctness`.
+"""Test a reward before a GPU hour is spent on it: `python -m rewards.check correctness`.
 
 Tries a reward on correct answers, on incorrect answers, and on cheats of policies. Prints completions that earned too
 much, and exits with status 1 if there are any. With `--run RUN_DIR` it lists the completions of a run whose reward
@@ -10,7 +10,6 @@ import re
 from argparse import Namespace
 from contextlib import closing
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
@@ -22,6 +21,7 @@ from rich.console import Console
 from rewards.checking import options, print_table, read_rows, run
 from rewards.isolation.reward import Reward, RewardError
 from rewards.probing.probes import final
+from rewards.probing.tasks import OF_TASK, SHIPPED, configuration, load_yaml, rows_of
 from rewards.probing.trial import Probe, fails, try_out
 
 HERE = Path(__file__).parent
@@ -58,9 +58,10 @@ def fn_and_kwargs(name: str, arguments: list[str], run: Path | None = None) -> t
     """
     resolved = run / "resolved_config.yaml" if run else None
     rewards = OmegaConf.load(resolved).reward if resolved and resolved.is_file() else {}
-    if name not in rewards and re.fullmatch(r"\w+", name) and find_spec(f"rewards.{name}"):
+    file = configuration("reward", name) if re.fullmatch(r"[\w-]+", name) else None
+    if name not in rewards and file:
         grader = "correctness"  # which some rewards refer to
-        shipped = [OmegaConf.load(HERE.parent / "conf" / "reward" / f"{file}.yaml") for file in (grader, name)]
+        shipped = [load_yaml(each) for each in (SHIPPED / "reward" / f"{grader}.yaml", file)]
         others = {"train": {"max_completion_length": LENGTH}, "task": {"eval": {"reward": grader}}}
         rewards = OmegaConf.create(others | {"reward": OmegaConf.merge(*shipped)}).reward
     entry: Any = OmegaConf.to_container(rewards[name], resolve=True) if name in rewards else {"fn": name}
@@ -73,13 +74,25 @@ def fn_and_kwargs(name: str, arguments: list[str], run: Path | None = None) -> t
     return entry["fn"], kwargs
 
 
+def rows_for(args: Namespace, name: str, of_task: list[str]) -> tuple[str, list[dict[str, Any]]]:
+    """Return the words or the file that name the rows to try, and the rows."""
+    if of_task:
+        return " ".join(of_task), [final(row) for row in rows_of(of_task, args.rows)]
+    shipped = HERE / "examples" / f"{name}.jsonl"
+    file = args.data or (shipped if shipped.is_file() else HERE / "examples" / "problems.jsonl")
+    return str(file), [final(row) for row in read_rows(file, args.rows)]
+
+
 def check(args: Namespace, console: Console) -> list[str]:
     """Print the behaviour of a reward, and return the problems, a line per problem.
 
     Raises:
         ValueError: the reward cannot be loaded, or cannot be tried on this data.
     """
-    fn, kwargs = fn_and_kwargs(args.fn, args.kwargs, args.run)
+    of_task = [word for word in args.kwargs if OF_TASK.match(word)]
+    if of_task and (args.data or args.run):
+        raise ValueError(f"{of_task[0]}: a task has its own rows; leave out --data and --run")
+    fn, kwargs = fn_and_kwargs(args.fn, [word for word in args.kwargs if word not in of_task], args.run)
     name = args.name or re.split(r"[.:]", args.fn)[-1]  # of a run its key, as its function may have another
     make = partial(Reward, fn, name, kwargs, timeout=args.timeout)
     with closing(make()) as reward:
@@ -92,14 +105,15 @@ def check(args: Namespace, console: Console) -> list[str]:
             else:
                 if "environments" in reward.needs:
                     raise ValueError(f"{fn} reads environments, which only a run has (task.environment)")
-                shipped = HERE / "examples" / f"{name}.jsonl"
-                file = args.data or (shipped if shipped.is_file() else HERE / "examples" / "problems.jsonl")
-                rows = [final(row) for row in read_rows(file, args.rows)]
+                source, rows = rows_for(args, name, of_task)
                 if missing := reward.missing(rows[0]):
-                    raise ValueError(f"{fn} needs a column {missing[0]}; the rows have: {', '.join(rows[0])}")
+                    raise ValueError(
+                        f"{fn} needs a column {missing[0]}, or an argument {missing[0]}=…; the rows have: "
+                        f"{', '.join(rows[0])}"
+                    )
                 if not ({"answer", "completion"} & rows[0].keys() or {"question", "solution"} <= rows[0].keys()):
                     raise ValueError(
-                        f"{file}: the rows have: {', '.join(rows[0])}; the check makes its completions of a column "
+                        f"{source}: the rows have: {', '.join(rows[0])}; the check makes its completions of a column "
                         "`answer` (with `question`, and `solution`, the way to the answer), or takes a correct "
                         "`completion`: rename the columns of this file"
                     )
@@ -117,7 +131,9 @@ def main() -> None:
     fn = "a built-in reward, path/to/file.py:function, package.module.function"
     data = "question, answer, solution or completion, and columns"
     parser = options("rewards.check", __doc__, fn, data, timeout=60)
-    parser.add_argument("kwargs", nargs="*", metavar="key=value", help="keyword arguments of the reward")
+    parser.add_argument(
+        "kwargs", nargs="*", metavar="key=value", help="keyword arguments of the reward; task=NAME_OR_YAML: its rows"
+    )
     parser.add_argument("--run", type=Path, help="a run directory: score its completions instead")
     parser.add_argument("--name", help="name of the reward in the run; default: that of the function")
     args = parser.parse_intermixed_args()

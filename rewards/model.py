@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rewards.scorer import loaded, text_for
+from rewards.scorer import check, loaded, text_for
 
 
 def model(
@@ -34,3 +34,6 @@ def model(
             inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False).to(scorer.device)
             scores.append(scorer(**inputs).logits[0, 0].item())
     return scores
+
+
+model.check = check  # type: ignore[attr-defined]

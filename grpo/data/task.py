@@ -20,6 +20,7 @@ from grpo.data.prompts import column_of, columns_of, prompts_from, template_of
 from grpo.utils.errors import ConfigError
 from grpo.view.images import COLUMN, View, names, template_errors
 from grpo.view.stream import Stream
+from rewards.isolation.extras import not_installed
 from rewards.isolation.loader import FROM_TRL
 from rewards.notation import numbers
 
@@ -214,7 +215,9 @@ def _in_one_line(task: DictConfig, split: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+        cause = error.__cause__ or error
+        missing = not_installed(cause.name) if isinstance(cause, ModuleNotFoundError) else None
+        reason = missing or " ".join(str(cause).split()) or type(error).__name__
         if "Unknown split" in reason:
             reason += " Parts of one split are \"task.split='train[200:]'\" \"task.eval.split='train[:200]'\""
         if "JSON parse error" in reason:

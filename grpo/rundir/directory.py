@@ -9,6 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.rundir.files import read_json
+from grpo.rundir.history import LATEST, named_run
 from grpo.rundir.identity import identity, is_same, read_identity
 from grpo.rundir.lock import is_running, taken
 from grpo.rundir.resume import KEY, checkpoints, is_auto
@@ -35,6 +36,8 @@ def choose(config: DictConfig) -> tuple[str, str | bool | None]:
         ConfigError: `hydra.run.dir` names the directory of another run.
     """
     resume_from = config.train.resume_from_checkpoint
+    if resume_from == LATEST:
+        resume_from = str(named_run(LATEST, besides=os.environ.get(BY_US)))
     if run_dir := os.environ.get(BY_US):  # of the process that has started this one
         continues = checkpoints(Path(run_dir)) and (restarts() or not resume_from)
         return run_dir, "auto" if continues else resume_from

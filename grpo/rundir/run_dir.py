@@ -10,6 +10,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.config.batch import completions
+from grpo.config.folders import config_flags
 from grpo.config.library import BUILDERS, DEFAULT_OPTIMIZER, suffix_of
 from grpo.config.mixture import single_tasks
 from grpo.config.schema import register
@@ -40,7 +41,7 @@ class Run:
     overrides: list[str]
     """Overrides of the command line, without Hydra's own options and the checkpoint that it resumed."""
     config_flags: list[str] = field(default_factory=list)
-    """`--config-dir` and `--config-name` of the command line."""
+    """`--config-dir` and `--config-name` with which its files are found from here."""
     summary: dict[str, Any] = field(default_factory=dict)
     """Content of `summary.json`."""
     evaluation: dict[str, Any] = field(default_factory=dict)
@@ -145,10 +146,15 @@ def data_of(task: Any) -> str:
     return path or str(task.dataset.get("generator"))
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is the directory of a run, of an evaluation or of a forecast."""
+    return (folder / ".hydra" / "config.yaml").is_file()
+
+
 def read_run(folder: Path) -> Run:
     """Read a run directory; ConfigError if the folder holds no run."""
     file = folder / ".hydra" / "config.yaml"
-    if not file.is_file():
+    if not is_run(folder):
         problem = "neither a run nor a sweep is in it" if folder.is_dir() else "there is no such directory"
         raise ConfigError(f"{folder}: {problem}; name a directory such as outputs/2026-01-01/12-00-00")
     if (folder / "preflight.json").is_file():
@@ -189,11 +195,3 @@ def literal(value: Any) -> Any:
     if isinstance(value, list):
         return [literal(inner) for inner in value]
     return re.sub(r"\\*\$\{", r"\\${", value) if isinstance(value, str) and READS.search(value) else value
-
-
-def config_flags(hydra: Any) -> list[str]:
-    """Return `--config-dir` and `--config-name` of a run, from Hydra's own configuration of it."""
-    sources = hydra["runtime"]["config_sources"]
-    folders = [f"--config-dir={source['path']}" for source in sources if source["provider"] == "command-line"]
-    name = hydra["job"]["config_name"]
-    return folders if name == "config" else [*folders, f"--config-name={name}"]

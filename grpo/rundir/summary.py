@@ -1,6 +1,7 @@
-"""The table that a run prints at its end."""
+"""The table and the last lines that a run prints at its end."""
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,24 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from grpo.rundir.files import ERRORS_FILE, read_json
-
-FILES = (
-    "report.html",
-    "model",
-    "metrics.jsonl",
-    "completions",
-    "evaluation.json",
-    ERRORS_FILE,
-    "plan.json",
-    "summary.json",
-    "train.log",
-)
-"""Files and folders of a run directory that the table names."""
+from grpo.rundir.files import read_json
 
 
 def report(summary: dict[str, Any], run_dir: Path) -> None:
-    """Print the outcome as a table."""
+    """Print the outcome as a table, and then the lines of `last_lines`."""
     table = Table(title=f"GRPO run {summary['status']}", show_header=False, title_justify="left")
     evaluation = read_json(run_dir / "evaluation.json")
     for when, outcome in evaluation.items():
@@ -39,12 +27,34 @@ def report(summary: dict[str, Any], run_dir: Path) -> None:
         table.add_row(f"reward.{name}", f"skipped: {counts}", style="red")
     for row in memory_rows(summary):
         table.add_row(*row)
-    table.add_row("time", f"{summary['wall_time_s']:.0f} s, {summary.get('steps', 0)} steps")
     table.add_row("run directory", os.path.relpath(run_dir))
-    for name in FILES:
-        if (run_dir / name).exists():
-            table.add_row("", name)
-    Console(markup=False).print(table)
+    console = Console(markup=False)
+    console.print(table)
+    for line in last_lines(summary, run_dir, console.is_terminal):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def last_lines(summary: dict[str, Any], run_dir: Path, links: bool) -> list[str]:
+    """Return the result, the number of findings with the first of them, the page, and the next command.
+
+    With `links` the page is an address that a terminal opens.
+    """
+    accuracies = [summary.get(f"accuracy_{when}") for when in ("before", "after")]
+    result = " -> ".join(f"{accuracy:.1%}" for accuracy in accuracies if accuracy is not None)
+    lines = [
+        f"{f'accuracy {result}, ' if result else ''}{summary.get('steps', 0)} steps, {summary['wall_time_s']:.0f} s"
+    ]
+    page, name = run_dir / "report.html", shlex.quote(os.path.relpath(run_dir))
+    findings = read_json(run_dir / "report.json").get("findings", [])
+    if page.is_file():
+        count = f"{len(findings)} findings, the first" if len(findings) > 1 else "1 finding"
+        lines.append(f"{count}: {findings[0]['title']}" if findings else "no issues found")
+        lines.append(f"page: {page.absolute().as_uri() if links else os.path.relpath(page)}")
+    if findings:
+        lines.append(f"next: python -m grpo.report --text {name}    # evidence and advice of each finding")
+    elif (run_dir / "model").is_dir():
+        lines.append(f"next: python -m grpo.export {name}    # a folder for from_pretrained and vllm serve")
+    return lines
 
 
 def with_interval(value: float, interval: Sequence[float]) -> str:

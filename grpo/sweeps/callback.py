@@ -6,6 +6,7 @@ GPU memory and vLLM engines are therefore released between jobs, and a failure o
 import contextlib
 import fcntl
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,9 @@ from grpo.config.batch import node_range
 from grpo.rundir.directory import NEW_EACH_TIME
 from grpo.rundir.directory import typed as typed_directory
 from grpo.rundir.files import read_json, write_json
+from grpo.rundir.history import LATEST
 from grpo.rundir.identity import identity, is_same
+from grpo.rundir.resume import KEY as RESUME
 from grpo.rundir.sweep_dir import COLUMNS, EPOCHS, SWEEP, Sweep, read_sweep
 from grpo.sweeps.job import PROGRAM, locked
 from grpo.utils.distributed import world_size
@@ -93,6 +96,8 @@ def begin(config: DictConfig) -> Path:
     if world_size() > 1:
         raise ConfigError("-m: not under torchrun; launch.processes=2 gives each job two processes")
     typed = [text for text in config.hydra.overrides.task if not text.lstrip("+").startswith("sweep.")]
+    if any(text.lstrip("+").startswith(f"{RESUME}=") and LATEST in re.split("[=,]", text) for text in typed):
+        raise ConfigError(f"-m: {RESUME}={LATEST}: to each job that is the job before it; name the run directory")
     folder = Path(os.path.abspath(config.hydra.sweep.dir))  # as Hydra has it
     ident = identity_of_sweep(config)
     if config.sweep.resume and not (folder / SWEEP).exists():

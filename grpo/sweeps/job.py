@@ -19,6 +19,7 @@ from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.cli import quoted
+from grpo.config.folders import config_flags
 from grpo.config.schema import register
 from grpo.rundir.directory import is_completed
 from grpo.rundir.files import read, read_json, write_json
@@ -26,7 +27,7 @@ from grpo.rundir.identity import identity, is_same, read_identity
 from grpo.rundir.lock import lock
 from grpo.rundir.resume import KEY as RESUME
 from grpo.rundir.resume import checkpoints
-from grpo.rundir.run_dir import OF_A_START, config_flags
+from grpo.rundir.run_dir import OF_A_START
 from grpo.rundir.sweep_dir import EPOCHS, SWEEP
 from grpo.utils.atomic import atomic
 from grpo.utils.hardware import seen_alone

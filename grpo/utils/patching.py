@@ -10,6 +10,8 @@ PATCHES = {
     "1.3.8 has an object that becomes text when it is printed; until Hydra has text (facebookresearch/hydra#3121)",
     "hydra._internal.config_loader_impl:ConfigLoaderImpl.get_group_options": "`--help` copies all configurations for "
     "each group, for seconds; until Hydra lists the options without loading them",
+    "hydra._internal.hydra:Hydra.create_main_hydra2": "./conf and GRPO_CONFIG_DIR come behind `--config-dir`; "
+    "until Hydra asks its plugins for folders after it has read that option",
     "transformers.trainer:rotate_checkpoints": "a checkpoint is sealed before older ones are deleted; until there is "
     "a callback between writing and deleting",
     "transformers.integrations.sdpa_attention:use_gqa_in_sdpa": "attention on a CPU takes grouped keys beside a "

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rewards.isolation.extras import not_installed
 from rewards.text import printable
 
 GROUP = "group_id"
@@ -102,6 +103,8 @@ def needs(function: Callable[..., Any], kwargs: dict[str, Any]) -> list[str]:
 
 def what_and_where(error: BaseException) -> str:
     """Return kind, reason, file and line number of an exception, in a single line."""
+    if isinstance(error, ModuleNotFoundError) and (missing := not_installed(error.name)):
+        return missing
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
     try:

@@ -114,6 +114,21 @@ def test_the_suggested_command_is_one_that_can_be_planned(
     assert planned.returncode == 0, planned.stderr
 
 
+def test_the_command_has_the_folder_of_the_configurations(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "task").mkdir(parents=True)
+    rows = "{generator: grpo.builtin.tasks.arithmetic.rows, size: 256, seed: 0}"
+    (tmp_path / "mine" / "task" / "words.yaml").write_text(
+        f'# @package _global_\ntask: {{dataset: {rows}, prompt: "{{question}}\\n", max_prompt_length: 64}}\n'
+    )
+    line = ("--config-dir", "mine", "task=words", "train.max_completion_length=24")
+    process = commands.command("grpo.preflight", *line, "preflight.problems=4", "preflight.samples=2", cwd=tmp_path)
+    assert process.returncode in (0, 1), process.stderr
+    (last,) = [text for text in process.stdout.splitlines() if text.startswith("python -m grpo.train")]
+    planned = commands.command("grpo.plan", *shlex.split(last)[3:], cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    assert f"--config-dir={tmp_path}/mine" in last
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_truncated_completions_are_why_a_run_does_not_learn(tmp_path: Path) -> None:

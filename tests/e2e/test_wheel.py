@@ -18,9 +18,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 PACKAGES = ("grpo", "rewards", "conf")
 DEMOS = {"words": [], "shapes": ["+experiment=shapes"], "calculator": ["+experiment=calculator"]}
-SAYS = {"grpo.train": "rtx3080", "grpo.plan": "fits", "rewards.check": "no issues found"}
+SAYS = {
+    "grpo.train": "rtx3080",
+    "grpo.plan": "fits",
+    "rewards.check": "no issues found",
+    "grpo.init": "task/words.yaml",
+}
 """By command, a part of what it prints: choices of `conf/`, a plan, examples of `rewards/`."""
 COMMANDS = [["grpo.train", "--help"], ["grpo.plan", "+gpu=h100"], ["rewards.check", "correctness"]]
+COMMANDS += [["grpo.init", "words"]]
 STEP = ["train.max_steps=1", "train.per_device_train_batch_size=8", "train.num_generations=4"]
 STEP += ["task.dataset.size=8", "task.eval.size=2"]
 

@@ -8,12 +8,10 @@ def rows(split: str, size: int, seed: int, name: str, **options: Any) -> list[di
     """Return `size` problems with `question`, `answer`, `difficulty`, and as JSON the `metadata` for their verifier.
 
     `train` and `test` have different seeds. `name` is a data set of the library, such as `gsm_symbolic` or `chain_sum`,
-    with options of its own, such as `min_terms` and `max_digits`; ImportError if the library is not installed.
+    with options of its own, such as `min_terms` and `max_digits`.
     """
-    try:
-        import reasoning_gym
-    except ImportError as error:
-        raise ImportError("reasoning-gym is not installed: make extras, or pip install reasoning-gym") from error
+    import reasoning_gym
+
     seed += 0 if split == "train" else 1_000_003
     problems = reasoning_gym.create_dataset(name, size=size, seed=seed, **options)
     return [

@@ -22,9 +22,6 @@ def main() -> None:
         description = verifiers.describe(taskset)
         description["rows"] = list(verifiers.rows(taskset, first, count)) if count else []
         problem = None
-    except ModuleNotFoundError as error:
-        missing = error.name in ("verifiers", "mcp")
-        problem = "verifiers is not installed: pip install -e '.[verifiers]'" if missing else what_and_where(error)
     except ValueError as error:
         problem = " ".join(str(error).split())
     except (Exception, SystemExit) as error:

@@ -25,7 +25,9 @@ OURS = ("preflight.", "hydra.run.dir=")
 """Overrides that a run does not need."""
 
 
-def report(result: Result, config: DictConfig, overrides: Sequence[str], plan: Plan | None) -> dict[str, Any]:
+def report(
+    result: Result, config: DictConfig, overrides: Sequence[str], plan: Plan | None, flags: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the content of `preflight.json`.
 
     Args:
@@ -33,6 +35,7 @@ def report(result: Result, config: DictConfig, overrides: Sequence[str], plan: P
         config: of the run.
         overrides: from which Hydra has composed it.
         plan: None if the run cannot be planned.
+        flags: of the command line, by which Hydra finds the user's configurations.
     """
     problems, train = result.problems, config.train
     weights = weights_of(config)
@@ -61,7 +64,7 @@ def report(result: Result, config: DictConfig, overrides: Sequence[str], plan: P
         "verdict": str(verdict),
         "learns": verdict.learns,
         "suggestions": verdict.suggestions,
-        "command": command(overrides, verdict.suggestions),
+        "command": command([*flags, *overrides], verdict.suggestions),
         "task": name_of(config.task),
         "problems": len(problems),
         "samples": config.preflight.samples,

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -241,6 +242,18 @@ def test_a_wrong_command_line_is_one_line(
     assert left(monkeypatch, *(text.format(**places) for text in arguments)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(message.format(**places))
+
+
+def test_latest_is_the_sweep_for_a_page_and_its_job_as_text(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "multirun" / "day").mkdir(parents=True)
+    shutil.copytree(sweep, tmp_path / "multirun" / "day" / "time")
+    monkeypatch.chdir(tmp_path)
+    jobs = {file.parents[1] for file in Path().glob("multirun/day/time/*/.hydra/config.yaml")}
+    assert report.folder_of("latest", text=False) == Path("multirun/day/time")
+    assert report.folder_of("latest", text=True) in jobs
+    assert report.folder_of(str(sweep), text=True) == sweep
 
 
 def test_a_port_in_use_is_one_line(

@@ -1,6 +1,7 @@
 """`python -m rewards.check` as its user sees it, and the completions that it tries."""
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -12,9 +13,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from grpo.testing.commands import finished
+from rewards import scorer
 from rewards.boxes import overlaps, read_boxes, read_reference
 from rewards.check import fn_and_kwargs
 from rewards.checking import read_rows
+from rewards.isolation.loader import bind, load
 from rewards.isolation.reward import Reward
 from rewards.probing.probes import cheats, correct, final, incorrect
 from rewards.probing.trial import above, fails, score, try_out
@@ -347,3 +350,22 @@ def test_a_broken_line_of_the_data_is_named(tmp_path: Path) -> None:
     file.write_text('{"question": "a", "answer": "1"}\n\n{"question": "b" "answer"}\n')
     with pytest.raises(ValueError, match=r"rows.jsonl, line 3: Expecting ',' delimiter: '{\"question"):
         read_rows(file, 9)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("nobody/nothing", "nobody/nothing: no folder of this machine, and the hub cannot be reached ("),
+        ("/no/folder", "/no/folder: neither a folder of this machine nor a model on the hub"),
+        ("", "name the model: model_name_or_path=…"),
+    ],
+)
+def test_a_reward_model_that_cannot_be_fetched_is_a_line(model, message, monkeypatch):
+    monkeypatch.setattr(scorer.httpx, "head", partial(unreachable, scorer.httpx))
+    with pytest.raises(ValueError, match=f"^reward.model: {re.escape(message)}"):
+        bind(load("rewards.model.model", "reward.model.fn"), "model", {"model_name_or_path": model} if model else {})
+
+
+def unreachable(httpx, address, **options):
+    """What a machine without a network answers."""
+    raise httpx.ConnectError("[Errno -2] Name or service not known")

@@ -14,6 +14,7 @@ from grpo.cli import register_resolvers
 from grpo.evaluate import command_line
 from grpo.rundir.directory import check_directory, check_no_run, choose
 from grpo.rundir.lock import LOCK
+from grpo.utils.distributed import BY_US
 from grpo.utils.errors import ConfigError
 from grpo.utils.manifest import seal
 
@@ -162,6 +163,27 @@ def test_only_what_continues_a_run_enters_its_directory(
     else:
         with pytest.raises(ConfigError, match=rf"there is a run in it \({refused}\); choose another directory"):
             check_directory(run, named)
+
+
+def test_latest_resumes_from_the_run_that_was_started_last(
+    chosen: Chosen, write_run: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, newest = write_run(DAY / "02-00-00", status="completed"), write_run(DAY / "01-00-00", status="failed")
+    run_dir, resume_from = chosen("train.resume_from_checkpoint=latest")
+    assert resume_from == newest
+    assert run_dir not in (other, newest)
+    monkeypatch.setenv(BY_US, newest)  # a process that a run has started, whose directory is the newest by now
+    assert chosen("train.resume_from_checkpoint=latest") == (newest, other)
+
+
+def test_latest_is_evaluated_as_its_directory_would_be(
+    write_run: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = write_run(DAY / "01-00-00")
+    (Path(run) / ".hydra" / "overrides.yaml").write_text("[]")
+    (Path(run) / "model").mkdir()
+    assert command_line(["latest", "evaluate.samples=2"]) == command_line([run, "evaluate.samples=2"])
 
 
 def test_another_command_does_not_write_into_a_run(write_run: Write, tmp_path: Path) -> None:

@@ -123,6 +123,13 @@ def test_a_directory_that_is_named_and_has_no_sweep_cannot_go_on(master, tmp_pat
         begin(master("train.seed=0,1", "sweep.resume=true", options=named, sweep_dir=tmp_path / "mistyped"))
 
 
+@pytest.mark.parametrize("value", ["latest", "outputs/mine,latest"])
+def test_the_latest_run_is_not_for_jobs_of_a_sweep(master, value):
+    with pytest.raises(ConfigError, match="=latest: to each job that is the job before it; name the run directory"):
+        begin(master("train.seed=0,1", f"train.resume_from_checkpoint={value}"))
+    assert begin(master("train.seed=0,1", "train.resume_from_checkpoint=outputs/latest_mine")).exists()
+
+
 def test_a_command_that_came_to_no_job_can_be_corrected(master):
     begin(master("train.seed=0,1"))
     assert begin(master("train.seed=0,1,2")).exists()
