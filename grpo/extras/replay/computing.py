@@ -72,7 +72,7 @@ def compute_again(stored: Stored, start: int, step: int, folder: Path, overrides
     config = read(run / RESOLVED_CONFIG, yaml.safe_load)
     change(config, run, start, step)
     config["defaults"] = ["schema", {"override hydra/help": "grpo"}, {"override hydra/job_logging": "file"}, "_self_"]
-    config["hydra"] = {"run": {"dir": str(folder)}}
+    config["hydra"] = {"run": {"dir": str(folder)}, "output_subdir": None}  # it is no run
     (folder / "again.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     evaluation = read_json(run / "evaluation.json")
     write_json(folder / "evaluation.json", {"before": evaluation.get("before", {"accuracy": 0.0})})
@@ -80,7 +80,9 @@ def compute_again(stored: Stored, start: int, step: int, folder: Path, overrides
     result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"}, check=False)
     if result.returncode != STOPPED:
         lines = [line for line in result.stderr.splitlines() if line.strip()]
-        raise RunError(f"step {step} could not be computed: {lines[-1] if lines else 'no reason was given'}", status=1)
+        reason = lines[-1].removeprefix("grpo.train: ") if lines else "no reason was given"
+        log = f"; the log is in {os.path.relpath(folder / 'train.log')}" if (folder / "train.log").exists() else ""
+        raise RunError(f"step {step} could not be computed: {reason}{log}", status=1)
 
 
 def change(config: dict[str, Any], run: Path, start: int, step: int) -> None:

@@ -44,7 +44,9 @@ def repeated(run: Path, step: int | None = None, overrides: Sequence[str] = ()) 
     start, again = stored.start_of(step), run.resolve() / FOLDER / "again"
     shutil.rmtree(again, ignore_errors=True)
     compute_again(stored, start, step, again, overrides)
-    return result_of(stored, again, start, step)
+    result = result_of(stored, again, start, step)
+    shutil.rmtree(again)  # which a failure leaves, with its log
+    return result
 
 
 def result_of(stored: Stored, again: Path, start: int, step: int) -> dict[str, Any]:
