@@ -55,7 +55,7 @@ class RecordedSource(Source):
 
     def sample(self, trainer: Any, rows: list[Row]) -> Sampled:
         """Return the completions of a step; a collective call."""
-        self.order = [texts_of(row) for row in rows]
+        self.order = [row_digest(row) for row in rows]
         completions, self.rows = self.source.sample(trainer, rows)
         return completions, self.rows
 
@@ -271,7 +271,7 @@ def columns_of(rows: list[Row]) -> dict[str, torch.Tensor]:
     return {name: to_tensor([row.get(name) for row in rows]) for name in names}
 
 
-def texts_of(row: Row) -> str:
+def row_digest(row: Row) -> str:
     """Return the digest of the columns of a row that are numbers or text, with lists and dictionaries of these."""
     return digest({name: value for name, value in row.items() if is_plain(value)})
 
