@@ -12,16 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import ROOT, write_part
 from grpo.extras.doctor.diagnose import diagnose
 from grpo.extras.doctor.history import History
 from grpo.extras.doctor.read import read
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULT = ROOT / "docs" / "doctor.md", ROOT / "benchmarks" / "doctor.json"
 STORED = ROOT / "tests" / "unit" / "extras" / "doctor" / "stored"
 NAMES = ("learning rate x 100 in the second half", "engine with old weights", "engine in sync", "seed 1")
 """Runs whose metrics are stored for tests."""
-BEGIN, END = "<!-- python -m benchmarks.doctor writes this part -->\n", "<!-- end of this part -->\n"
 
 
 def result(name: str, expected: list[str], folder: Path) -> dict[str, Any]:
@@ -108,8 +107,7 @@ def main() -> None:
     for name in NAMES:
         store(STORED / folders[name].name, folders[name] / "trainer_state.json")
     RESULT.write_text(json.dumps({"runs": rows}, indent=1) + "\n")
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n" + table(rows) + "\n" + END + rest.partition(END)[2])
+    write_part(PAGE, "benchmarks.doctor", table(rows))
 
 
 if __name__ == "__main__":
