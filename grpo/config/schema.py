@@ -270,7 +270,7 @@ class Completions:
 
 @dataclass
 class Replay:
-    """What a run keeps for `python -m grpo.replay` and `python -m grpo.why`."""
+    """Records of steps for `python -m grpo.replay` and `python -m grpo.why`."""
 
     keep: int = 0
     """Number of steps, counted back from the last, that can be computed again: `replay/` keeps their rollouts, and

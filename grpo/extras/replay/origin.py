@@ -1,4 +1,4 @@
-"""What computed a run: versions, device, threads, configuration, reward functions."""
+"""The origin of a run: versions, device, threads, configuration, reward functions."""
 
 import hashlib
 import importlib.util
