@@ -52,7 +52,7 @@ class Difference:
 
 
 class Records:
-    """What is recorded of the steps of a run, or of their repetition.
+    """Recorded steps of a run, or of their repetition.
 
     Args:
         folder: with the files.

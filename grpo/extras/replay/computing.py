@@ -21,7 +21,7 @@ SINCE = "a run keeps it from replay.keep=… on"
 
 @dataclass(frozen=True)
 class Stored:
-    """What a run has kept of its steps."""
+    """Steps that a run has kept."""
 
     run: Path
     steps: list[int]

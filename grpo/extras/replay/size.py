@@ -14,7 +14,7 @@ PER_TENSOR = 420
 """Bytes of a fingerprint with the tensor's name."""
 TENSORS_PER_LAYER = 9
 FINGERPRINTS = 4
-"""Of gradient, weights, and two moments of the optimizer."""
+"""Fingerprints per tensor: of gradient, weights, and two moments of the optimizer."""
 
 
 def replay_bytes(config: DictConfig, plan: Plan) -> int:
