@@ -11,6 +11,7 @@ import re
 import sys
 from pathlib import Path
 
+from hydra.errors import HydraException
 from rich.console import Console
 
 from grpo.cli import Parser, leave, quick_imports
@@ -25,14 +26,15 @@ def main() -> None:
     """Run the command line."""
     parser = Parser(prog=f"python -m {PROGRAM}", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="directory of a run, or latest")
-    parser.add_argument("words", nargs="*", metavar="step=N", help="the last step by default; or reward.NAME.KEY=VALUE")
+    words = "the last step by default; or reward.NAME.KEY=VALUE"
+    parser.add_argument("words", nargs="*", default=[], metavar="step=N", help=words)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     logging.basicConfig(level=logging.ERROR)
     try:
         step, overrides = wanted(args.words)
         status = replay(named_run(args.run), step, overrides, args.json)
-    except (ConfigError, RunError, OSError, ValueError) as error:
+    except (ConfigError, RunError, HydraException, OSError, ValueError) as error:
         leave(error, PROGRAM)
     sys.exit(status)
 
@@ -45,12 +47,14 @@ def wanted(words: list[str]) -> tuple[int | None, list[str]]:
     """
     step, overrides = None, []
     for word in words:
-        if match := re.fullmatch(r"step=(\d+)", word):
+        if step is None and (match := re.fullmatch(r"step=([1-9]\d*)", word)):
             step = int(match[1])
         elif re.match(r"\+*reward\.\w+\.(fn|kwargs[\w.]*)=", word):
             overrides.append(word)
         else:
-            raise ConfigError(f"{word}: step=N, reward.NAME.fn=… or reward.NAME.kwargs.KEY=… is possible")
+            raise ConfigError(
+                f"{word}: a single step=N, from 1, reward.NAME.fn=… or reward.NAME.kwargs.KEY=… is possible"
+            )
     return step, overrides
 
 
@@ -69,7 +73,7 @@ def replay(run: Path, step: int | None, overrides: list[str], as_json: bool) -> 
     if as_json:
         print(json.dumps(result, indent=2))
     else:
-        show(result, Console(markup=False))
+        show(result, Console(markup=False), rescores=bool(overrides))
     return verdict(result["differences"])
 
 

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("step", nargs="?", metavar="step=N", help="compare the steps before step N; all by default")
     parser.add_argument("--replay", action="store_true", help="compute the step in which they part again, of both")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     logging.basicConfig(level=logging.ERROR)
     try:
         run, other = map(named_run, args.runs)
@@ -51,8 +51,10 @@ def until_of(word: str | None) -> int | None:
     Raises:
         ConfigError: the word is something else.
     """
-    if word and not re.fullmatch(r"step=\d+", word):
-        raise ConfigError(f"{word}: step=N is possible, to compare the steps before step N")
+    if word and not re.fullmatch(r"step=[1-9]\d*", word):
+        raise ConfigError(
+            f"{word}: two runs are compared; behind them step=N is possible: only the steps before step N"
+        )
     return int(word[5:]) if word else None
 
 

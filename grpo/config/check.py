@@ -293,8 +293,8 @@ def check_callbacks(config: DictConfig) -> None:
         if reach < steps:
             limit = -int(-steps // train.save_steps) + 1
             raise ConfigError(
-                f"replay.keep={steps}: a step is computed again from the checkpoint before it, and "
-                f"train.save_total_limit={train.save_total_limit} keeps those of {reach} steps; "
+                f"replay.keep={steps}: a step is computed again from the checkpoint before it, and those that "
+                f"train.save_total_limit={train.save_total_limit} keeps reach {reach} steps back; "
                 f"train.save_total_limit={limit}, or fewer steps"
             )
 

@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
 from grpo.extras.replay.fingerprint import Fingerprint
+from grpo.utils.errors import ConfigError
 
 TOLERANCE = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 3e-2}
 """Largest difference that rounding of a data type explains: of log-probabilities in nats, of others relative to their
@@ -65,7 +67,19 @@ class Records:
     def read(self, kind: str, step: int) -> list[Record]:
         """Return the records of all processes of a step; none if they are not kept."""
         files = [*self.folder.glob(f"{kind}_{step:05d}.pt"), *self.folder.glob(f"{kind}_{step:05d}_*.pt")]
-        return [torch.load(file, weights_only=True) for file in sorted(files, key=lambda file: (len(file.name), file))]
+        return [read_record(file) for file in sorted(files, key=lambda file: (len(file.name), file))]
+
+
+def read_record(file: Path) -> Record:
+    """Return the content of a record.
+
+    Raises:
+        ConfigError: it is torn.
+    """
+    try:
+        return torch.load(file, weights_only=True)
+    except (RuntimeError, EOFError, UnpicklingError, KeyError) as error:
+        raise ConfigError(f"{file}: torn, or changed: its step cannot be computed again; name another step") from error
 
 
 def differences(before: Records, now: Records, step: int, tolerance: float, order: bool = True) -> list[Difference]:
@@ -158,17 +172,22 @@ def of_update(then: Record, now: Record, rewards: Sequence[str]) -> Parts:
             break
     if "loss" in then and "loss" in now and then["loss"] != now["loss"]:
         apart = abs(then["loss"] - now["loss"])
-        yield "loss", "loss", apart, f"{then['loss']:.8g}, now {now['loss']:.8g}"
+        yield "loss", "", apart, f"{then['loss']:.8g}, now {now['loss']:.8g}"
     for name in ("gradient", "weights", "optimizer"):
         if name == "weights" and then.get("learning_rate") != now.get("learning_rate"):
-            rates = f"{then['learning_rate']}, now {now['learning_rate']}"
-            yield "learning rate", "learning rate", float("inf"), rates
+            rates = ", now ".join(listed(record["learning_rate"]) for record in (then, now))
+            yield "learning rate", "", float("inf"), rates
         if name in then and name in now:
             tensors = list(of_fingerprints(then[name], now[name]))
             if tensors:
                 where, _, text = tensors[0]
                 others = f", and {len(tensors) - 1} more" if len(tensors) > 1 else ""
                 yield name, where, max(size for _, size, _ in tensors), text + others
+
+
+def listed(rates: Sequence[float]) -> str:
+    """Return the learning rates of all groups of weights as text."""
+    return " ".join(f"{rate:.6g}" for rate in rates)
 
 
 def apart_by(values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:

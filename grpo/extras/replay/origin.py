@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import json
 import platform
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import yaml
 
 from grpo.rundir.files import RESOLVED_CONFIG, read
 from grpo.rundir.versions import git_commit, versions
+from grpo.utils.errors import ConfigError
 
 Origin = dict[str, Any]
+ORIGIN = "origin.json"
 ROUNDS = ("versions", "device", "processor", "threads", "processes", "tf32")
 """Keys on which rounding depends."""
 LONGEST = 60
@@ -35,6 +38,19 @@ def origin_of(trainer: Any) -> Origin:
         "rewards": {name: source_digest(options["fn"]) for name, options in config.get("reward", {}).items()},
         "config": config,
     }
+
+
+def read_origin(folder: Path) -> Origin:
+    """Return the origin of the records in a folder.
+
+    Raises:
+        ConfigError: it is missing or torn.
+    """
+    try:
+        origin = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / ORIGIN}: missing or torn; without it the records cannot be used") from error
+    return origin
 
 
 def source_digest(fn: str) -> str | None:

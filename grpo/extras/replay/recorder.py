@@ -20,7 +20,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo.extras.replay.fingerprint import digest, fingerprints
-from grpo.extras.replay.origin import origin_of
+from grpo.extras.replay.origin import ORIGIN, origin_of
 from grpo.rundir.files import read_lines, write_json, write_lines
 from grpo.trainer.batch import FIELDS, Batch
 from grpo.trainer.processes import own_part
@@ -33,7 +33,7 @@ from grpo.trainer.update.token_values import Watcher
 from grpo.utils.atomic import atomic
 
 FOLDER = "replay"
-STEPS, ORIGIN = "steps.jsonl", "origin.json"
+STEPS = "steps.jsonl"
 NUMBER = re.compile(r"(?:rollouts|update)_(\d+)(?:_\d+)?\.pt")
 
 

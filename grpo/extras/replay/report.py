@@ -12,12 +12,13 @@ from rich.table import Table
 from grpo.extras.replay.compare import STAGES, TOLERANCE, Difference, Records, differences, start_differences
 from grpo.extras.replay.computing import Stored, compute_again, stored_steps
 from grpo.extras.replay.origin import differences as changes
-from grpo.extras.replay.origin import rounds_otherwise
-from grpo.extras.replay.recorder import FOLDER, ORIGIN
+from grpo.extras.replay.origin import read_origin, rounds_otherwise
+from grpo.extras.replay.recorder import FOLDER
 from grpo.extras.replay.rescored import effect
-from grpo.rundir.files import read_json
+from grpo.rundir.files import read_lines
 from grpo.rundir.lock import is_running
 from grpo.utils.errors import ConfigError
+from rewards.text import printable
 
 OURS = (
     *("train.resume_from_checkpoint", "train.save_strategy", "train.report_to", "train.max_steps", "train.push_to_hub"),
@@ -58,7 +59,7 @@ def result_of(stored: Stored, again: Path, start: int, step: int) -> dict[str, A
         start: step of the checkpoint, or 0.
         step: the step that was asked for.
     """
-    origin, now = (read_json(folder / FOLDER / ORIGIN) for folder in (stored.run, again))
+    origin, now = (read_origin(folder / FOLDER) for folder in (stored.run, again))
     config = origin["config"]
     rewards = list(config["reward"])
     tolerance = tolerance_of(config) if rounds_otherwise(origin, now) else 0.0
@@ -72,6 +73,7 @@ def result_of(stored: Stored, again: Path, start: int, step: int) -> dict[str, A
     both = [records.read("rollouts", step) for records in (before, today)]
     rescored = effect(both[0][0]["rewards"], both[1][0]["rewards"], rewards, weights, size) if all(both) else None
     summary = summary_of(first, start, step)
+    errors = [row for file in sorted(again.glob("reward_errors*.jsonl")) for row in read_lines(file)]
     return {
         "run": str(stored.run),
         "step": step,
@@ -84,6 +86,7 @@ def result_of(stored: Stored, again: Path, start: int, step: int) -> dict[str, A
         "differences": [asdict(difference) for difference in first],
         "explains": explains,
         "rewards": rescored,
+        "reward_errors": [f"reward.{row['reward']}: {row['message']}" for row in errors],
     }
 
 
@@ -100,8 +103,8 @@ def summary_of(differ: Sequence[Difference], start: int, step: int) -> str:
         return f"equal, bit for bit, in all steps from {origin} to step {step}"
     first = next((difference for difference in differ if not difference.rounding), differ[0])
     kind = "the first rounding difference" if first.rounding else "the first difference"
-    where = f"step {first.step}, {STAGES[first.stage]}: {first.where}: {first.text}"
-    return f"{kind} since {origin}: {where}"
+    place = f"{first.where}: " if first.where else ""
+    return f"{kind} since {origin}: step {first.step}, {STAGES[first.stage]}: {place}{first.text}"
 
 
 def is_eval(line: str, start: int) -> bool:
@@ -116,22 +119,29 @@ def tolerance_of(config: dict[str, Any]) -> float:
     return TOLERANCE.get(low, TOLERANCE["bfloat16"])
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """Print a replay: a table of the step's stages, the first difference, and what may explain it."""
+def show(result: dict[str, Any], console: Console, rescores: bool) -> None:
+    """Print a replay: a table of the step's stages, the first difference, and what may explain it.
+
+    Args:
+        rescores: whether the options of a reward were changed, so that differences are wanted.
+    """
     step, differ = result["step"], result["differences"]
     by_stage = {item["stage"]: item for item in reversed(differ) if item["step"] == step or item["stage"] == "start"}
-    table = Table("stage", f"step {step}, computed again", title=None)
+    table = Table("stage", f"step {step}, computed again")
     for stage, name in STAGES.items():
         if item := by_stage.get(stage):
-            rounded = "rounding" if item["rounding"] else "differs"
-            table.add_row(name, f"{rounded}: {item['where']}: {item['text']}")
+            place = f"{item['where']}: " if item["where"] else ""
+            table.add_row(name, f"{'rounding' if item['rounding'] else 'differs'}: {place}{item['text']}")
         else:
             table.add_row(name, "equal" if stage in result["compared"] else "rollouts of an earlier step")
     console.print(table)
     console.print(result["summary"], highlight=False, soft_wrap=True)
-    explain(result, console)
-    if (rewards := result["rewards"]) and any(reward["changed"] for reward in rewards["rewards"].values()):
-        show_rewards(rewards, console)
+    if "rewards" in by_stage:
+        console.print("the stages after the rewards are computed from the rewards of the run", soft_wrap=True)
+    if not rescores:
+        explain(result, console)
+    if result["rewards"] and (rescores or "rewards" in by_stage):
+        show_rewards(result["rewards"], result["reward_errors"], console)
 
 
 def explain(result: dict[str, Any], console: Console) -> None:
@@ -147,15 +157,18 @@ def explain(result: dict[str, Any], console: Console) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
 
-def show_rewards(rewards: dict[str, Any], console: Console) -> None:
-    """Print what the rewards of today would have changed."""
-    table = Table("reward", "mean in the run", "mean now", f"changed of {rewards['completions']}")
+def show_rewards(rewards: dict[str, Any], errors: Sequence[str], console: Console) -> None:
+    """Print what the rewards of today would have changed, and the first error of each kind."""
+    table = Table("reward", "mean in the run", "mean now", f"changed of {rewards['completions']}", "failed now")
     for name, reward in rewards["rewards"].items():
-        table.add_row(name, f"{reward['mean']:.4g}", f"{reward['mean_now']:.4g}", f"{reward['changed']}")
+        means = [f"{reward[key]:.4g}" for key in ("mean", "mean_now")]
+        table.add_row(name, *means, f"{reward['changed']}", f"{reward['failed']}")
     console.print(table)
+    for line in errors:
+        console.print(printable(line), highlight=False, soft_wrap=True)
     groups = f"zero-variance groups: {rewards['zero_variance']} of {rewards['groups']} in the run, "
-    signs = f"{rewards['zero_variance_now']} now; {rewards['signs']} completions whose advantage changes its sign"
-    console.print(groups + signs, highlight=False, soft_wrap=True)
+    signs = f"{rewards['zero_variance_now']} now; advantages that become positive, zero or negative instead: "
+    console.print(f"{groups}{signs}{rewards['signs']}", highlight=False, soft_wrap=True)
 
 
 def verdict(differ: Sequence[dict[str, Any]]) -> int:

@@ -19,14 +19,16 @@ def effect(
         size: completions per group.
 
     Returns:
-        By reward `mean`, `mean_now` and `changed` completions; of their sum the `zero_variance` groups of both, and the
-        completions whose advantage has another `sign`.
+        By reward `mean`, `mean_now`, and the completions that `changed` theirs or on which it `failed` today; of their
+        sum the `zero_variance` groups of both, and the completions whose advantage changes between positive, zero and
+        negative, `signs`.
     """
     before, today = torch.tensor(then, dtype=torch.float64), torch.tensor(now, dtype=torch.float64)
     by_name = {
         name: {
             "mean": before[:, place].nanmean().item(),
             "mean_now": today[:, place].nanmean().item(),
+            "failed": int(today[:, place].isnan().sum()),
             "changed": int((before[:, place].nan_to_num(torch.inf) != today[:, place].nan_to_num(torch.inf)).sum()),
         }
         for place, name in enumerate(names)

@@ -8,10 +8,11 @@ from rich.console import Console
 
 from grpo.extras.replay.acts import DIGESTS, NOTHING, is_before, stage_of
 from grpo.extras.replay.compare import STAGES, Records, differences
-from grpo.extras.replay.origin import flattened, rounds_otherwise
-from grpo.extras.replay.recorder import FOLDER, ORIGIN
+from grpo.extras.replay.computing import SINCE, check_run
+from grpo.extras.replay.origin import flattened, read_origin, rounds_otherwise
+from grpo.extras.replay.recorder import FOLDER
 from grpo.extras.replay.report import tolerance_of
-from grpo.rundir.files import read_json, read_lines
+from grpo.rundir.files import read_lines
 from grpo.utils.errors import ConfigError
 
 Lines = dict[int, list[dict[str, Any]]]
@@ -24,13 +25,15 @@ def steps_of(run: Path) -> Lines:
     Raises:
         ConfigError: the run has kept none.
     """
+    check_run(run)
     files = sorted((run / FOLDER).glob("steps*.jsonl"))
     steps: Lines = {}
     for file in files:
         for line in read_lines(file):
             steps.setdefault(line["step"], []).append(line)
     if not steps:
-        raise ConfigError(f"{run}: it has kept no digests of its steps; a run keeps them from replay.keep=1 on")
+        torn = f", as {files[0].name} is torn" if files else f"; {SINCE}"
+        raise ConfigError(f"{run}: there are no digests of its steps{torn}")
     return steps
 
 
@@ -46,9 +49,13 @@ def compared(run: Path, other: Path, until: int | None = None) -> dict[str, Any]
     lines, others = steps_of(run), steps_of(other)
     common = [step for step in sorted(lines.keys() & others.keys()) if until is None or step < until]
     if not common:
-        raise ConfigError(f"{run} and {other} have no step in common" + (f" before step {until}" if until else ""))
+        spans = " and ".join(
+            f"steps {min(steps)} to {max(steps)} of {folder}" for steps, folder in ((lines, run), (others, other))
+        )
+        before = f" before step {until}" if until is not None else ""
+        raise ConfigError(f"no step in common{before}: there are {spans}")
     parts = first_difference(lines, others, common)
-    origin, other_origin = (read_json(folder / FOLDER / ORIGIN) for folder in (run, other))
+    origin, other_origin = (read_origin(folder / FOLDER) for folder in (run, other))
     result: dict[str, Any] = {
         "runs": [str(run), str(other)],
         "steps": [common[0], common[-1]],
@@ -100,7 +107,7 @@ def judged(stage: str | None, parts: tuple[int, str] | None, last: int) -> tuple
     if stage == NOTHING:
         return False, "it changes no step"
     if parts is None:
-        return False, f"all stages are equal up to step {last}: without effect until then"
+        return False, f"all stages are equal up to step {last}"
     step, first = parts
     if stage is None:
         return True, "it is not known on which stage it acts"
@@ -132,9 +139,10 @@ def show(result: dict[str, Any], console: Console) -> None:
         before = f"; all before it are equal, from step {first} on" if parts["step"] > first else ""
         say(f"the runs part in step {parts['step']}: {STAGES[parts['stage']]}{before}")
         for item in result["differences"]:
-            say(f"  {STAGES[item['stage']]}: {item['where']}: {item['text']}")
+            place = f"{item['where']}: " if item["where"] else ""
+            say(f"  {STAGES[item['stage']]}: {place}{item['text'].replace(', now ', ' and ')}")
         if not result["differences"]:
-            say(f"  replay.keep has not kept step {parts['step']} of both: nothing more is known than the stage")
+            say(f"  the records of step {parts['step']} are not kept by both; with a larger replay.keep they say more")
     else:
         say(f"equal, bit for bit, from step {first} to step {last}")
     for row in result["keys"]:

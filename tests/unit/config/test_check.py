@@ -108,7 +108,7 @@ def test_close_names_are_offered_once() -> None:
         (["train.reward_weights=[1]"], "reward.<name>.weight"),
         (["rollout.max_repetition=1"], "rollout.max_repetition=1: a fraction from 0 to below 1"),
         (["replay.keep=-1"], "replay.keep=-1: a number of steps, or 0"),
-        (["replay.keep=60"], "train.save_total_limit=2 keeps those of 50 steps; train.save_total_limit=3, or fewer"),
+        (["replay.keep=60"], "train.save_total_limit=2 keeps reach 50 steps back; train.save_total_limit=3, or fewer"),
         (
             ["replay.keep=9", "task.images=picture", "task.conversational=true"],
             "replay.keep=9: rollouts with images are not kept; leave it out",

@@ -56,7 +56,7 @@ def test_only_steps_before_the_asked_one_are_compared(run: Path, tmp_path: Path)
     result = compared(run, other, until=2)
     assert result["parts"] is None
     (row,) = [row for row in result["keys"] if row["key"] == "train.lr_scheduler_type"]
-    assert row["reason"] == "all stages are equal up to step 1: without effect until then"
+    assert row["reason"] == "all stages are equal up to step 1"
 
 
 def test_a_key_of_a_later_stage_cannot_be_why() -> None:
@@ -68,11 +68,12 @@ def test_a_key_of_a_later_stage_cannot_be_why() -> None:
 
 
 def test_a_run_without_records_says_since_when(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"it has kept no digests of its steps; a run keeps them from replay.keep=1 on"
-    ):
+    with pytest.raises(ConfigError, match="no run, as there is no resolved_config.yaml"):
         compared(run, tmp_path)
-    with pytest.raises(ConfigError, match="no step in common before step 1"):
+    (tmp_path / RESOLVED_CONFIG).write_text("{}")
+    with pytest.raises(ConfigError, match="there are no digests of its steps; records of its steps are kept from"):
+        compared(run, tmp_path)
+    with pytest.raises(ConfigError, match="no step in common before step 1: there are steps 1 to 3 of"):
         compared(run, run, until=1)
 
 
