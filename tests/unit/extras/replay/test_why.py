@@ -68,7 +68,7 @@ def test_a_key_of_a_later_stage_cannot_be_why() -> None:
 
 
 def test_a_run_without_records_says_since_when(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no run, as there is no resolved_config.yaml"):
+    with pytest.raises(ConfigError, match=r"no run, as there is no resolved_config\.yaml"):
         compared(run, tmp_path)
     (tmp_path / RESOLVED_CONFIG).write_text("{}")
     with pytest.raises(ConfigError, match="there are no digests of its steps; records of its steps are kept from"):
