@@ -11,7 +11,7 @@ import torch
 from grpo.testing.commands import command
 
 pytestmark = pytest.mark.slow
-SMALL = ["train.max_steps=4", "train.save_steps=2", "replay.keep=2", "task.eval.size=4", "train.report_to=none"]
+SMALL = ["train.max_steps=4", "train.save_steps=2", "replay.keep=2", "task.eval.size=0", "train.report_to=none"]
 SMALL += ["train.per_device_train_batch_size=16", "train.num_generations=8", "+reward.short.fn=short.py:short"]
 REWARD = (
     "def short(completions, longest=30, **columns):\n    return [float(len(text) <= longest) for text in completions]\n"
@@ -45,6 +45,14 @@ def test_a_step_is_computed_again_bit_for_bit(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "equal, bit for bit, in all steps from checkpoint-2 to step 4" in done.stdout
     assert done.stdout.count("equal") == 13
+
+
+def test_the_first_steps_are_computed_from_the_beginning(folder: Path) -> None:
+    more = ["hydra.run.dir=short", "train.max_steps=1", "task.eval.size=4"]
+    assert command("grpo.train", *SMALL, *more, cwd=folder).returncode == 0
+    shutil.rmtree(folder / "short" / "checkpoint-1")
+    done = command("grpo.replay", "short", cwd=folder)
+    assert "equal, bit for bit, in all steps from the beginning of the run to step 1" in done.stdout, done.stderr
 
 
 def test_a_changed_record_is_named(folder: Path) -> None:

@@ -104,8 +104,8 @@ def compute_again(stored: Stored, start: int, step: int, folder: Path, overrides
     config["defaults"] = ["schema", {"override hydra/help": "grpo"}, {"override hydra/job_logging": "file"}, "_self_"]
     config["hydra"] = {"run": {"dir": str(folder)}, "output_subdir": None}  # it is no run
     (folder / "again.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    evaluation = read_json(run / "evaluation.json")
-    write_json(folder / "evaluation.json", {"before": evaluation.get("before", {"accuracy": 0.0})})
+    if before := read_json(run / "evaluation.json").get("before"):  # it is not evaluated again
+        write_json(folder / "evaluation.json", {"before": before})
     command = [sys.executable, "-m", "grpo.train", f"--config-dir={folder}", "--config-name=again"]
     result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"}, check=False)
     if result.returncode != STOPPED:
