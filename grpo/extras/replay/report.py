@@ -22,7 +22,15 @@ from rewards.text import printable
 
 OURS = (
     *("train.resume_from_checkpoint", "train.save_strategy", "train.report_to", "train.max_steps", "train.push_to_hub"),
-    *("callbacks.", "plan.", "engine.staleness", "engine.share_weights", "engine.backend", "train.vllm_"),
+    *(
+        "callbacks.",
+        "plan.",
+        "engine.staleness",
+        "engine.share_weights",
+        "engine.backend",
+        "engine.lora",
+        "train.vllm_",
+    ),
 )
 """Keys that a replay changes itself."""
 
