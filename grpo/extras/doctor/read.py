@@ -104,7 +104,8 @@ def read_folder(folder: Path) -> History:
         of_files = {file: rows for file in newest(files) if file.match(pattern) and (rows := reader(file))}
         parts = {file.parent if reader in OF_FOLDERS else file for file in of_files}
         if len(parts) > 1:
-            raise ConfigError(f"{folder}: {len(parts)} runs, such as {min(parts)} and {max(parts)}; name one of them")
+            places = sorted(run_of(part) for part in parts)
+            raise ConfigError(f"{folder}: {len(parts)} runs, such as {places[0]} and {places[-1]}; name one of them")
         if reader is metrics.from_csv:
             columns = Counter(name for rows in of_files.values() for name in set().union(*rows) - {"step"})
             if repeated := [name for name, count in columns.items() if count > 1]:
@@ -113,6 +114,11 @@ def read_folder(folder: Path) -> History:
             file = next(iter(of_files))
             return History(f"{name}, {file}", file.parent, merged(row for rows in of_files.values() for row in rows))
     return History(f"completions, {folder}", folder)
+
+
+def run_of(file: Path) -> Path:
+    """Return the directory of the run that a checkpoint's file belongs to; any other file as it is."""
+    return file.parent.parent if file.parent.name.startswith("checkpoint-") else file
 
 
 def below(folder: Path, depth: int = 0) -> Iterator[Path]:
