@@ -36,6 +36,8 @@ def main() -> None:
         status = replay(named_run(args.run), step, overrides, args.json)
     except (ConfigError, RunError, HydraException, OSError, ValueError) as error:
         leave(error, PROGRAM)
+    except KeyboardInterrupt:
+        leave(RunError("interrupted", status=130), PROGRAM)
     sys.exit(status)
 
 

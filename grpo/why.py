@@ -42,6 +42,8 @@ def main() -> None:
             replay([run, other], result["parts"]["step"])
     except (ConfigError, RunError, OSError, ValueError) as error:
         leave(error, PROGRAM)
+    except KeyboardInterrupt:
+        leave(RunError("interrupted", status=130), PROGRAM)
     sys.exit(1 if result["parts"] else 0)
 
 

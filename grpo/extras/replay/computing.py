@@ -130,8 +130,9 @@ def change(config: dict[str, Any], run: Path, start: int, step: int) -> None:
     if train["use_vllm"]:
         train |= {"vllm_mode": "colocate", "vllm_enable_sleep_mode": False}
         config["engine"]["backend"] = "grpo.extras.replay.again.NoEngine"
-    if not start:
-        config["task"]["eval"]["size"] = 0
+    if not start:  # where an evaluation would come first
+        for task in (config["task"], *(mixed["task"] for mixed in config["task"]["tasks"].values())):
+            task["eval"]["size"] = 0
 
 
 def change_rewards(rewards: dict[str, Any], overrides: Sequence[str]) -> None:

@@ -22,15 +22,8 @@ from rewards.text import printable
 
 OURS = (
     *("train.resume_from_checkpoint", "train.save_strategy", "train.report_to", "train.max_steps", "train.push_to_hub"),
-    *(
-        "callbacks.",
-        "plan.",
-        "engine.staleness",
-        "engine.share_weights",
-        "engine.backend",
-        "engine.lora",
-        "train.vllm_",
-    ),
+    *("train.vllm_", "callbacks.", "plan."),
+    *("engine.staleness", "engine.share_weights", "engine.backend", "engine.lora"),
 )
 """Keys that a replay changes itself."""
 
@@ -117,7 +110,7 @@ def summary_of(differ: Sequence[Difference], start: int, step: int) -> str:
 
 def is_eval(line: str, start: int) -> bool:
     """Return whether a change is the evaluation that a replay from the beginning does not need."""
-    return not start and line.startswith("task.eval.size")
+    return not start and "task.eval.size: " in line
 
 
 def tolerance_of(config: dict[str, Any]) -> float:
