@@ -288,7 +288,8 @@ def check_callbacks(config: DictConfig) -> None:
     if steps and (config.task.images or "replay" not in config.callbacks):
         reason = "rollouts with images are not kept" if config.task.images else "callbacks.replay is missing"
         raise ConfigError(f"replay.keep={steps}: {reason}; leave it out")
-    if steps and train.save_strategy == "steps" and train.save_steps >= 1 and train.save_total_limit:
+    resumable = train.save_strategy == "steps" and train.save_steps >= 1 and not train.save_only_model
+    if steps and resumable and train.save_total_limit:
         reach = int((train.save_total_limit - 1) * train.save_steps)
         if reach < steps:
             limit = -int(-steps // train.save_steps) + 1

@@ -36,7 +36,7 @@ def configured(callbacks: DictConfig, trainer: Any) -> list[TrainerCallback]:
     Raises:
         ConfigError: one cannot be loaded or called, or returns something else.
     """
-    made = []
+    added: list[TrainerCallback] = []
     for key, options in callbacks.items():
         name = f"callbacks.{key!s}"
         try:
@@ -49,8 +49,8 @@ def configured(callbacks: DictConfig, trainer: Any) -> list[TrainerCallback]:
             raise ConfigError(str(error) if name in str(error) else f"{name}: {error}") from error
         if not isinstance(callback, TrainerCallback | None):
             raise ConfigError(f"{name}: {options['fn']} returns a {type(callback).__name__}, no TrainerCallback")
-        made += [callback] if callback else []
-    return made
+        added += [callback] if callback else []
+    return added
 
 
 class MetricsFile(TrainerCallback):

@@ -86,8 +86,8 @@ def prepared(row: dict[str, Any], prompt: str, column: str | None, pattern: str 
         if column not in row:
             raise ValueError(f"task.answer.column={column}: the rows have: {', '.join(row)}")
         text = str(row[column])
-        found = re.search(pattern, text) if pattern else None
-        known["answer"] = (found[1] if found else text).strip()
+        match = re.search(pattern, text) if pattern else None
+        known["answer"] = (match[1] if match else text).strip()
     try:
         known["question"] = row[prompt] if prompt in row else prompt.format_map(row)
     except (KeyError, IndexError, ValueError, AttributeError):  # a template that only a run fills

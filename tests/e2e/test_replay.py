@@ -12,6 +12,7 @@ from grpo.testing.commands import command
 
 pytestmark = pytest.mark.slow
 SMALL = ["train.max_steps=4", "train.save_steps=2", "replay.keep=2", "task.eval.size=0", "train.report_to=none"]
+SMALL += ["peft=lora", "peft.lora_dropout=0.1"]  # random numbers after the sampling
 SMALL += ["train.per_device_train_batch_size=16", "train.num_generations=8", "+reward.short.fn=short.py:short"]
 REWARD = (
     "def short(completions, longest=30, **columns):\n    return [float(len(text) <= longest) for text in completions]\n"

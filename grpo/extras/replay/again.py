@@ -48,10 +48,10 @@ class StoredRollouts(Source):
         columns = {name: from_tensor(values) for name, values in self.record["rows"].items()}
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         if self.rescores:
-            own = own_part(trainer.accelerator, completions)
-            texts = [[getattr(completion, name) for completion in own] for name in ("prompt", "messages", "ids")]
+            local = own_part(trainer.accelerator, completions)
+            texts = [[getattr(completion, name) for completion in local] for name in ("prompt", "messages", "ids")]
             self.rewards = score(trainer, rows, *texts)
-            masks = [completion.mask for completion in own] if own[0].mask is not None else None
+            masks = [completion.mask for completion in local] if local[0].mask is not None else None
             for stage in trainer.rollouts.stages:
                 stage.scored(trainer, texts[2], masks, self.rewards)
             trl.take_columns(trainer)  # the stored completions have those of then

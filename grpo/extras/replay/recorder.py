@@ -22,6 +22,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from grpo.extras.replay.fingerprint import digest, fingerprints
 from grpo.extras.replay.origin import ORIGIN, origin_of
 from grpo.rundir.files import read_lines, write_json, write_lines
+from grpo.rundir.resume import checkpoints
 from grpo.trainer.batch import FIELDS, Batch
 from grpo.trainer.processes import own_part
 from grpo.trainer.resume import own_shard
@@ -34,7 +35,8 @@ from grpo.utils.atomic import atomic
 
 FOLDER = "replay"
 STEPS = "steps.jsonl"
-NUMBER = re.compile(r"(?:rollouts|update)_(\d+)(?:_\d+)?\.pt")
+NUMBER = re.compile(r"(?:rollouts|update)_(\d+)(?:_(\d+))?\.pt")
+"""Step and rank of a file."""
 
 
 def recorder(trainer: Any, keep: int) -> "Recorder | None":
@@ -165,6 +167,7 @@ class Recorder(TrainerCallback, Stage, Watcher):
             write_lines(lines, [line for line in read_lines(lines) if line["step"] <= step])
         if state.is_world_process_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self.remove_of_others()
             write_json(self.folder / ORIGIN, origin_of(self.trainer))
         if not self.file("update", step).exists():
             self.write_file("update", step, self.state_of(kwargs["model"], kwargs["optimizer"]))
@@ -204,7 +207,7 @@ class Recorder(TrainerCallback, Stage, Watcher):
         """Return fingerprints of the trained weights and of the optimizer's state, of this process's shards."""
         names = {weight: name for name, weight in trained(model)}
         states = getattr(optimizer, "state", {})
-        kept = (
+        moments = (
             (f"{names[weight]} {key}", own_shard(value))
             for weight, values in states.items()
             if weight in names
@@ -212,16 +215,23 @@ class Recorder(TrainerCallback, Stage, Watcher):
             if isinstance(value, torch.Tensor)
         )
         weights = ((name, own_shard(weight)) for name, weight in trained(model))
-        return {"weights": fingerprints(weights), "optimizer": fingerprints(kept)}
+        return {"weights": fingerprints(weights), "optimizer": fingerprints(moments)}
 
     # Files
 
     def remove_old(self, step: int) -> None:
         """Remove files of steps before the checkpoint from which the last `keep` steps are computed again."""
-        saved = [int(path.name[11:]) for path in self.folder.parent.glob("checkpoint-*") if path.name[11:].isdigit()]
+        saved = [int(path.name[11:]) for path in checkpoints(self.folder.parent)]
         first = max((number for number in saved if number <= step - self.keep), default=0)
         for file in self.files():
             if step_of(file) < first or (step_of(file) == first and file.name.startswith("rollouts")):
+                file.unlink()
+
+    def remove_of_others(self) -> None:
+        """Remove the files of a start with another number of processes: their parts do not fit together."""
+        ranks = {str(rank) for rank in range(self.trainer.accelerator.num_processes)} if self.suffix else {None}
+        for file in list(self.folder.glob("*.pt")):
+            if (match := NUMBER.fullmatch(file.name)) and match[2] not in ranks:
                 file.unlink()
 
     def files(self) -> Iterator[Path]:

@@ -254,6 +254,13 @@ def test_a_value_of_ones_own_is_taken_where_others_refer_to_it(composed: Callabl
         assert config.train.learning_rate == 0.1
 
 
+@pytest.mark.parametrize("option", ["train.save_total_limit=3", "train.save_only_model=true", "train.save_strategy=no"])
+def test_steps_are_kept_where_checkpoints_reach_back(composed: Callable[..., DictConfig], option: str) -> None:
+    with pytest.raises(ConfigError, match=r"train\.save_total_limit=2 keeps reach 50 steps back"):
+        check(composed("replay.keep=60"))
+    check(composed("replay.keep=60", option))
+
+
 def test_the_loss_types_are_those_that_trl_computes() -> None:
     import ast
     import inspect

@@ -116,3 +116,17 @@ def test_little_differences_are_rounding(kept: Path, tmp_path: Path) -> None:
 
     (difference,) = changed(kept, tmp_path / "copy", "update", change)
     assert difference.rounding
+
+
+def test_records_of_another_number_of_processes_are_removed(kept: Path, tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    for name in ("rollouts_00001_0.pt", "update_00000_1.pt"):
+        shutil.copy(kept / "update_00001.pt", tmp_path / FOLDER / name)
+    folder = recorded(tmp_path, keep=10)
+    assert compared(kept, folder, 1) == []
+    assert list(folder.glob("*_?.pt")) == []
+
+
+def test_a_checkpoint_that_cannot_be_resumed_removes_no_records(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, save_only_model=True)
+    assert sorted(step_of(file) for file in folder.glob("update_*.pt")) == [0, 1, 2, 3, 4, 5, 6]
