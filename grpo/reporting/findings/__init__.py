@@ -20,6 +20,8 @@ RULES: tuple[Callable[[Run], Finding | None], ...] = (
     learning.entropy_collapsed,
     learning.groups_equal,
     learning.cut_off,
+    learning.accuracy_fell,
+    learning.reward_fell,
     learning.reward_flat,
     tasks.task_equal,
     tasks.task_worse,

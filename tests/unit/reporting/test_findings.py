@@ -20,14 +20,14 @@ FOUND = {
     "reward_fell": {"reward_fell", "groups_equal", "cut_off"},
     "too_easy": {"too_easy"},
     "too_hard": {"too_hard", "never_fired", "cut_off", "reward_flat"},
-    "cut_off": {"cut_off", "too_hard", "reward_flat"},
+    "cut_off": {"cut_off", "too_hard", "reward_fell"},
     "entropy_collapsed": {"entropy_collapsed", "groups_equal", "hacking"},
     "kl_exploded": {"kl_exploded", "groups_equal", "cut_off", "reward_fell"},
-    "hacking": {"hacking", "groups_equal", "reward_flat"},
+    "hacking": {"hacking", "groups_equal"},
     "drowned": {"drowned"},
     "reward_errors": {"reward_errors"},
     "steps_skipped": {"steps_skipped"},
-    "mismatch": {"mismatch"},
+    "mismatch": {"mismatch", "too_few_steps"},
     "memory_near_limit": {"memory_near_limit"},
 }
 
@@ -57,7 +57,7 @@ def test_every_recording_is_looked_at():
 ON_GPUS = {"engine_differs", "sequences_masked", "host_memory_grows", "fragments", "gpu_idle"}
 WITH_TOOLS = {"never_called", "tools_fail", "turns_used_up", "never_equal"}
 OF_TASKS = {"task_equal", "task_worse"}
-CONSTRUCTED = ON_GPUS | WITH_TOOLS | OF_TASKS
+CONSTRUCTED = ON_GPUS | WITH_TOOLS | OF_TASKS | {"accuracy_fell"}
 """Rules about what no recording shows; each has a test below."""
 
 
@@ -213,6 +213,47 @@ def test_a_reward_that_nearly_all_have_earned_is_not_dominated(recorded, compose
     run = recorded("healthy")
     rows = [{**row, "rewards/format/mean": 0.999, "rewards/format/std": 0.03} for row in run.metrics]
     assert findings(replace(run, config=composed("+reward=format"), metrics=rows)) == []
+
+
+def evaluated(run, before, after, samples=200):
+    parts = {
+        when: {"accuracy": accuracy, "samples": samples} for when, accuracy in (("before", before), ("after", after))
+    }
+    return replace(run, evaluation=parts)
+
+
+def test_a_rise_of_the_accuracy_outweighs_a_flat_reward(recorded):
+    run = recorded("reward_flat")
+    assert {finding.name for finding in findings(evaluated(run, 0.11, 0.2))} == set()
+    assert {finding.name for finding in findings(evaluated(run, 0.11, 0.12))} == {"reward_flat"}
+    assert {finding.name for finding in findings(evaluated(run, 0.11, 0.2, samples=20))} == {"reward_flat"}
+
+
+def test_a_fallen_accuracy_is_reported_once(recorded):
+    run = recorded("reward_flat")
+    (fell, flat) = findings(evaluated(run, 0.3, 0.1))
+    assert (fell.name, flat.name) == ("accuracy_fell", "reward_flat")
+    assert fell.evidence == "30.0% before, 10.0% after, of 200 problems"
+    assert "accuracy_fell" not in {finding.name for finding in findings(recorded("reward_fell"))}
+    assert "accuracy_fell" not in {finding.name for finding in findings(recorded("hacking"))}
+
+
+def test_a_run_too_short_to_tell_says_what_it_would_show(recorded):
+    noise = [0.1, 0.9, 0.3, 0.7, 0.2, 0.8]
+    run = with_metrics(
+        recorded("reward_flat"),
+        **{"rollout/reward": lambda step: noise[step % 6], "reward": lambda step: noise[step % 6]},
+    )
+    run = replace(run, metrics=run.metrics[:14], summary={"status": "completed"})
+    (finding,) = [finding for finding in findings(run) if finding.name.startswith(("too_few", "reward"))]
+    assert finding.name == "too_few_steps"
+    assert finding.evidence.startswith("14 logged steps; only a rise of 0.")
+    (finding,) = [
+        finding for finding in findings(replace(run, metrics=run.metrics[:4])) if finding.name == "too_few_steps"
+    ]
+    assert finding.evidence == "4 logged steps; at least 10 are needed"
+    running = replace(run, summary={})
+    assert "too_few_steps" not in {finding.name for finding in findings(running)}
 
 
 def test_answers_that_get_better_are_no_hacking(recorded):
