@@ -1,16 +1,18 @@
 """Forecasts of `grpo.preflight` beside what the runs did: groups with non-zero variance, and whether accuracy rose.
 
-`python -m benchmarks.preflight --at-once 2` makes 64 runs (`benchmarks/preflight_cases.py`), about an hour on two
-cores, prints tables, and writes `benchmarks/preflight.json`. Per run it calls
+`python -m benchmarks.preflight --at-once 2` makes 112 runs (`benchmarks/preflight_cases.py`), about 80 minutes on two
+cores, prints tables, and writes `benchmarks/preflight.json` and parts of docs/preflight.md and docs/report.md. 48 of the
+runs are sweeps over the learning rate. Per run it calls
 
 - `grpo.preflight` with 256 problems and 8 completions each,
 - `grpo.train` with a learning rate of 0 for the fraction of groups with non-zero variance of the policy as it is: the
-  mean of at least 320 groups and 20 steps,
+  mean of at least 320 groups and 20 steps, but not in sweeps,
 - `grpo.train` as it is, with an evaluation of 200 held-out problems before and after.
 
 A forecast of the fraction is good within 5 percentage points. A verdict is right if the exit status is 0 and the
 accuracy rose, or the exit status is another one and it did not: a rise is one that McNemar's exact test of the answers
-to the same problems tells from none (p < 0.05). Parts of runs that are in `--output` are not repeated.
+to the same problems tells from none (p < 0.05). A finding about learning on the page of a run is a false alarm if the
+accuracy rose, and without one a run whose accuracy did not rise is a miss. Parts of runs that are in `--output` are not repeated.
 """
 
 import argparse
@@ -32,9 +34,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import preflight_page
 from benchmarks.preflight_cases import Case, cases
 from grpo.config.schema import ROOT
+from grpo.reporting.findings import findings
 from grpo.rundir.files import write_json
+from grpo.rundir.run_dir import read_run
 from grpo.rundir.versions import versions
 from grpo.testing.commands import Forked
 
@@ -46,6 +51,8 @@ GROUPS, STEPS = 320, 20
 NEAR = 0.05
 """Difference up to which a forecast of the fraction is good."""
 SIGNIFICANT = 0.05
+LEARNING = {"reward_flat", "reward_fell", "accuracy_fell", "hacking", "too_few_steps", "groups_equal", "too_hard"}
+"""Findings that say that a run has not learned, or why."""
 FORKING = Lock()
 """One command is started at a time."""
 Result = dict[str, Any]
@@ -67,7 +74,8 @@ def forecast(case: Case, folder: Path) -> Result:
     if done.returncode in (0, 1):
         report = json.loads(done.stdout)
         now = report["now"]
-        found = {"groups_per_step": now["groups_per_step"], **now["fraction"]}
+        rate = {"suggested_rate": report["learning_rate"]["suggested"]}
+        found = {"groups_per_step": now["groups_per_step"], **now["fraction"], **rate}
         return {"status": done.returncode, "verdict": report["verdict"], **found}
     reason = done.stderr.strip().splitlines()[-1].partition(" (")[0]
     if "failed on every completion" not in reason:
@@ -139,10 +147,15 @@ def measure(case: Case, output: Path) -> Result:
         return found
 
     result: Result = {"kind": case.kind, "can_learn": case.can_learn, "overrides": case.overrides, "line": case.line}
-    result["forecast"] = part("forecast", forecast)
-    if "value" in result["forecast"]:
+    samples = folder
+    if sweeps := case.kind.startswith("sweep"):  # whose runs begin with the same samples
+        same = [word for word in case.overrides if not word.startswith("train.learning_rate=")]
+        samples = output / hashlib.sha256(repr(same).encode()).hexdigest()[:8]
+    result["forecast"] = part("forecast", lambda case, _: forecast(case, samples / "forecast"))
+    if "value" in result["forecast"] and not sweeps:
         result["unchanged"] = part("unchanged", unchanged, result["forecast"]["groups_per_step"])
     result["run"] = part("run", trained)
+    result["run"]["findings"] = [finding.name for finding in findings(read_run(folder / "run"))]
     return result | compared(result)
 
 
@@ -159,6 +172,7 @@ def compared(result: Result) -> Result:
 def summary(results: list[Result]) -> Result:
     """Return how many fractions were near, and how many verdicts right, of those with either."""
     known = [one for one in results if "difference" in one]
+    alarms = [(bool(LEARNING & {*one["run"]["findings"]}), one["run"]["rose"]) for one in results]
     said = [(one["forecast"]["status"] == 0, one["run"]["rose"]) for one in results]
     differences = [one["difference"] for one in known] or [0.0]
     return {
@@ -171,6 +185,8 @@ def summary(results: list[Result]) -> Result:
         "compared": len(known),
         "near": sum(one["near"] for one in known),
         "in_interval": sum(one["in_interval"] for one in known),
+        "false_alarms": alarms.count((True, True)),
+        "misses": alarms.count((False, False)),
         "mean_difference": fmean(differences),
         "mean_absolute_difference": fmean(map(abs, differences)),
     }
@@ -231,6 +247,7 @@ def main() -> None:
     if not args.only:
         content = {"date": str(date.today()), "versions": versions(), "summary": summary(ordered), "runs": ordered}
         FILE.write_text(json.dumps(content, indent=1) + "\n")
+        preflight_page.write(ordered)
 
 
 if __name__ == "__main__":

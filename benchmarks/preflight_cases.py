@@ -7,7 +7,7 @@ COMMON = (
     *("train.max_steps=40", "task.eval.size=200"),
     *("train.save_steps=1000", "train.log_completions=false", "train.report_to=none"),
 )
-"""Overrides of every run; its seed is its number."""
+"""Overrides of every run."""
 TASKS = {
     "arithmetic": (),
     "calculator": ("+experiment=calculator",),
@@ -118,6 +118,19 @@ CANNOT = {
 }
 """The same of runs that cannot learn by construction."""
 
+RATES = ("3e-5", "1e-4", "3e-4", "1e-3", "3e-3", "1e-2")
+SWEEPS = {
+    "arithmetic": RATES,
+    "arithmetic peft=lora": ("1e-4", "3e-4", "1e-3", "3e-3", "1e-2", "3e-2"),
+    "arithmetic train=dr_grpo train.num_generations=4 train.temperature=0.7": RATES,
+    "arithmetic train.optim=sgd": ("0.1", "0.3", "1", "3", "10", "30"),
+    "arithmetic train.optim=lion_32bit": ("3e-6", "1e-5", "3e-5", "1e-4", "3e-4", "1e-3"),
+    "calculator": RATES,
+    "shapes": RATES,
+    "sums": ("1e-5", "3e-5", "1e-4", "3e-4", "1e-3", "3e-3"),
+}
+"""Lines, and the learning rates of runs of 20 steps; chosen after the other runs and before any of these."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -130,12 +143,14 @@ class Case:
     """Its task and its own overrides."""
     can_learn: bool
     """Whether nothing rules out that it learns."""
+    seed: int
+    """Its number; in a sweep, that of the first run."""
 
     @property
     def overrides(self) -> list[str]:
         """The command line."""
         task, *own = self.line.split()
-        return [*COMMON, f"train.seed={self.number}", *TASKS[task], *own]
+        return [*COMMON, f"train.seed={self.seed}", *TASKS[task], *own]
 
     @property
     def runs_here(self) -> bool:
@@ -151,4 +166,10 @@ def cases() -> list[Case]:
         for kind, lines in kinds.items()
         for line in lines
     ]
-    return [Case(number, *line) for number, line in enumerate(lines)]
+    first = [Case(number, *line, seed=number) for number, line in enumerate(lines)]
+    sweeps = list(SWEEPS.items())
+    return first + [
+        Case(begin + place, f"sweep {line}", f"{line} train.max_steps=20 train.learning_rate={rate}", True, seed=begin)
+        for begin, (line, rates) in zip(range(len(first), 1000, len(RATES)), sweeps, strict=False)
+        for place, rate in enumerate(rates)
+    ]

@@ -76,12 +76,14 @@ def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str
     if config.plan.enforce:
         check_gpu(config.gpu)
     with quick_imports():
+        from grpo.extras.preflight.first_step import why_not_tried
         from grpo.extras.preflight.page import write_page
         from grpo.extras.preflight.report import report, weights_of
         from grpo.extras.preflight.sampling import for_sampling, sample
         from grpo.extras.preflight.text import show
     try:
-        result = sample(resolve(for_sampling(config), plan), folder, Console(file=sys.stderr, markup=False))
+        console = Console(file=sys.stderr, markup=False)
+        result = sample(resolve(for_sampling(config), plan), folder, console, why_not_tried(config))
     except (ConfigError, RunError):
         raise
     except Exception as error:

@@ -10,7 +10,7 @@ from benchmarks import demo, replay
 from benchmarks.pages import with_part
 from grpo.config.schema import ROOT
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README, COMPARISON = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/comparison.md"))
 
 
 def written(name: str) -> Any:
@@ -73,6 +73,32 @@ def test_generation_takes_the_measured_times(start: str, place: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("start", "workload"),
+    [
+        ("lengths that differ, half of the groups zero-variance", "a"),
+        ("lengths that differ", "b"),
+        ("completions of equal length", "c"),
+        ("prompts of up to 512 tokens", "d"),
+    ],
+)
+def test_updates_on_an_h100_take_the_measured_times(start: str, workload: str) -> None:
+    result = written("gpu")["results"]["update without gradient checkpointing"][workload]
+    seconds, peaks = ([mean(result[name][who]) for who in ("trl", "ours")] for name in ("seconds", "peak_gb"))
+    assert row(start) == [
+        *(f"{value:.2f} s" for value in seconds),
+        f"{result['time_ratio']:.1f}x",
+        " -> ".join(f"{value:.1f}" for value in peaks),
+    ]
+
+
+def test_updates_on_an_h200_take_the_measured_times() -> None:
+    cell = written("gpu_h200")["cells"]["4b lora 16k"]
+    ours = f"{cell['seconds_per_microbatch']:.2f} s and\n{cell['peak_gib']:.1f} GiB"
+    assert ours in README
+    assert f"{cell['prime_rl_s']} s and {cell['prime_rl_gib']} GiB" in README
+
+
 def test_a_step_of_the_demo_takes_the_measured_time() -> None:
     runs = written("train")["runs"]
     of_both = [[run for run in runs if run["trainer"] == who] for who in ("trl", "ours")]
@@ -96,9 +122,10 @@ def test_plans_and_forecasts_are_as_often_right() -> None:
     complete = written("published")["summary"]["complete"].values()
     near, all_of_them = (sum(counts[place] for counts in complete) for place in (0, 1))
     assert f"[{near} of {all_of_them}]" in README
+    assert f"[{near} of {all_of_them}]" in COMPARISON
     forecasts = written("preflight")["summary"]
     assert f"{forecasts['right']} of {forecasts['runs']} verdicts" in README
 
 
 def test_families_are_as_many_as_were_tried() -> None:
-    assert f"of the {len(written('families')['families'])}](docs/models.md)" in README
+    assert f"of the {len(written('families')['families'])}](models.md)" in COMPARISON

@@ -25,6 +25,8 @@ OUTCOMES = 8
 """Outcomes of all problems at most of which each has a parameter; more are taken for a continuous reward."""
 RESAMPLES = 200
 """Bootstrap resamples of the problems."""
+ALIKE = 0.1
+"""Correlation of the information in two completions of a problem: a rule of thumb."""
 Z = NormalDist().inv_cdf(0.975)
 
 
@@ -199,3 +201,15 @@ def table_of(outcomes: Sequence[Sequence[object]]) -> Array:
         for outcome in row:
             table[problem, columns[outcome]] += 1
     return table
+
+
+def effective(completions: float, size: int) -> float:
+    """Return the number of independent completions that tell as much as some in groups, by the design effect.
+
+    L. Kish, "Survey sampling", 1965: completions of a problem are alike, so that few large groups tell less.
+
+    Args:
+        completions: in groups with non-zero variance.
+        size: of a group.
+    """
+    return completions / (1 + (size - 1) * ALIKE)

@@ -1,15 +1,15 @@
 """Groups with non-zero variance: their fraction by group size, and their completions per step and per second."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 
 from grpo.config.batch import processes
-from grpo.extras.preflight.estimators import Array, Estimate, non_zero_variance
+from grpo.extras.preflight.estimators import Array, Estimate, effective, non_zero_variance
 from grpo.planning.advice import Planner
 from grpo.planning.duration import Duration, expected_duration
 
@@ -62,12 +62,17 @@ class Prospect:
     groups: int
     """Groups per step."""
     seconds: float | None
-    """Seconds per step, by the plan; None if the plan has no time."""
+    """Seconds per step; None if the plan has no time."""
+
+    @property
+    def effective(self) -> float:
+        """These completions as independent ones: those of a group are alike."""
+        return effective(self.completions, self.num_generations)
 
     @property
     def rate(self) -> float:
-        """Completions in groups with non-zero variance per second; per step if the plan has no time."""
-        return self.completions / (self.seconds or 1.0)
+        """Effective completions per second; per step if the plan has no time."""
+        return self.effective / (self.seconds or 1.0)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content for JSON."""
@@ -76,8 +81,9 @@ class Prospect:
             "fraction": self.fraction.as_dict(),
             "groups_per_step": self.groups,
             "completions_per_step": self.completions,
+            "effective_per_step": self.effective,
             "seconds_per_step": self.seconds,
-            "completions_per_second": self.rate if self.seconds else None,
+            "effective_per_second": self.rate if self.seconds else None,
         }
 
 
@@ -88,10 +94,20 @@ class Prospects:
         counts: (problems, outcomes), completions of each problem per total reward.
         planner: planner of the command line.
         enforce: whether a setting has to fit.
+        ratios: measured by planned time of the phases, with the settings as they are.
+        rewards: seconds of the rewards per step.
     """
 
-    def __init__(self, counts: Array, planner: Planner, enforce: bool) -> None:
+    def __init__(
+        self,
+        counts: Array,
+        planner: Planner,
+        enforce: bool,
+        ratios: Mapping[str, float] | None = None,
+        rewards: float = 0.0,
+    ) -> None:
         self.counts, self.planner, self.enforce = counts, planner, enforce
+        self.ratios, self.rewards = ratios or {}, rewards
         self._fractions: dict[int, Estimate] = {}
 
     def fraction(self, size: int) -> Estimate:
@@ -118,8 +134,19 @@ class Prospects:
             ends = [filled(end, groups, rounds)[0] for end in (fraction.low, fraction.high)]
             value, generated = filled(fraction.value, groups, rounds)
             fraction = Estimate(value, *ends)
-        seconds = duration.step + (generated - 1) * duration.phases["generation"] if duration else None
+        seconds = self.seconds(duration, generated) if duration else None
         return Prospect(change, size, fraction, completions * fraction.value, groups, seconds)
+
+    def seconds(self, duration: Duration, generated: float) -> float:
+        """Return the seconds of a step: the plan's, corrected by the ratio of measured to planned time.
+
+        Args:
+            duration: by the plan.
+            generated: groups generated per group of the batch.
+        """
+        phases = {phase: planned * self.ratios.get(phase, 1.0) for phase, planned in duration.phases.items()}
+        step = replace(duration, phases=phases | {"rewards": self.rewards}).step
+        return step + (generated - 1) * (phases["generation"] + self.rewards)
 
     def by_size(self, configured: int) -> list[tuple[int, Estimate, Prospect | None]]:
         """Return for each size of a group its fraction, without dynamic sampling, and its prospect if it can be run."""

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import altair
 import numpy as np
 
 from grpo.extras.preflight.rewards import total
 from grpo.extras.preflight.samples import Sampled
 from grpo.extras.preflight.text import COLUMNS, cells, effect, lines_of
-from grpo.reporting.charts import Chart, accuracy_by_value, bars
+from grpo.reporting.charts import COLOURS, DATA, Chart, accuracy_by_value, bars, spec_of
 from grpo.reporting.completions import MAX_SIZE, PLACE, fitting, group
 from grpo.reporting.page import name_of, page, save
 
@@ -61,7 +62,32 @@ def charts(report: dict[str, Any], problems: Sequence[Sampled], weights: Mapping
         drawn.append(accuracy_by_value("pass@k", intervals(accuracy["pass@k"]), None))
     sizes = {str(row["num_generations"]): row["fraction"] for row in report["groups"]}
     drawn.append(accuracy_by_value("Groups with non-zero variance over num_generations", intervals(sizes), None))
-    return drawn
+    return drawn + ([over_rates(report["learning_rate"])] if report["learning_rate"]["steps"] else [])
+
+
+def over_rates(rates: dict[str, Any]) -> Chart:
+    """Draw KL and gain of the first step over the learning rate, all logarithmic, with the configured rate."""
+    names = {"kl": "KL, nats per token", "gain": "gain of better completions, nats"}
+    rows = [
+        {"rate": step["rate"], "value": step[key], "of": name}
+        for step in rates["steps"]
+        for key, name in names.items()
+        if step[key] and step[key] > 0
+    ]
+    scale, axis = altair.Scale(type="log"), altair.Axis(format=".0e", tickCount=5)
+    colours = altair.Scale(domain=list(names.values()), range=COLOURS)
+    lines = altair.Chart(altair.Data(values=rows)).mark_line(point=True, tooltip=DATA)
+    lines = lines.encode(
+        altair.X("rate:Q", title="train.learning_rate", scale=scale, axis=axis),
+        altair.Y("value:Q", title=None, scale=scale, axis=axis),
+        color=altair.Color("of:N", legend=None, scale=colours),
+    )
+    layers = [lines]
+    if rates["configured"]:
+        rule = altair.Chart(altair.Data(values=[{"rate": rates["configured"]}])).mark_rule(strokeDash=[4, 3])
+        layers.append(rule.encode(altair.X("rate:Q"), color=altair.value("currentColor")))
+    title = "First step over the learning rate; dashed: the rate of the run"
+    return Chart(title, spec_of(altair.layer(*layers)), labels=list(names.values()))
 
 
 def intervals(estimates: Mapping[str, dict[str, Any]]) -> dict[str, list[tuple[float, float, float]]]:

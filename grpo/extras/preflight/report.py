@@ -7,11 +7,13 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from grpo.config.batch import processes
 from grpo.data.rewards import grader_of
 from grpo.extras.preflight import answers, rewards
-from grpo.extras.preflight.cost import steps_of, time_and_cost
+from grpo.extras.preflight.cost import measured, ratios, steps_of, time_and_cost
 from grpo.extras.preflight.estimators import Estimate, mean_of_problems, table_of
 from grpo.extras.preflight.groups import Prospects, best
+from grpo.extras.preflight.learning_rate import rates_of, suggestion
 from grpo.extras.preflight.samples import Sampled
 from grpo.extras.preflight.sampling import Result
 from grpo.extras.preflight.verdict import Evidence, judged, suggestions
@@ -40,26 +42,33 @@ def report(
     problems, train = result.problems, config.train
     weights = weights_of(config)
     outcomes = rewards.outcomes(problems, weights, train.multi_objective_aggregation)
-    prospects = Prospects(table_of(outcomes), Planner(overrides), config.plan.enforce)
     duration = expected_duration(config, plan) if plan else None
+    here = plan is None or (plan.here and processes(config) == 1)
+    seconds = measured(config, problems, result.first_step) if here else {}
+    faster = ratios(duration, seconds) if duration else {}
+    planner, enforce = Planner(overrides), config.plan.enforce
+    prospects = Prospects(table_of(outcomes), planner, enforce, faster, seconds.get("rewards", 0.0))
     now = prospects.prospect({}, config, duration)
     accuracy, of_each = rewards.accuracy(problems), rewards.of_each(problems)
     lengths = answers.lengths(problems, train.max_completion_length, result.facts["begins_thought"])
     used, grader = result.facts["counts"]["train"]["used"], config.task.eval.reward
     agreement = agreement_of(problems, weights)
+    steps, rate = steps_of(config, used), train.learning_rate
     evidence = Evidence(
         now,
-        steps_of(config, used),
+        steps,
         of_each,
         accuracy["value"] if accuracy else None,
         lengths["truncated"]["value"],
         bool(train.mask_truncated_completions),
         grader if grader in weights else None,
         agreement,
-        train.learning_rate > 0,
+        rate,
+        result.first_step.at(rate),
     )
     verdict = judged(evidence)
     verdict.suggestions = suggestions(prospects, config, now) if verdict.lacks_groups else []
+    verdict.suggestions += suggestion(result.first_step, rate, steps)
     return {
         "verdict": str(verdict),
         "learns": verdict.learns,
@@ -80,7 +89,8 @@ def report(
         "lengths": lengths,
         "answers": answers.places(problems, answers.kinds_of(options_of_grader(config))),
         "ended": answers.fraction(problems, lambda completion: completion.ended),
-        "time": time_and_cost(config, plan, duration, problems, used),
+        "learning_rate": rates_of(result.first_step, rate, steps),
+        "time": time_and_cost(config, duration, seconds, used),
     }
 
 

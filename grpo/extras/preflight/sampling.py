@@ -26,6 +26,7 @@ from grpo.data.rewards import running_rewards, usable_columns
 from grpo.data.task import Problems, reward_columns
 from grpo.evaluation.model import fingerprint
 from grpo.extras.preflight import problems as about_problems
+from grpo.extras.preflight.first_step import FirstStep, read_step, try_first_step, write_step
 from grpo.extras.preflight.samples import Sample, Sampled, append, read
 from grpo.generation.vllm.start import EngineStart
 from grpo.model import policy
@@ -61,6 +62,7 @@ class Result:
     problems: list[Sampled]
     facts: dict[str, Any]
     """See `grpo.extras.preflight.problems.facts`; and `faults`, a message for each reward that has failed."""
+    first_step: FirstStep
 
 
 def for_sampling(config: DictConfig) -> DictConfig:
@@ -77,12 +79,22 @@ def for_sampling(config: DictConfig) -> DictConfig:
     keep_batch(train, count, 1)
     train.fsdp = train.fsdp_config = train.deepspeed = None
     config.engine.staleness = 0
+    config["update"].compile = False
+    whole = train.generation_batch_size // train.per_device_train_batch_size if train.generation_batch_size else None
+    train.gradient_accumulation_steps = whole or train.steps_per_generation or train.gradient_accumulation_steps
+    train.num_iterations = 1
     train.log_completions, train.report_to = False, "none"
+    train.save_strategy = train.eval_strategy = "no"
+    train.load_best_model_at_end, train.max_steps = False, 2
     return config
 
 
-def sample(settings: Resolved, folder: Path, console: Console) -> Result:
-    """Sample the problems that are not in the file of `folder` yet, and return all of them.
+def sample(settings: Resolved, folder: Path, console: Console, untried: str = "") -> Result:
+    """Sample the problems that are not in the file of `folder` yet, and try the first step; return all of it.
+
+    Args:
+        settings: of `for_sampling`.
+        untried: the reason why the first step cannot be tried; empty if it can.
 
     Raises:
         ConfigError: the input is wrong, an engine is not there, or a reward has failed on every completion.
@@ -105,7 +117,8 @@ def sample(settings: Resolved, folder: Path, console: Console) -> Result:
         missing = [problem for problem, key in keys.items() if key not in known]
         if len(missing) < len(keys):
             console.print(f"{len(keys) - len(missing)} of {len(keys)} problems were sampled before", highlight=False)
-        if missing:
+        first_step = FirstStep([], reason=untried) if untried else read_step(folder, settings.config)
+        if missing or first_step is None:
             rewarded = options_of_rewards(settings, problems)
             columns = usable_columns(settings.task, rewarded, reward_columns(problems.train), problems.columns)
             with running_rewards(rewarded, columns, folder, folder / ERRORS_FILE) as rewards:
@@ -116,8 +129,12 @@ def sample(settings: Resolved, folder: Path, console: Console) -> Result:
                 with errors_in_one_line(folder):
                     for batch in batches(trainer, missing, options.samples, console):
                         append(folder / FILE, sampled(trainer, batch, options.samples, graders, keys, missing[0]))
+                    if first_step is None:
+                        first_step = try_first_step(trainer)
+                        write_step(folder, settings.config, first_step)
             known = read(folder / FILE)
-    return Result([known[key] for key in keys.values()], facts | {"faults": faults_in(folder / ERRORS_FILE)})
+    facts |= {"faults": faults_in(folder / ERRORS_FILE)}
+    return Result([known[key] for key in keys.values()], facts, first_step)
 
 
 def faults_in(file: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ from grpo.extras.preflight.verdict import percent
 from grpo.planning.duration import spoken
 from rewards.text import printable
 
-COLUMNS = ("size", "fraction", "95 %", "groups/step", "per step", "s/step", "per s")
+COLUMNS = ("size", "fraction", "95 %", "groups/step", "effective", "s/step", "per s")
 """Headings of the table of group sizes."""
 SHORT = 60
 """Characters of a prompt in the list of problems."""
@@ -53,7 +53,7 @@ def before_groups(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def after_groups(report: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the lines after it."""
-    return [*of_completions(report), *of_time(report["time"])]
+    return [*of_completions(report), *of_rate(report["learning_rate"]), *of_time(report["time"])]
 
 
 def lines_of(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -63,6 +63,8 @@ def lines_of(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def effect(suggestion: dict[str, Any]) -> str:
     """Return the effect of a suggestion."""
+    if "fraction" not in suggestion:
+        return str(suggestion["effect"])
     low, high = map(percent, suggestion["interval"])
     return f"{percent(suggestion['fraction'])} ({low} to {high}) of groups; {suggestion['effect']}"
 
@@ -115,7 +117,7 @@ def of_rewards(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def groups(report: dict[str, Any]) -> Table:
     """Return the table of sizes of a group."""
-    table = Table(title="groups with non-zero variance, and completions in them", title_justify="left")
+    table = Table(title="groups with non-zero variance, and effective completions in them", title_justify="left")
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for row in report["groups"]:
@@ -131,8 +133,8 @@ def cells(report: dict[str, Any], row: dict[str, Any]) -> list[str]:
     texts = [size, percent(row["fraction"]["value"]), f"{low} to {high}"]
     if not (prospect := row["prospect"]):
         return [*texts, "", "", "", ""]
-    seconds, rate = prospect["seconds_per_step"], prospect["completions_per_second"]
-    texts += [str(prospect["groups_per_step"]), f"{prospect['completions_per_step']:.1f}"]
+    seconds, rate = prospect["seconds_per_step"], prospect["effective_per_second"]
+    texts += [str(prospect["groups_per_step"]), f"{prospect['effective_per_step']:.1f}"]
     return texts + ([f"{seconds:.2g}", f"{rate:.3g}"] if seconds else ["", ""])
 
 
@@ -151,6 +153,19 @@ def of_completions(report: dict[str, Any]) -> list[tuple[str, str]]:
     if places := report["answers"]:
         lines.append(("found", ", ".join(f"{name} {between(estimate)}" for name, estimate in places.items())))
     return lines
+
+
+def of_rate(rates: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return a line about the learning rate."""
+    if not rates["steps"]:
+        return [("rate", f"not tried: {rates['reason']}")]
+    suggested = rates["suggested"] and f"; about {rates['suggested']:.1g} is suggested"
+    text = f"train.learning_rate={rates['configured']:g}{suggested or ''}"
+    for step in rates["steps"]:
+        if step["rate"] == rates["configured"]:
+            kl = "infinite" if step["kl"] is None else f"{step['kl']:.2g} nats per token"
+            text += f"; first step: KL {kl}, better completions gain {step['gain']:.2g} nats over worse ones"
+    return [("rate", text)]
 
 
 def of_time(time: dict[str, Any]) -> list[tuple[str, str]]:

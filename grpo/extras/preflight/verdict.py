@@ -7,7 +7,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from grpo.extras.preflight.estimators import Estimate
+from grpo.extras.preflight.first_step import Step
 from grpo.extras.preflight.groups import NEAR, SIZES, Prospect, Prospects
+from grpo.extras.preflight.learning_rate import too_far, too_little
 
 FEW = 0.02
 """Fraction of groups with non-zero variance below which a run probably does not learn."""
@@ -47,8 +49,10 @@ class Evidence:
     """Name of the grader, if it is one of the rewards."""
     agreement: Estimate | None = None
     """Correlation of the total reward with correctness within problems; None if a value never varies."""
-    changes: bool = True
-    """Whether a step changes the policy: not with a learning rate of 0."""
+    rate: float = 1e-5
+    """Learning rate."""
+    first_step: Step | None = None
+    """The first step with that rate; None if it was not tried."""
 
 
 @dataclass
@@ -67,6 +71,7 @@ class Verdict:
         advice = [
             f"{' '.join(suggestion['overrides'])} gives {percent(suggestion['fraction'])}"
             for suggestion in self.suggestions[:1]
+            if "fraction" in suggestion
         ]
         return "; ".join([self.reason, *advice])
 
@@ -79,7 +84,7 @@ def percent(fraction: float) -> str:
 def judged(evidence: Evidence) -> Verdict:
     """Return whether a run will learn, and why not, without suggestions."""
     now = evidence.now
-    if not evidence.changes:
+    if not evidence.rate:
         return Verdict(False, "will not learn: train.learning_rate=0")
     for name, of_reward in evidence.rewards.items():
         if of_reward["failed"]["value"] == 1:
@@ -95,20 +100,37 @@ def judged(evidence: Evidence) -> Verdict:
     if now.fraction.value * now.groups * evidence.steps < IN_ALL:
         steps = f"{evidence.steps} step{'s' * (evidence.steps > 1)} of {now.groups} group{'s' * (now.groups > 1)}"
         return Verdict(False, f"will probably not learn: too short, {steps}, of which {vary}")
+    if reason := of_rewards(evidence) or of_rate(evidence):
+        return Verdict(False, f"will probably not learn{reason}")
+    noted = f"; {truncated}" if evidence.truncated >= NOTED else ""
+    return Verdict(True, f"will learn{' slowly' if now.fraction.value < SLOW else ''}: {vary}{noted}", True)
+
+
+def of_rewards(evidence: Evidence) -> str:
+    """Return why rewards that vary do not teach the task; empty if they may."""
     if evidence.agreement and evidence.agreement.high < 0:
-        relation = f"correlation {evidence.agreement.value:.2f}"
-        return Verdict(False, f"will probably not learn: incorrect completions get the higher reward ({relation})")
+        return f": incorrect completions get the higher reward (correlation {evidence.agreement.value:.2f})"
     if evidence.agreement and unrelated(evidence, evidence.agreement):
         relation = f"correlation with correctness at most {evidence.agreement.high:.2f}"
-        return Verdict(False, f"will probably not learn the task: {' and '.join(evidence.rewards)} alone, {relation}")
+        return f" the task: {' and '.join(evidence.rewards)} alone, {relation}"
     graded = evidence.rewards.get(evidence.grader or "", {}).get("mean")
     if graded and evidence.grader and not evidence.rewards[evidence.grader]["varies"]:
         others = ", ".join(name for name, reward in evidence.rewards.items() if reward["varies"])
         value = graded["value"]
-        alone = f"only {others} varies, and reward.{evidence.grader} is {value:.2g} throughout each problem"
-        return Verdict(False, f"will probably not learn the task: {alone}")
-    noted = f"; {truncated}" if evidence.truncated >= NOTED else ""
-    return Verdict(True, f"will learn{' slowly' if now.fraction.value < SLOW else ''}: {vary}{noted}", True)
+        return f" the task: only {others} varies, and reward.{evidence.grader} is {value:.2g} throughout each problem"
+    return ""
+
+
+def of_rate(evidence: Evidence) -> str:
+    """Return why a run does not learn with its learning rate; empty if it may."""
+    step, steps = evidence.first_step, evidence.steps
+    if step and too_far(step):
+        kl = "infinitely far" if step.kl is None else f"by {step.kl:.2g} nats per token"
+        return f": train.learning_rate={step.rate:g} moves the policy {kl} in the first step"
+    if step and too_little(step, steps):
+        gain = f"better completions would gain {step.gain * steps:.2g} nats over worse ones"
+        return f": train.learning_rate={step.rate:g} is too low for {steps} step{'s' * (steps > 1)}: {gain}"
+    return ""
 
 
 def unrelated(evidence: Evidence, agreement: Estimate) -> bool:
@@ -171,5 +193,5 @@ def as_suggestion(prospect: Prospect) -> dict[str, Any]:
         "overrides": [f"{key}={value}" for key, value in prospect.change.items()],
         "fraction": prospect.fraction.value,
         "interval": [prospect.fraction.low, prospect.fraction.high],
-        "effect": f"{prospect.rate:.3g} completions with non-zero advantage per {per}",
+        "effect": f"{prospect.rate:.3g} effective completions per {per}",
     }

@@ -10,6 +10,7 @@ import pytest
 from omegaconf import DictConfig
 from rich.console import Console
 
+from grpo.extras.preflight.first_step import FirstStep, Step
 from grpo.extras.preflight.page import histogram, write_page
 from grpo.extras.preflight.report import report, weights_of
 from grpo.extras.preflight.samples import Sample, Sampled
@@ -30,6 +31,7 @@ FACTS: dict[str, Any] = {
     "begins_thought": False,
     "faults": {},
 }
+FIRST_STEP = FirstStep([Step(1e-5, 1e-7, 0.01, 0.01), Step(3e-4, 1e-4, 0.3, 0.2), Step(1e-2, None, 0.0, 0.0)], 0.01)
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
@@ -51,7 +53,7 @@ def found(composed: Compose) -> tuple[dict[str, Any], list[Sampled], DictConfig]
     line = ["train.num_generations=2", "plan.hourly_price=2"]
     config = composed(*line)
     problems = samples([[True, False, False, False], [False] * 4, [True] * 4, [True, True, False, False]])
-    return report(Result(problems, FACTS), config, line, make_plan(config)), problems, config
+    return report(Result(problems, FACTS, FIRST_STEP), config, line, make_plan(config)), problems, config
 
 
 def test_a_report_has_what_its_samples_say(found: tuple[dict[str, Any], list[Sampled], DictConfig]) -> None:
@@ -62,6 +64,8 @@ def test_a_report_has_what_its_samples_say(found: tuple[dict[str, Any], list[Sam
     assert fractions[2] == pytest.approx((3 / 6 + 4 / 6) / 4)
     assert fractions[4] == 0.5
     assert content["learns"]
+    assert content["learning_rate"]["configured"] == 3e-4
+    assert content["time"]["measured"] == ["generation", "rewards", "update"]
     assert content["time"]["cost"] == pytest.approx(2 * content["time"]["run_s"] / 3600)
     json.dumps(content, allow_nan=False)
 
@@ -89,7 +93,7 @@ def test_the_page_is_self_contained_and_escapes_completions(
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
     assert [group["size"] for group in data["steps"][0]["groups"]] == [4] * 4
     assert data["steps"][0]["groups"][0]["completions"][0]["reward"] == 1
-    assert page.count("<figure>") == 5
+    assert page.count("<figure>") == 6
 
 
 def test_a_histogram_has_a_bar_per_value_or_per_range() -> None:

@@ -7,8 +7,9 @@ from omegaconf import DictConfig
 from transformers import AutoTokenizer
 
 from grpo.config.schema import ROOT
-from grpo.extras.preflight.cost import measured, steps_of, time_and_cost
+from grpo.extras.preflight.cost import measured, ratios, steps_of, time_and_cost
 from grpo.extras.preflight.estimators import Estimate, table_of
+from grpo.extras.preflight.first_step import FirstStep, Step
 from grpo.extras.preflight.groups import Prospect, Prospects, best, completions_per_step, filled
 from grpo.extras.preflight.problems import begins_thought, duplicates, questions, template_warning
 from grpo.extras.preflight.report import command
@@ -63,7 +64,11 @@ def verdict(fraction: float, **changes: Any) -> Any:
         (0.4, {"agreement": Estimate(0.02, -0.07, 0.11), "grader": None}, True, "will learn"),
         (0.4, {"agreement": Estimate(0.02, -0.07, 0.03)}, True, "will learn"),
         (0.4, {"agreement": Estimate(0.01, 0.0, 0.03), "grader": None, "accuracy": 0.01}, True, "will learn"),
-        (0.4, {"changes": False}, False, "will not learn: train.learning_rate=0"),
+        (0.4, {"rate": 0.0}, False, "will not learn: train.learning_rate=0"),
+        (0.4, {"first_step": Step(0.1, None, 9.0, 0.0)}, False, "train.learning_rate=0.1 moves the policy infinitely"),
+        (0.4, {"first_step": Step(0.1, 2.5, 9.0, 0.0)}, False, "moves the policy by 2.5 nats per token in the first"),
+        (0.4, {"first_step": Step(1e-8, 1e-9, 1e-4, 0.0)}, False, "1e-08 is too low for 100 steps: better completions"),
+        (0.4, {"first_step": Step(1e-4, 1e-4, 0.1, 0.0)}, True, "will learn"),
     ],
 )
 def test_each_way_not_to_learn_has_its_reason(fraction: float, changes: dict, learns: bool, reason: str) -> None:
@@ -161,16 +166,41 @@ def test_time_has_what_was_measured_and_the_rest_as_planned(composed: Compose) -
     plan = make_plan(config)
     duration = expected_duration(config, plan)
     assert duration is not None
-    made = [Sample("", 1, True, {}, None)] * 4
-    first = Sampled("a", 0, "", "", made, {"generate": 100.0, "reward": 100.0}, first=True)
-    later = Sampled("b", 1, "", "", made, {"generate": 2.0, "reward": 0.4})
-    assert measured([first, later]) == {"generation": 0.5, "rewards": 0.1}
-    assert measured([first]) == {"generation": 25.0, "rewards": 25.0}
-    found = time_and_cost(config, plan, duration, [first, later], 2560)
+    completions = [Sample("", 1, True, {}, None)] * 4
+    first = Sampled("a", 0, "", "", completions, {"generate": 100.0, "reward": 100.0}, first=True)
+    later = Sampled("b", 1, "", "", completions, {"generate": 2.0, "reward": 0.4})
+    seconds = measured(config, [first, later], FirstStep([]))
+    assert seconds == pytest.approx({"generation": 128 * 0.5, "rewards": 128 * 0.1})
+    assert measured(config, [first], FirstStep([]))["generation"] == 128 * 25
+    content = time_and_cost(config, duration, seconds, 2560)
     step = 128 * 0.6 + duration.phases["update"]
-    assert found["step_s"] == pytest.approx(step)
-    assert found["run_s"] == pytest.approx(10 * step + duration.evaluation)
-    assert found["cost"] == pytest.approx(found["run_s"] / 1000)
+    assert content["step_s"] == pytest.approx(step)
+    evaluation = duration.evaluation * ratios(duration, seconds)["generation"]
+    assert content["run_s"] == pytest.approx(10 * step + evaluation)
+    assert content["cost"] == pytest.approx(content["run_s"] / 1000)
+    timed = measured(config, [first, later], FirstStep([], seconds=0.2))
+    assert timed["update"] == pytest.approx(128 * 0.2)
+    assert time_and_cost(config, duration, timed, 2560)["step_s"] == pytest.approx(128 * 0.8)
+
+
+def test_a_group_size_takes_its_planned_time_as_measured(composed: Compose) -> None:
+    line = ["train.num_generations=8"]
+    config = composed(*line)
+    duration = expected_duration(config, make_plan(config))
+    assert duration is not None
+    table = table_of([[0.0, 0.0, 0.0, 1.0]] * 20)
+    planned = Prospects(table, Planner(line), enforce=True).prospect({}, config, duration)
+    seconds = {"generation": 3 * duration.phases["generation"], "update": duration.phases["update"] / 2}
+    corrected = Prospects(table, Planner(line), True, ratios(duration, seconds), rewards=1.0)
+    assert planned.seconds == pytest.approx(duration.step)
+    assert corrected.prospect({}, config, duration).seconds == pytest.approx(sum(seconds.values()) + 1)
+
+
+def test_a_few_large_groups_tell_less_than_many_small_ones() -> None:
+    many, few = prospect(0.9, 8, groups=16), prospect(1.0, 32, groups=4)
+    assert few.completions > many.completions
+    assert few.effective < many.effective < many.completions
+    assert best([many, few]) is many
 
 
 def test_steps_follow_from_the_problems_that_are_there(composed: Compose) -> None:
