@@ -1,8 +1,8 @@
 """Forecasts of `grpo.preflight` beside what the runs did: groups with non-zero variance, and whether accuracy rose.
 
-`python -m benchmarks.preflight --at-once 2` makes 112 runs (`benchmarks/preflight_cases.py`), about 80 minutes on two
-cores, prints tables, and writes `benchmarks/preflight.json` and parts of docs/preflight.md and docs/report.md. 48 of the
-runs are sweeps over the learning rate. Per run it calls
+`python -m benchmarks.preflight --at-once 2` makes 96 runs (`benchmarks/preflight_cases.py`), about 75 minutes on two
+cores, prints tables, and writes `benchmarks/preflight.json` and parts of docs/preflight.md and docs/report.md. 32 of
+the runs are sweeps over the learning rate. Per run it calls
 
 - `grpo.preflight` with 256 problems and 8 completions each,
 - `grpo.train` with a learning rate of 0 for the fraction of groups with non-zero variance of the policy as it is: the
@@ -12,7 +12,8 @@ runs are sweeps over the learning rate. Per run it calls
 A forecast of the fraction is good within 5 percentage points. A verdict is right if the exit status is 0 and the
 accuracy rose, or the exit status is another one and it did not: a rise is one that McNemar's exact test of the answers
 to the same problems tells from none (p < 0.05). A finding about learning on the page of a run is a false alarm if the
-accuracy rose, and without one a run whose accuracy did not rise is a miss. Parts of runs that are in `--output` are not repeated.
+accuracy rose, and without one a run whose accuracy did not rise is a miss. Parts of runs that are in `--output` are not
+repeated.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Parts of the documentation about 112 runs of `benchmarks.preflight`."""
+"""Parts of the documentation about the runs of `benchmarks.preflight`."""
 
 import math
 from collections.abc import Sequence

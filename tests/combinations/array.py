@@ -27,10 +27,10 @@ def rows() -> list[Row]:
 
 
 def drawn(candidates: list[Row]) -> list[Row]:
-    """Rows by the commit in DRAWN_BY, which `.ci/run` sets: one of six, at least four; without it all of them."""
+    """Rows by the commit in DRAWN_BY, which `.ci/run` sets: one of eight, at least four; without it all of them."""
     if not (commit := os.environ.get("DRAWN_BY")):
         return candidates
-    return random.Random(commit).sample(candidates, max(4, len(candidates) // 6))
+    return random.Random(commit).sample(candidates, max(4, len(candidates) // 8))
 
 
 def rows_of(shard: str) -> list[Row]:

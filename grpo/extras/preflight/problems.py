@@ -51,7 +51,7 @@ def questions(prompts: Sequence[Any]) -> list[str]:
 
 
 def duplicates(train: Sequence[str], held_out: Sequence[str]) -> dict[str, int]:
-    """Return how many training problems are also held out, or repeat another training problem, but for punctuation."""
+    """Return how many training problems are also held out, or repeat another training problem, ignoring punctuation."""
     known = set(held_out)
     repeated = sum(count - 1 for count in Counter(train).values())
     return {"held_out": sum(question in known for question in train), "within": repeated}
