@@ -100,7 +100,7 @@ def take_completions(browser: Browser, address: str, kind: str) -> None:
     page.locator("#order").select_option("difference")
     if kind == "tokens":
         page.locator("#only").select_option("values")
-        page.locator("#overlay").select_option("logp")
+        page.locator("#overlay").select_option("advantage")
         page.locator(".tokens span").nth(3).click()
     top, bottom = page.evaluate(
         """last => [document.getElementById("browse").getBoundingClientRect().top,
