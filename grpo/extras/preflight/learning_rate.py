@@ -7,9 +7,9 @@ from grpo.extras.preflight.first_step import FirstStep, Step
 
 FAR = 0.5
 """KL in nats per token of a single step from which on the policy is destroyed."""
-LITTLE = 0.7
+LITTLE = 2.0
 """Gain in nats, of all steps if each gained as much as the first one, below which greedy answers do not change."""
-TOTAL = 20.0
+TOTAL = 15.0
 """The gain of all steps that the suggested rate is to have at most."""
 SAFE = 0.02
 """The KL in nats per token of its first step at most."""
