@@ -120,8 +120,8 @@ def final(folder: Path, samples: int) -> float:
     return sum(correct[len(correct) * row // samples] for row in range(samples)) / samples
 
 
-def rollbacks(result: Result) -> int:
-    """Return how often a run went back, or ended at one more fall."""
+def falls(result: Result) -> int:
+    """Return at how many looks accuracy had fallen."""
     return sum(event in ("rollback", "fall") for _, _, event in result["looks"])
 
 
@@ -132,7 +132,7 @@ def summary(results: list[Result]) -> list[Result]:
         runs = [result for result in results if result["recipe"] == recipe and result["guarded"]]
         without = [result["accuracy_after"] for result in results if result["recipe"] == recipe and result not in runs]
         row: Result = {"recipe": recipe, "runs": len(runs)}
-        row["went_back"] = sum(rollbacks(result) > 0 for result in runs)
+        row["fell"] = sum(falls(result) > 0 for result in runs)
         row["kept_best"] = sum(result["final"] >= result["best"] - WORSE for result in runs)
         row |= {name: median(result[name] for result in runs) for name in ("accuracy_before", "accuracy_after", "time")}
         row |= {"looks": len(runs[0]["looks"]), "without": median(without) if without else None}
@@ -142,14 +142,12 @@ def summary(results: list[Result]) -> list[Result]:
 
 def table(rows: list[Result]) -> str:
     """Return the table of docs/guard.md."""
-    lines = [
-        "| recipe | runs | went back | model within 2 points of the best look | accuracy before | after, without a guard "
-        "| after | time of the guard |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    names = ["recipe", "runs", "a fall was seen in", "model within 2 points of the best look", "accuracy before"]
+    names += ["after, without a guard", "after", "time of the guard"]
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in rows:
         without = f"{row['without']:.1%}" if row["without"] is not None else "–"
-        cells = [row["recipe"], row["runs"], row["went_back"], row["kept_best"], f"{row['accuracy_before']:.1%}"]
+        cells = [row["recipe"], row["runs"], row["fell"], row["kept_best"], f"{row['accuracy_before']:.1%}"]
         cells += [without, f"{row['accuracy_after']:.1%}", f"{row['time']:.1%}"]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"

@@ -112,7 +112,9 @@ class Guard(TrainerCallback):
         if self.saving:
             self.seconds, self.saving = self.seconds + time.monotonic() - self.saving, None
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Load the best checkpoint, and report."""
         best = self.best(state)
         if best and best["step"] != state.global_step:
@@ -186,9 +188,10 @@ class Guard(TrainerCallback):
         if p_of_fall(best["answers"], look["answers"]) <= level(self.error, self.planned):
             fell = f"accuracy fell from {best['accuracy']:.1%} at step {best['step']} to {look['accuracy']:.1%}: "
             fell += f"{lost} answers have become incorrect and {gained} correct; "
-            if sum(each["event"] == "rollback" for each in self.looks) < self.rollbacks:
+            used = sum(each["event"] == "rollback" for each in self.looks)
+            if used < self.rollbacks and look["step"] < self.trainer.state.max_steps:
                 return "rollback", f"{fell}back to checkpoint-{best['step']}, with half the learning rate"
-            return "fall", f"{fell}the training ends, after guard.rollbacks={self.rollbacks}"
+            return "fall", f"{fell}the training ends, after {used} of guard.rollbacks={self.rollbacks}"
         since = [index for index, each in enumerate(self.looks) if each["event"] == "rollback"]
         window = [*self.looks[since[-1] + 1 if since else 0 :], look]
         if self.plateau and len(window) > self.plateau:

@@ -6,7 +6,7 @@ from grpo.rundir.run_dir import Run
 
 FILE = "guard.jsonl"
 TITLES = {
-    "fall": "Accuracy fell again, and the guard ended the run",
+    "fall": "Accuracy fell, and the guard ended the run",
     "rollback": "Accuracy fell, and the run went back to its best checkpoint",
     "plateau": "Accuracy rose no longer, and the guard ended the run",
     "skipped": "The grader failed when the guard looked",
