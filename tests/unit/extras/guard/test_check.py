@@ -1,34 +1,15 @@
 """Refusals of a guarded run, from a composed configuration, before anything is loaded."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.singleton import Singleton
 from omegaconf import DictConfig
 
-from grpo.config.schema import ROOT, register
 from grpo.extras.guard.check import check_guard
 from grpo.utils.errors import ConfigError
 
 
-@pytest.fixture(autouse=True)
-def own_hydra() -> Iterator[None]:
-    state = Singleton.get_state()
-    GlobalHydra.instance().clear()
-    register()
-    yield
-    GlobalHydra.instance().clear()
-    Singleton.set_state(state)
-
-
-def composed(*overrides: str) -> DictConfig:
-    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
-        return compose("config", list(overrides))
-
-
-def test_a_guard_is_a_choice_and_its_callback_comes_last() -> None:
+def test_a_guard_is_a_choice_and_its_callback_comes_last(composed: Callable[..., DictConfig]) -> None:
     assert composed().guard == {}
     config = composed("guard=accuracy", "guard.every=7")
     assert list(config.callbacks)[-1] == "guard"
@@ -54,6 +35,6 @@ def test_a_guard_is_a_choice_and_its_callback_comes_last() -> None:
         ("replay.keep=5", "guard=accuracy: replay.keep: .* train.save_total_limit=null keeps all"),
     ],
 )
-def test_what_does_not_fit_a_guard_is_a_line(override: str, message: str) -> None:
+def test_what_does_not_fit_a_guard_is_a_line(composed: Callable[..., DictConfig], override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_guard(composed("guard=accuracy", override))
