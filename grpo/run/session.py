@@ -151,8 +151,9 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
 
 
 def facts_of(callbacks: list[TrainerCallback]) -> dict[str, Any]:
-    """Return the facts for `summary.json` that callbacks have as `summary`."""
-    return {name: fact for callback in callbacks for name, fact in getattr(callback, "summary", {}).items()}
+    """Return the facts for `summary.json` that callbacks have in a dictionary `summary`."""
+    summaries = [getattr(callback, "summary", None) for callback in callbacks]
+    return {name: fact for summary in summaries if isinstance(summary, dict) for name, fact in summary.items()}
 
 
 class OnConsole(logging.Handler):

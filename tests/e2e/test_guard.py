@@ -43,9 +43,29 @@ def test_a_step_after_a_rollback_is_computed_again(tmp_path: Path) -> None:
     done = command("grpo.train", *GUARDED, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert '"rollback"' in (tmp_path / "run" / "guard.jsonl").read_text().splitlines()[1]
-    for step in (1, 2):
-        done = command("grpo.replay", "run", f"step={step}", cwd=tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
+    done = command("grpo.replay", "run", "step=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equal, bit for bit, in all steps from checkpoint-1 to step 2" in done.stdout
+
+
+def test_early_stopping_of_transformers_sees_evaluations(tmp_path: Path) -> None:
+    options = ["train.eval_strategy=steps", "train.eval_steps=1", "train.save_steps=1", "hydra.run.dir=run"]
+    options += ["train.metric_for_best_model=rewards/correctness/mean", "train.load_best_model_at_end=true"]
+    done = command(
+        "grpo.train", *SMALL, *options, "+callbacks.early.fn=transformers.EarlyStoppingCallback", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    assert read(run / "summary.json")["steps"] == 2, "no evaluation after the first is better"
+    assert read(run / "checkpoint-2" / "trainer_state.json")["best_global_step"] == 1
+    best, model = (load_file(run / folder / "model.safetensors") for folder in ("checkpoint-1", "model"))
+    assert all(torch.equal(best[name], model[name]) for name in best)
+
+
+def test_an_evaluation_without_problems_is_a_line(tmp_path: Path) -> None:
+    done = command("grpo.train", "train.eval_strategy=steps", "task.eval.size=0", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "train.eval_strategy=steps: needs held-out problems, task.eval.size=200" in done.stderr
 
 
 @pytest.mark.parametrize("override", ["guard=true", "guard.every=5", "guard=accuracy guard.evry=5"])

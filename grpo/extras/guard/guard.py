@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from grpo.evaluation.by_task import file_of
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.evaluation.loop import Evaluation
 from grpo.extras.guard.rollback import roll_back
@@ -78,6 +79,7 @@ class Guard(TrainerCallback):
         self.rollbacks, self.error, self.plateau, self.rise = rollbacks, error, plateau, rise
         self.folder = Path(trainer.args.output_dir)
         self.looks: list[Look] = []
+        self.started = time.monotonic()
         self.seconds = 0.0
         """Time of this start that the guard has taken."""
         self.saving: float | None = None
@@ -128,13 +130,12 @@ class Guard(TrainerCallback):
 
     def look(self, state: TrainerState, control: TrainerControl) -> None:
         """Look at the policy, and act on its accuracy."""
-        began = time.monotonic()
+        began, saves = time.monotonic(), control.should_save
         answers, fails = self.answers(state.global_step)
         look: Look = {"step": state.global_step, "accuracy": answers.count("1") / len(answers), "answers": answers}
         event, reason = ("skipped", "the grader failed") if fails else self.decide(look, self.best(state))
         self.looks.append(look | {"event": event, "reason": reason})
         if event == "best":
-            self.saving = None if control.should_save else time.monotonic()
             state.best_metric, state.best_global_step = look["accuracy"], state.global_step
             state.best_model_checkpoint = str(self.folder / f"checkpoint-{state.global_step}")
             control.should_save = True
@@ -144,9 +145,10 @@ class Guard(TrainerCallback):
         elif event in ("fall", "plateau"):
             control.should_training_stop = control.should_save = True
         self.trainer.note({"guard/accuracy": look["accuracy"]})
-        took = time.monotonic() - began
-        self.seconds += took
-        self.looks[-1]["seconds"] = round(took, 3)
+        now = time.monotonic()
+        self.saving = now if control.should_save and not saves else None
+        self.seconds += now - began
+        self.looks[-1]["seconds"] = round(now - began, 3)
         if reason:
             self.report(f"step {state.global_step}: {reason}")
         if is_main_process():
@@ -159,15 +161,17 @@ class Guard(TrainerCallback):
         Nothing that training depends on changes: greedy decoding draws no random numbers, and those that an
         environment or an engine draws are put back.
         """
-        rows, fails = [], False
+        rows: list[dict[str, Any]] = []
+        fails = False
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices):
             for name, evaluation in self.evaluations.items():
-                file = self.folder / "guard" / f"{'_'.join(filter(None, ['step', name]))}_{step:05d}.jsonl"
+                file = file_of(self.folder / "guard" / f"step_{step:05d}.jsonl", name)
                 file.parent.mkdir(exist_ok=True)
                 result = evaluate_policy(self.trainer, replace(evaluation, file=file))
                 fails |= "grader_errors" in result
-                rows += read_lines(file) if is_main_process() else []
+                if is_main_process():  # in the order of the problems, whoever has answered them
+                    rows += sorted(read_lines(file), key=lambda row: row["problem"])
         self.trainer.rollouts.discard()
         return "".join(gathered(["1" if row["correct"] else "0" for row in rows])), fails
 
@@ -182,18 +186,19 @@ class Guard(TrainerCallback):
         Args:
             best: the best look before it.
         """
-        if best is None or look["answers"].count("1") > best["answers"].count("1"):
+        is_last = look["step"] >= self.trainer.state.max_steps
+        if best is None or (look["accuracy"], is_last) > (best["accuracy"], False):  # of equal ones the last step's
             return "best", None
         gained, lost = changed(best["answers"], look["answers"])
         if p_of_fall(best["answers"], look["answers"]) <= level(self.error, self.planned):
             fell = f"accuracy fell from {best['accuracy']:.1%} at step {best['step']} to {look['accuracy']:.1%}: "
             fell += f"{lost} answers have become incorrect and {gained} correct; "
             used = sum(each["event"] == "rollback" for each in self.looks)
-            if used < self.rollbacks and look["step"] < self.trainer.state.max_steps:
+            if used < self.rollbacks and not is_last:
                 return "rollback", f"{fell}back to checkpoint-{best['step']}, with half the learning rate"
             return "fall", f"{fell}the training ends, after {used} of guard.rollbacks={self.rollbacks}"
-        since = [index for index, each in enumerate(self.looks) if each["event"] == "rollback"]
-        window = [*self.looks[since[-1] + 1 if since else 0 :], look]
+        since = max((each["step"] for each in self.looks if each["event"] == "rollback"), default=-1)
+        window = [each for each in self.looks if each["step"] > since and each["event"] != "skipped"] + [look]
         if self.plateau and len(window) > self.plateau:
             bound = largest_rise(window[-1 - self.plateau]["answers"], look["answers"])
             if bound < self.rise:

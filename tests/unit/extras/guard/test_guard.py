@@ -89,7 +89,7 @@ def test_a_rollback_restores_and_halves_the_rate(tmp_path: Path, optim: str) -> 
     guard = guard_of(trainer, 8, 12, 0, 12, every=2)
     trainer.add_callback(moments)
     record = train(trainer)
-    assert events(tmp_path) == ["best", "best", "rollback", None]
+    assert events(tmp_path) == ["best", "best", "rollback", "best"]
     assert equal(record.weights[4], record.weights[2]), "as before step 3"
     assert not equal(record.weights[4], record.weights[3])
     assert equal(moments.states[3], moments.states[1]), "as after step 2"
@@ -162,9 +162,16 @@ def test_the_best_checkpoint_becomes_the_model(tmp_path: Path) -> None:
 
 def test_a_failing_grader_is_no_fall(tmp_path: Path) -> None:
     trainer = ours(tmp_path, max_steps=2)
-    guard_of(trainer, 12, -1, 12)
+    guard_of(trainer, 12, -1, 11)
     train(trainer)
     assert events(tmp_path) == ["best", "skipped", None]
+
+
+def test_of_equal_looks_the_last_step_is_the_best(tmp_path: Path) -> None:
+    trainer = ours(tmp_path, max_steps=2)
+    guard_of(trainer, 12, 12, 12)
+    train(trainer)
+    assert events(tmp_path) == ["best", None, "best"]
 
 
 def test_a_resumed_run_continues_with_its_looks(tmp_path: Path) -> None:
