@@ -64,6 +64,8 @@ def leave(error: Exception, program: str) -> NoReturn:
         message, status = str(error), error.status
     elif isinstance(error, AssertionError) and "Unexpected type for root" in str(error):  # of OmegaConf, at a None
         message, status = "gpu.…: there is no GPU profile to change; append one, +gpu=any or one for the GPU", 2
+    elif isinstance(error, ValueError) and "Config group override must be" in str(error):  # of Hydra
+        message, status = "a choice is a name, neither true nor false nor a number; --help lists the choices", 2
     elif isinstance(error, OSError) and (error.filename or error.errno in WITHOUT_NAME):
         where = error.filename or "the run directory"
         message, status = f"cannot use {where}: {error.strerror}; hydra.run.dir=… chooses another run directory", 2

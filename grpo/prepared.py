@@ -8,6 +8,7 @@ from grpo.cli import check_can_train
 from grpo.config.check import check, check_shard
 from grpo.config.data_files import check_files
 from grpo.extras.environments.taskset import with_taskset
+from grpo.extras.guard.check import check_guard
 from grpo.launching.processes import with_processes, without_shard
 from grpo.planning.advice import advise
 from grpo.planning.duration import expected_duration
@@ -38,6 +39,7 @@ def checked(
     config, overrides = with_taskset(config, overrides)
     config = without_shard(config)
     check(config)
+    check_guard(config)
     if starts:
         check_shard(config)
     if loads:

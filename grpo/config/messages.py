@@ -88,6 +88,7 @@ def explain(error: Exception) -> str:
         if type(cause).__name__.startswith("Config"):
             plus = {
                 "reward": f"; a new reward is added with a plus: +{cause.full_key}.fn=…",
+                "guard": "; guard=accuracy has its options" if not cause.parent_node else "",
                 "peft": f"; any other field of peft.LoraConfig is added with a plus: +{cause.full_key}=…",
             }
             places = elsewhere(key)

@@ -29,7 +29,8 @@ NULLABLE = (*PLANNED, "per_device_eval_batch_size")
 
 GROUPS = (
     *("model", "task", "reward", "peft", "train", "update", "rollout"),
-    *("engine", "completions", "replay", "callbacks", "gpu", "plan", "preflight", "evaluate", "launch", "sweep"),
+    *("engine", "completions", "replay", "guard", "callbacks", "gpu", "plan", "preflight", "evaluate", "launch"),
+    "sweep",
 )
 """Names of the configuration's groups."""
 REWARD_MODEL = "rewards.model.model"
@@ -332,6 +333,7 @@ def register() -> None:
         ("engine", Engine, field(default_factory=Engine)),
         ("completions", Completions, field(default_factory=Completions)),
         ("replay", Replay, field(default_factory=Replay)),
+        ("guard", dict[str, Any], field(default_factory=dict)),  # of an extra, whose keys conf/guard has
         ("callbacks", dict[str, Any], field(default_factory=dict)),
         ("gpu", Gpu | None, field(default=None)),
         ("plan", Plan, field(default_factory=Plan)),

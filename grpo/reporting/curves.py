@@ -48,13 +48,16 @@ def curves_of(run: Run) -> list[Curve]:
 def accuracy(run: Run) -> Curve:
     """Return the accuracy as sampled in training and as evaluated."""
     sampled = thinned(values(run, f"rewards/{run.grader}/mean"))
+    lines = {"sampled in training": sampled} if sampled else {}
+    if guarded := values(run, "guard/accuracy"):
+        lines["looks of the guard, greedy"] = thinned(guarded)
     last = run.metrics[-1]["step"] if run.metrics else 0
     known = [(step, run.evaluation[when]) for when, step in (("before", 0), ("after", last)) if when in run.evaluation]
     return Curve(
         "Accuracy",
         f"Line: fraction of the completions sampled in a step that {run.grader} calls correct. Dots: fraction of "
         "greedy answers to held-out problems that are correct, with the 95 % Wilson interval.",
-        {"sampled in training": sampled} if sampled else {},
+        lines,
         True,
         [(step, part["accuracy"], *part["interval"]) for step, part in known],
     )

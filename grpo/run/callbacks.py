@@ -30,8 +30,11 @@ log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def configured(callbacks: DictConfig, trainer: Any) -> list[TrainerCallback]:
+def configured(callbacks: DictConfig, **parts: Any) -> list[TrainerCallback]:
     """Return the callbacks of the configuration; a function that has nothing to do returns None.
+
+    Args:
+        parts: of the run; a function gets those that it has arguments for.
 
     Raises:
         ConfigError: one cannot be loaded or called, or returns something else.
@@ -41,10 +44,9 @@ def configured(callbacks: DictConfig, trainer: Any) -> list[TrainerCallback]:
         name = f"callbacks.{key!s}"
         try:
             function = load(options["fn"], f"{name}.fn", "grpo.callbacks")
-            kwargs = {**options.get("kwargs", {})}
-            if "trainer" in inspect.signature(function).parameters:
-                kwargs["trainer"] = trainer
-            callback = function(**kwargs)
+            arguments = inspect.signature(function).parameters
+            taken = {part: value for part, value in parts.items() if part in arguments}
+            callback = function(**{**options.get("kwargs", {})} | taken)
         except (ValueError, TypeError) as error:
             raise ConfigError(str(error) if name in str(error) else f"{name}: {error}") from error
         if not isinstance(callback, TrainerCallback | None):

@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from rich.console import Console
+from transformers import TrainerCallback
 
 from grpo.cli import output_in
 from grpo.config.batch import completions, evaluated_at_once
@@ -122,7 +123,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
                     with Monitor(memory, utilization, run_dir, console) as monitor, progress:
                         evaluate_first(trainer, lambda: evaluate("before"), stop)
                         trainer.add_callback(monitor)  # before the file of metrics, as it adds to them
-                        guard = add_callbacks(trainer, settings, run_dir, console, stop)
+                        guard = add_callbacks(trainer, settings, run_dir, console, stop, evaluations)
                         for callback in (progress, page):
                             trainer.add_callback(callback)
                         outcome.add(**train(trainer, checkpoint, rewards, stop, guard))
@@ -142,11 +143,17 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
                     keep_steps(trainer)
                     raise
                 finally:
-                    outcome.add(steps=trainer.state.global_step)
+                    outcome.add(steps=trainer.state.global_step, **facts_of(trainer.callback_handler.callbacks))
                     outcome.summary.setdefault("reward_errors", errors_of(rewards))
     if is_main_process():
         report(outcome.summary, run_dir)
     return outcome.summary
+
+
+def facts_of(callbacks: list[TrainerCallback]) -> dict[str, Any]:
+    """Return the facts for `summary.json` that callbacks have in a dictionary `summary`."""
+    summaries = [getattr(callback, "summary", None) for callback in callbacks]
+    return {name: fact for summary in summaries if isinstance(summary, dict) for name, fact in summary.items()}
 
 
 class OnConsole(logging.Handler):
@@ -320,13 +327,19 @@ def evaluate_first(trainer: ExactGRPOTrainer, evaluate: Callable[[], None], stop
 
 
 def add_callbacks(
-    trainer: ExactGRPOTrainer, settings: Resolved, run_dir: Path, console: Console, stop: StopOnSignal
+    trainer: ExactGRPOTrainer,
+    settings: Resolved,
+    run_dir: Path,
+    console: Console,
+    stop: StopOnSignal,
+    evaluations: dict[str, Evaluation],
 ) -> HostMemoryGuard:
     """Have the steps logged and watched; return the callback that may end the training for want of memory."""
     guard = HostMemoryGuard(settings.plan.host_gb)
     mismatch, disk = MismatchWarning(console, settings.train), DiskGuard(run_dir, console)
     obsolete, metrics = SetAside(run_dir, console), MetricsFile(run_dir / "metrics.jsonl")
-    for callback in (obsolete, metrics, stop, guard, mismatch, disk, *configured(settings.config.callbacks, trainer)):
+    added = configured(settings.config.callbacks, trainer=trainer, evaluations=evaluations)
+    for callback in (obsolete, metrics, stop, guard, mismatch, disk, *added):
         trainer.add_callback(callback)
     return guard
 

@@ -65,6 +65,7 @@ def make_trainer(
                 **arguments_of(settings),
             ),
             train_dataset=dataset,
+            eval_dataset=evaluated_by_trl(settings.train, problems),
             processing_class=processing_class,
             quantization_config=policy.quantization_config(peft),
             peft_config=adapter,
@@ -111,6 +112,19 @@ def dataset_of(train: DictConfig, problems: Problems) -> Dataset:
         return Dataset.from_dict({NUMBER: range(problems_taken(train))})
     check_batch(train, len(problems.train))
     return problems.train.with_format(None)
+
+
+def evaluated_by_trl(train: DictConfig, problems: Problems) -> Dataset | None:
+    """Return what TRL evaluates every `train.eval_steps` steps, sampling as in training; None unless it is asked to.
+
+    Raises:
+        ConfigError: there are no held-out problems.
+    """
+    if train.eval_strategy in ("no", False):
+        return None
+    if problems.held_out is None:
+        raise ConfigError(f"train.eval_strategy={train.eval_strategy}: needs held-out problems, task.eval.size=200")
+    return problems.held_out.with_format(None)
 
 
 def arguments_of(settings: Resolved) -> dict[str, Any]:

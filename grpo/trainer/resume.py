@@ -88,10 +88,14 @@ class Resume:
         self.unlogged = state["unlogged"]
         extra = {name: from_tensor(column) for name, column in state["extra"].items()}
         trl.load_state_dict(trainer, state | {"extra": extra})
-        if trainer.use_adaptive_entropy:  # else a new value counts
-            trainer.entropy_coef = state["entropy_coef"]
         if self.rollouts.source.has_taken_all(trainer.args):
             trainer.state.max_steps = state["last_step"]
+        self.load_learned(trainer, state)
+
+    def load_learned(self, trainer: Any, state: dict[str, Any]) -> None:
+        """Put back what is learned beside the policy: the weight of the entropy bonus, and a synchronized reference."""
+        if trainer.use_adaptive_entropy:  # else a new value counts
+            trainer.entropy_coef = state["entropy_coef"]
         if "reference" in state and trainer.ref_model is not None:
             with torch.no_grad():
                 for weight, saved in zip(trainer.ref_model.parameters(), state["reference"], strict=True):

@@ -80,6 +80,26 @@ def save_checkpoint(trainer: Any) -> None:
     trainer._save_checkpoint(trainer.model, None)
 
 
+def load_weights(trainer: Any, checkpoint: str) -> None:
+    """Load the weights of a checkpoint."""
+    trainer._load_from_checkpoint(checkpoint)
+
+
+def drop_rollouts(trainer: Any) -> None:
+    """Have the next slice begin with new rollouts."""
+    trainer._buffered_inputs = None
+
+
+def halve_learning_rate(trainer: Any) -> None:
+    """Halve the learning rate of the next steps; a checkpoint has it with the schedule."""
+    schedule = trainer.lr_scheduler
+    schedule.base_lrs = [rate / 2 for rate in schedule.base_lrs]
+    schedule._last_lr = [rate / 2 for rate in schedule._last_lr]
+    groups = trainer.optimizer.param_groups
+    for group, base, rate in zip(groups, schedule.base_lrs, schedule._last_lr, strict=True):
+        group["initial_lr"], group["lr"] = base, rate
+
+
 def save_weights(trainer: Any, folder: str, weights: dict[str, torch.Tensor]) -> None:
     """Save these weights for `from_pretrained`."""
     trainer._save(folder, state_dict=weights)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import demo, replay
+from benchmarks import demo, guard, replay
 from benchmarks.pages import with_part
 from grpo.config.schema import ROOT
 
@@ -35,6 +35,16 @@ def test_the_page_of_replays_has_the_measured_table() -> None:
     assert with_part(replay.PAGE, "benchmarks.replay", replay.part(content)) == replay.PAGE.read_text(encoding="utf-8")
     assert not any(row["named"] for row in content["rows"] if not row["stage"])
     assert content["named"] >= 24
+
+
+def test_the_page_of_the_guard_has_the_measured_table() -> None:
+    content = written("guard")
+    page = guard.PAGE.read_text(encoding="utf-8")
+    assert with_part(guard.PAGE, "benchmarks.guard", guard.table(content["summary"])) == page
+    *unstable, healthy = content["summary"]
+    assert guard.summary(content["runs"]) == content["summary"]
+    assert all(row["kept_best"] == row["fell"] == row["runs"] for row in unstable)
+    assert healthy["fell"] <= 0.05 * healthy["runs"]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ ACTS: dict[str, tuple[str, ...]] = {
         *("train.temperature", "train.top_", "train.min_p", "train.repetition", "train.max_completion_length"),
         *("train.generation_", "train.use_vllm", "train.vllm_", "train.cache_", "train.num_generations", "engine."),
         *("train.chat_template", "train.max_tool", "train.use_transformers", "train.transformers_continuous"),
-        *("train.steps_per_generation", "train.ds3_gather"),
+        *("train.steps_per_generation", "train.ds3_gather", "guard."),
     ),
     "rewards": ("reward.",),
     "advantages": ("train.scale_rewards", "train.multi_objective", "train.reward_weights"),

@@ -122,7 +122,7 @@ def change(config: dict[str, Any], run: Path, start: int, step: int) -> None:
     train = config["train"]
     train |= {"save_strategy": "no", "report_to": "none", "max_steps": origin["max_steps"], "push_to_hub": False}
     train["resume_from_checkpoint"] = str(run / f"checkpoint-{start}") if start else None
-    config["plan"]["enforce"] = False
+    config["plan"]["enforce"], config["guard"] = False, {}
     config["callbacks"] = {
         "replay": {"fn": "grpo.extras.replay.again.again", "kwargs": {"run": str(run), "until": step}}
     }

@@ -22,7 +22,7 @@ from rewards.text import printable
 
 OURS = (
     *("train.resume_from_checkpoint", "train.save_strategy", "train.report_to", "train.max_steps", "train.push_to_hub"),
-    *("train.vllm_", "callbacks.", "plan."),
+    *("train.vllm_", "callbacks.", "guard.", "plan."),
     *("engine.staleness", "engine.share_weights", "engine.backend", "engine.lora"),
 )
 """Keys that a replay changes itself."""
@@ -65,7 +65,10 @@ def result_of(stored: Stored, again: Path, start: int, step: int) -> dict[str, A
     rewards = list(config["reward"])
     tolerance = tolerance_of(config) if rounds_otherwise(origin, now) else 0.0
     before, today = Records(stored.run / FOLDER, rewards), Records(again / FOLDER, rewards)
-    first: list[Difference] = start_differences(before, today, start)
+    looks = read_lines(stored.run / "guard.jsonl")
+    went_back = any(look["step"] == start and look["event"] == "rollback" for look in looks)
+    # the record of a step has the weights that the guard has left there, and the checkpoint those that it went back to
+    first: list[Difference] = [] if went_back else start_differences(before, today, start)
     for number in range(start + 1, step + 1):
         first += differences(before, today, number, tolerance, order=bool(start))
     explains = [line for line in changes(origin, now) if not line.startswith(OURS) and not is_eval(line, start)]

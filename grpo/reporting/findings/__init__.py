@@ -5,7 +5,7 @@ A rule is a function from a run to a finding or None. Its thresholds are in its 
 
 from collections.abc import Callable
 
-from grpo.reporting.findings import learning, machine, rewards, tasks
+from grpo.reporting.findings import guard, learning, machine, rewards, tasks
 from grpo.reporting.findings.base import Finding
 from grpo.rundir.run_dir import Run
 
@@ -13,6 +13,7 @@ __all__ = ["Finding", "findings"]
 RULES: tuple[Callable[[Run], Finding | None], ...] = (
     machine.engine_differs,
     machine.steps_skipped,
+    guard.guard_acted,
     rewards.reward_errors,
     rewards.never_fired,
     rewards.hacking,

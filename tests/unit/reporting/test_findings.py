@@ -57,7 +57,7 @@ def test_every_recording_is_looked_at():
 ON_GPUS = {"engine_differs", "sequences_masked", "host_memory_grows", "fragments", "gpu_idle"}
 WITH_TOOLS = {"never_called", "tools_fail", "turns_used_up", "never_equal"}
 OF_TASKS = {"task_equal", "task_worse"}
-CONSTRUCTED = ON_GPUS | WITH_TOOLS | OF_TASKS | {"accuracy_fell"}
+CONSTRUCTED = ON_GPUS | WITH_TOOLS | OF_TASKS | {"accuracy_fell", "guard_acted"}
 """Rules about what no recording shows; each has a test below."""
 
 
@@ -82,6 +82,24 @@ def test_an_engine_that_is_not_the_policy_comes_first(recorded):
     )
     healthy = with_metrics(run, **{"engine/is_policy": lambda step: 1.0 if step % 50 == 0 else None})
     assert findings(healthy) == []
+
+
+def test_what_a_guard_did_is_reported(recorded, tmp_path):
+    run = replace(recorded("healthy"), folder=tmp_path)
+
+    def found(*events):
+        looks = [{"step": step, "event": event, "reason": f"it {event}"} for step, event in enumerate(events)]
+        (tmp_path / "guard.jsonl").write_text("".join(json.dumps(look) + "\n" for look in looks))
+        return findings(run)
+
+    assert found("best", None, "best") == []
+    (one,) = found("best", "rollback", None, "rollback")
+    assert one.title == "Accuracy fell, and the run went back to its best checkpoint"
+    assert one.evidence == "step 1: it rollback; step 3: it rollback"
+    assert f"train.learning_rate={run.config.train.learning_rate / 4:g}" in one.advice
+    assert found("rollback", "fall")[0].name == "guard_fall"
+    assert found("plateau")[0].name == "guard_plateau"
+    assert "reward_errors.jsonl" in found("skipped")[0].advice
 
 
 def test_a_run_of_an_earlier_version_has_trls_count():

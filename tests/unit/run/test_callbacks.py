@@ -171,7 +171,7 @@ def test_callbacks_of_the_configuration_are_called(tmp_path: Path) -> None:
         "mine": {"fn": f"{file}:Mine", "kwargs": {"every": 7}},
         "off": {"fn": f"{file}:off"},
     }
-    early, mine = configured(DictConfig(options), "the trainer")
+    early, mine = configured(DictConfig(options), trainer="the trainer", more=1)
     assert isinstance(early, EarlyStoppingCallback)
     assert early.early_stopping_patience == 3
     assert (mine.trainer, mine.every) == ("the trainer", 7)
@@ -188,4 +188,4 @@ def test_callbacks_of_the_configuration_are_called(tmp_path: Path) -> None:
 )
 def test_a_wrong_callback_is_a_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        configured(DictConfig({"a": options}), None)
+        configured(DictConfig({"a": options}))
