@@ -145,7 +145,7 @@ def same_problems(mine: dict[int, Row], others: dict[int, Row]) -> list[tuple[bo
 
 
 def side_by_side(answered: dict[str, dict[int, Row]]) -> Row:
-    """Return the problems that all runs have answered, as many as a page holds; those answered differently come first."""
+    """Return as many problems as a page holds that all runs have answered; those answered differently come first."""
     everyones = [rows for rows in answered.values() if rows]
     common = set.intersection(*map(set, everyones)) if len(everyones) == len(answered) > 1 else set()
     prompts = {problem: {json.dumps(rows[problem]["prompt"]) for rows in everyones} for problem in common}

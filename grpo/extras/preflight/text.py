@@ -78,7 +78,8 @@ def of_problems(report: dict[str, Any]) -> list[tuple[str, str]]:
     unread = f"{count['unread_answer']} answers not found, {count['not_a_number']} are not numbers"
     lines.append(("answers", unread))
     if repeated:
-        held_out = f"{count['held_out']} filtered because they are held out, {repeated['held_out']} more if punctuation is ignored"
+        held_out = f"{count['held_out']} filtered because they are held out, "
+        held_out += f"{repeated['held_out']} more if punctuation is ignored"
         lines.append(("duplicates", f"{held_out}; {repeated['within']} repeat another one"))
     lines.append(("template", report["chat_template"] or "none: plain prompts"))
     return lines + ([("warning", report["warning"])] if report["warning"] else [])
