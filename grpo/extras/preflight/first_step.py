@@ -48,9 +48,8 @@ class Step:
     infinite: the policy is destroyed."""
     gain: float
     """Mean change in the log-probability of completions with a positive advantage, minus that of completions with a
-    negative one, weighted by advantage; nats per completion of the batch whose gradient it is."""
-    heldout_gain: float
-    """The same of held-out completions."""
+    negative one, weighted by advantage; nats per completion of the batch whose gradient it is. Twice that for new
+    adapters, of whose two matrices the first step moves only one."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +142,9 @@ class LineOfRates(TrainerCallback):
         saved = [weight.detach().to("cpu", copy=True) for weight in weights]
         offloaded = self.trainer.step_update.offloaded
         gradients = (set(offloaded.waiting), offloaded.scale) if offloaded else None
-        heldout, seen = self.batches.batches
-        before = [log_probs(self.trainer, batch) for batch in (heldout, seen)]
+        batches = self.batches.batches  # held-out completions, and those of the gradient
+        before = [log_probs(self.trainer, batch) for batch in batches]
+        moved = 2 if hasattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "peft_config") else 1
 
         def at(rate: float) -> Step:
             for group in optimizer.param_groups:
@@ -152,13 +152,12 @@ class LineOfRates(TrainerCallback):
             if offloaded and gradients:
                 offloaded.waiting, offloaded.scale = set(gradients[0]), gradients[1]
             optimizer.step()
-            after = [log_probs(self.trainer, batch) for batch in (heldout, seen)]
+            changes = [log_probs(self.trainer, batch) - old for batch, old in zip(batches, before, strict=True)]
             with torch.no_grad():
                 for weight, value in zip(weights, saved, strict=True):
                     weight.copy_(value)
             optimizer.state.clear()  # each step is the first one
-            changes = [new - old for new, old in zip(after, before, strict=True)]
-            return Step(rate, kl_of(heldout, changes[0]), gain_of(seen, changes[1]), gain_of(heldout, changes[0]))
+            return Step(rate, kl_of(batches[0], changes[0]), moved * gain_of(batches[1], changes[1]))
 
         return along(at, self.configured)
 

@@ -1,18 +1,18 @@
 """The learning rate of a run, judged by its first step, and a suggestion."""
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from grpo.extras.preflight.first_step import FirstStep, Step
 
 FAR = 0.5
 """KL in nats per token of a single step from which on the policy is destroyed."""
-LITTLE = 2.0
+LITTLE = 1.0
 """Gain in nats, of all steps if each gained as much as the first one, below which greedy answers do not change."""
-TOTAL = 15.0
-"""The gain of all steps that the suggested rate is to have at most."""
-SAFE = 0.02
-"""The KL in nats per token of its first step at most."""
+TOTAL, SAFE = 15.0, 0.02
+"""Such a gain, and the KL in nats per token of the first step, that the suggested rate has at most."""
 NEAR = 10.0
 """Factor within which a configured rate is not replaced: the suggestion itself may be off by 3."""
 Report = dict[str, Any]
@@ -29,9 +29,26 @@ def too_little(step: Step, steps: int) -> bool:
 
 
 def suggested(steps: Sequence[Step], count: int) -> float | None:
-    """Return the largest rate of a line that is safe and no larger than `count` steps need; None without a line."""
-    safe = [step.rate for step in steps if step.kl is not None and step.kl <= SAFE and step.gain * count <= TOTAL]
-    return max(safe, default=None)
+    """Return the largest rate that is safe and no larger than `count` steps need; None without a line of rates."""
+    safe = reaching(steps, [step.kl for step in steps], SAFE)
+    enough = reaching(steps, [step.gain * count if step.kl is not None else None for step in steps], TOTAL)
+    return min((rate for rate in (safe, enough) if rate), default=None)
+
+
+def reaching(steps: Sequence[Step], values: Sequence[float | None], limit: float) -> float | None:
+    """Return the rate at which a value of the steps reaches a limit first; None if it never does.
+
+    Between two rates of the line logarithms are interpolated; where the next value is unknown, the rate before counts.
+    """
+    for (step, value), (larger, next_value) in pairwise(zip(steps, values, strict=True)):
+        if not value or not 0 < value < limit:
+            continue
+        if next_value is None:
+            return step.rate
+        if next_value >= limit:
+            part = math.log(limit / value) / math.log(next_value / value)
+            return step.rate * (larger.rate / step.rate) ** part
+    return None
 
 
 def rates_of(first_step: FirstStep, configured: float, count: int) -> Report:
@@ -52,8 +69,7 @@ def rates_of(first_step: FirstStep, configured: float, count: int) -> Report:
 def suggestion(first_step: FirstStep, configured: float, count: int) -> list[Report]:
     """Return the suggestion of another rate, as the report has it; none if the configured rate is near enough."""
     rate = suggested(first_step.steps, count)
-    step = rate and first_step.at(rate)
-    if not rate or not step or rate / NEAR <= configured <= rate * NEAR:
+    if not rate or rate / NEAR <= configured <= rate * NEAR:
         return []
-    effect = f"KL {step.kl:.2g} nats per token in the first step; {configured:g} is far from it"
+    effect = f"near the best for a run of {count} steps; train.learning_rate={configured:g} is far from it"
     return [{"overrides": [f"train.learning_rate={rate:.1g}"], "effect": effect}]

@@ -34,7 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "LoRA": {"peft_config": LoraConfig(target_modules="all-linear"), "learning_rate": 3e-2},
     "four slices": {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4},
 }
-STEP = Step(1e-3, 1e-3, 0.2, 0.1)
+STEP = Step(1e-3, 1e-3, 0.2)
 
 
 def tried(folder: Path, update: Update | None = None, **options: Any) -> tuple[Any, FirstStep]:
@@ -128,7 +128,7 @@ def test_the_line_goes_from_little_to_much_for_any_optimizer(scale: float) -> No
     def at(rate: float) -> Step:
         tried_rates.append(rate)
         kl = (rate * scale) ** 2
-        return Step(rate, kl if kl < 1e12 else None, rate, rate)
+        return Step(rate, kl if kl < 1e12 else None, rate)
 
     steps = along(at, 0.1 / scale)
     rates = [step.rate for step in steps]
@@ -140,12 +140,12 @@ def test_the_line_goes_from_little_to_much_for_any_optimizer(scale: float) -> No
 
 
 def test_a_policy_that_never_changes_has_no_line() -> None:
-    assert along(lambda rate: Step(rate, 0.0, 0.0, 0.0), 1e-3) == []
-    assert along(lambda rate: Step(rate, None, 0.0, 0.0), 1e-3) == []
+    assert along(lambda rate: Step(rate, 0.0, 0.0), 1e-3) == []
+    assert along(lambda rate: Step(rate, None, 0.0), 1e-3) == []
 
 
 def test_steps_are_read_back_for_the_same_settings(tmp_path: Path, composed: Callable[..., DictConfig]) -> None:
-    config, first_step = composed("train.seed=1"), FirstStep([STEP, Step(0.1, None, 0.0, 0.0)], 0.01)
+    config, first_step = composed("train.seed=1"), FirstStep([STEP, Step(0.1, None, 0.0)], 0.01)
     write_step(tmp_path, config, first_step)
     assert read_step(tmp_path, composed("train.seed=1", "preflight.problems=9")) == first_step
     assert read_step(tmp_path, composed("train.seed=2")) is None
@@ -169,16 +169,16 @@ def test_a_step_that_one_process_cannot_try_has_a_reason(
 
 
 def test_a_rate_is_too_high_or_too_low_for_a_run() -> None:
-    assert too_far(Step(1.0, None, 5.0, 0.0))
-    assert too_far(Step(1.0, 2.0, 5.0, 0.0))
+    assert too_far(Step(1.0, None, 5.0))
+    assert too_far(Step(1.0, 2.0, 5.0))
     assert not too_far(STEP)
     assert too_little(STEP, 1)
     assert not too_little(STEP, 100)
-    assert not too_little(Step(1.0, None, 0.0, 0.0), 1), "it is too high"
+    assert not too_little(Step(1.0, None, 0.0), 1), "it is too high"
 
 
 def test_a_longer_run_is_suggested_a_lower_rate() -> None:
-    line = [Step(10**power, 10 ** (2 * power + 2), 10 ** (power + 2), 0.0) for power in range(-8, 1)]
+    line = [Step(10**power, 10 ** (2 * power + 2), 10 ** (power + 2)) for power in range(-8, 1)]
     rates = [suggested(line, count) for count in (10, 100, 1000, 10_000)]
     assert all(rate is not None for rate in rates)
     assert rates == sorted(rates, reverse=True)  # type: ignore[type-var]
@@ -186,11 +186,21 @@ def test_a_longer_run_is_suggested_a_lower_rate() -> None:
     assert suggested([], 10) is None
 
 
+def test_a_suggested_rate_is_where_a_limit_is_reached() -> None:
+    rates = (1e-5, 1e-4, 1e-3, 1e-2)
+    by_gain = [Step(rate, (10 * rate) ** 2, 1000 * rate) for rate in rates]
+    assert suggested(by_gain, 20) == pytest.approx(15 / 20 / 1000)
+    by_kl = [Step(rate, (100 * rate) ** 2, rate) for rate in rates]
+    assert suggested(by_kl, 20) == pytest.approx(math.sqrt(0.02) / 100)
+    destroyed = [*by_gain[:2], Step(1e-3, None, 0.0)]
+    assert suggested(destroyed, 20) == 1e-4, "the last rate before"
+
+
 def test_a_rate_far_from_the_suggested_one_is_replaced() -> None:
-    first_step = FirstStep([Step(rate, (rate * 100) ** 2, rate * 1000, 0.0) for rate in (1e-5, 1e-4, 1e-3, 1e-2)])
+    first_step = FirstStep([Step(rate, (100 * rate) ** 2, 1000 * rate) for rate in (1e-5, 1e-4, 1e-3, 1e-2)])
     rate = suggested(first_step.steps, 20)
     assert rate
     assert suggestion(first_step, rate * 3, 20) == []
     (row,) = suggestion(first_step, rate / 1000, 20)
     assert row["overrides"] == [f"train.learning_rate={rate:.1g}"]
-    assert math.isclose(rates_of(first_step, 1e-4, 20)["suggested"], rate)
+    assert rates_of(first_step, 1e-4, 20)["suggested"] == rate

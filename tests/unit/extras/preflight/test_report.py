@@ -31,7 +31,7 @@ FACTS: dict[str, Any] = {
     "begins_thought": False,
     "faults": {},
 }
-FIRST_STEP = FirstStep([Step(1e-5, 1e-7, 0.01, 0.01), Step(3e-4, 1e-4, 0.3, 0.2), Step(1e-2, None, 0.0, 0.0)], 0.01)
+FIRST_STEP = FirstStep([Step(1e-5, 1e-7, 0.01), Step(3e-4, 1e-4, 0.3), Step(1e-2, None, 0.0)], 0.01)
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 

@@ -65,10 +65,10 @@ def verdict(fraction: float, **changes: Any) -> Any:
         (0.4, {"agreement": Estimate(0.02, -0.07, 0.03)}, True, "will learn"),
         (0.4, {"agreement": Estimate(0.01, 0.0, 0.03), "grader": None, "accuracy": 0.01}, True, "will learn"),
         (0.4, {"rate": 0.0}, False, "will not learn: train.learning_rate=0"),
-        (0.4, {"first_step": Step(0.1, None, 9.0, 0.0)}, False, "train.learning_rate=0.1 moves the policy infinitely"),
-        (0.4, {"first_step": Step(0.1, 2.5, 9.0, 0.0)}, False, "moves the policy by 2.5 nats per token in the first"),
-        (0.4, {"first_step": Step(1e-8, 1e-9, 1e-4, 0.0)}, False, "1e-08 is too low for 100 steps: better completions"),
-        (0.4, {"first_step": Step(1e-4, 1e-4, 0.1, 0.0)}, True, "will learn"),
+        (0.4, {"first_step": Step(0.1, None, 9.0)}, False, "train.learning_rate=0.1 moves the policy infinitely"),
+        (0.4, {"first_step": Step(0.1, 2.5, 9.0)}, False, "moves the policy by 2.5 nats per token in the first"),
+        (0.4, {"first_step": Step(1e-8, 1e-9, 1e-4)}, False, "1e-08 is too low for 100 steps: better completions"),
+        (0.4, {"first_step": Step(1e-4, 1e-4, 0.1)}, True, "will learn"),
     ],
 )
 def test_each_way_not_to_learn_has_its_reason(fraction: float, changes: dict, learns: bool, reason: str) -> None:
