@@ -163,13 +163,13 @@ RULES = (
         stale(lambda f: not f.train.vllm_importance_sampling_correction),
         f"{STALE}rollouts of an older policy need train.vllm_importance_sampling_correction=true",
     ),
-    Rule(stale(lambda f: why_biased(f.train)), f"{STALE}{{reason}}"),
+    Rule(stale(lambda f: why_biased(f.train, f.tells_kept)), f"{STALE}{{reason}}"),
     Rule(
         stale(lambda f: f.train.num_iterations > 1 or f.slices != f.train.gradient_accumulation_steps),
         f"{STALE}a generation has to be for one step: train.num_iterations=1, without train.steps_per_generation",
     ),
     Rule(
-        lambda f: f.by_vllm and why_biased(f.train),
+        lambda f: f.by_vllm and why_biased(f.train, f.tells_kept),
         "{reason}; otherwise leave it out, use generation=transformers, or "
         "train.vllm_importance_sampling_correction=false without off_policy_mask_threshold, which also does without "
         "the check that the engine is the policy",

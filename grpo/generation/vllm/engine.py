@@ -19,9 +19,10 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.import_utils import is_vllm_available
 
+from grpo.config.facts import tells_kept_tokens
 from grpo.config.transport import LOOPBACK, engine_rank, why_not
 from grpo.generation.backend import Backend
-from grpo.generation.kept_tokens import most_kept, with_kept
+from grpo.generation.kept_tokens import most_kept, with_kept, with_masks
 from grpo.generation.vllm import colocated, server
 from grpo.generation.vllm.checked_transfer import (
     NOT_APPLIED,
@@ -40,6 +41,7 @@ from grpo.generation.vllm.policy_weights import (
 )
 from grpo.generation.vllm.server_requests import ServerRequests, explained
 from grpo.generation.vllm.watched_session import WatchedSession, aborted_where_gone
+from grpo.options import VLLM
 from grpo.utils.errors import GenerationError
 from grpo.utils.patching import patched
 from grpo.view.images import engine_options
@@ -74,6 +76,8 @@ class PolicyEngine(VLLMGeneration, Backend):
 
     sends_adapter = False
     """Whether vLLM gets the adapter alone; it has loaded the frozen weights from the same files as the policy."""
+    masks = False
+    """Whether vLLM tells the tokens that a sampling filter has kept, however many."""
     unexpanded: Mapping[tuple[int, ...], list[int]] = MappingProxyType({})
     """Prompts with images as `give_images` keeps them, by all of their tokens."""
 
@@ -92,6 +96,7 @@ class PolicyEngine(VLLMGeneration, Backend):
     ) -> None:
         self._vocabulary = model.config.get_text_config().vocab_size
         self._most_kept = most_kept(options.get("top_k"), self._vocabulary) if corrected else 0
+        self._corrected = corrected
         self.sends_adapter = is_peft_model(model) and lora == "adapter"
         if self.sends_adapter and (reason := why_not(model.peft_config["default"].to_dict())):
             raise ValueError(f"engine.lora=adapter: {reason}; use engine.lora=merged")
@@ -142,6 +147,8 @@ class PolicyEngine(VLLMGeneration, Backend):
 
     def _start_colocated(self) -> None:
         on_cpu = self.accelerator.device.type == "cpu"
+        unbounded = self._corrected and not self._most_kept and (self.top_p < 1 or bool(self.min_p))
+        self.masks = unbounded and tells_kept_tokens("colocated", "cpu" if on_cpu else "nvidia", VLLM)
         options, make = self._colocated_options(on_cpu), vllm_generation.LLM
         quantized = {"quantization": self._quantization} if self._quantization else {}
 
@@ -149,6 +156,9 @@ class PolicyEngine(VLLMGeneration, Backend):
             return make(**options | of_trl | quantized, seed=self._seed + seed)  # TRL's is the number of the process
 
         os.environ.setdefault("MASTER_PORT", colocated.free_port())
+        if self.masks:
+            os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")  # the only one that has them
+            self.top_k = self._vocabulary  # vLLM asks for a limit
         with (
             patched("trl.generation.vllm_generation:LLM", engine),
             colocated.loadable() if on_cpu and (self._shares or not self.sends_adapter) else nullcontext(),
@@ -172,6 +182,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         options |= {"dtype": dtype, "revision": revision, "tokenizer_revision": revision}
         options |= engine_options(self.processing_class, self._most_images)
         options |= {"max_logprobs": self._most_kept} if self._most_kept else {}
+        options |= {"return_sampling_mask": True} if self.masks else {}
         if self.sends_adapter:
             options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
         return options
@@ -313,7 +324,8 @@ class PolicyEngine(VLLMGeneration, Backend):
         """
         inputs = [self.unexpanded.get(tuple(ids), ids) for ids in prompts]
         shown = [row or None for row in images] if images else None
-        with explained(self, "generated"):
+        told = patched("trl.generation.vllm_generation:extract_logprobs", with_masks) if self.masks else nullcontext()
+        with explained(self, "generated"), told:
             if not self.checked and not (self.mode == "colocate" and self._llm_weights_sleeping):
                 self.check_transfer()
             result = super().generate(inputs, shown, *args, **options)
@@ -349,6 +361,8 @@ class PolicyEngine(VLLMGeneration, Backend):
         how = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0, "logprobs": 0}
         before = {name: getattr(self, name) for name in [*how, "generation_kwargs"]}
         ends = {name: value for name, value in (self.generation_kwargs or {}).items() if name in ENDS}
+        if self.masks:  # which vLLM has of samples alone; the seed decides between equally likely tokens
+            how, ends = how | {"temperature": 1.0, "top_k": 1}, ends | {"seed": 0}
         try:
             self.__dict__.update(how, generation_kwargs=ends)
             yield

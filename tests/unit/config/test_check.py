@@ -1,5 +1,6 @@
 import os
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from unittest import mock
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
+from grpo.config import facts
 from grpo.config.batch import check_groups, check_whole_groups
 from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.facts import sharding_strategy
@@ -339,6 +341,40 @@ def test_filters_are_allowed_where_no_importance_ratio_is_biased(
     corrected.train.repetition_penalty = 1.1
     with pytest.raises(ConfigError, match=r"^train.repetition_penalty=1.1: with vLLM it biases the importance ratio"):
         check(corrected)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "vllm", "allowed"),
+    [
+        (["+gpu=h100", "generation=vllm_colocate"], "0.28.0", True),
+        (["+gpu=h100", "generation=vllm_colocate"], None, True),  # a plan for another machine
+        (["+gpu=h100", "generation=vllm_colocate"], "0.27.1", False),
+        (["+gpu=h100", "generation=vllm_server"], "0.32.0", False),
+        (["generation=vllm_colocate"], "0.32.0", False),
+        (["generation=vllm_colocate", "engine.backend=mine.Engine"], None, True),
+    ],
+)
+@pytest.mark.parametrize("setting", ["train.top_p=0.9", "train.min_p=0.1"])
+def test_a_filter_without_top_k_needs_an_engine_that_tells(
+    composed: Callable[..., DictConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: list[str],
+    vllm: str | None,
+    allowed: bool,
+    setting: str,
+) -> None:
+    def version(name: str) -> str:
+        if vllm is None:
+            raise PackageNotFoundError(name)
+        return vllm
+
+    monkeypatch.setattr(facts, "version", version)
+    config = composed(*overrides, setting)
+    if allowed:
+        check(config)
+    else:
+        with pytest.raises(ConfigError, match=r"from vLLM 0\.28 on, colocated on a GPU; otherwise leave it out"):
+            check(config)
 
 
 @pytest.mark.parametrize(
