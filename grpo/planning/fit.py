@@ -148,6 +148,8 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
         raise ConfigError(f"task.images={config.task.images}: the model takes text alone; choose one that takes images")
     if config.train.use_vllm and (why := why_no_experts(config, shape, machine)):
         raise ConfigError(f"{why}; use generation=transformers")
+    if config.engine.drafts and shape.recurrent:
+        raise ConfigError(f"engine.drafts={config.engine.drafts}: layers of this model keep a state; leave it out")
     least_nodes, most_nodes = node_range(config)
     if least_nodes < most_nodes and (why := why_routers_fixed(config.train, shape.num_experts)):
         raise ConfigError(f"launch.nodes={config.launch.nodes}: {why}")

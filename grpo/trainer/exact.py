@@ -174,6 +174,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         """Return the engine, in the place of TRL's."""
         options |= {"corrected": self.vllm_importance_sampling_correction, "quantization": engine.quantization}
         options |= {"lora": engine.lora, "shares": engine.share_weights is True, "staleness": engine.staleness}
+        options["drafts"] = engine.drafts
         return backend_class(engine.backend)(*args, most_images=most_images, seed=self.args.seed, **options)
 
     @property

@@ -54,6 +54,15 @@ def why_not_generated(train: Any) -> str | None:
     return None
 
 
+def why_no_drafts(train: Any) -> str | None:
+    """Return the setting under which vLLM checks no drafts; None if it does, `train` as above."""
+    kwargs = train.generation_kwargs or {}
+    settings = {"min_p": train.min_p} | {
+        f"generation_kwargs.{name}": kwargs.get(name) for name in ("min_p", "logit_bias")
+    }
+    return next((f"train.{name}={value}" for name, value in settings.items() if value), None)
+
+
 def why_biased(train: Any, tells_kept: bool = False) -> str | None:
     """Return why sampling filters bias the ratio of the policy to vLLM (huggingface/trl#6789); None if they do not.
 

@@ -54,6 +54,8 @@ PATCHES = {
     "checkpoint may take longer than 30 s where a machine comes; until torchelastic has an option",
     "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm": "vLLM's CPU build packs weights and throws the "
     "originals away, to which new ones are written; until it keeps them",
+    "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens": "vLLM's CPU build checks drafts at temperatures that it "
+    "has written to a copy; until its kernel returns them",
     "vllm.platforms.cpu:CpuPlatform.get_punica_wrapper": "vLLM's LoRA layers copy the adapter for each token on a CPU; "
     "until they do not",
 }

@@ -4,6 +4,7 @@ import atexit
 import copy
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -31,6 +32,7 @@ from grpo.generation.vllm.checked_transfer import (
     differing_on_server,
     lost,
 )
+from grpo.generation.vllm.drafts import OPTIONS, Drafts, exact_on_cpu
 from grpo.generation.vllm.held_weights import HeldWeights, Part, adapters_of, applied
 from grpo.generation.vllm.policy_weights import (
     adapter_file,
@@ -70,6 +72,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         most_images: largest number of images per prompt; None if unknown.
         quantization: of its frozen weights, by vLLM's name; None for none.
         corrected: whether the trainer corrects for a difference between the engine and the policy.
+        drafts: of a colocated engine, as `engine.drafts` of the configuration.
         staleness: number of older adapters that requests to a server may still use.
         seed: of the run; a colocated engine draws by it, and by the number of the process.
     """
@@ -78,6 +81,7 @@ class PolicyEngine(VLLMGeneration, Backend):
     """Whether vLLM gets the adapter alone; it has loaded the frozen weights from the same files as the policy."""
     masks = False
     """Whether vLLM tells the tokens that a sampling filter has kept, however many."""
+    drafts: Drafts | None = None
     unexpanded: Mapping[tuple[int, ...], list[int]] = MappingProxyType({})
     """Prompts with images as `give_images` keeps them, by all of their tokens."""
 
@@ -90,6 +94,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         most_images: int | None = None,
         quantization: str | None = None,
         corrected: bool = False,
+        drafts: str | None = None,
         staleness: int = 0,
         seed: int = 0,
         **options: Any,
@@ -107,7 +112,7 @@ class PolicyEngine(VLLMGeneration, Backend):
                 f"engine.quantization={quantization}: vLLM quantizes whole frozen weights beside an adapter "
                 "(engine.lora=adapter), with vllm_mode=colocate and vllm_importance_sampling_correction=True"
             )
-        self._seed = seed
+        self._seed, self._drafted = seed, drafts is not None
         self._shares, self._transfer, self.checked, self._staleness = shares, CheckedTransfer(), True, staleness
         self._says_weights = False  # a server of those that it holds
         self._held: Callable[..., Iterable[Part]]
@@ -166,6 +171,10 @@ class PolicyEngine(VLLMGeneration, Backend):
         ):
             super()._init_vllm()
         atexit.register(colocated.leave_groups)
+        if self._drafted:
+            if self.llm.llm_engine.model_config.has_inner_state:
+                raise ValueError("engine.drafts=ngram: layers of this model keep a state; leave it out")
+            self.drafts = Drafts(self.llm)
         if self.sends_adapter:
             divided = self.tensor_parallel_size > 1
             self._checked_adapter = CheckedAdapter(self.model, self._runner.model, self._shares, divided)
@@ -183,6 +192,7 @@ class PolicyEngine(VLLMGeneration, Backend):
         options |= engine_options(self.processing_class, self._most_images)
         options |= {"max_logprobs": self._most_kept} if self._most_kept else {}
         options |= {"return_sampling_mask": True} if self.masks else {}
+        options |= {"speculative_config": OPTIONS, "disable_log_stats": False} if self._drafted else {}
         if self.sends_adapter:
             options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
         return options
@@ -324,11 +334,12 @@ class PolicyEngine(VLLMGeneration, Backend):
         """
         inputs = [self.unexpanded.get(tuple(ids), ids) for ids in prompts]
         shown = [row or None for row in images] if images else None
-        told = patched("trl.generation.vllm_generation:extract_logprobs", with_masks) if self.masks else nullcontext()
-        with explained(self, "generated"), told:
+        with explained(self, "generated"), self._exact():
             if not self.checked and not (self.mode == "colocate" and self._llm_weights_sleeping):
                 self.check_transfer()
+            began = time.perf_counter()
             result = super().generate(inputs, shown, *args, **options)
+            seconds = time.perf_counter() - began
             self._check_server()
             self._check_applied()
         seen, completions = result[:2]
@@ -337,10 +348,25 @@ class PolicyEngine(VLLMGeneration, Backend):
         if len(completions) != len(prompts) or not all(completions):
             given_up = len(prompts) - sum(map(bool, completions))
             raise GenerationError(f"vLLM gave up {given_up} of {len(prompts)} completions; its log says why")
+        if self.drafts and self.temperature:  # an evaluation's are greedy
+            self.drafts.note(seconds, sum(map(len, completions)))
         if not self.logprobs:
             return result
         logprobs = with_kept(completions, *result[2:], self.logprobs, self._vocabulary)
         return *result[:2], logprobs, None
+
+    @contextmanager
+    def _exact(self) -> Iterator[None]:
+        """Context in which completions come with the tokens of their masks, and drafts are lossless on a CPU."""
+        with ExitStack() as within:
+            if self.masks:
+                within.enter_context(patched("trl.generation.vllm_generation:extract_logprobs", with_masks))
+            if self.drafts and self.accelerator.device.type == "cpu":
+                within.enter_context(exact_on_cpu())
+            yield
+
+    def metrics(self) -> dict[str, float]:
+        return self.drafts.metrics() if self.drafts else {}
 
     def for_thread(self, accelerator: Any, name: str) -> "PolicyEngine":
         engine = copy.copy(self)

@@ -182,6 +182,20 @@ def test_close_names_are_offered_once() -> None:
             ],
             "engine.staleness=2: reward models and a",
         ),
+        (["engine.drafts=eagle", "generation=vllm_colocate"], "engine.drafts=eagle: null or ngram"),
+        *(
+            (["generation=vllm_colocate", "engine.drafts=ngram", *line], f"engine.drafts=ngram: {message}")
+            for line, message in (
+                (["generation=vllm_server"], "works with generation=vllm_colocate; a server drafts with a --spec"),
+                (["generation=transformers"], "works with generation=vllm_colocate"),
+                (["engine.backend=mine.Engine"], "an option of vLLM, and engine.backend=mine.Engine generates"),
+                (["+experiment=shapes", "generation=vllm_colocate"], "works with text alone, and the task has images"),
+                (["train.vllm_tensor_parallel_size=2"], "each process decides whether they pay, and train.vllm_t"),
+                (["train.top_k=9", "train.min_p=0.1"], "vLLM checks no drafts under train.min_p=0.1; leave one"),
+                (["+train.generation_kwargs.logit_bias={5: 3.0}"], "vLLM checks no drafts under train.generation_k"),
+                (["+gpu=h100", "train.top_p=0.9"], "with train.top_p=0.9 vLLM tells the kept tokens with train.top_k="),
+            )
+        ),
         (["engine.staleness=-1", "generation=vllm_server"], "engine.staleness=-1: 0, or a number of updates"),
         (["engine.backend=my.Backend"], "engine.backend=my.Backend: it generates with train.use_vllm=true"),
         (["+addons=x"], "addons: no such group"),
