@@ -101,6 +101,9 @@ class Engine:
     """Quantization of a colocated vLLM's frozen weights while it loads them, beside an adapter: `fp8_per_channel` (on
     any device), `fp8`, `fp8_per_tensor` or `fp8_per_block` (on GPUs); `null` for the policy's data type. TRL's
     importance-sampling correction makes up for the difference."""
+    drafts: str | None = None
+    """Drafts of a colocated vLLM: `ngram` drafts tokens that followed the same tokens before and checks several at
+    once, which changes no distribution; it ends after a few generations if they are slower with it. `null`: none."""
     staleness: int = 0
     """Largest number of updates between the policy that begins a rollout and the policy that learns from it. A vLLM
     server makes the rollouts of so many further steps, and their rewards are computed, while the policy trains; TRL's
@@ -118,6 +121,8 @@ class Engine:
             raise ValueError(f"engine.share_weights={self.share_weights}: `auto`, `true` or `false`")
         if self.quantization not in (None, *FP8):
             raise ValueError(f"engine.quantization={self.quantization}: null, or one of {', '.join(FP8)}")
+        if self.drafts not in (None, "ngram"):
+            raise ValueError(f"engine.drafts={self.drafts}: null or ngram")
         if self.staleness < 0:
             raise ValueError(f"engine.staleness={self.staleness}: 0, or a number of updates")
 

@@ -5,7 +5,12 @@ It loads neither Hydra nor OmegaConf, as a script that trains does not.
 
 import os
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from packaging.version import Version
+
+from grpo.options import VLLM
 
 WEIGHTS_DIVIDED = ("FSDP2", "ZeRO-3")
 """Kinds of sharding in which each process has a part of the weights."""
@@ -51,6 +56,11 @@ class Facts:
         return self.generator in ("colocated", "server")
 
     @property
+    def tells_kept(self) -> bool:
+        """Whether the engine tells the tokens that a sampling filter has kept, however many."""
+        return tells_kept_tokens(self.generator, self.device, self.engine.backend)
+
+    @property
     def optim(self) -> str:
         """Name of the optimizer; the text of transformers' enumeration is another."""
         return str(getattr(self.train.optim, "value", self.train.optim))
@@ -66,6 +76,20 @@ def generator_of(train: Any) -> str:
     if train.use_vllm is None:
         return "undecided"
     return ("server" if train.vllm_mode == "server" else "colocated") if train.use_vllm else "transformers"
+
+
+def tells_kept_tokens(generator: str, device: str, backend: str) -> bool:
+    """Return whether an engine tells the tokens that a sampling filter has kept, however many.
+
+    vLLM does from 0.28 on, on GPUs: its sampler on a CPU has no such masks, and its server's completions neither.
+    Your own `engine.backend` returns them with each log-probability. Arguments as of `Facts`.
+    """
+    if generator != "colocated" or backend != VLLM:
+        return generator == "colocated"
+    try:
+        return device in ("nvidia", "amd") and Version(version("vllm")) >= Version("0.28")
+    except PackageNotFoundError:  # a plan for another machine, or vLLM's CPU build
+        return device in ("nvidia", "amd")
 
 
 def sharding_strategy(train: Any) -> str | None:

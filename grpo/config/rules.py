@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from grpo import losses
 from grpo.config.facts import Facts
 from grpo.options import VLLM, steps_in_backward
-from grpo.utils.diagnosis import why_biased, why_not_generated
+from grpo.utils.diagnosis import why_biased, why_no_drafts, why_not_generated
 
 
 class Rule(NamedTuple):
@@ -21,8 +21,9 @@ class Rule(NamedTuple):
     """A format string of the facts, `f`, and of the reason."""
 
 
-STALE, FP8_OF, BEST_OF = (
+STALE, DRAFTS, FP8_OF, BEST_OF = (
     "engine.staleness={f.engine.staleness}: ",
+    "engine.drafts={f.engine.drafts}: ",
     "engine.quantization={f.engine.quantization}: ",
     "rollout.pass_at_k={f.rollout.pass_at_k}: ",
 )
@@ -31,6 +32,11 @@ STALE, FP8_OF, BEST_OF = (
 def stale(when: Callable[[Facts], Any]) -> Callable[[Facts], Any]:
     """Return a condition for runs whose rollouts are made while the policy trains."""
     return lambda f: f.engine.staleness and when(f)
+
+
+def drafted(when: Callable[[Facts], Any]) -> Callable[[Facts], Any]:
+    """Return a condition for runs whose engine drafts tokens."""
+    return lambda f: f.engine.drafts and when(f)
 
 
 def quantized_by_vllm(when: Callable[[Facts], Any]) -> Callable[[Facts], Any]:
@@ -148,6 +154,29 @@ RULES = (
         quantized_by_vllm(lambda f: not f.train.vllm_importance_sampling_correction),
         f"{FP8_OF}samples differ from the policy's; add train.vllm_importance_sampling_correction=true",
     ),
+    Rule(
+        drafted(lambda f: f.generator != "colocated"),
+        f"{DRAFTS}works with generation=vllm_colocate; a server drafts with a --speculative-config of its own",
+    ),
+    Rule(
+        drafted(lambda f: f.engine.backend != VLLM),
+        f"{DRAFTS}an option of vLLM, and engine.backend={{f.engine.backend}} generates",
+    ),
+    Rule(drafted(lambda f: f.images), f"{DRAFTS}works with text alone, and the task has images; leave it out"),
+    Rule(
+        drafted(lambda f: f.train.vllm_tensor_parallel_size > 1),
+        f"{DRAFTS}each process decides whether they pay, and train.vllm_tensor_parallel_size="
+        "{f.train.vllm_tensor_parallel_size} makes an engine of several; leave one of them out",
+    ),
+    Rule(
+        drafted(lambda f: why_no_drafts(f.train)),
+        f"{DRAFTS}vLLM checks no drafts under {{reason}}; leave one of them out",
+    ),
+    Rule(
+        drafted(lambda f: (f.train.top_p < 1) and not f.train.top_k and f.train.vllm_importance_sampling_correction),
+        f"{DRAFTS}with train.top_p={{f.train.top_p}} vLLM tells the kept tokens with train.top_k= beside it, 64 for "
+        "example; or leave one of them out",
+    ),
     Rule(lambda f: f.by_vllm and why_not_generated(f.train), "{reason}"),
     # rollouts of an older policy
     Rule(stale(lambda f: f.images), f"{STALE}works with text alone, and the task has images"),
@@ -163,13 +192,13 @@ RULES = (
         stale(lambda f: not f.train.vllm_importance_sampling_correction),
         f"{STALE}rollouts of an older policy need train.vllm_importance_sampling_correction=true",
     ),
-    Rule(stale(lambda f: why_biased(f.train)), f"{STALE}{{reason}}"),
+    Rule(stale(lambda f: why_biased(f.train, f.tells_kept)), f"{STALE}{{reason}}"),
     Rule(
         stale(lambda f: f.train.num_iterations > 1 or f.slices != f.train.gradient_accumulation_steps),
         f"{STALE}a generation has to be for one step: train.num_iterations=1, without train.steps_per_generation",
     ),
     Rule(
-        lambda f: f.by_vllm and why_biased(f.train),
+        lambda f: f.by_vllm and why_biased(f.train, f.tells_kept),
         "{reason}; otherwise leave it out, use generation=transformers, or "
         "train.vllm_importance_sampling_correction=false without off_policy_mask_threshold, which also does without "
         "the check that the engine is the policy",

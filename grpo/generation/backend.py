@@ -32,7 +32,7 @@ class Backend:
         accelerator: accelerate's `Accelerator`.
         processing_class: tokenizer or processor.
         options: TRL's other arguments of `VLLMGeneration`, such as `temperature` and `max_completion_length`, and
-            `lora`, `shares`, `most_images`, `quantization`, `corrected` and `staleness` of `PolicyEngine`.
+            `lora`, `shares`, `most_images`, `quantization`, `corrected`, `drafts` and `staleness` of `PolicyEngine`.
     """
 
     expands_images = False
@@ -112,6 +112,10 @@ class Backend:
     def changed_weights(self) -> list[str]:
         """Return the names of weights that it shares with the policy, and that something has written to."""
         return []
+
+    def metrics(self) -> dict[str, float]:
+        """Return numbers about its generations since the last call, which a step logs."""
+        return {}
 
     def asleep(self) -> int:
         """Return the bytes that it has given back to the GPU and PyTorch still counts as allocated."""

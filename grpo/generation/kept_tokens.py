@@ -5,6 +5,7 @@ by the probability of the filtered tokens (huggingface/trl#6789). The trainer th
 log-probabilities over the kept tokens.
 """
 
+import math
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 
 from grpo.utils.errors import GenerationError
 
+WIDEST = 2048
+"""Largest number of kept tokens that are known of a token; with more of them its ratio is 1."""
 FILTERED = -1e3
 """Log-probability below which a token was filtered: minus infinity, which a server writes as -9999."""
 
@@ -64,6 +67,26 @@ def with_kept(
         [[drawn(*of_token)] for of_token in zip(*of_completion, strict=True)]
         for of_completion in zip(completions, logprobs, token_ids, strict=True)
     ]
+
+
+def with_masks(outputs: Sequence[Any]) -> tuple[list[list[list[KeptLogprob | None]]], None]:
+    """Return a list with the log-probability of the draw, for each token of vLLM's completions, and None.
+
+    The list has None if more than `WIDEST` tokens were kept.
+
+    Args:
+        outputs: vLLM's `RequestOutput`s with sampling masks.
+    """
+
+    def drawn(token: int, values: Any, kept: Sequence[int]) -> KeptLogprob | None:
+        value = values[token].logprob
+        return KeptLogprob(value, kept) if len(kept) <= WIDEST and not math.isnan(value) else None
+
+    completions = [completion for output in outputs for completion in output.outputs]
+    return [
+        [[drawn(*of_token)] for of_token in zip(one.token_ids, one.logprobs, one.sampling_mask.token_ids, strict=True)]
+        for one in completions
+    ], None
 
 
 def as_tensor(logprobs: Sequence[Sequence[Any]]) -> torch.Tensor:

@@ -9,8 +9,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from grpo.config.batch import node_range
-from grpo.config.devices import check_device, why_no_vllm
-from grpo.config.facts import generator_of, is_quantized
+from grpo.config.devices import check_device, vendor_of, why_no_vllm
+from grpo.config.facts import generator_of, is_quantized, tells_kept_tokens
 from grpo.config.nodes import why_routers_fixed
 from grpo.config.tools import keeps_engine_awake
 from grpo.config.transport import QUANTIZES, Transport, transport_of, why_not_experts
@@ -148,6 +148,8 @@ def make_plan(config: DictConfig, machine: Machine | None = None, least: bool = 
         raise ConfigError(f"task.images={config.task.images}: the model takes text alone; choose one that takes images")
     if config.train.use_vllm and (why := why_no_experts(config, shape, machine)):
         raise ConfigError(f"{why}; use generation=transformers")
+    if config.engine.drafts and shape.recurrent:
+        raise ConfigError(f"engine.drafts={config.engine.drafts}: layers of this model keep a state; leave it out")
     least_nodes, most_nodes = node_range(config)
     if least_nodes < most_nodes and (why := why_routers_fixed(config.train, shape.num_experts)):
         raise ConfigError(f"launch.nodes={config.launch.nodes}: {why}")
@@ -206,7 +208,8 @@ def plan_generation(config: DictConfig, machine: Machine, least: bool = False) -
     able = find_spec("vllm") is not None and not why_no_experts(config, shape, machine)
     if is_quantized(config.peft):
         able = able and find_spec(QUANTIZES) is not None and transport_of(config).adapter
-    able = able and not (why_biased(config.train) or why_no_vllm(config))
+    tells_kept = tells_kept_tokens("colocated", vendor_of(config), config.engine.backend)
+    able = able and not (why_biased(config.train, tells_kept) or why_no_vllm(config))
     for use_vllm in (True, False) if pays and able and not least else (False,):
         chosen = copy.deepcopy(config)
         chosen.train.use_vllm = use_vllm

@@ -146,6 +146,10 @@ class ScriptedEngine:
         """Return that nothing has written to shared weights."""
         return []
 
+    def metrics(self) -> dict[str, float]:
+        """Return nothing about its generations."""
+        return {}
+
     def generate(self, prompts: list[list[int]], *args: Any, **options: Any) -> tuple:
         """Return the completions, and the log-probability of each of their tokens, as TRL's connection to vLLM does."""
         completions = rollouts([""] * len(prompts), self.trainer, self.length)["completion_ids"]

@@ -145,9 +145,16 @@ def serve_instance(connection: Connection, make: Callable[[], Any]) -> None:
 
 
 def as_text(result: Any) -> str | None:
-    """Return a tool's result as text for the model; None for a `reset` without text."""
+    """Return a tool's result as text for the model; None for a `reset` without text.
+
+    Raises:
+        ValueError: it is an image, or has one.
+    """
     if result is None:
         return None
+    parts = result if isinstance(result, list | tuple) else [result]
+    if any(hasattr(part, "getexif") or (isinstance(part, dict) and part.get("type") == "image") for part in parts):
+        raise ValueError("the result is an image, and a policy reads text: return a description")
     text = valid_text(str(result))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 

@@ -54,13 +54,24 @@ def why_not_generated(train: Any) -> str | None:
     return None
 
 
-def why_biased(train: Any) -> str | None:
+def why_no_drafts(train: Any) -> str | None:
+    """Return the setting under which vLLM checks no drafts; None if it does, `train` as above."""
+    kwargs = train.generation_kwargs or {}
+    settings = {"min_p": train.min_p} | {
+        f"generation_kwargs.{name}": kwargs.get(name) for name in ("min_p", "logit_bias")
+    }
+    return next((f"train.{name}={value}" for name, value in settings.items() if value), None)
+
+
+def why_biased(train: Any, tells_kept: bool = False) -> str | None:
     """Return why sampling filters bias the ratio of the policy to vLLM (huggingface/trl#6789); None if they do not.
 
     vLLM normalizes log-probabilities over the tokens that a filter keeps, the policy over all tokens, unless the kept
-    tokens are known: vLLM returns a requested number of the most likely tokens.
+    tokens are known: vLLM returns a requested number of the most likely tokens, or a mask of those kept.
 
-    `train` is as in `sampling_filters`.
+    Args:
+        train: as in `sampling_filters`.
+        tells_kept: whether the engine tells the kept tokens without top-k.
     """
     names = sampling_filters(train)
     if not names or not (train.vllm_importance_sampling_correction or train.off_policy_mask_threshold is not None):
@@ -68,8 +79,11 @@ def why_biased(train: Any) -> str | None:
     others = [name for name in names if not name.startswith(("top_p=", "top_k=", "min_p="))]
     if others or not train.vllm_importance_sampling_correction:
         return f"train.{(others or names)[0]}: with vLLM it biases the importance ratio of every token"
-    if not any(name.startswith("top_k=") for name in names):
-        return f"train.{names[0]}: vLLM tells which tokens this filter kept with train.top_k= beside it, 64 for example"
+    if not (tells_kept or any(name.startswith("top_k=") for name in names)):
+        return (
+            f"train.{names[0]}: vLLM tells which tokens this filter kept with train.top_k= beside it, 64 for example; "
+            "without it from vLLM 0.28 on, colocated on a GPU"
+        )
     return None
 
 

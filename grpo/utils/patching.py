@@ -38,6 +38,8 @@ PATCHES = {
     "transformers.models.mixtral.modeling_mixtral:load_balancing_loss_func": "a router's loss is a sum over "
     "micro-batches; until TRL's loss takes the fractions of tokens as an argument",
     "trl.generation.vllm_generation:LLM": "dtype, revision, LoRA and images of the engine; until TRL passes options on",
+    "trl.generation.vllm_generation:extract_logprobs": "log-probabilities come with vLLM's masks of the tokens that a "
+    "sampling filter has kept; until TRL's generation returns these masks",
     "trl.generation.vllm_client:VLLMClient.init_communicator": "adapters travel as files, without NCCL; until TRL asks",
     "requests:Session": "a request to a server that hangs ends; until TRL's client has time-outs",
     "accelerate.accelerator:fsdp2_prepare_model": "only rank 0 casts all weights of a policy to float32; until "
@@ -52,6 +54,8 @@ PATCHES = {
     "checkpoint may take longer than 30 s where a machine comes; until torchelastic has an option",
     "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm": "vLLM's CPU build packs weights and throws the "
     "originals away, to which new ones are written; until it keeps them",
+    "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens": "vLLM's CPU build checks drafts at temperatures that it "
+    "has written to a copy; until its kernel returns them",
     "vllm.platforms.cpu:CpuPlatform.get_punica_wrapper": "vLLM's LoRA layers copy the adapter for each token on a CPU; "
     "until they do not",
 }

@@ -20,8 +20,9 @@ them. Under top-k, stock TRL gets the importance ratio of the logits of all toke
 
 Other tests train each value with FSDP2 and with ZeRO-3 on two processes. The change of the weights in three steps is
 that of stock TRL with the same sharding within 1e-4 (with AdamW, which divides rounding by small numbers, within 1e-3),
-and runs resume bit for bit. With the real vLLM (`make test-vllm`), awake, asleep, with merged adapters and with shared
-weights, stock TRL replays the completions of each value with text, and the gradients agree within 5e-5.
+and runs resume bit for bit. With the real vLLM (`make test-vllm`), awake, asleep, with merged adapters, shared
+weights and n-gram drafts, stock TRL replays the completions of each value with text, and the gradients agree within
+5e-5.
 """
 
 

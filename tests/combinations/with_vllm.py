@@ -28,6 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "asleep": {"vllm_enable_sleep_mode": True},
     "awake, merged weights": {},
     "awake, shared weights": {},
+    "awake, drafts": {},
 }
 """Of engines, with the fields of `GRPOConfig` that they set."""
 
@@ -35,7 +36,13 @@ KINDS: dict[str, dict[str, Any]] = {
 def can_be(row: Row) -> bool:
     """Whether vLLM generates in a row of text whose weights it takes in this way."""
     lora = row["weights"] == "LoRA"
-    kinds = {"awake": True, "asleep": True, "awake, merged weights": lora, "awake, shared weights": lora}
+    kinds = {
+        "awake": True,
+        "asleep": True,
+        "awake, merged weights": lora,
+        "awake, shared weights": lora,
+        "awake, drafts": True,
+    }
     text = not row["policy"].startswith("images") and row["weights"] in ("all", "LoRA")
     return row["engine"].startswith("vLLM") and text and kinds[row["kind"]]
 
@@ -90,8 +97,9 @@ def identifier(row: Row) -> str:
 
 def check_with_engine(row: Row, kind: str, folder: Path) -> None:
     """Train with an engine, have stock TRL replay its completions, and compare the gradients."""
-    adapter = row["weights"] == "LoRA" and kind in ("awake", "awake, shared weights")
-    engine = Engine("adapter" if adapter else "merged", share_weights=kind == "awake, shared weights")
+    adapter = row["weights"] == "LoRA" and kind in ("awake", "awake, shared weights", "awake, drafts")
+    drafts = "ngram" if kind == "awake, drafts" else None
+    engine = Engine("adapter" if adapter else "merged", share_weights=kind == "awake, shared weights", drafts=drafts)
     trainer = ours(row, folder / "ours", engine=engine, model=str(BASE), vllm_mode="colocate", **KINDS[kind], **SMALL)
     del trainer._generate_single_turn  # `drawn`
     compare_engine_at(trainer, 0)
@@ -122,7 +130,8 @@ def main(folder: Path) -> None:
     """Write what went wrong with each row, or null, into `found.json`."""
     vllm_generation.LLM = Sleeping
     found: dict[str, str | None] = {}
-    for place, row in enumerate(with_engines()):
+    drafted_last = sorted(with_engines(), key=lambda row: row["kind"] == "awake, drafts")  # numba, which vLLM loads for
+    for place, row in enumerate(drafted_last):  # drafts, hinders the start of its next engine on a CPU
         try:
             check_with_engine({feature: row[feature] for feature in FEATURES}, row["kind"], folder / str(place))
             found[identifier(row)] = None

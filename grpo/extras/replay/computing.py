@@ -126,7 +126,7 @@ def change(config: dict[str, Any], run: Path, start: int, step: int) -> None:
     config["callbacks"] = {
         "replay": {"fn": "grpo.extras.replay.again.again", "kwargs": {"run": str(run), "until": step}}
     }
-    config["engine"] |= {"staleness": 0, "share_weights": False}
+    config["engine"] |= {"staleness": 0, "share_weights": False, "drafts": None}
     if train["use_vllm"]:
         train |= {"vllm_mode": "colocate", "vllm_enable_sleep_mode": False}
         config["engine"]["backend"] = "grpo.extras.replay.again.NoEngine"

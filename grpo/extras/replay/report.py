@@ -23,7 +23,7 @@ from rewards.text import printable
 OURS = (
     *("train.resume_from_checkpoint", "train.save_strategy", "train.report_to", "train.max_steps", "train.push_to_hub"),
     *("train.vllm_", "callbacks.", "guard.", "plan."),
-    *("engine.staleness", "engine.share_weights", "engine.backend", "engine.lora"),
+    *("engine.staleness", "engine.share_weights", "engine.backend", "engine.lora", "engine.drafts"),
 )
 """Keys that a replay changes itself."""
 

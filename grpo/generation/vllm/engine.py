@@ -4,6 +4,7 @@ import atexit
 import copy
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -19,9 +20,10 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.import_utils import is_vllm_available
 
+from grpo.config.facts import tells_kept_tokens
 from grpo.config.transport import LOOPBACK, engine_rank, why_not
 from grpo.generation.backend import Backend
-from grpo.generation.kept_tokens import most_kept, with_kept
+from grpo.generation.kept_tokens import most_kept, with_kept, with_masks
 from grpo.generation.vllm import colocated, server
 from grpo.generation.vllm.checked_transfer import (
     NOT_APPLIED,
@@ -30,6 +32,7 @@ from grpo.generation.vllm.checked_transfer import (
     differing_on_server,
     lost,
 )
+from grpo.generation.vllm.drafts import OPTIONS, Drafts, exact_on_cpu
 from grpo.generation.vllm.held_weights import HeldWeights, Part, adapters_of, applied
 from grpo.generation.vllm.policy_weights import (
     adapter_file,
@@ -40,6 +43,7 @@ from grpo.generation.vllm.policy_weights import (
 )
 from grpo.generation.vllm.server_requests import ServerRequests, explained
 from grpo.generation.vllm.watched_session import WatchedSession, aborted_where_gone
+from grpo.options import VLLM
 from grpo.utils.errors import GenerationError
 from grpo.utils.patching import patched
 from grpo.view.images import engine_options
@@ -68,12 +72,16 @@ class PolicyEngine(VLLMGeneration, Backend):
         most_images: largest number of images per prompt; None if unknown.
         quantization: of its frozen weights, by vLLM's name; None for none.
         corrected: whether the trainer corrects for a difference between the engine and the policy.
+        drafts: of a colocated engine, as `engine.drafts` of the configuration.
         staleness: number of older adapters that requests to a server may still use.
         seed: of the run; a colocated engine draws by it, and by the number of the process.
     """
 
     sends_adapter = False
     """Whether vLLM gets the adapter alone; it has loaded the frozen weights from the same files as the policy."""
+    masks = False
+    """Whether vLLM tells the tokens that a sampling filter has kept, however many."""
+    drafts: Drafts | None = None
     unexpanded: Mapping[tuple[int, ...], list[int]] = MappingProxyType({})
     """Prompts with images as `give_images` keeps them, by all of their tokens."""
 
@@ -86,12 +94,14 @@ class PolicyEngine(VLLMGeneration, Backend):
         most_images: int | None = None,
         quantization: str | None = None,
         corrected: bool = False,
+        drafts: str | None = None,
         staleness: int = 0,
         seed: int = 0,
         **options: Any,
     ) -> None:
         self._vocabulary = model.config.get_text_config().vocab_size
         self._most_kept = most_kept(options.get("top_k"), self._vocabulary) if corrected else 0
+        self._corrected = corrected
         self.sends_adapter = is_peft_model(model) and lora == "adapter"
         if self.sends_adapter and (reason := why_not(model.peft_config["default"].to_dict())):
             raise ValueError(f"engine.lora=adapter: {reason}; use engine.lora=merged")
@@ -102,7 +112,7 @@ class PolicyEngine(VLLMGeneration, Backend):
                 f"engine.quantization={quantization}: vLLM quantizes whole frozen weights beside an adapter "
                 "(engine.lora=adapter), with vllm_mode=colocate and vllm_importance_sampling_correction=True"
             )
-        self._seed = seed
+        self._seed, self._drafted = seed, drafts is not None
         self._shares, self._transfer, self.checked, self._staleness = shares, CheckedTransfer(), True, staleness
         self._says_weights = False  # a server of those that it holds
         self._held: Callable[..., Iterable[Part]]
@@ -142,6 +152,8 @@ class PolicyEngine(VLLMGeneration, Backend):
 
     def _start_colocated(self) -> None:
         on_cpu = self.accelerator.device.type == "cpu"
+        unbounded = self._corrected and not self._most_kept and (self.top_p < 1 or bool(self.min_p))
+        self.masks = unbounded and tells_kept_tokens("colocated", "cpu" if on_cpu else "nvidia", VLLM)
         options, make = self._colocated_options(on_cpu), vllm_generation.LLM
         quantized = {"quantization": self._quantization} if self._quantization else {}
 
@@ -149,6 +161,9 @@ class PolicyEngine(VLLMGeneration, Backend):
             return make(**options | of_trl | quantized, seed=self._seed + seed)  # TRL's is the number of the process
 
         os.environ.setdefault("MASTER_PORT", colocated.free_port())
+        if self.masks:
+            os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")  # the only one that has them
+            self.top_k = self._vocabulary  # vLLM asks for a limit
         with (
             patched("trl.generation.vllm_generation:LLM", engine),
             colocated.loadable() if on_cpu and (self._shares or not self.sends_adapter) else nullcontext(),
@@ -156,6 +171,10 @@ class PolicyEngine(VLLMGeneration, Backend):
         ):
             super()._init_vllm()
         atexit.register(colocated.leave_groups)
+        if self._drafted:
+            if self.llm.llm_engine.model_config.has_inner_state:
+                raise ValueError("engine.drafts=ngram: layers of this model keep a state; leave it out")
+            self.drafts = Drafts(self.llm)
         if self.sends_adapter:
             divided = self.tensor_parallel_size > 1
             self._checked_adapter = CheckedAdapter(self.model, self._runner.model, self._shares, divided)
@@ -172,6 +191,8 @@ class PolicyEngine(VLLMGeneration, Backend):
         options |= {"dtype": dtype, "revision": revision, "tokenizer_revision": revision}
         options |= engine_options(self.processing_class, self._most_images)
         options |= {"max_logprobs": self._most_kept} if self._most_kept else {}
+        options |= {"return_sampling_mask": True} if self.masks else {}
+        options |= {"speculative_config": OPTIONS, "disable_log_stats": False} if self._drafted else {}
         if self.sends_adapter:
             options |= {"enable_lora": True, "max_lora_rank": engine_rank(self.model.peft_config["default"].r)}
         return options
@@ -313,10 +334,12 @@ class PolicyEngine(VLLMGeneration, Backend):
         """
         inputs = [self.unexpanded.get(tuple(ids), ids) for ids in prompts]
         shown = [row or None for row in images] if images else None
-        with explained(self, "generated"):
+        with explained(self, "generated"), self._exact():
             if not self.checked and not (self.mode == "colocate" and self._llm_weights_sleeping):
                 self.check_transfer()
+            began = time.perf_counter()
             result = super().generate(inputs, shown, *args, **options)
+            seconds = time.perf_counter() - began
             self._check_server()
             self._check_applied()
         seen, completions = result[:2]
@@ -325,10 +348,25 @@ class PolicyEngine(VLLMGeneration, Backend):
         if len(completions) != len(prompts) or not all(completions):
             given_up = len(prompts) - sum(map(bool, completions))
             raise GenerationError(f"vLLM gave up {given_up} of {len(prompts)} completions; its log says why")
+        if self.drafts and self.temperature:  # an evaluation's are greedy
+            self.drafts.note(seconds, sum(map(len, completions)))
         if not self.logprobs:
             return result
         logprobs = with_kept(completions, *result[2:], self.logprobs, self._vocabulary)
         return *result[:2], logprobs, None
+
+    @contextmanager
+    def _exact(self) -> Iterator[None]:
+        """Context in which completions come with the tokens of their masks, and drafts are lossless on a CPU."""
+        with ExitStack() as within:
+            if self.masks:
+                within.enter_context(patched("trl.generation.vllm_generation:extract_logprobs", with_masks))
+            if self.drafts and self.accelerator.device.type == "cpu":
+                within.enter_context(exact_on_cpu())
+            yield
+
+    def metrics(self) -> dict[str, float]:
+        return self.drafts.metrics() if self.drafts else {}
 
     def for_thread(self, accelerator: Any, name: str) -> "PolicyEngine":
         engine = copy.copy(self)
@@ -349,6 +387,8 @@ class PolicyEngine(VLLMGeneration, Backend):
         how = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0, "logprobs": 0}
         before = {name: getattr(self, name) for name in [*how, "generation_kwargs"]}
         ends = {name: value for name, value in (self.generation_kwargs or {}).items() if name in ENDS}
+        if self.masks:  # which vLLM has of samples alone; the seed decides between equally likely tokens
+            how, ends = how | {"temperature": 1.0, "top_k": 1}, ends | {"seed": 0}
         try:
             self.__dict__.update(how, generation_kwargs=ends)
             yield

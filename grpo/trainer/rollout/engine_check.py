@@ -56,6 +56,7 @@ class EngineCheck(Stage):
         """Return the batch; compare its log-probabilities where the policy has not changed since, and one is due."""
         batch = batch_of()
         if trainer.model.training:
+            trainer.note(trainer.vllm_generation.metrics())
             if all(completion.policy == trainer.state.global_step for completion in completions):
                 trainer.note(self.compare(trainer, batch))
             trainer.vllm_generation.checked = False  # of the policy after the update

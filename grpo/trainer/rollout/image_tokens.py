@@ -8,6 +8,7 @@ import torch
 from PIL.Image import Image as Picture
 
 from grpo.trainer.batch import FIELDS, Batch, has_images_by_row, pick
+from grpo.utils.errors import GenerationError
 
 
 def comparable(images: Sequence[Any]) -> list[Any]:
@@ -82,6 +83,21 @@ def end_before(token: int, eos: int, completions: list[list[int]], logprobs: lis
     if logprobs is not None:
         logprobs = [values[:end] or [None] for values, end in zip(logprobs, ends, strict=True)]
     return completions, logprobs
+
+
+def check_shows_none(messages: Sequence[dict[str, Any]]) -> None:
+    """Check that the results of tools are text.
+
+    Raises:
+        GenerationError: one has an image.
+    """
+    for message in messages:
+        parts = message["content"] if isinstance(message["content"], list) else []
+        if any(isinstance(part, dict) and part.get("type") == "image" for part in parts):
+            raise GenerationError(
+                f"tool {message['name']!r} returned an image, and a policy sees the images of its prompt alone: return "
+                "a description, or show the image in the prompt"
+            )
 
 
 def without_image_tokens(messages: Sequence[dict[str, Any]], processor: Any) -> list[dict[str, Any]]:

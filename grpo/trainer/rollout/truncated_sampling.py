@@ -28,6 +28,9 @@ from grpo.utils.patching import patched
 AT_ONCE = 2**24
 """Numbers of the rows of the head that are multiplied at once."""
 
+WIDTHS = (32, 256)
+"""Numbers of kept tokens: those with fewer are scored without room for the most that any has."""
+
 
 class TruncatedSampling(Stage):
     """Has TRL correct the ratio of policy and engine over the tokens that a filter has kept."""
@@ -81,11 +84,14 @@ def mass_of(kept_tokens: torch.Tensor) -> Iterator[None]:
             outputs = stock.apply(hidden, weight, bias, targets, *options)
             ids, place = kept_tokens[place : place + len(hidden)], place + len(hidden)
             temperature, _, softcap, scale, _ = options
-            sizes = AT_ONCE // (kept_tokens.size(1) * hidden.size(1)) or 1
-            parts = zip(hidden.split(sizes), ids.split(sizes), targets.split(sizes), strict=True)
-            over_kept = [over(*part, weight, bias, temperature, softcap, scale) for part in parts]
-            mass = outputs[0] - torch.cat(over_kept) if over_kept else outputs[0]
-            return outputs[0], mass.where((ids >= 0).any(1), 0.0), *outputs[2:]
+            mass, counts, before = torch.zeros_like(outputs[0]), (ids >= 0).sum(1), 0
+            for most in (*(width for width in WIDTHS if width < ids.size(1)), ids.size(1)):
+                (rows,) = ((counts > before) & (counts <= most)).nonzero(as_tuple=True)
+                for part in rows.split(AT_ONCE // (most * hidden.size(1)) or 1):
+                    scored = hidden[part], ids[part, :most], targets[part]
+                    mass[part] = outputs[0][part] - over(*scored, weight, bias, temperature, softcap, scale)
+                before = most
+            return outputs[0], mass, *outputs[2:]
 
     with patched("trl.trainer.utils:_ChunkedLogProbFunction", Head):
         yield

@@ -1,5 +1,6 @@
 import os
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from unittest import mock
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
+from grpo.config import facts
 from grpo.config.batch import check_groups, check_whole_groups
 from grpo.config.check import check, check_deepspeed, check_shard
 from grpo.config.facts import sharding_strategy
@@ -180,6 +182,20 @@ def test_close_names_are_offered_once() -> None:
             ],
             "engine.staleness=2: reward models and a",
         ),
+        (["engine.drafts=eagle", "generation=vllm_colocate"], "engine.drafts=eagle: null or ngram"),
+        *(
+            (["generation=vllm_colocate", "engine.drafts=ngram", *line], f"engine.drafts=ngram: {message}")
+            for line, message in (
+                (["generation=vllm_server"], "works with generation=vllm_colocate; a server drafts with a --spec"),
+                (["generation=transformers"], "works with generation=vllm_colocate"),
+                (["engine.backend=mine.Engine"], "an option of vLLM, and engine.backend=mine.Engine generates"),
+                (["+experiment=shapes", "generation=vllm_colocate"], "works with text alone, and the task has images"),
+                (["train.vllm_tensor_parallel_size=2"], "each process decides whether they pay, and train.vllm_t"),
+                (["train.top_k=9", "train.min_p=0.1"], "vLLM checks no drafts under train.min_p=0.1; leave one"),
+                (["+train.generation_kwargs.logit_bias={5: 3.0}"], "vLLM checks no drafts under train.generation_k"),
+                (["+gpu=h100", "train.top_p=0.9"], "with train.top_p=0.9 vLLM tells the kept tokens with train.top_k="),
+            )
+        ),
         (["engine.staleness=-1", "generation=vllm_server"], "engine.staleness=-1: 0, or a number of updates"),
         (["engine.backend=my.Backend"], "engine.backend=my.Backend: it generates with train.use_vllm=true"),
         (["+addons=x"], "addons: no such group"),
@@ -339,6 +355,40 @@ def test_filters_are_allowed_where_no_importance_ratio_is_biased(
     corrected.train.repetition_penalty = 1.1
     with pytest.raises(ConfigError, match=r"^train.repetition_penalty=1.1: with vLLM it biases the importance ratio"):
         check(corrected)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "vllm", "allowed"),
+    [
+        (["+gpu=h100", "generation=vllm_colocate"], "0.28.0", True),
+        (["+gpu=h100", "generation=vllm_colocate"], None, True),  # a plan for another machine
+        (["+gpu=h100", "generation=vllm_colocate"], "0.27.1", False),
+        (["+gpu=h100", "generation=vllm_server"], "0.32.0", False),
+        (["generation=vllm_colocate"], "0.32.0", False),
+        (["generation=vllm_colocate", "engine.backend=mine.Engine"], None, True),
+    ],
+)
+@pytest.mark.parametrize("setting", ["train.top_p=0.9", "train.min_p=0.1"])
+def test_a_filter_without_top_k_needs_an_engine_that_tells(
+    composed: Callable[..., DictConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: list[str],
+    vllm: str | None,
+    allowed: bool,
+    setting: str,
+) -> None:
+    def version(name: str) -> str:
+        if vllm is None:
+            raise PackageNotFoundError(name)
+        return vllm
+
+    monkeypatch.setattr(facts, "version", version)
+    config = composed(*overrides, setting)
+    if allowed:
+        check(config)
+    else:
+        with pytest.raises(ConfigError, match=r"from vLLM 0\.28 on, colocated on a GPU; otherwise leave it out"):
+            check(config)
 
 
 @pytest.mark.parametrize(

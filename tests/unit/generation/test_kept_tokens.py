@@ -1,10 +1,11 @@
 """What an engine tells of the tokens that a sampling filter has kept."""
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
-from grpo.generation.kept_tokens import as_tensor, most_kept, with_kept
+from grpo.generation.kept_tokens import WIDEST, as_tensor, most_kept, with_kept, with_masks
 from grpo.utils.errors import GenerationError
 
 FILTERED = float("-inf")
@@ -29,6 +30,19 @@ def test_a_log_probability_knows_the_tokens_that_were_kept(filtered: float | Non
 def test_nothing_is_known_where_more_may_have_been_kept(vocabulary: int, known: bool) -> None:
     (((value,),),) = with_kept([[3]], [[[-1.0, -1.1, -1.2]]], [[[3, 1, 2]]], asked=3, vocabulary=vocabulary)
     assert (value is not None) == known
+
+
+def test_a_mask_comes_with_the_log_probability_of_its_draw() -> None:
+    """Unless it is so wide that its tokens would fill the memory, or the log-probability is not a number."""
+    drawn = [(7, -0.5, [2, 7]), (3, -0.1, range(WIDEST)), (3, -0.1, range(WIDEST + 1)), (5, float("nan"), [5])]
+    completion = SimpleNamespace(
+        token_ids=[token for token, _, _ in drawn],
+        logprobs=[{token: SimpleNamespace(logprob=value)} for token, value, _ in drawn],
+        sampling_mask=SimpleNamespace(token_ids=[mask for _, _, mask in drawn]),
+    )
+    ((known, wide, wider, unknown),), nothing = with_masks([SimpleNamespace(outputs=[completion])])
+    assert (known, list(known[0].kept), len(wide[0].kept)) == ([-0.5], [2, 7], WIDEST)
+    assert (wider, unknown, nothing) == ([None], [None], None)
 
 
 def test_kept_tokens_are_padded() -> None:

@@ -258,6 +258,13 @@ def test_vllm_holds_the_longest_sequence_and_never_sleeps_on_cpu(composed: Compo
     assert plan.settings["train.vllm_enable_sleep_mode"] is False
 
 
+def test_drafts_are_for_models_that_keep_no_state(composed: Compose) -> None:
+    line = ("+gpu=h100", "generation=vllm_colocate", "engine.drafts=ngram")
+    assert make_plan(composed(*line)).problem is None
+    with pytest.raises(ConfigError, match=r"^engine\.drafts=ngram: layers of this model keep a state; leave it out"):
+        make_plan(composed(*line, "model=qwen3_5_2b"))
+
+
 def test_generation_auto_without_a_length_fails_with_one_line(composed: Compose) -> None:
     with pytest.raises(ConfigError, match=r"train\.max_completion_length=None: the plan needs a positive number"):
         make_plan(composed("generation=auto", "train.max_completion_length=null"))
@@ -270,7 +277,8 @@ def test_generation_auto_without_a_length_fails_with_one_line(composed: Compose)
         (False, ("+gpu=h100",), False),
         (True, ("+gpu=h100", "peft=qlora"), True),
         (True, ("+gpu=h100", "peft=qlora", "engine.lora=merged"), False),
-        (True, ("+gpu=h100", "train.top_p=0.9"), False),
+        (True, ("+gpu=h100", "train.top_p=0.9"), True),
+        (True, ("+gpu=h100", "train.repetition_penalty=1.1"), False),
         (True, ("+gpu=h100", "model=tiny"), False),
         (True, (*OF_3B, "gpu.memory_gb=9"), False),
         (True, (), False),

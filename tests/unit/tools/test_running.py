@@ -39,6 +39,17 @@ async def later(text: str, kind: Literal["upper", "lower"]) -> str:
     """
     return getattr(text, kind)()
 
+def look(beside: bool) -> list:
+    """Return a picture.
+
+    Args:
+        beside: Whether a text is beside it
+    """
+    from PIL import Image
+
+    picture = Image.new("RGB", (2, 2))
+    return [{"type": "text", "text": "a"}, {"type": "image", "image": picture}] if beside else picture
+
 def hangs(seconds: float) -> str:
     """Hang.
 
@@ -150,7 +161,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def source(file: Path) -> Iterator[Source]:
-    names = ("add", "later", "hangs", "dies", "where", "repeats", "half", "forks")
+    names = ("add", "later", "look", "hangs", "dies", "where", "repeats", "half", "forks")
     source = Source([f"{file}:{name}" for name in names], is_environment=False, timeout=1.0)
     yield source
     source.close()
@@ -197,6 +208,12 @@ def test_a_tool_that_fails_says_so_and_the_next_call_works(
 
 def test_a_result_without_end_is_cut(tools: dict[str, Callable[..., Any]]) -> None:
     assert len(tools["repeats"](count=10_000_000)) == 100_001
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_an_image_as_a_result_is_an_error_and_no_text(tools: dict[str, Callable[..., Any]], beside: bool) -> None:
+    with pytest.raises(ToolError, match="the result is an image, and a policy reads text: return a description"):
+        tools["look"](beside=beside)
 
 
 def test_the_text_of_a_tool_is_valid_unicode(tools: dict[str, Callable[..., Any]]) -> None:

@@ -344,6 +344,18 @@ def test_answers_are_greedy_and_rollouts_keep_their_settings() -> None:
     assert engine.generation_kwargs == {"seed": 1}
 
 
+def test_an_engine_with_masks_answers_with_the_likeliest_token() -> None:
+    """vLLM has them of samples alone, which need a temperature."""
+    engine = WithoutVLLM(None)
+    engine.masks = True
+    engine.__dict__.update(temperature=0.7, top_p=0.9, top_k=99, min_p=None, repetition_penalty=1.2)
+    engine.generation_kwargs = {"stop_token_ids": [4]}
+    with engine.greedy():
+        assert (engine.temperature, engine.top_k, engine.top_p) == (1, 1, 1)
+        assert engine.generation_kwargs == {"stop_token_ids": [4], "seed": 0}
+    assert (engine.temperature, engine.top_k, engine.top_p) == (0.7, 99, 0.9)
+
+
 # With the real engine.
 
 PROMPTS = [problem.question for problem in islice(problems("train"), 64)]

@@ -38,8 +38,9 @@ from grpo.testing.stock_trl import (
 from grpo.testing.vision_policies import make_policy, make_processor, problems
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout.episodes import answers
-from grpo.trainer.rollout.image_tokens import without_image_tokens
+from grpo.trainer.rollout.image_tokens import check_shows_none, without_image_tokens
 from grpo.trainer.rollout.tool_calls import loggable, parsed, valid
+from grpo.utils.errors import GenerationError
 from rewards.isolation.reward import Reward
 
 TOKENIZER = AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny_calculator")
@@ -341,6 +342,13 @@ def test_nested_calls_are_text(depth: int) -> None:
             return "as it is"
 
     assert parsed(Tokenizer(), [1], prefix=[2]) == {"role": "assistant", "content": "as it is"}
+
+
+def test_an_image_in_the_result_of_a_tool_is_refused_in_a_line() -> None:
+    text = {"role": "tool", "name": "page", "content": [{"type": "text", "text": "a"}]}
+    check_shows_none([text, text | {"content": "b"}])
+    with pytest.raises(GenerationError, match=r"^tool 'look' returned an image, and .*: return a description, or show"):
+        check_shows_none([text, {"role": "tool", "name": "look", "content": [{"type": "image", "image": object()}]}])
 
 
 def test_a_tool_cannot_write_the_token_of_an_image(tmp_path: Path) -> None:
