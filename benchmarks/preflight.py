@@ -248,7 +248,7 @@ def main() -> None:
     if not args.only:
         content = {"date": str(date.today()), "versions": versions(), "summary": summary(ordered), "runs": ordered}
         FILE.write_text(json.dumps(content, indent=1) + "\n")
-        preflight_page.write(ordered)
+        preflight_page.write(ordered, content["summary"])
 
 
 if __name__ == "__main__":

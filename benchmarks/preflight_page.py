@@ -8,15 +8,64 @@ from benchmarks.pages import ROOT, write_part
 
 PAGE, FINDINGS_PAGE = ROOT / "docs" / "preflight.md", ROOT / "docs" / "report.md"
 MODULE = "benchmarks.preflight"
-CLOSE = math.sqrt(10) * 1.1
-"""Factor within which a suggested rate is near the best: rates of a sweep are about a factor of 3 apart."""
+CLOSE = math.sqrt(10)
+"""Factor within which a suggested rate is near the best."""
+ENDS = ("before", "after")
 Result = dict[str, Any]
 
 
-def write(results: Sequence[Result]) -> None:
-    """Write the parts."""
-    write_part(PAGE, MODULE, of_rates(results))
+def write(results: Sequence[Result], total: Result) -> None:
+    """Write the parts; `total` is the summary of the results."""
+    parts = (of_all(total), of_kinds(results), of_misses(results), of_rates(results))
+    write_part(PAGE, MODULE, "\n".join(parts))
     write_part(FINDINGS_PAGE, MODULE, of_findings(results))
+
+
+def of_all(total: Result) -> str:
+    """Return how often forecasts were right, in Markdown."""
+    right = (
+        f"{total['right']} of {total['runs']} verdicts are correct; {total['forecast_but_did_not_rise']} runs were to"
+    )
+    near = f"{total['near']} of {total['compared']} fractions of groups with non-zero variance are within 5 percentage"
+    return (
+        f"- {right} learn and did not, {total['rose_but_not_forecast']} learned against the forecast.\n"
+        f"- {near} points, and {total['in_interval']} within the interval. The mean difference is "
+        f"{100 * total['mean_difference']:.1f} points, the mean absolute difference "
+        f"{100 * total['mean_absolute_difference']:.1f}.\n"
+    )
+
+
+def of_kinds(results: Sequence[Result]) -> str:
+    """Return a row per kind of run in Markdown."""
+    lines = [
+        "| runs that differ in | runs | within 5 points | accuracy rose | verdict correct |",
+        "|---|---|---|---|---|",
+    ]
+    for kind in dict.fromkeys(kind_of(result) for result in results):
+        runs = [result for result in results if kind_of(result) == kind]
+        known = [run["near"] for run in runs if "near" in run]
+        near = f"{sum(known)} of {len(known)}" if known else ""
+        rose, right = (
+            sum(counted) for counted in ([run["run"]["rose"] for run in runs], [run["right"] for run in runs])
+        )
+        name = kind if runs[0]["can_learn"] else f"*cannot learn:* {kind}"
+        lines.append(f"| {name} | {len(runs)} | {near} | {rose} | {right} |")
+    return "\n".join(lines) + "\n"
+
+
+def kind_of(result: Result) -> str:
+    """Return the kind of a run; that of all sweeps is one."""
+    return "learning rate, 20 steps" if result["kind"].startswith("sweep ") else str(result["kind"])
+
+
+def of_misses(results: Sequence[Result]) -> str:
+    """Return the runs whose verdict is wrong, in Markdown."""
+    lines = ["| verdict that is wrong | forecast | accuracy |", "|---|---|---|"]
+    for result in results:
+        if not result["right"]:
+            rise = " to ".join("?" if result["run"][when] is None else f"{result['run'][when]:.1%}" for when in ENDS)
+            lines.append(f"| `{result['line']}` | {result['forecast']['verdict'].partition(':')[0]} | {rise} |")
+    return "\n".join(lines) + "\n"
 
 
 def sweeps(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -50,6 +99,11 @@ def of_rates(results: Sequence[Result]) -> str:
         suggested = f"{runs[0]['forecast']['suggested_rate']:.1g}"
         best = ", ".join(f"{rate:g}" for rate in best_rates(runs))
         lines.append(f"| `{line}` | {accuracies} | {suggested}{' !' * (not is_near(runs))} | {best} |")
+    near = sum(map(is_near, sweeps(results).values()))
+    lines += [
+        "",
+        f"In {near} of {len(sweeps(results))} sweeps the suggested rate is within a factor of 3.2 of a best one.",
+    ]
     return "\n".join(lines) + "\n"
 
 

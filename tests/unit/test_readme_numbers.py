@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import demo, guard, replay
+from benchmarks import preflight_page as page
 from benchmarks.pages import with_part
 from grpo.config.schema import ROOT
 
@@ -28,6 +29,16 @@ def test_the_demo_reaches_what_the_readme_says() -> None:
     before, after = (f"{of_the_demo[when]:.0%}".replace("%", " %") for when in ("before", "after"))
     assert f"from {before} to {after} of 200 held-out" in README
     assert with_part(demo.PAGE, "benchmarks.demo", demo.part(runs)) == demo.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_pages_of_forecasts_and_findings_have_the_measured_tables() -> None:
+    content = written("preflight")
+    results, total = content["runs"], content["summary"]
+    parts = (page.of_all(total), page.of_kinds(results), page.of_misses(results), page.of_rates(results))
+    for file, part in ((page.PAGE, "\n".join(parts)), (page.FINDINGS_PAGE, page.of_findings(results))):
+        assert with_part(file, page.MODULE, part) == file.read_text(encoding="utf-8")
+    assert total["false_alarms"] <= 3
+    assert total["misses"] <= 5
 
 
 def test_the_page_of_replays_has_the_measured_table() -> None:
