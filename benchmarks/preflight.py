@@ -40,7 +40,7 @@ from benchmarks.preflight_cases import Case, cases
 from grpo.config.schema import ROOT
 from grpo.reporting.findings import findings
 from grpo.rundir.files import write_json
-from grpo.rundir.run_dir import read_run
+from grpo.rundir.run_dir import is_run, read_run
 from grpo.rundir.versions import versions
 from grpo.testing.commands import Forked
 
@@ -156,7 +156,8 @@ def measure(case: Case, output: Path) -> Result:
     if "value" in result["forecast"] and not sweeps:
         result["unchanged"] = part("unchanged", unchanged, result["forecast"]["groups_per_step"])
     result["run"] = part("run", trained)
-    result["run"]["findings"] = [finding.name for finding in findings(read_run(folder / "run"))]
+    if is_run(folder / "run"):
+        result["run"]["findings"] = [finding.name for finding in findings(read_run(folder / "run"))]
     return result | compared(result)
 
 
@@ -173,7 +174,8 @@ def compared(result: Result) -> Result:
 def summary(results: list[Result]) -> Result:
     """Return how many fractions were near, and how many verdicts right, of those with either."""
     known = [one for one in results if "difference" in one]
-    alarms = [(bool(LEARNING & {*one["run"]["findings"]}), one["run"]["rose"]) for one in results]
+    read = [one["run"] for one in results if "findings" in one["run"]]
+    alarms = [(bool(LEARNING & {*run["findings"]}), run["rose"]) for run in read]
     said = [(one["forecast"]["status"] == 0, one["run"]["rose"]) for one in results]
     differences = [one["difference"] for one in known] or [0.0]
     return {
@@ -186,6 +188,7 @@ def summary(results: list[Result]) -> Result:
         "compared": len(known),
         "near": sum(one["near"] for one in known),
         "in_interval": sum(one["in_interval"] for one in known),
+        "pages_read": len(read),
         "false_alarms": alarms.count((True, True)),
         "misses": alarms.count((False, False)),
         "mean_difference": fmean(differences),

@@ -109,14 +109,12 @@ def of_rates(results: Sequence[Result]) -> str:
 
 def of_findings(results: Sequence[Result]) -> str:
     """Return the table of findings about learning, by whether the accuracy rose, in Markdown."""
-    names = dict.fromkeys(name for result in results for name in result["run"]["findings"])
+    read = [result["run"] for result in results if "findings" in result["run"]]
+    names = dict.fromkeys(name for run in read for name in run["findings"])
     lines = ["| finding | accuracy rose | accuracy did not rise |", "|---|---|---|"]
-    rose = [result["run"]["rose"] for result in results]
+    rose = [run["rose"] for run in read]
     for name in sorted(names):
-        counts = [
-            sum(name in result["run"]["findings"] and result["run"]["rose"] is wanted for result in results)
-            for wanted in (True, False)
-        ]
+        counts = [sum(name in run["findings"] and run["rose"] is wanted for run in read) for wanted in (True, False)]
         lines.append(f"| `{name}` | {counts[0]} | {counts[1]} |")
     lines.append(f"| runs | {sum(rose)} | {len(rose) - sum(rose)} |")
     return "\n".join(lines) + "\n"

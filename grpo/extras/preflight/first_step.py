@@ -48,8 +48,7 @@ class Step:
     infinite: the policy is destroyed."""
     gain: float
     """Mean change in the log-probability of completions with a positive advantage, minus that of completions with a
-    negative one, weighted by advantage; nats per completion of the batch whose gradient it is. Twice that for new
-    adapters, of whose two matrices the first step moves only one."""
+    negative one, weighted by advantage; nats per completion of the batch whose gradient it is."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,6 @@ class LineOfRates(TrainerCallback):
         gradients = (set(offloaded.waiting), offloaded.scale) if offloaded else None
         batches = self.batches.batches  # held-out completions, and those of the gradient
         before = [log_probs(self.trainer, batch) for batch in batches]
-        moved = 2 if hasattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "peft_config") else 1
 
         def at(rate: float) -> Step:
             for group in optimizer.param_groups:
@@ -157,7 +155,7 @@ class LineOfRates(TrainerCallback):
                 for weight, value in zip(weights, saved, strict=True):
                     weight.copy_(value)
             optimizer.state.clear()  # each step is the first one
-            return Step(rate, kl_of(batches[0], changes[0]), moved * gain_of(batches[1], changes[1]))
+            return Step(rate, kl_of(batches[0], changes[0]), gain_of(batches[1], changes[1]))
 
         return along(at, self.configured)
 

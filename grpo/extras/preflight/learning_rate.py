@@ -7,11 +7,11 @@ from typing import Any
 
 from grpo.extras.preflight.first_step import FirstStep, Step
 
-FAR = 0.5
+FAR = 1.0
 """KL in nats per token of a single step from which on the policy is destroyed."""
 LITTLE = 1.0
 """Gain in nats, of all steps if each gained as much as the first one, below which greedy answers do not change."""
-TOTAL, SAFE = 15.0, 0.02
+TOTAL, SAFE = 13.0, 0.02
 """Such a gain, and the KL in nats per token of the first step, that the suggested rate has at most."""
 NEAR = 10.0
 """Factor within which a configured rate is not replaced: the suggestion itself may be off by 3."""

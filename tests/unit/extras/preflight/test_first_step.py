@@ -189,7 +189,7 @@ def test_a_longer_run_is_suggested_a_lower_rate() -> None:
 def test_a_suggested_rate_is_where_a_limit_is_reached() -> None:
     rates = (1e-5, 1e-4, 1e-3, 1e-2)
     by_gain = [Step(rate, (10 * rate) ** 2, 1000 * rate) for rate in rates]
-    assert suggested(by_gain, 20) == pytest.approx(15 / 20 / 1000)
+    assert suggested(by_gain, 20) == pytest.approx(13 / 20 / 1000)
     by_kl = [Step(rate, (100 * rate) ** 2, rate) for rate in rates]
     assert suggested(by_kl, 20) == pytest.approx(math.sqrt(0.02) / 100)
     destroyed = [*by_gain[:2], Step(1e-3, None, 0.0)]
