@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.pages import ROOT, write_part
+from grpo.extras.preflight.verdict import percent
 
 PAGE, FINDINGS_PAGE = ROOT / "docs" / "preflight.md", ROOT / "docs" / "report.md"
 MODULE = "benchmarks.preflight"
@@ -27,11 +28,11 @@ def of_all(total: Result) -> str:
         f"{total['right']} of {total['runs']} verdicts are correct; {total['forecast_but_did_not_rise']} runs were to"
     )
     near = f"{total['near']} of {total['compared']} fractions of groups with non-zero variance are within 5 percentage"
+    means = [f"{100 * total[name]:.1f}" for name in ("mean_difference", "mean_absolute_difference")]
     return (
-        f"- {right} learn and did not, {total['rose_but_not_forecast']} learned against the forecast.\n"
-        f"- {near} points, and {total['in_interval']} within the interval. The mean difference is "
-        f"{100 * total['mean_difference']:.1f} points, the mean absolute difference "
-        f"{100 * total['mean_absolute_difference']:.1f}.\n"
+        f"- {right}\n  learn and did not, {total['rose_but_not_forecast']} learned against the forecast.\n"
+        f"- {near}\n  points, and {total['in_interval']} within the interval. The mean difference is {means[0]} points, "
+        f"the mean absolute difference {means[1]}.\n"
     )
 
 
@@ -60,10 +61,10 @@ def kind_of(result: Result) -> str:
 
 def of_misses(results: Sequence[Result]) -> str:
     """Return the runs whose verdict is wrong, in Markdown."""
-    lines = ["| verdict that is wrong | forecast | accuracy |", "|---|---|---|"]
+    lines = ["| incorrect verdict about | forecast | accuracy |", "|---|---|---|"]
     for result in results:
         if not result["right"]:
-            rise = " to ".join("?" if result["run"][when] is None else f"{result['run'][when]:.1%}" for when in ENDS)
+            rise = " to ".join("?" if result["run"][when] is None else percent(result["run"][when]) for when in ENDS)
             lines.append(f"| `{result['line']}` | {result['forecast']['verdict'].partition(':')[0]} | {rise} |")
     return "\n".join(lines) + "\n"
 
@@ -95,7 +96,7 @@ def of_rates(results: Sequence[Result]) -> str:
     """Return the table of sweeps in Markdown."""
     lines = ["| run, 20 steps | accuracy by learning rate | suggested | best |", "|---|---|---|---|"]
     for line, runs in sweeps(results).items():
-        accuracies = ", ".join(f"{rate_of(run):g}: {(run['run']['after'] or 0):.0%}" for run in runs)
+        accuracies = ", ".join(f"{rate_of(run):g}: {percent(run['run']['after'] or 0.0)}" for run in runs)
         suggested = f"{runs[0]['forecast']['suggested_rate']:.1g}"
         best = ", ".join(f"{rate:g}" for rate in best_rates(runs))
         lines.append(f"| `{line}` | {accuracies} | {suggested}{' !' * (not is_near(runs))} | {best} |")

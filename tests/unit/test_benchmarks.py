@@ -97,8 +97,9 @@ def test_a_verdict_is_right_if_the_accuracy_says_the_same(status: int, rose: boo
 
 def test_a_third_of_the_runs_cannot_learn_and_all_differ() -> None:
     every = cases()
-    assert len(every) >= 48
-    assert 0.3 < sum(not case.can_learn for case in every) / len(every) < 0.4
+    others = [case for case in every if not case.kind.startswith("sweep")]
+    assert 0.3 < sum(not case.can_learn for case in others) / len(others) < 0.4
+    assert all(case.can_learn for case in every if case not in others), "at one of the rates"
     assert len({tuple(case.overrides[:5] + case.overrides[6:]) for case in every}) == len(every), "but for the seed"
 
 

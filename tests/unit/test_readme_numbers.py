@@ -31,7 +31,7 @@ def test_the_demo_reaches_what_the_readme_says() -> None:
     assert with_part(demo.PAGE, "benchmarks.demo", demo.part(runs)) == demo.PAGE.read_text(encoding="utf-8")
 
 
-def test_the_pages_of_forecasts_and_findings_have_the_measured_tables() -> None:
+def test_pages_of_forecasts_and_findings_have_measured_tables() -> None:
     content = written("preflight")
     results, total = content["runs"], content["summary"]
     parts = (page.of_all(total), page.of_kinds(results), page.of_misses(results), page.of_rates(results))
