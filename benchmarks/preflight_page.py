@@ -31,8 +31,8 @@ def of_all(total: Result) -> str:
     means = [f"{100 * total[name]:.1f}" for name in ("mean_difference", "mean_absolute_difference")]
     return (
         f"- {right}\n  learn and did not, {total['rose_but_not_forecast']} learned against the forecast.\n"
-        f"- {near}\n  points, and {total['in_interval']} within the interval. The mean difference is {means[0]} points, "
-        f"the mean absolute difference {means[1]}.\n"
+        f"- {near}\n  points, and {total['in_interval']} within the interval. The mean difference is {means[0]} "
+        f"points, the mean absolute difference {means[1]}.\n"
     )
 
 
