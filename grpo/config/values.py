@@ -26,6 +26,8 @@ def check_values(config: DictConfig) -> None:
         if value is None or not 0 < value < math.inf:
             null = ", or null" if key in POSITIVE_OR_NULL else ""
             raise ConfigError(f"{key}={value if value is None else f'{value:g}'}: a positive number is needed{null}")
+    if train.learning_rate < 0:
+        raise ConfigError(f"train.learning_rate={train.learning_rate:g}: 0 or more")
     if train.top_p is None or not 0 < train.top_p <= 1:
         raise ConfigError(f"train.top_p={train.top_p}: above 0, and 1 for no limit")
     if train.top_k is None or train.top_k < 0:

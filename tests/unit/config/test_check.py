@@ -223,6 +223,7 @@ def test_close_names_are_offered_once() -> None:
         (["train.repetition_penalty=0"], "train.repetition_penalty=0: a positive number"),
         (["train.top_k=-1"], "train.top_k=-1: a positive number of tokens, or 0 for no limit"),
         (["train.top_p=1.5"], "train.top_p=1.5: above 0, and 1 for no limit"),
+        (["train.learning_rate=-1"], "train.learning_rate=-1: 0 or more"),
         (["train.min_p=2"], "train.min_p=2.0: from 0 to 1, or null"),
         (["train.max_completion_length=0"], "train.max_completion_length=0: at least 1 token"),
         (["train.max_steps=0"], "train.max_steps=0 train.num_train_epochs=1.0: the run would have no step"),
