@@ -48,7 +48,7 @@ def sampled(evaluations: Mapping[str, Evaluation], samples: int) -> dict[str, Ev
         held_out = len(evaluation.problems)
         size = max(1, round(held_out * min(1, samples / total)))
         problems = evaluation.problems.select([held_out * row // size for row in range(size)])
-        looks[name] = replace(evaluation, problems=problems, console=Console(quiet=True), difficulty=None)
+        looks[name] = replace(evaluation, problems=problems, console=Console(quiet=True, markup=False), difficulty=None)
     return looks
 
 
